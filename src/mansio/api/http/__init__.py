@@ -1,0 +1,6 @@
+"""The HTTP door: one ASGI application on the broker's own loop."""
+
+from mansio.api.http.app import build_app
+from mansio.api.http.server import HttpServer
+
+__all__ = ["HttpServer", "build_app"]

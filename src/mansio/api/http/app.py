@@ -1,0 +1,46 @@
+"""The one ASGI application of a broker: the routers, and the error mapping they share.
+
+A router is a function `(...) -> list[Route]` in a file of its own; this file only puts them together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from starlette.applications import Starlette
+
+from mansio.api.http import health, metrics
+from mansio.api.http.errors import EXCEPTION_HANDLERS
+from mansio.api.http.loop_watch import LoopWatch
+from mansio.api.http.service_view import ServiceView
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from mansio.api.http.source import BrokerView
+    from mansio.broker.service import Service
+
+
+def build_app(service: Service) -> Starlette:
+    """The application for a running broker's service. Runs on the broker's loop."""
+    watch = LoopWatch(service.scheduler, service.clock)
+    return assemble(ServiceView(service), watch)
+
+
+def assemble(view: BrokerView, watch: LoopWatch) -> Starlette:
+    """The application over any view of a broker. The watch beats while the application lives."""
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+        watch.start()
+        try:
+            yield
+        finally:
+            watch.stop()
+
+    return Starlette(
+        routes=[*health.routes(view, watch), *metrics.routes(view, watch)],
+        exception_handlers=EXCEPTION_HANDLERS,
+        lifespan=lifespan,
+    )

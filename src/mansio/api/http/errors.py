@@ -1,0 +1,76 @@
+"""How the HTTP door says no: one JSON shape for every failure, shared by every router.
+
+    {"error": {"type": "UnknownTopicOrPartition", "message": "...", "kafka_code": 3, "retriable": true}}
+
+`type` is the name of the class in `mansio.errors` (or the HTTP phrase without blanks for a failure of HTTP
+itself), `kafka_code` is Kafka's error code (null where HTTP itself refused). The status comes from the
+class. Always true: an unexpected exception is answered with 500 and no detail of it; the detail goes to the
+log.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from mansio.errors import MansioError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from starlette.requests import Request
+
+RETRY_AFTER_S = 1
+
+
+def error_body(kind: str, message: str, kafka_code: int | None, *, retriable: bool) -> dict[str, Any]:
+    """The JSON value of one failure."""
+    return {
+        "error": {"type": kind, "message": message, "kafka_code": kafka_code, "retriable": retriable},
+    }
+
+
+def error_response(error: MansioError) -> JSONResponse:
+    """The answer for one of our own errors; 429 and 503 say when to come back."""
+    headers = {"retry-after": str(RETRY_AFTER_S)} if error.http_status in (429, 503) else None
+    body = error_body(type(error).__name__, error.message, error.kafka_code, retriable=error.retriable)
+    return JSONResponse(body, status_code=error.http_status, headers=headers)
+
+
+async def on_mansio_error(_request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, MansioError):
+        raise error
+    return error_response(error)
+
+
+async def on_http_exception(request: Request, error: Exception) -> JSONResponse:
+    if not isinstance(error, HTTPException):
+        raise error
+    kind = HTTPStatus(error.status_code).phrase.replace(" ", "")
+    message = error.detail
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        message = f"nothing answers at {request.url.path}"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        message = f"{request.method} is not allowed on {request.url.path}"
+    body = error_body(kind, message, None, retriable=False)
+    return JSONResponse(body, status_code=error.status_code, headers=_headers(error.headers))
+
+
+async def on_unexpected(_request: Request, _error: Exception) -> JSONResponse:
+    """Starlette raises the exception again after this answer, so that the server logs it."""
+    return JSONResponse(error_body("InternalError", "internal error", -1, retriable=False), status_code=500)
+
+
+def _headers(headers: Mapping[str, str] | None) -> dict[str, str] | None:
+    return dict(headers) if headers else None
+
+
+EXCEPTION_HANDLERS: dict[Any, Any] = {
+    MansioError: on_mansio_error,
+    HTTPException: on_http_exception,
+    Exception: on_unexpected,
+}
+"""Hand this to `Starlette(exception_handlers=...)`."""

@@ -1,0 +1,84 @@
+"""The real broker as the HTTP door sees it: reads the plain integers its parts count anyway."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mansio.api.http.source import Measurement, PartitionSample
+from mansio.wire.versions import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mansio.api.http.source import Phase
+    from mansio.broker.service import Service
+
+
+class ServiceView:
+    """`BrokerView` of a `Service`. Every method on the broker's loop."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._was_ready = False
+
+    @property
+    def phase(self) -> Phase:
+        if self._service.ready:
+            self._was_ready = True
+            return "running"
+        return "stopping" if self._was_ready else "starting"
+
+    def failed_logs(self) -> Iterator[tuple[str, str]]:
+        for partition in self._service.partitions.failed:
+            yield partition.name, str(partition.log.failure)
+
+    def partitions_not_open(self) -> Iterator[tuple[str, str]]:
+        yield from ()
+
+    def partition_samples(self) -> Iterator[PartitionSample]:
+        for partition in self._service.partitions:
+            yield PartitionSample(
+                topic=partition.topic,
+                partition=partition.index,
+                leader_epoch=partition.leader_epoch,
+                start_offset=partition.start_offset,
+                end_offset=partition.end_offset,
+                high_watermark=partition.high_watermark,
+                size_bytes=partition.log.size_bytes,
+                failed=partition.log.failure is not None,
+            )
+
+    def measurements(self) -> Iterator[Measurement]:
+        yield from self._record_counts()
+        yield from self._port_counts()
+
+    def _record_counts(self) -> Iterator[Measurement]:
+        counts = self._service.records.counters
+        yield _counter("appended_batches", "Record batches written to a log.", counts.appended_batches)
+        yield _counter("appended_bytes", "Bytes of record batches written to a log.", counts.appended_bytes)
+        yield _counter("refused_batches", "Record batches refused with an error.", counts.refused_batches)
+        yield _counter("fetches", "Fetch requests answered.", counts.fetches)
+        yield _counter("fetched_bytes", "Bytes of records handed to consumers.", counts.fetched_bytes)
+
+    def _port_counts(self) -> Iterator[Measurement]:
+        server = self._service.server
+        if server is None:
+            return
+        counts = server.counters
+        for key, requests in counts.requests.items():
+            yield Measurement(
+                "requests",
+                "counter",
+                "Kafka requests received.",
+                (("api", ApiKey(key).name.lower()),),
+                requests,
+            )
+        yield _counter("connection_errors", "Kafka connections closed for what they sent.", counts.errors)
+        yield _counter("connections_accepted", "Kafka connections accepted.", counts.connections_accepted)
+        yield _counter(
+            "connections_refused", "Kafka connections refused at the bound.", counts.connections_refused
+        )
+
+
+def _counter(name: str, meaning: str, value: float) -> Measurement:
+    return Measurement(name, "counter", meaning, (), value)

@@ -1,0 +1,277 @@
+"""One client connection: frames in, responses out, in the order the requests came.
+
+Kafka answers a connection's requests one at a time. So does this, with one exception that changes nothing a client
+can see: produce requests that follow each other are all begun at once, and only their answers wait (for fdatasync).
+Any other request that cannot be answered on the spot holds back the frames behind it; they are copied out of the
+receive buffer and wait in the backlog.
+
+Owns the receive buffer, the backlog, the queue of answers and the way out. Bounded: how many requests are being worked
+on, what waits in the backlog, what waits to be sent, and how much of the shared receive memory a large frame may take;
+past a bound, reading pauses.
+
+Always true: answers leave in request order; a frame's memory is never touched after its turn ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING
+
+from mansio.broker.egress import Egress
+from mansio.errors import MansioError, WireError
+from mansio.wire.frames import FrameReader
+from mansio.wire.headers import read_request_header
+from mansio.wire.versions import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.broker.egress import Piece
+    from mansio.broker.server import Server
+
+logger = logging.getLogger(__name__)
+
+PRODUCE = int(ApiKey.PRODUCE)
+
+
+class Slot:
+    """The place of one answer that is not there yet."""
+
+    __slots__ = ("_connection", "blocking", "pieces")
+
+    def __init__(self, connection: Connection, blocking: bool) -> None:
+        self._connection: Connection | None = connection
+        self.blocking = blocking
+        self.pieces: Sequence[Piece] | None = None
+
+    def answer(self, pieces: Sequence[Piece]) -> None:
+        """Fill the place; an empty sequence means that this request gets no answer. Only the first call counts."""
+        connection = self._connection
+        if connection is None:
+            return
+        self._connection = None
+        self.pieces = pieces
+        connection.answered(self)
+
+    def abandon(self) -> None:
+        """There will be no answer; unless there was one, the connection ends, so that the client knows."""
+        if self._connection is not None:
+            self._connection.abort()
+
+    @property
+    def abandoned(self) -> bool:
+        """The connection is gone; nobody wants the answer."""
+        return self._connection is None or self._connection.closed
+
+
+class Connection(asyncio.BufferedProtocol):
+    """See the module."""
+
+    __slots__ = (
+        "_backlog",
+        "_backlog_bytes",
+        "_blocked_by",
+        "_egress",
+        "_flush_due",
+        "_frames",
+        "_out",
+        "_paused",
+        "_server",
+        "_slots",
+        "_transport",
+        "client_host",
+        "closed",
+        "last_active",
+        "on_close",
+        "reserved_bytes",
+    )
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._frames = FrameReader(server.limits.frame_bytes_max)
+        self._backlog: deque[bytes] = deque()
+        self._backlog_bytes = 0
+        self._slots: deque[Slot] = deque()
+        self._blocked_by: Slot | None = None
+        self._out: list[Piece] = []
+        self._flush_due = False
+        self._paused = False
+        self._transport: asyncio.Transport | None = None
+        self._egress: Egress | None = None
+        self.client_host = ""
+        self.closed = False
+        self.last_active = 0.0
+        self.reserved_bytes = 0
+        self.on_close: list[Slot] = []
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.client_host = str(peer[0]) if peer else ""
+        self.last_active = self._server.clock.monotonic()
+        self._egress = Egress(
+            self._server.loop, transport.get_extra_info("socket"), self.resume_reading, self._send_failed
+        )
+        self._server.connected(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self.closed = True
+        if self._egress is not None:
+            self._egress.close()
+        self._slots.clear()
+        self._backlog.clear()
+        self._out.clear()
+        self._server.disconnected(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._frames.get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        try:
+            for frame in self._frames.received(nbytes):
+                self._take(frame)
+        except MansioError as error:
+            self.refuse(error)
+            return
+        if self._out:
+            self._flush()
+        self._server.received(self, self._frames.frame_bytes)
+        if len(self._slots) >= self._server.limits.requests_max:
+            self.pause_reading()
+
+    def eof_received(self) -> bool:
+        return False
+
+    # Requests
+
+    def _take(self, frame: memoryview) -> None:
+        if self._blocked_by is None:
+            self._begin(frame)
+            return
+        self._backlog.append(bytes(frame))
+        self._backlog_bytes += len(frame)
+        if self._backlog_bytes > self._server.limits.backlog_bytes_max:
+            self.pause_reading()
+
+    def _begin(self, frame: memoryview) -> None:
+        header = read_request_header(frame)
+        pieces = self._server.dispatch(self, header, frame)
+        if pieces is None:
+            return
+        if self._slots:
+            slot = Slot(self, blocking=False)
+            slot.pieces = pieces
+            self._slots.append(slot)
+        else:
+            self._out.extend(pieces)
+
+    def defer(self, *, blocking: bool) -> Slot:
+        """The request at hand is answered later. `blocking`: those behind it wait until then."""
+        slot = Slot(self, blocking)
+        self._slots.append(slot)
+        if blocking:
+            self._blocked_by = slot
+        return slot
+
+    def answered(self, slot: Slot) -> None:
+        """`slot` was filled: send what is now in order, and go on with what it held back."""
+        if self.closed:
+            return
+        slots = self._slots
+        while slots and (pieces := slots[0].pieces) is not None:
+            self._out.extend(pieces)
+            slots.popleft()
+        if self._out and not self._flush_due:
+            self._flush_due = True
+            self._server.flush_soon(self)
+        if slot is self._blocked_by:
+            self._blocked_by = None
+            if self._backlog:
+                self._server.loop.call_soon(self._drain_backlog)
+        if self._paused:
+            self.resume_reading()
+
+    def _drain_backlog(self) -> None:
+        try:
+            while self._backlog and self._blocked_by is None and not self.closed:
+                frame = self._backlog.popleft()
+                self._backlog_bytes -= len(frame)
+                self._begin(memoryview(frame))
+        except MansioError as error:
+            self.refuse(error)
+            return
+        self._flush()
+        self.resume_reading()
+
+    # Answers
+
+    def flush(self) -> None:
+        """Send what is ready."""
+        self._flush_due = False
+        if not self.closed:
+            self._flush()
+
+    def _flush(self) -> None:
+        out = self._out
+        if not out or self._egress is None:
+            return
+        self._out = []
+        if len(out) > 1 and all(type(piece) is bytes for piece in out):
+            out = [b"".join(out)]  # type: ignore[arg-type]  # all are bytes
+        self._egress.send(out)
+        if self._egress.waiting_bytes > self._server.limits.unsent_bytes_max:
+            self.pause_reading()
+
+    def _send_failed(self, error: OSError) -> None:
+        logger.info("%s: connection lost while sending: %s", self.client_host, error)
+        self.abort()
+
+    # Reading on and off
+
+    @property
+    def busy(self) -> bool:
+        """A request is being worked on, or an answer has not left yet."""
+        return bool(self._slots or self._backlog or (self._egress is not None and self._egress.waiting_bytes))
+
+    def pause_reading(self) -> None:
+        if not self._paused and self._transport is not None and not self.closed:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on, unless a bound still says no."""
+        if self._paused and self._transport is not None and not self.closed and self._may_read():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _may_read(self) -> bool:
+        limits = self._server.limits
+        return (
+            len(self._slots) < limits.requests_max
+            and self._backlog_bytes <= limits.backlog_bytes_max
+            and (self._egress is None or self._egress.waiting_bytes <= limits.unsent_bytes_max)
+            and not self._server.reading_stopped(self)
+        )
+
+    def refuse(self, error: MansioError) -> None:
+        """The peer does not speak the protocol, or breaks a limit: one line, and the connection ends."""
+        kind = "not the Kafka protocol" if isinstance(error, WireError) else type(error).__name__
+        logger.warning("closed connection from %s: %s: %s", self.client_host, kind, error)
+        self.abort()
+
+    def abort(self) -> None:
+        """End the connection now; nothing more is sent."""
+        if self._transport is not None and not self.closed:
+            self.closed = True
+            self._transport.abort()
+
+    def close(self) -> None:
+        """End the connection; what the socket took still arrives."""
+        if self._transport is not None and not self.closed:
+            self._flush()
+            self._transport.close()

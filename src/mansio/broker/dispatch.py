@@ -1,0 +1,88 @@
+"""From a decoded request to its handler and back to bytes: the slow road, for everything but produce and fetch.
+
+Handlers are named in the versions table as "module.function" under `mansio.broker.handlers`; the module is imported
+the first time a request needs it. A handler takes `(service, request, context)` and returns the response's fields.
+
+Always true: `run` fills its slot, or closes the connection when there is no truthful answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from mansio.errors import MansioError
+from mansio.wire import messages
+from mansio.wire.versions import OFFERED, ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from mansio.broker.connection import Slot
+    from mansio.broker.context import RequestContext
+    from mansio.broker.service import Service
+    from mansio.wire.headers import RequestHeader
+    from mansio.wire.messages import Struct
+
+    Handler = Callable[[Service, Struct, RequestContext], Awaitable[Mapping[str, Any] | bytes]]
+
+logger = logging.getLogger(__name__)
+
+UNSUPPORTED_VERSION = 35
+
+
+class Dispatcher:
+    """Runs handlers; remembers which it has already found."""
+
+    __slots__ = ("_handlers", "_service")
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._handlers: dict[int, Handler] = {}
+
+    async def run(self, request: Struct, context: RequestContext, slot: Slot) -> None:
+        """Handle one request and fill its slot. A handler may return the encoded frame itself (`bytes`)."""
+        try:
+            handler = self._handlers.get(context.api_key) or self._find(context.api_key)
+            try:
+                fields = await handler(self._service, request, context)
+            except MansioError as error:
+                fields = _error_fields(error, context)
+            slot.answer([self._encode(fields, context)])
+        finally:
+            slot.abandon()  # nothing happens after an answer; without one it is our defect, or the broker ends
+
+    def _encode(self, fields: Mapping[str, Any] | bytes, context: RequestContext) -> bytes:
+        if isinstance(fields, bytes):
+            return fields
+        return messages.encode_response(context.api_key, context.api_version, context.correlation_id, fields)
+
+    def _find(self, api_key: int) -> Handler:
+        name = OFFERED[ApiKey(api_key)].handler
+        assert name is not None
+        module, _, function = name.partition(".")
+        handler: Handler = getattr(importlib.import_module(f"mansio.broker.handlers.{module}"), function)
+        self._handlers[api_key] = handler
+        return handler
+
+    def unsupported_api_versions(self, header: RequestHeader, slot: Slot) -> None:
+        """KIP-511: whatever version was asked for, answer in version 0 with the list and the error."""
+        api_keys = [
+            {"api_key": int(api.key), "min_version": api.announced_lowest, "max_version": api.highest}
+            for api in OFFERED.values()
+        ]
+        fields = {"error_code": UNSUPPORTED_VERSION, "api_keys": api_keys}
+        slot.answer([messages.encode_response(ApiKey.API_VERSIONS, 0, header.correlation_id, fields)])
+
+
+def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any]:
+    """The whole request failed: the fields of an answer that says so."""
+    logger.warning("%s from %s: %s", ApiKey(context.api_key).name, context.client_host, error)
+    names = messages.shape_of(context.api_key, messages.RESPONSE).defaults
+    if "error_code" not in names:  # such an API answers per item; its handler should have
+        raise error
+    return {
+        "error_code": error.kafka_code,
+        **({"error_message": error.message} if "error_message" in names else {}),
+    }

@@ -1,0 +1,181 @@
+"""The way out of one connection: response bytes and file slices, in order, without copying what is large.
+
+Everything leaves through a duplicate of the socket's descriptor, written directly: a response of small pieces is one
+`send`, a large file slice is `sendfile` from the page cache, and what the peer does not take yet waits here until the
+socket is writable. Writing past the transport keeps one queue where two would have to be kept in order.
+
+Always true: bytes leave in the order of `send`; `waiting_bytes` is what the peer has not taken yet.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from mansio.log.log import LogSlice
+
+    Piece = bytes | LogSlice
+
+SENDFILE_BYTES_MIN = 64 * 1024
+"""Below this a read and one `send` together with the header are cheaper than a call of their own."""
+
+JOIN_BYTES_MAX = 256 * 1024
+"""Small pieces are joined into one `send` up to this size."""
+
+PUMP_BYTES_MAX = 4 * 1024 * 1024
+"""After so many bytes at one go the other connections get their turn."""
+
+_MORE = getattr(socket, "MSG_MORE", 0)
+
+
+class Egress:
+    """See the module. `on_room` is called when everything waiting has left; `on_lost` when the peer is gone."""
+
+    __slots__ = (
+        "_loop",
+        "_on_lost",
+        "_on_room",
+        "_queue",
+        "_slice_sent",
+        "_socket",
+        "_writing",
+        "waiting_bytes",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        connected: socket.socket,
+        on_room: Callable[[], None],
+        on_lost: Callable[[OSError], None],
+    ) -> None:
+        self._loop = loop
+        self._socket: socket.socket | None = connected.dup()
+        self._socket.setblocking(False)
+        self._queue: deque[memoryview | LogSlice] = deque()
+        self._slice_sent = 0
+        self._writing = False
+        self._on_room = on_room
+        self._on_lost = on_lost
+        self.waiting_bytes = 0
+
+    def send(self, pieces: Sequence[Piece]) -> None:
+        """Send `pieces` in order, now as far as the peer takes them, the rest when it does."""
+        if self._socket is None:
+            return
+        if not self._queue and len(pieces) == 1 and type(pieces[0]) is bytes:
+            self._send_bytes(pieces[0])
+            return
+        self._enqueue(pieces)
+        if not self._writing:
+            self._pump()
+
+    def close(self) -> None:
+        """Forget what waits and let go of the descriptor."""
+        if self._socket is None:
+            return
+        if self._writing:
+            self._loop.remove_writer(self._socket.fileno())
+            self._writing = False
+        self._queue.clear()
+        self.waiting_bytes = 0
+        self._socket.close()
+        self._socket = None
+
+    def _send_bytes(self, data: bytes) -> None:
+        assert self._socket is not None
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._on_lost(error)
+            return
+        if sent < len(data):
+            self._queue.append(memoryview(data)[sent:])
+            self.waiting_bytes += len(data) - sent
+            self._wait_for_room()
+
+    def _enqueue(self, pieces: Sequence[Piece]) -> None:
+        """Join neighbours that are small; keep large slices as they are."""
+        small: list[bytes] = []
+        small_bytes = 0
+        for piece in pieces:
+            if type(piece) is bytes:
+                data = piece
+            elif piece.length < SENDFILE_BYTES_MIN or piece.file.fileno() < 0:  # type: ignore[union-attr]  # not bytes
+                data = piece.read()  # type: ignore[union-attr]  # not bytes, as above
+            else:
+                self._flush_small(small, small_bytes)
+                small, small_bytes = [], 0
+                self._queue.append(piece)  # type: ignore[arg-type]  # not bytes, as above
+                self.waiting_bytes += piece.length  # type: ignore[union-attr]  # not bytes, as above
+                continue
+            small.append(data)
+            small_bytes += len(data)
+            if small_bytes > JOIN_BYTES_MAX:
+                self._flush_small(small, small_bytes)
+                small, small_bytes = [], 0
+        self._flush_small(small, small_bytes)
+
+    def _flush_small(self, small: list[bytes], small_bytes: int) -> None:
+        if small:
+            self._queue.append(memoryview(small[0] if len(small) == 1 else b"".join(small)))
+            self.waiting_bytes += small_bytes
+
+    def _pump(self) -> None:
+        assert self._socket is not None
+        queue = self._queue
+        enough = self.waiting_bytes - PUMP_BYTES_MAX
+        try:
+            while queue:
+                if self.waiting_bytes <= enough:
+                    self._wait_for_room()
+                    return
+                head = queue[0]
+                if isinstance(head, memoryview):
+                    sent = self._socket.send(head, _MORE if len(queue) > 1 else 0)
+                    self.waiting_bytes -= sent
+                    if sent < len(head):
+                        queue[0] = head[sent:]
+                    else:
+                        queue.popleft()
+                else:
+                    self._send_slice(head)
+        except (BlockingIOError, InterruptedError):
+            self._wait_for_room()
+            return
+        except OSError as error:
+            self._on_lost(error)
+            return
+        if self._writing:
+            self._loop.remove_writer(self._socket.fileno())
+            self._writing = False
+            self._on_room()
+
+    def _send_slice(self, piece: LogSlice) -> None:
+        assert self._socket is not None
+        done = self._slice_sent
+        sent = os.sendfile(
+            self._socket.fileno(), piece.file.fileno(), piece.position + done, piece.length - done
+        )
+        if sent == 0:
+            raise OSError(f"{piece.file.path} ends before byte {piece.position + piece.length}")
+        self.waiting_bytes -= sent
+        if done + sent < piece.length:
+            self._slice_sent = done + sent
+        else:
+            self._slice_sent = 0
+            self._queue.popleft()
+
+    def _wait_for_room(self) -> None:
+        if not self._writing:
+            assert self._socket is not None
+            self._loop.add_writer(self._socket.fileno(), self._pump)
+            self._writing = True

@@ -1,0 +1,97 @@
+"""ListOffsets (2), InitProducerId (22) and OffsetForLeaderEpoch (23).
+
+Version notes: ListOffsets 2 isolation level, 4 leader epochs, 7 the offset of the highest timestamp (KIP-734), 8 the
+earliest local offset (KIP-405: here all is local), 9 the last tiered one (there is none: -1).
+InitProducerId 3 carries the producer's last id and epoch (KIP-360); an idempotent producer always gets a new id.
+OffsetForLeaderEpoch answers where an epoch ended (KIP-101, KIP-279), so that a client can tell whether its position
+was truncated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mansio.errors import InvalidRequest, MansioError
+
+if TYPE_CHECKING:
+    from mansio.broker.context import RequestContext
+    from mansio.broker.service import Service
+    from mansio.wire.messages import Struct
+
+
+async def list_offsets(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:  # noqa: ARG001 - every handler has this signature
+    """Offsets by time, and the ends of the log."""
+    topics = [
+        {
+            "name": topic.name,
+            "partitions": [
+                _list_offset(service, topic.name, wanted, request.isolation_level)
+                for wanted in topic.partitions
+            ],
+        }
+        for topic in request.topics
+    ]
+    return {"topics": topics}
+
+
+def _list_offset(service: Service, topic: str, wanted: Struct, isolation_level: int) -> dict[str, Any]:
+    try:
+        partition = service.records.readable(topic, None, wanted.partition_index)
+        partition.check_leader_epoch(wanted.current_leader_epoch)
+        offset, timestamp, epoch = service.records.look_up(partition, wanted.timestamp, isolation_level)
+    except MansioError as error:
+        return {
+            "partition_index": wanted.partition_index,
+            "error_code": error.kafka_code,
+            "timestamp": -1,
+            "offset": -1,
+            "leader_epoch": -1,
+        }
+    return {
+        "partition_index": wanted.partition_index,
+        "error_code": 0,
+        "timestamp": timestamp,
+        "offset": offset,
+        "leader_epoch": epoch,
+    }
+
+
+async def init_producer_id(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:  # noqa: ARG001 - every handler has this signature
+    """A producer id for an idempotent producer."""
+    if request.transactional_id is not None:
+        if not request.transactional_id:
+            raise InvalidRequest("the transactional id is empty")
+        raise service.records.no_transactions()
+    producer_id = await service.records.new_producer_id()
+    return {"error_code": 0, "producer_id": producer_id, "producer_epoch": 0}
+
+
+async def offset_for_leader_epoch(
+    service: Service,
+    request: Struct,
+    context: RequestContext,  # noqa: ARG001 - every handler has this signature
+) -> dict[str, Any]:
+    """Where an epoch ended in each partition."""
+    topics = [
+        {
+            "topic": topic.topic,
+            "partitions": [_epoch_end(service, topic.topic, wanted) for wanted in topic.partitions],
+        }
+        for topic in request.topics
+    ]
+    return {"topics": topics}
+
+
+def _epoch_end(service: Service, topic: str, wanted: Struct) -> dict[str, Any]:
+    try:
+        partition = service.records.readable(topic, None, wanted.partition)
+        partition.check_leader_epoch(wanted.current_leader_epoch)
+        epoch, end_offset = partition.log.end_offset_for_epoch(wanted.leader_epoch)
+    except MansioError as error:
+        return {
+            "error_code": error.kafka_code,
+            "partition": wanted.partition,
+            "leader_epoch": -1,
+            "end_offset": -1,
+        }
+    return {"error_code": 0, "partition": wanted.partition, "leader_epoch": epoch, "end_offset": end_offset}

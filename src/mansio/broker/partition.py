@@ -1,0 +1,355 @@
+"""One partition on one broker: a log, its replicas' progress, and whoever waits for either.
+
+A bundle with one placement, leader epoch and in-sync set. Features that need to see or steer what happens here
+plug in as hooks (`PartitionHook`) kept in files of their own; the partition calls them and knows none of them.
+
+Always true:
+* a record is readable only below the high watermark, and that is never above what fdatasync has covered;
+* a wait for a commit is answered exactly once: committed, or the error that ended it;
+* after the log failed, no append succeeds and no later commit is reported.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from operator import itemgetter
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from mansio.errors import (
+    FencedLeaderEpoch,
+    InvalidRecord,
+    InvalidTimestamp,
+    MansioError,
+    MessageTooLarge,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    StorageError,
+    UnknownLeaderEpoch,
+)
+from mansio.wire.records import TimestampType, check_batch, with_log_append_time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from uuid import UUID
+
+    from mansio.log.log import Log, LogSlice
+    from mansio.log.sync import Syncer
+    from mansio.ports import Buffer, Clock, Promise, Scheduler
+    from mansio.state.replica import ReplicaProgress
+    from mansio.wire.records import BatchHeader
+
+READ_UNCOMMITTED = 0
+READ_COMMITTED = 1
+
+
+class Appended(NamedTuple):
+    """What an append did. `append_time_ms` is -1 unless the topic stamps log-append time."""
+
+    base_offset: int
+    end_offset: int
+    append_time_ms: int
+    duplicate: bool
+
+
+class AppendRules(NamedTuple):
+    """The topic's settings that an append must obey."""
+
+    message_bytes_max: int
+    timestamp_type: TimestampType
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
+
+
+class PartitionHook(Protocol):
+    """A feature's view into one partition. Every method runs on the broker's loop and must not block."""
+
+    def before_append(self, header: BatchHeader) -> Appended | None:
+        """Refuse the batch by raising, answer it without an append (a duplicate), or let it pass with None."""
+
+    def on_append(self, header: BatchHeader, base_offset: int) -> None:
+        """The batch is in the log (not yet durable)."""
+
+    def on_committed(self, high_watermark: int) -> None:
+        """Everything below is durable and readable."""
+
+    def on_trim(self, start_offset: int) -> None:
+        """Records below are gone."""
+
+    def readable_end(self, isolation_level: int) -> int | None:
+        """A bound on what a reader may see, below the high watermark; None for no bound."""
+
+    def retention_floor(self) -> int | None:
+        """Records from here on must be kept, whatever retention says; None for no wish."""
+
+    def close(self) -> None:
+        """The partition closes cleanly: save what saves time later."""
+
+
+class Partition:
+    """See the module. All methods belong to the broker's loop."""
+
+    __slots__ = (
+        "_before_append",
+        "_broker_id",
+        "_clock",
+        "_commit_waits",
+        "_hooks",
+        "_on_append",
+        "_parked",
+        "_scheduler",
+        "_syncer",
+        "closed",
+        "index",
+        "log",
+        "replica",
+        "rules",
+        "topic",
+        "topic_id",
+    )
+
+    def __init__(
+        self,
+        *,
+        topic: str,
+        topic_id: UUID,
+        index: int,
+        broker_id: int,
+        log: Log,
+        syncer: Syncer,
+        replica: ReplicaProgress,
+        rules: AppendRules,
+        clock: Clock,
+        scheduler: Scheduler,
+    ) -> None:
+        self.topic = topic
+        self.topic_id = topic_id
+        self.index = index
+        self.log = log
+        self.replica = replica
+        self.rules = rules
+        self.closed = False
+        self._broker_id = broker_id
+        self._syncer = syncer
+        self._clock = clock
+        self._scheduler = scheduler
+        self._hooks: list[PartitionHook] = []
+        self._before_append: list[Callable[[BatchHeader], Appended | None]] = []
+        self._on_append: list[Callable[[BatchHeader, int], None]] = []
+        self._commit_waits: deque[tuple[int, Callable[[MansioError | None], None]]] = deque()
+        self._parked: dict[Callable[[], None], None] = {}
+        log.on_durable = self._durable
+        log.on_failure = self._failed
+
+    def plug_in(self, hook: PartitionHook) -> None:
+        """Let a feature see and steer this partition."""
+        self._hooks.append(hook)
+        self._before_append.append(hook.before_append)
+        self._on_append.append(hook.on_append)
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.index}"
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.replica.leader_epoch
+
+    @property
+    def start_offset(self) -> int:
+        return self.log.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self.log.end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self.replica.high_watermark
+
+    def check_leader_epoch(self, epoch: int) -> None:
+        """KIP-320: whoever knows another leader epoch must refresh its metadata first. -1: the client knows none."""
+        current = self.replica.leader_epoch
+        if epoch in (-1, current):
+            return
+        if epoch < current:
+            raise FencedLeaderEpoch(f"{self.name}: leader epoch {epoch} is older than {current}")
+        raise UnknownLeaderEpoch(f"{self.name}: leader epoch {epoch} is newer than {current}")
+
+    # Writing
+
+    def append(self, batch: Buffer, *, internal: bool = False, urgent: bool = True) -> Appended:
+        """Append one closed batch, or raise why not. `urgent`: somebody waits for it to be durable.
+
+        `internal` is for the broker's own batches: no size limit of the topic, control batches allowed.
+        """
+        header = check_batch(batch)
+        if not internal:
+            self._admit(header)
+        for before in self._before_append:
+            if (known := before(header)) is not None:
+                return known
+        append_time_ms = -1
+        front = None
+        if self.rules.timestamp_type is TimestampType.LOG_APPEND:
+            append_time_ms = self._clock.wall_ms()
+            front = with_log_append_time(batch, header, append_time_ms)
+        base_offset = self.log.append(batch, header, self.replica.leader_epoch, front=front)
+        for after in self._on_append:
+            after(header, base_offset)
+        self._syncer.request(self.log, urgent=urgent or bool(self._parked))
+        return Appended(base_offset, base_offset + header.last_offset_delta + 1, append_time_ms, False)
+
+    def _admit(self, header: BatchHeader) -> None:
+        if self.closed:
+            raise NotLeaderOrFollower(f"{self.name} is closed on this broker")
+        if header.size > self.rules.message_bytes_max:
+            raise MessageTooLarge(
+                f"{self.name}: a batch of {header.size} bytes is over max.message.bytes="
+                f"{self.rules.message_bytes_max}"
+            )
+        if header.is_control:
+            raise InvalidRecord(f"{self.name}: clients may not write control batches")
+        if header.is_transactional:
+            raise InvalidRecord(f"{self.name}: transactional batches are not offered by this broker")
+        if self.rules.timestamp_type is TimestampType.CREATE:
+            self._admit_timestamps(header)
+
+    def _admit_timestamps(self, header: BatchHeader) -> None:
+        """KIP-937. A closed batch shows its first and its highest timestamp; those two are held to the limits."""
+        rules = self.rules
+        now_ms = self._clock.wall_ms()
+        if header.max_timestamp_ms > now_ms + rules.timestamp_after_max_ms:
+            raise InvalidTimestamp(
+                f"{self.name}: timestamp {header.max_timestamp_ms} is more than message.timestamp.after.max.ms="
+                f"{rules.timestamp_after_max_ms} ahead of the broker's clock"
+            )
+        if 0 <= header.base_timestamp_ms < now_ms - rules.timestamp_before_max_ms:
+            raise InvalidTimestamp(
+                f"{self.name}: timestamp {header.base_timestamp_ms} is more than message.timestamp.before.max.ms="
+                f"{rules.timestamp_before_max_ms} behind the broker's clock"
+            )
+
+    def wait_committed(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> bool:
+        """True if everything below `end_offset` is committed now. Otherwise `callback` is called once, later,
+        with None or with the error that means it never will be."""
+        if end_offset <= self.replica.high_watermark:
+            return True
+        waits = self._commit_waits
+        waits.append((end_offset, callback))
+        if (
+            len(waits) > 1 and waits[-2][0] > end_offset
+        ):  # a duplicate of an older batch that is still in flight
+            self._commit_waits = deque(sorted(waits, key=itemgetter(0)))
+        return False
+
+    def forget_commit_wait(self, callback: Callable[[MansioError | None], None]) -> None:
+        """Whoever waited gave up (its time is over)."""
+        self._commit_waits = deque(wait for wait in self._commit_waits if wait[1] is not callback)
+
+    def committed(self, end_offset: int) -> Promise[None]:
+        """A promise kept when everything below `end_offset` is durable on every in-sync replica."""
+        promise: Promise[None] = self._scheduler.promise()
+
+        def settle(error: MansioError | None) -> None:
+            if promise.done():
+                return
+            if error is None:
+                promise.set_result(None)
+            else:
+                promise.set_exception(error)
+
+        if self.log.failure is not None:
+            settle(self.log.failure)
+        elif self.wait_committed(end_offset, settle):
+            settle(None)
+        return promise
+
+    def _durable(self, end_offset: int) -> None:
+        if not self.replica.durable(self._broker_id, end_offset):
+            return
+        high_watermark = self.replica.high_watermark
+        for hook in self._hooks:
+            hook.on_committed(high_watermark)
+        waits = self._commit_waits
+        while waits and waits[0][0] <= high_watermark:
+            waits.popleft()[1](None)
+        self._wake()
+
+    def _failed(self, error: StorageError) -> None:
+        self._end_waits(error)
+        self._wake()
+
+    def _end_waits(self, error: MansioError) -> None:
+        waits, self._commit_waits = self._commit_waits, deque()
+        for _, callback in waits:
+            callback(error)
+
+    # Reading
+
+    def readable_end(self, isolation_level: int = READ_UNCOMMITTED) -> int:
+        """The offset below which a reader of this isolation level may read."""
+        end = self.replica.high_watermark
+        for hook in self._hooks:
+            bound = hook.readable_end(isolation_level)
+            if bound is not None and bound < end:
+                end = bound
+        return end
+
+    def read(self, offset: int, max_bytes: int, isolation_level: int = READ_UNCOMMITTED) -> LogSlice | None:
+        """Whole batches from the one that holds `offset`, below the readable end; None when there are none yet.
+
+        An offset between the readable end and the end of the log is legal and simply has nothing to show.
+        """
+        limit = self.readable_end(isolation_level)
+        if offset >= limit:
+            if offset > self.log.end_offset:
+                raise OffsetOutOfRange(
+                    f"{self.name}: offset {offset} is beyond the end of the log, {self.log.end_offset}"
+                )
+            return None
+        return self.log.read(offset, max_bytes, limit)
+
+    def park(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever more may be readable, until `unpark`."""
+        self._parked[wake] = None
+
+    def unpark(self, wake: Callable[[], None]) -> None:
+        self._parked.pop(wake, None)
+
+    def _wake(self) -> None:
+        for wake in tuple(self._parked):
+            wake()
+
+    # Keeping and ending
+
+    def trim(self, start_offset: int) -> None:
+        """Give up records below `start_offset` (at most the high watermark); whole segments leave the disk."""
+        if not self.log.start_offset <= start_offset <= self.replica.high_watermark:
+            raise OffsetOutOfRange(
+                f"{self.name}: cannot trim to {start_offset}, outside "
+                f"[{self.log.start_offset}, {self.replica.high_watermark}]"
+            )
+        self.log.trim_to(start_offset)
+        for hook in self._hooks:
+            hook.on_trim(start_offset)
+
+    def retention_floor(self) -> int | None:
+        """The lowest offset any feature still needs; retention must not pass it."""
+        return min(self._floors(), default=None)
+
+    def _floors(self) -> Iterator[int]:
+        for hook in self._hooks:
+            if (floor := hook.retention_floor()) is not None:
+                yield floor
+
+    def close(self, *, save: bool = True) -> None:
+        """Take no more; end all waits. With `save`, hooks keep what makes the next start quick."""
+        if self.closed:
+            return
+        self.closed = True
+        if save:
+            for hook in self._hooks:
+                hook.close()
+        self._end_waits(NotLeaderOrFollower(f"{self.name} was closed on this broker"))
+        self._wake()
+        self._parked.clear()

@@ -1,0 +1,106 @@
+"""What every door may do with records: append, read, look up offsets, get a producer id.
+
+Handlers and other doors translate; the rules are here and in `partition.py`. Owns the producer ids this broker may
+hand out and the requests that wait (`pending_produces`, `parked_fetches`), so that a stopping broker can end them.
+
+Always true: a producer id is handed out once in the life of the cluster (ids come in blocks, taken from the metadata
+store by compare-and-set before the first of them is used).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mansio.errors import InvalidTopic, MansioError, PolicyViolation
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from mansio.broker.handlers.fetch import ParkedFetch
+    from mansio.broker.handlers.produce import PendingProduce
+    from mansio.broker.partition import Partition
+    from mansio.broker.partitions import PartitionSet
+
+PRODUCER_IDS_PER_BLOCK = 1000
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+
+
+class RecordCounters:
+    """Bumped per batch or per request, never per record."""
+
+    __slots__ = ("appended_batches", "appended_bytes", "fetched_bytes", "fetches", "refused_batches")
+
+    def __init__(self) -> None:
+        self.appended_batches = 0
+        self.appended_bytes = 0
+        self.refused_batches = 0
+        self.fetches = 0
+        self.fetched_bytes = 0
+
+    def appended(self, size_bytes: int) -> None:
+        self.appended_batches += 1
+        self.appended_bytes += size_bytes
+
+    def fetched(self, size_bytes: int) -> None:
+        self.fetches += 1
+        self.fetched_bytes += size_bytes
+
+
+class RecordService:
+    """See the module."""
+
+    def __init__(self, partitions: PartitionSet, take_producer_ids: Callable[[int], Awaitable[int]]) -> None:
+        self._partitions = partitions
+        self._take_producer_ids = take_producer_ids
+        self._next_producer_id = 0
+        self._producer_ids_end = 0
+        self.counters = RecordCounters()
+        self.pending_produces: dict[PendingProduce, None] = {}
+        self.parked_fetches: dict[ParkedFetch, None] = {}
+
+    def readable(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
+        """The partition by the topic's name or id, or raise why not."""
+        return self._partitions.find(topic, topic_id, index)
+
+    def writable(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
+        """The same for a client that wants to write: internal topics are the broker's own."""
+        partition = self._partitions.find(topic, topic_id, index)
+        if self._partitions.is_internal(partition.topic):
+            raise InvalidTopic(f"{partition.topic} is an internal topic; clients may not write to it")
+        return partition
+
+    def no_transactions(self) -> MansioError:
+        """What a transactional producer is told."""
+        return PolicyViolation("transactions are not offered by this broker; use an idempotent producer")
+
+    async def new_producer_id(self) -> int:
+        """A producer id nobody had before."""
+        if self._next_producer_id == self._producer_ids_end:
+            first = await self._take_producer_ids(PRODUCER_IDS_PER_BLOCK)
+            if self._next_producer_id == self._producer_ids_end:  # nobody else fetched a block meanwhile
+                self._next_producer_id, self._producer_ids_end = first, first + PRODUCER_IDS_PER_BLOCK
+        producer_id = self._next_producer_id
+        self._next_producer_id += 1
+        return producer_id
+
+    def look_up(self, partition: Partition, timestamp_ms: int, isolation_level: int) -> tuple[int, int, int]:
+        """ListOffsets for one partition: (offset, timestamp in ms, leader epoch), -1 where there is none.
+
+        `timestamp_ms` is a time (the first record at or after it) or one of the constants above.
+        """
+        log = partition.log
+        end = partition.readable_end(isolation_level)
+        if timestamp_ms == LATEST:
+            return end, -1, partition.leader_epoch
+        if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
+            return log.start_offset, -1, partition.leader_epoch
+        if timestamp_ms == LATEST_TIERED:
+            return -1, -1, -1
+        if timestamp_ms == MAX_TIMESTAMP:
+            return log.max_timestamp(end) or (-1, -1, -1)
+        return log.offset_for_time(timestamp_ms, end) or (-1, -1, -1)

@@ -1,0 +1,61 @@
+"""The one entry for every door.
+
+The Kafka handlers, HTTP and whatever comes later translate their bytes into calls on what hangs here, and nothing
+else: topics, records, groups. So every door has the same rules and the same errors.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mansio.broker.coordinators.groups import GroupCoordinator
+    from mansio.broker.partition import Partition
+    from mansio.broker.partitions import PartitionSet
+    from mansio.broker.records import RecordService
+    from mansio.broker.server import Server
+    from mansio.broker.topics import TopicAdmin
+    from mansio.config import Settings
+    from mansio.ports import Clock, Scheduler
+
+
+class Service:
+    """What one broker can do, by noun."""
+
+    __slots__ = (
+        "clock",
+        "groups",
+        "partitions",
+        "ready",
+        "records",
+        "scheduler",
+        "server",
+        "settings",
+        "topics",
+    )
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        clock: Clock,
+        scheduler: Scheduler,
+        partitions: PartitionSet,
+        records: RecordService,
+        topics: TopicAdmin,
+        groups: GroupCoordinator,
+    ) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.scheduler = scheduler
+        self.partitions = partitions
+        self.records = records
+        self.topics = topics
+        self.groups = groups
+        self.server: Server | None = None
+        self.ready = False
+        """True from the moment every port accepts until the broker begins to stop."""
+
+    def partition(self, topic: str, index: int) -> Partition:
+        """The partition, or raise `UnknownTopicOrPartition`."""
+        return self.partitions.find(topic, None, index)

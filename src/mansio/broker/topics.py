@@ -1,0 +1,443 @@
+"""Topics: made, changed, grown, deleted. The one place that decides these, whichever door asks.
+
+Owns the order of steps. A creation is first written as `creating`, then its partitions are opened on disk,
+then it is written as `live`; a deletion is first written as `deleting`, then its data is removed, then its
+keys. So a crash anywhere leaves either a live topic with all its directories, or one that `recover` finishes
+deleting.
+
+Always true: a topic is in `state.topics` only while it is live and that is durable; partitions that are open
+but not in there belong to nobody yet and must not be served. Two that change the same topic cannot both win:
+each step is a guarded transaction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from uuid import UUID
+
+from mansio.cluster import metadata, topic_config
+from mansio.cluster.metadata import Compare, Delete, Put
+from mansio.cluster.state import (
+    CREATING,
+    DELETING,
+    LIVE,
+    PartitionState,
+    Topic,
+    new_uuid,
+    new_writer,
+    partition_document,
+    topic_document,
+)
+from mansio.errors import (
+    ConcurrentChange,
+    InvalidPartitions,
+    InvalidReplicaAssignment,
+    InvalidReplicationFactor,
+    InvalidTopic,
+    MansioError,
+    PolicyViolation,
+    TopicAlreadyExists,
+    Unavailable,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+
+    from mansio.cluster.metadata import MetadataStore
+    from mansio.cluster.state import ClusterState
+    from mansio.cluster.topic_config import Change, TopicSettings
+    from mansio.config import Settings
+    from mansio.ports import Promise, Random, Scheduler
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+TOPIC_NAME_CHARACTERS_MAX: Final = 249
+INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
+INTERNAL_CONFIGS: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
+CONFLICT_ATTEMPTS_MAX: Final = 5
+NO_TOPIC_ID: Final = UUID(int=0)
+
+
+class NewTopic(NamedTuple):
+    """A topic to be. -1: the default. `assignments` (partition -> brokers) stands instead of the two
+    numbers.
+    """
+
+    name: str
+    partitions: int = -1
+    replication_factor: int = -1
+    assignments: Mapping[int, Sequence[int]] | None = None
+    configs: Sequence[tuple[str, str | None]] = ()
+
+
+def check_topic_name(name: str | None) -> None:
+    """Kafka's rule: 1 to 249 of letters, digits, `.`, `_` and `-`, not `.` or `..`. Raises `InvalidTopic`."""
+    if not name:
+        raise InvalidTopic("a topic needs a name")
+    if name in (".", ".."):
+        raise InvalidTopic(f"a topic cannot be named {name!r}")
+    if len(name) > TOPIC_NAME_CHARACTERS_MAX:
+        raise InvalidTopic(
+            f"a topic name of {len(name)} characters: at most {TOPIC_NAME_CHARACTERS_MAX} are allowed"
+        )
+    if not re.fullmatch(r"[a-zA-Z0-9._-]+", name):
+        raise InvalidTopic(f"topic name {name!r}: only letters, digits, '.', '_' and '-' are allowed")
+
+
+class TopicAdmin:
+    """See the module. For every door; all methods belong to the broker's loop.
+
+    `open_partitions(topic)` makes the directories and opens the logs of those that are not open yet;
+    `close_partitions(topic)` closes those that are open and removes the data of the whole topic, also where there
+    is none. Each is complete, and on disk, when it returns.
+    """
+
+    __slots__ = (
+        "_close_partitions",
+        "_node_id",
+        "_open_partitions",
+        "_opening",
+        "_random",
+        "_scheduler",
+        "_settings",
+        "_store",
+        "state",
+    )
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        state: ClusterState,
+        settings: Settings,
+        scheduler: Scheduler,
+        random: Random,
+        open_partitions: Callable[[Topic], Awaitable[None]],
+        close_partitions: Callable[[Topic], Awaitable[None]],
+    ) -> None:
+        self.state = state
+        self._store = store
+        self._settings = settings
+        self._scheduler = scheduler
+        self._random = random
+        self._open_partitions = open_partitions
+        self._close_partitions = close_partitions
+        self._node_id = settings.node_id
+        self._opening = 0  # partitions promised but not in the view yet
+
+    # Looking
+
+    def find(self, name: str) -> Topic:
+        """The live topic of this name. Raises `UnknownTopicOrPartition`."""
+        topic = self.state.topics.get(name)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+        return topic
+
+    def find_by_id(self, topic_id: UUID) -> Topic:
+        """The live topic with this id. Raises `UnknownTopicId`."""
+        topic = self.state.topics_by_id.get(topic_id)
+        if topic is None:
+            raise UnknownTopicId(f"there is no topic with id {topic_id}")
+        return topic
+
+    def settings_of(self, topic: Topic) -> TopicSettings:
+        """What is in force for a topic."""
+        return topic_config.resolve(topic.configs, self._settings.topic_defaults, topic.replication_factor)
+
+    # Changing
+
+    async def create(self, new: NewTopic, *, validate_only: bool = False, internal: bool = False) -> Topic:
+        """Make a topic; it is open, durable and visible when this returns.
+
+        Raises `InvalidTopic`, `TopicAlreadyExists`, `InvalidPartitions`, `InvalidReplicationFactor`,
+        `InvalidReplicaAssignment`, `InvalidConfig`, `PolicyViolation`, `StorageError`. With `validate_only`
+        nothing is made and the topic returned has no id.
+        """
+        topic = self._plan(new, internal=internal)
+        if validate_only:
+            return topic
+        self._warn_of_collision(new.name)
+        return await self._unbroken(self._create(topic), name=f"create topic {new.name}")
+
+    async def auto_create(self, name: str) -> Topic:
+        """Make a topic because a client asked for it; one that another has just made is as good."""
+        try:
+            return await self.create(NewTopic(name))
+        except TopicAlreadyExists:
+            return self.find(name)
+
+    async def delete(self, topic: Topic) -> None:
+        """Delete a topic and its data. Raises `UnknownTopicOrPartition`, `InvalidTopic` (internal),
+        `StorageError`.
+        """
+        if topic.internal:
+            raise InvalidTopic(f"{topic.name} is the broker's own and cannot be deleted")
+        await self._unbroken(self._delete(topic), name=f"delete topic {topic.name}")
+
+    async def grow(
+        self,
+        name: str,
+        count: int,
+        assignments: Sequence[Sequence[int]] | None = None,
+        *,
+        validate_only: bool = False,
+    ) -> Topic:
+        """Give a topic more partitions, `count` in all; `assignments` names the brokers of the new ones.
+
+        Raises `UnknownTopicOrPartition`, `InvalidPartitions`, `InvalidReplicaAssignment`, `PolicyViolation`.
+        """
+        topic = self.find(name)
+        if topic.internal:
+            raise InvalidTopic(f"{name} is the broker's own and cannot be changed")
+        added = self._planned_growth(topic, count, assignments)
+        if validate_only:
+            return dataclasses.replace(topic, partitions=topic.partitions + added)
+        return await self._unbroken(self._grow(topic, added), name=f"grow topic {name}")
+
+    async def alter_configs(
+        self, name: str, changes: Sequence[Change], *, validate_only: bool = False
+    ) -> Topic:
+        """Change some settings of a topic (KIP-339). Raises `UnknownTopicOrPartition`, `InvalidConfig`,
+        `InvalidRequest`.
+        """
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            topic = self.find(name)
+            configs = topic_config.apply_changes(topic.configs, self._settings.topic_defaults, changes)
+            topic_config.check_together(configs, topic.replication_factor)
+            changed = dataclasses.replace(topic, configs=configs)
+            if validate_only or configs == topic.configs:
+                return changed
+            if await self._write(changed):
+                return self.find(name)
+        raise ConcurrentChange(f"the settings of {name} are being changed by others")
+
+    async def recover(self) -> None:
+        """At start: finish deleting what a crash left half made or half deleted."""
+        for topic in tuple(self.state.unfinished.values()):
+            logger.warning("topic %s was left %s: deleting it", topic.name, topic.state)
+            await self._remove(topic)
+
+    # Planning: no effects
+
+    def _plan(self, new: NewTopic, *, internal: bool) -> Topic:
+        check_topic_name(new.name)
+        if new.name in INTERNAL_TOPICS and not internal:
+            raise InvalidTopic(f"{new.name} is the broker's own name")
+        if new.name in self.state.topics:
+            raise TopicAlreadyExists(f"topic {new.name!r} exists")
+        if (unfinished := self.state.unfinished.get(new.name)) is not None:
+            doing = "made" if unfinished.state == CREATING else "deleted"
+            raise TopicAlreadyExists(f"topic {new.name!r} is being {doing}")
+        if new.assignments:
+            partitions, replication_factor = self._assigned(new)
+        else:
+            count = self._settings.num_partitions if new.partitions == -1 else new.partitions
+            replication_factor = self._replication_factor(new.replication_factor)
+            self._check_room(count)
+            partitions = (self._new_partition(),) * count
+        configs = topic_config.checked(new.configs, replication_factor)
+        return Topic(
+            name=new.name,
+            topic_id=NO_TOPIC_ID,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            configs={**INTERNAL_CONFIGS, **configs} if internal else configs,
+            internal=internal,
+            state=CREATING,
+            mod_revision=0,
+        )
+
+    def _replication_factor(self, wanted: int) -> int:
+        if wanted == -1:
+            return 1
+        if wanted != 1:
+            raise InvalidReplicationFactor(f"replication factor {wanted}: there is one broker, so 1 (or -1)")
+        return wanted
+
+    def _check_room(self, more: int) -> None:
+        if more < 1:
+            raise InvalidPartitions(f"{more} partitions: at least 1 is needed")
+        there = self.state.partition_count + self._opening
+        if there + more > self._settings.partitions_max:
+            raise PolicyViolation(
+                f"{more} partitions: partitions_max is {self._settings.partitions_max} and {there} are taken"
+            )
+
+    def _assigned(self, new: NewTopic) -> tuple[tuple[PartitionState, ...], int]:
+        assignments = new.assignments or {}
+        if new.partitions not in (-1, len(assignments)):
+            raise InvalidPartitions("assignments tell the number of partitions; leave it at -1")
+        if new.replication_factor != -1:
+            raise InvalidReplicationFactor("assignments tell the replication factor; leave it at -1")
+        if sorted(assignments) != list(range(len(assignments))):
+            raise InvalidReplicaAssignment("the assigned partitions must be numbered from 0 without a gap")
+        self._check_room(len(assignments))
+        for index, replicas in assignments.items():
+            self._check_replicas(index, replicas, 1)
+        return (self._new_partition(),) * len(assignments), 1
+
+    def _check_replicas(self, index: int, replicas: Sequence[int], expected: int) -> None:
+        if len(replicas) != expected or len(set(replicas)) != len(replicas):
+            raise InvalidReplicaAssignment(f"partition {index}: {expected} different broker(s) must be named")
+        unknown = [replica for replica in replicas if replica != self._node_id]
+        if unknown:
+            raise InvalidReplicaAssignment(f"partition {index}: there is no broker {unknown[0]}")
+
+    def _new_partition(self) -> PartitionState:
+        return PartitionState(
+            replicas=(self._node_id,), leader=self._node_id, leader_epoch=0, isr=(self._node_id,)
+        )
+
+    def _planned_growth(
+        self, topic: Topic, count: int, assignments: Sequence[Sequence[int]] | None
+    ) -> tuple[PartitionState, ...]:
+        there = len(topic.partitions)
+        if count <= there:
+            reason = (
+                "has that many" if count == there else f"has {there}, and partitions cannot be taken away"
+            )
+            raise InvalidPartitions(f"{count} partitions: topic {topic.name} {reason}")
+        added = count - there
+        self._check_room(added)
+        if assignments is not None:
+            if len(assignments) != added:
+                raise InvalidReplicaAssignment(f"{added} new partitions, but {len(assignments)} assignments")
+            for index, replicas in enumerate(assignments, there):
+                self._check_replicas(index, replicas, topic.replication_factor)
+        return (self._new_partition(),) * added
+
+    def _warn_of_collision(self, name: str) -> None:
+        if "." not in name and "_" not in name:
+            return
+        folded = name.replace(".", "_")
+        for other in self.state.topics:
+            if other != name and other.replace(".", "_") == folded:
+                logger.warning(
+                    "topic %s differs from %s only in '.' and '_': metrics will collide", name, other
+                )
+                return
+
+    # Doing
+
+    async def _create(self, planned: Topic) -> Topic:
+        count = len(planned.partitions)
+        self._opening += count
+        try:
+            topic = dataclasses.replace(planned, topic_id=new_uuid(self._random))
+            puts = self._partition_puts(topic, 0)
+            if not await self._write(topic, with_puts=puts[: self._room_beside_topic]):
+                raise TopicAlreadyExists(f"topic {topic.name!r} exists")
+            written = self.state.unfinished[topic.name]
+            await self._put_partitions(written, puts[self._room_beside_topic :])
+            try:
+                await self._open_partitions(topic)
+                made = await self._write(
+                    dataclasses.replace(topic, state=LIVE, mod_revision=written.mod_revision)
+                )
+            except MansioError:
+                await self._remove(written)
+                raise
+            if not made:
+                raise ConcurrentChange(f"topic {topic.name} was changed while it was made")
+            return self.find(topic.name)
+        finally:
+            self._opening -= count
+
+    async def _delete(self, topic: Topic) -> None:
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            if await self._write(dataclasses.replace(topic, state=DELETING)):
+                await self._remove(self.state.unfinished[topic.name])
+                return
+            topic = self.find_by_id(topic.topic_id)
+        raise ConcurrentChange(f"topic {topic.name} is being changed by others")
+
+    async def _grow(self, topic: Topic, added: tuple[PartitionState, ...]) -> Topic:
+        there = len(topic.partitions)
+        grown = dataclasses.replace(topic, partitions=topic.partitions + added)
+        self._opening += len(added)
+        try:
+            await self._open_partitions(grown)
+            puts = self._partition_puts(grown, there)
+            first = max(0, len(puts) - self._room_beside_topic)
+            await self._put_partitions(topic, puts[:first])
+            if not await self._write(grown, with_puts=puts[first:]):
+                raise ConcurrentChange(f"topic {topic.name} was changed by another; look and try again")
+            return self.find(topic.name)
+        finally:
+            self._opening -= len(added)
+
+    async def _remove(self, topic: Topic) -> None:
+        """Remove the data, then the partitions' keys, then the topic's."""
+        await self._close_partitions(topic)
+        listing = await self._store.list(f"{self.state.keys.partitions}{topic.topic_id}/")
+        key = self.state.keys.topic(topic.name)
+        deletes = [Delete(entry.key) for entry in listing.entries]
+        for chunk in _chunks(deletes, self._store.operations_max):
+            await self._store.transact([Compare(key, mod_revision=topic.mod_revision)], chunk)
+        done = await self._store.transact([Compare(key, mod_revision=topic.mod_revision)], [Delete(key)])
+        await self.state.reached(done.revision, self._scheduler)
+
+    async def _write(self, topic: Topic, with_puts: Sequence[Put] = ()) -> bool:
+        """Write a topic's key over revision `topic.mod_revision`; False when another was first. The view has
+        caught up
+        in either case."""
+        key = self.state.keys.topic(topic.name)
+        writer = new_writer(self._random)
+        puts = [Put(key, metadata.encode(topic_document(topic), writer)), *with_puts]
+        done = await metadata.transact_surely(
+            self._store, [Compare(key, mod_revision=topic.mod_revision)], puts, writer
+        )
+        await self.state.reached(done.revision, self._scheduler)
+        return done.succeeded
+
+    @property
+    def _room_beside_topic(self) -> int:
+        return self._store.operations_max - 1
+
+    def _partition_puts(self, topic: Topic, start: int) -> list[Put]:
+        writer = new_writer(self._random)
+        return [
+            Put(
+                self.state.keys.partition(topic.topic_id, index),
+                metadata.encode(partition_document(partition), writer),
+            )
+            for index, partition in enumerate(topic.partitions[start:], start)
+        ]
+
+    async def _put_partitions(self, topic: Topic, puts: Sequence[Put]) -> None:
+        guard = Compare(self.state.keys.topic(topic.name), mod_revision=topic.mod_revision)
+        for chunk in _chunks(puts, self._store.operations_max):
+            if not (await self._store.transact([guard], chunk)).succeeded:
+                raise ConcurrentChange(f"topic {topic.name} was changed by another")
+
+    async def _unbroken(self, work: Coroutine[Any, Any, T], *, name: str) -> T:
+        """Carry `work` to its end even when whoever asked goes away in the middle."""
+        promise: Promise[T] = self._scheduler.promise()
+
+        async def run() -> None:
+            try:
+                result = await work
+                if not promise.done():
+                    promise.set_result(result)
+            except MansioError as error:
+                if promise.done():
+                    logger.warning("%s, which nobody waits for any more: %s", name, error)
+                else:
+                    promise.set_exception(error)
+            finally:  # a defect of ours is reported by the scheduler; whoever asked is not left hanging
+                if not promise.done():
+                    promise.set_exception(Unavailable(f"{name}: broken off"))
+
+        self._scheduler.spawn(run(), name=name)
+        return await promise
+
+
+def _chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))

@@ -1,0 +1,121 @@
+"""What the client commands share: their common options, how they reach a broker, how they read times.
+
+Always true: importing this costs typer and the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterable
+
+    from mansio.client import Client
+
+T = TypeVar("T")
+
+DEFAULT_BROKER = "127.0.0.1:9092"
+INTERRUPTED_EXIT_CODE = 130
+
+BrokerOption = Annotated[
+    str,
+    typer.Option(
+        "--broker",
+        "-b",
+        envvar="MANSIO_BROKER",
+        metavar="HOST:PORT",
+        help="Where a broker listens for the Kafka protocol; several with commas.",
+    ),
+]
+
+UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+RELATIVE_TIME = re.compile(r"-(\d+)(ms|s|m|h|d)")
+
+
+def complain(message: str) -> int:
+    """One line on standard error; returns the exit code that goes with it."""
+    print(f"mansio: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    return 1
+
+
+def refuse(message: str, hint: str) -> NoReturn:
+    """The command line was wrong: `hint` names the option; exit code 2."""
+    raise typer.BadParameter(message, param_hint=hint)
+
+
+def connect(broker: str) -> Client:
+    """A client of the cluster that `broker` belongs to, for `async with`. Entering it raises `Unavailable`
+    when
+    nobody answers there."""
+    import mansio
+
+    return mansio.connect(broker)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine. Ctrl-C lets it clean up (leave its group, for one) and ends with 130,
+    quietly.
+    """
+    import asyncio
+
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+
+
+def parse_time(text: str, now_ms: int | None = None) -> int:
+    """A moment as milliseconds since the epoch.
+
+    Accepts them as they are (`1384992000000`), ISO 8601 (`2013-11-21`, `2013-11-21T10:30:00Z`; without a
+    zone it is local time), `now`, and a time span back from now (`-90s`, `-15m`, `-2h`, `-3d`). Raises
+    `ValueError`.
+    """
+    now = int(datetime.now(UTC).timestamp() * 1000) if now_ms is None else now_ms
+    if text == "now":
+        return now
+    if text.isascii() and text.isdigit():
+        return int(text)
+    span = RELATIVE_TIME.fullmatch(text)
+    if span:
+        return now - int(int(span[1]) * UNIT_SECONDS[span[2]] * 1000)
+    return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+
+
+def time_option(text: str | None, name: str) -> int | None:
+    """`parse_time` for an option called `name` that may be absent; exit code 2 on nonsense."""
+    if text is None:
+        return None
+    try:
+        return parse_time(text)
+    except (ValueError, OverflowError):
+        refuse(f"{text!r} is no time; try 2013-11-21T10:30:00Z, -15m, now, or ms since the epoch", name)
+
+
+def key_values(texts: Iterable[str], name: str) -> list[tuple[str, str]]:
+    """`k=v` options as pairs, in order; exit code 2 on one without `=`."""
+    pairs = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            refuse(f"{text!r} is not NAME=VALUE", name)
+        pairs.append((key, value))
+    return pairs
+
+
+def unescape(text: str) -> bytes:
+    r"""A separator as bytes: `\n`, `\t`, `\r`, `\0`, `\\` and `\xNN` as in C; the rest is UTF-8."""
+    return re.sub(
+        rb"\\(x[0-9a-fA-F]{2}|[ntr0\\])",
+        lambda found: _ESCAPES.get(found[1]) or bytes.fromhex(found[1][1:].decode()),
+        os.fsencode(text),
+    )
+
+
+_ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\"}

@@ -1,0 +1,48 @@
+"""`mansio config`: what a broker would run with, and why."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+
+from mansio.cli.output import Output, OutputOption, show_rows
+from mansio.cli.serve import ConfigOption, DataOption, HttpOption, KafkaOption, SetOption, settings_from
+
+app = typer.Typer(no_args_is_help=True, help="The settings of a broker.")
+
+
+@app.callback()
+def noun() -> None:
+    """The settings of a broker."""
+
+
+@app.command()
+def show(
+    data: DataOption = None,
+    kafka: KafkaOption = None,
+    http: HttpOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show every setting `mansio serve` would use with the same flags, and where each value comes from.
+
+    Origins, later ones win: default, file, environment (MANSIO_<NAME>), flag.
+    """
+    from mansio.config import SPECIFICATIONS
+
+    settings = settings_from(data, kafka, http, config, set_)
+    rows: list[dict[str, Any]] = []
+    for name, specification in SPECIFICATIONS.items():
+        value = getattr(settings, name)
+        rows.append(
+            {
+                "name": name,
+                "value": dict(value) if name == "topic_defaults" else value,
+                "unit": specification.unit,
+                "origin": str(settings.origin(name)),
+                "meaning": specification.meaning,
+            }
+        )
+    show_rows(output, rows, ["name", "value", "unit", "origin"], empty="no settings")

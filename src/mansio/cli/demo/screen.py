@@ -1,0 +1,159 @@
+"""What the demo shows: one screen of at most 80 columns, with moving bars on a terminal and plain lines
+elsewhere.
+
+Always true: nothing here decides anything; the numbers come from the story, the verdict from the checker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mansio.cli.demo.checker import Verdict
+
+LABEL_WIDTH = 11
+BAR_WIDTH = 30
+PLAIN_STEPS = 4
+COLUMNS_MAX = 80
+
+
+class Figures(NamedTuple):
+    """What was measured. Rates in records per second over the whole run, the kill included; times in
+    seconds.
+    """
+
+    publish_rate: float
+    deliver_rate: float
+    killed_at: int
+    ready_again_s: float
+    first_acknowledged_s: float
+    total_s: float
+
+
+class Bars:
+    """Two counts on their way to the same total."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._total = total
+        self._steps_said = 0
+        self._progress: Progress | None = None
+        if console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=BAR_WIDTH),
+                TextColumn("{task.completed:>9,} of {task.total:,}"),
+                TextColumn("[dim]{task.fields[rate]:>9,.0f}/s"),
+                console=console,
+            )
+            self._tasks = [
+                self._progress.add_task(f" {label:<{LABEL_WIDTH + 1}}", total=total, rate=0.0)
+                for label in ("acknowledged", "delivered")
+            ]
+
+    def show(self, acknowledged: int, delivered: int, seconds: float) -> None:
+        """Move both bars."""
+        if self._progress is not None:
+            for task, count in zip(self._tasks, (acknowledged, delivered), strict=True):
+                self._progress.update(task, completed=count, rate=count / max(seconds, 0.001))
+            return
+        step = min(acknowledged, delivered) * PLAIN_STEPS // self._total
+        if step > self._steps_said:
+            self._steps_said = step
+            self._console.print(
+                f" {seconds:6.1f} s     acknowledged {acknowledged:>9,}   delivered {delivered:>9,}"
+            )
+
+    def say(self, label: str, text: str) -> None:
+        """A line above the bars."""
+        say(self._progress.console if self._progress else self._console, label, text)
+
+    @contextlib.contextmanager
+    def moving(self) -> Iterator[Bars]:
+        with self._progress or contextlib.nullcontext():
+            yield self
+
+
+def new_console() -> Console:
+    """Standard output, at most 80 columns wide; 80 where it is no terminal."""
+    console = Console(highlight=False)
+    console.width = min(console.width, COLUMNS_MAX)
+    return console
+
+
+def say(console: Console, label: str, text: str) -> None:
+    """One line of the story."""
+    console.print(Text.assemble((f" {label:<{LABEL_WIDTH}}  ", "bold"), text), soft_wrap=True)
+
+
+def show_outcome(console: Console, verdict: Verdict, figures: Figures) -> None:
+    """The table at the end."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(width=22)
+    table.add_column(justify="right", width=11)
+    table.add_column()
+    rows = [
+        ("acknowledged", verdict.acknowledged, "with acks=all: each was on disk before it was answered"),
+        ("delivered", verdict.delivered, f"to 3 consumers of a group; {verdict.redelivered:,} read twice"),
+    ]
+    must_be_zero = [
+        (
+            "acknowledged, missing",
+            verdict.missing + verdict.misplaced,
+            "every one came, from the offset answered",
+        ),
+        ("duplicates", verdict.duplicates, "retries after the kill were recognised"),
+        (
+            "out of order",
+            verdict.out_of_order + verdict.gaps,
+            f"{verdict.keys:,} aircraft, each in order of departure",
+        ),
+    ]
+    for label, count, meaning in rows:
+        table.add_row(f" {label}", f"{count:,}", Text(meaning, style="dim"))
+    for label, count, meaning in must_be_zero:
+        style = "bold green" if count == 0 else "bold red"
+        table.add_row(
+            f" {label}", Text(f"{count:,}", style=style), Text(meaning if count == 0 else "", style="dim")
+        )
+    table.add_row(
+        " published", f"{figures.publish_rate:,.0f}/s", Text("over the whole run, kill included", style="dim")
+    )
+    table.add_row(
+        " delivered",
+        f"{figures.deliver_rate:,.0f}/s",
+        Text("at the same time, to the same process", style="dim"),
+    )
+    table.add_row(
+        " recovery",
+        f"{figures.first_acknowledged_s:.2f} s",
+        Text(
+            f"from SIGKILL to the next acknowledgement ({figures.ready_again_s:.2f} s to ready)", style="dim"
+        ),
+    )
+    console.print()
+    console.print(table)
+
+
+def show_next(console: Console, good: bool) -> None:
+    """The last lines: whether it held, and what to try."""
+    console.print()
+    if not good:
+        console.print(" [bold red]The broker broke a promise: see the red lines above.[/]")
+        return
+    console.print(" [bold]Try next[/]  (each in a terminal of its own)")
+    for command in (
+        "mansio serve --data ./data",
+        "mansio topic create orders --partitions 3",
+        "mansio produce orders < README.md",
+        "mansio consume orders --from-beginning",
+    ):
+        console.print(f"   {command}")

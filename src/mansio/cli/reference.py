@@ -1,0 +1,56 @@
+"""Writes docs/CLI.md from the commands themselves: `python -m mansio.cli.reference > docs/CLI.md`.
+
+A test compares the file with what this makes, so the page cannot fall behind.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WIDTH = 100
+
+PREFACE = """\
+# The `mansio` command
+
+Generated from the commands by `python -m mansio.cli.reference`; a test keeps it current.
+
+* **Where the broker is**: `--broker HOST:PORT` or `MANSIO_BROKER`, on every command that is a client.
+* **What is printed**: results go to standard output, everything else to standard error. `--output json` (or
+  `MANSIO_OUTPUT=json`) prints one JSON value, or one per line where records stream. A table that does not go to a
+  terminal is plain text, one row per line, never cut.
+* **Exit codes**: 0 done; 1 it failed, with one line on standard error; 2 the command line was wrong; 130 Ctrl-C.
+* **Times** (`--from-time`, `--to-time`, `--to`): `2013-11-21T10:30:00Z` (without a zone: local time), `-15m`, `-2h`,
+  `-3d`, `now`, or milliseconds since the epoch.
+* **Separators** (`--delimiter`, `--key-separator`): `\\n`, `\\t`, `\\0`, `\\xNN` mean what they mean in C.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    from mansio.cli.main import app
+
+    parts = [PREFACE]
+    for path, command in _walk(typer.main.get_command(app), ["mansio"]):
+        parts.append(f"## `{' '.join(path)}`\n\n```text\n{_help(command, path)}\n```\n")
+    return "\n".join(parts)
+
+
+def _walk(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from _walk(child, [*path, name])
+
+
+def _help(command: Any, path: list[str]) -> str: context = command.context_class( command, info_name="
+".join(path), terminal_width=WIDTH, max_content_width=WIDTH, **command.context_settings ) lines =
+inspect.cleandoc(command.get_help(context)).splitlines() return "\n".join(line.rstrip() for line in lines)
+
+
+if __name__ == "__main__":
+    print(reference(), end="")

@@ -1,0 +1,176 @@
+"""`mansio serve`: one broker in the foreground, with its HTTP door.
+
+Always true: the line with `ready` comes when every port accepts and not before; SIGTERM or SIGINT stops
+accepting, lets requests being worked on finish for at most `shutdown_drain_ms`, closes every log and exits
+0; a second signal does not wait.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.common import complain, key_values
+from mansio.version import __version__
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from mansio.api.http import HttpServer
+    from mansio.broker.broker import Broker
+    from mansio.config import Address, Settings
+
+CLOSE_S = 5.0
+"""What closing the logs may take beyond the drain before we say so and give up."""
+
+IMPATIENT_EXIT_CODE = 130
+"""After a second signal. Nothing acknowledged is lost; the next start recovers."""
+
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", metavar="DIR", help="Directory that holds everything. [default: mansio-data]"),
+]
+KafkaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka", metavar="HOST:PORT", help="Kafka protocol; port 0: a free one. [default: 127.0.0.1:9092]"
+    ),
+]
+HttpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--http", metavar="HOST:PORT", help="Health and metrics; empty: off. [default: 127.0.0.1:8080]"
+    ),
+]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        envvar="MANSIO_CONFIG",
+        metavar="FILE",
+        help="Settings as YAML or TOML; see config.example.yaml.",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; may be given again."),
+]
+
+
+def serve(
+    data: DataOption = None,
+    kafka: KafkaOption = None,
+    http: HttpOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+) -> None:
+    """Run a broker until SIGTERM or Ctrl-C.
+
+    Prints one line with `ready` and the addresses when it accepts connections. Log lines go to standard
+    error.
+    """
+    import asyncio
+
+    from mansio.broker.loop import new_event_loop
+
+    settings = settings_from(data, kafka, http, config, set_)
+    _set_up_logging(settings.log_level)
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        code = runner.run(_serve(settings))
+    raise typer.Exit(code)
+
+
+def settings_from(
+    data: str | None, kafka: str | None, http: str | None, config: str | None, set_: list[str] | None
+) -> Settings:
+    """The settings these flags, the environment and the file make; `ConfigError` says what is wrong
+    with them.
+    """
+    from mansio.config import load_settings
+
+    flags: dict[str, Any] = dict(key_values(set_ or (), "--set"))
+    named = {"data_dir": data, "kafka_listen": kafka, "http_listen": http}
+    flags.update({name: value for name, value in named.items() if value is not None})
+    return load_settings(config, flags)
+
+
+async def _serve(settings: Settings) -> int:
+    """Start, say so, wait for a signal, stop. Returns the exit code."""
+    import asyncio
+
+    from mansio.broker.broker import Broker
+
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    broker = Broker(settings)
+    http: HttpServer | None = None
+    await broker.start()
+    try:
+        http, http_address = await _open_http(settings, broker)
+        _say_ready(settings, broker, http_address)
+        await stop.wait()
+    finally:
+        code = await _close(settings, broker, http)
+    return code
+
+
+async def _open_http(settings: Settings, broker: Broker) -> tuple[HttpServer | None, Address | None]:
+    from mansio.config import Address
+
+    if settings.http_address is None:
+        return None, None
+    from mansio.api.http import HttpServer, build_app
+
+    server = HttpServer(build_app(broker.service), *settings.http_address)
+    return server, Address(*await server.start())
+
+
+def _say_ready(settings: Settings, broker: Broker, http: Address | None) -> None:
+    from mansio.config import Address
+
+    doors = f"kafka={Address(*broker.kafka_address)} http={http or 'off'}"
+    print(f"mansio {__version__} ready {doors} data={settings.data_dir} pid={os.getpid()}", flush=True)
+
+
+async def _close(settings: Settings, broker: Broker, http: HttpServer | None) -> int:
+    """Drain and close both doors, at the same time."""
+    import asyncio
+
+    work = [asyncio.ensure_future(broker.stop())]
+    if http is not None:
+        work.append(asyncio.ensure_future(http.stop()))
+    _, late = await asyncio.wait(work, timeout=settings.shutdown_drain_ms / 1000 + CLOSE_S)
+    if late:
+        return complain("did not stop in time; the next start recovers what was not closed")
+    for one in work:
+        one.result()
+    return 0
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    import asyncio
+    import signal
+
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(IMPATIENT_EXIT_CODE)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, on_signal)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(on_signal))
+
+
+def _set_up_logging(level: str) -> None:
+    import logging
+
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if level != "debug":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+        logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -1,0 +1,174 @@
+"""The bytes that members of a classic consumer group tell each other through the broker.
+
+Owns the two structures of Kafka's "consumer" embedded protocol: Subscription (what a member wants and has) and
+Assignment (what the leader gives it). Versions 0-3 are written by hand because they are small, not flexible, and
+meant to be read by other clients: a reader takes a newer version as the newest it knows, and ignores what follows.
+
+Sources: ConsumerProtocolSubscription.json and ConsumerProtocolAssignment.json; KIP-429 (owned partitions, v1),
+KIP-792 (generation, v2), KIP-881 (rack, v3).
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mansio.errors import WireError
+
+from .types import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+NEWEST_VERSION = 3
+
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What a member wants: its topics; and has: the partitions it owned in `generation` (-1: never had any)."""
+
+    topics: tuple[str, ...]
+    owned: tuple[TopicPartition, ...] = ()
+    generation: int = -1
+    user_data: bytes | None = None
+    rack: str | None = None
+    version: int = NEWEST_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What the leader of the group gives to one member."""
+
+    partitions: tuple[TopicPartition, ...] = ()
+    user_data: bytes | None = field(default=None)
+
+
+def encode_subscription(subscription: Subscription) -> bytes:
+    """The metadata of a JoinGroup protocol. Fields the version does not know are left out."""
+    parts = [_INT16.pack(subscription.version), _INT32.pack(len(subscription.topics))]
+    parts += [_string(topic) for topic in subscription.topics]
+    parts.append(_nullable_bytes(subscription.user_data))
+    if subscription.version >= 1:
+        parts.append(_partitions(subscription.owned))
+    if subscription.version >= 2:
+        parts.append(_INT32.pack(subscription.generation))
+    if subscription.version >= 3:
+        parts.append(_INT16.pack(-1) if subscription.rack is None else _string(subscription.rack))
+    return b"".join(parts)
+
+
+def decode_subscription(data: bytes) -> Subscription:
+    """The reverse. `WireError` on anything that is not a Subscription."""
+    reader = _Reader(data)
+    version = reader.int16()
+    if version < 0:
+        raise WireError(f"subscription version {version} is negative")
+    topics = tuple(reader.string() for _ in reader.count(2))
+    user_data = reader.nullable_bytes()
+    owned = reader.partitions() if version >= 1 else ()
+    generation = reader.int32() if version >= 2 else -1
+    rack = reader.nullable_string() if version >= 3 else None
+    return Subscription(topics, owned, generation, user_data, rack, min(version, NEWEST_VERSION))
+
+
+def encode_assignment(assignment: Assignment, *, version: int = NEWEST_VERSION) -> bytes:
+    """One member's assignment for SyncGroup. All versions so far look the same."""
+    user_data = _nullable_bytes(assignment.user_data)
+    return _INT16.pack(version) + _partitions(assignment.partitions) + user_data
+
+
+def decode_assignment(data: bytes) -> Assignment:
+    """The reverse; no bytes at all mean no partitions (a member that came too late gets that)."""
+    if not data:
+        return Assignment()
+    reader = _Reader(data)
+    version = reader.int16()
+    if version < 0:
+        raise WireError(f"assignment version {version} is negative")
+    return Assignment(reader.partitions(), reader.nullable_bytes())
+
+
+def by_topic(partitions: Iterable[TopicPartition]) -> Mapping[str, list[int]]:
+    """Partitions grouped by topic, topics in order of first appearance, indexes sorted."""
+    grouped: dict[str, list[int]] = {}
+    for topic, partition in partitions:
+        grouped.setdefault(topic, []).append(partition)
+    for indexes in grouped.values():
+        indexes.sort()
+    return grouped
+
+
+def _string(text: str) -> bytes:
+    encoded = text.encode()
+    return _INT16.pack(len(encoded)) + encoded
+
+
+def _nullable_bytes(data: bytes | None) -> bytes:
+    return _INT32.pack(-1) if data is None else _INT32.pack(len(data)) + data
+
+
+def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
+    grouped = by_topic(partitions)
+    parts = [_INT32.pack(len(grouped))]
+    for topic, indexes in grouped.items():
+        parts.append(_string(topic))
+        parts.append(struct.pack(f">i{len(indexes)}i", len(indexes), *indexes))
+    return b"".join(parts)
+
+
+class _Reader:
+    """Reads forward through one message; every step checks that the bytes are there."""
+
+    __slots__ = ("_data", "_position")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = bytes(data)
+        self._position = 0
+
+    def take(self, length: int) -> bytes:
+        end = self._position + length
+        if length < 0 or end > len(self._data):
+            raise WireError("a member's subscription or assignment ends too early")
+        taken = self._data[self._position : end]
+        self._position = end
+        return taken
+
+    def int16(self) -> int:
+        return int(_INT16.unpack(self.take(2))[0])
+
+    def int32(self) -> int:
+        return int(_INT32.unpack(self.take(4))[0])
+
+    def count(self, item_bytes_min: int) -> range:
+        """An array's length, refused when the bytes left cannot hold that many items."""
+        count = self.int32()
+        if count < 0 or count * item_bytes_min > len(self._data) - self._position:
+            raise WireError(f"an array announces {count} items, more than there are bytes")
+        return range(count)
+
+    def string(self) -> str:
+        try:
+            return self.take(self.int16()).decode()
+        except UnicodeDecodeError as error:
+            raise WireError("a topic name is not UTF-8") from error
+
+    def nullable_string(self) -> str | None:
+        if self._data[self._position : self._position + 2] == b"\xff\xff":
+            self._position += 2
+            return None
+        return self.string()
+
+    def nullable_bytes(self) -> bytes | None:
+        length = self.int32()
+        return None if length == -1 else self.take(length)
+
+    def partitions(self) -> tuple[TopicPartition, ...]:
+        found = []
+        for _ in self.count(6):
+            topic = self.string()
+            found += [TopicPartition(topic, self.int32()) for _ in self.count(4)]
+        return tuple(found)

@@ -1,0 +1,189 @@
+"""The metadata store: a small, strongly consistent key-value store with revisions, as etcd has it.
+
+Owns the protocol every store implements, the keys, and the envelope of a value. One node keeps it in SQLite
+(`sqlite_store`); a cluster in etcd. Nothing above this module knows which.
+
+Always true of a store:
+* every transaction that changes something raises the revision by one, and all its changes carry that
+  revision;
+* a transaction happens whole or not at all, and `succeeded` means it is on stable storage;
+* a watch shows every change under its prefix exactly once, in the order of revisions, or ends with
+  `Compacted`.
+
+Model: https://etcd.io/docs/v3.5/learning/api/
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+from mansio.errors import ConcurrentChange, MansioError, StorageError, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+    from uuid import UUID
+
+SCHEMA_VERSION: Final = 1
+ROOT: Final = "/mansio/"
+AMBIGUOUS_ATTEMPTS_MAX: Final = 5
+
+
+class Compacted(MansioError):  # noqa: N818 - errors here are named by what happened
+    """The changes asked for are no longer kept; list again and watch from there."""
+
+
+class Ambiguous(Unavailable):
+    """The answer to a transaction was lost: it may or may not have happened."""
+
+
+class Entry(NamedTuple):
+    """A key as it stands. Revisions are those of the key's creation and of its last change."""
+
+    key: str
+    value: bytes
+    create_revision: int
+    mod_revision: int
+
+
+class Listing(NamedTuple):
+    """All entries under a prefix, sorted by key, at one revision. Watch on from `revision + 1`."""
+
+    revision: int
+    entries: list[Entry]
+
+
+class Compare(NamedTuple):
+    """A condition on a key: what is not None must be equal. 0 stands for: there is no such key."""
+
+    key: str
+    mod_revision: int | None = None
+    create_revision: int | None = None
+
+
+class Put(NamedTuple):
+    """Write a key."""
+
+    key: str
+    value: bytes
+
+
+class Delete(NamedTuple):
+    """Remove a key; nothing happens if it is not there."""
+
+    key: str
+
+
+class Transacted(NamedTuple):
+    """What came of a transaction. `revision` is the store's after it, also when a condition did not hold."""
+
+    succeeded: bool
+    revision: int
+
+
+class Event(NamedTuple):
+    """One change of one key. `value` is None when it was removed (then `create_revision` is 0)."""
+
+    key: str
+    value: bytes | None
+    create_revision: int
+    mod_revision: int
+
+
+class MetadataStore(Protocol):
+    """See the module. Errors: `StorageError` (the disk), `Unavailable` (try again), `Ambiguous` (read it
+    back).
+    """
+
+    @property
+    def operations_max(self) -> int:
+        """Conditions, or operations, that one transaction may hold."""
+
+    async def get(self, key: str) -> Entry | None: ...
+
+    async def list(self, prefix: str) -> Listing: ...
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Transacted:
+        """Carry out all operations if all conditions hold. No key may be named by two operations."""
+
+    def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:
+        """Changes from `from_revision` on: those that already happened, then those to come, until the store
+        closes.
+
+        Batches are bounded; a reader that is slow is not sent more than it can hold. All events of one
+        revision come in one batch. Raises `Compacted` when it can no longer be complete.
+        """
+
+    async def close(self) -> None: ...
+
+
+class Keys:
+    """The keys of one cluster. Partitions go by the topic's uuid: a topic made again never meets the old
+    one's.
+    """
+
+    __slots__ = ("brokers", "format", "partitions", "prefix", "producer_ids", "topics")
+
+    def __init__(self, cluster_id: str) -> None:
+        self.prefix = f"{ROOT}{cluster_id}/"
+        self.format = f"{self.prefix}format"
+        self.topics = f"{self.prefix}topics/"
+        self.partitions = f"{self.prefix}parts/"
+        self.brokers = f"{self.prefix}brokers/"
+        self.producer_ids = f"{self.prefix}pids/next"
+
+    def topic(self, name: str) -> str:
+        return f"{self.topics}{name}"
+
+    def partition(self, topic_id: UUID, index: int) -> str:
+        return f"{self.partitions}{topic_id}/{index}"
+
+    def session(self, node_id: int) -> str:
+        return f"{self.brokers}{node_id}/session"
+
+
+def encode(document: Mapping[str, Any], writer: str) -> bytes:
+    """A value: JSON with the schema version and who wrote it. `writer` is unique to one transaction."""
+    return json.dumps(
+        {"schema": SCHEMA_VERSION, "writer": writer, **document}, separators=(",", ":")
+    ).encode()
+
+
+def decode(key: str, value: bytes) -> dict[str, Any]:
+    """The document of a value. Raises `StorageError` when it is damaged or of a newer Mansio."""
+    try:
+        document = json.loads(value)
+        schema = document["schema"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise StorageError(f"metadata {key} is damaged") from error
+    if schema != SCHEMA_VERSION:
+        raise StorageError(f"metadata {key} has schema {schema}; this version knows {SCHEMA_VERSION}")
+    return dict(document)
+
+
+async def transact_surely(
+    store: MetadataStore, compares: Sequence[Compare], operations: Sequence[Put | Delete], writer: str
+) -> Transacted:
+    """`store.transact`, with lost answers cleared up by reading back who wrote last.
+
+    The compares must make a second run harmless: at least one must fail after the first has happened, on a
+    key that the transaction puts. Raises `ConcurrentChange` when that key was changed by another in the
+    meantime, because then nobody can tell whether ours came before; read again and decide anew.
+    """
+    marked = {put.key for put in operations if isinstance(put, Put)}
+    witness = next(compare for compare in compares if compare.key in marked)
+    for _ in range(AMBIGUOUS_ATTEMPTS_MAX):
+        try:
+            return await store.transact(compares, operations)
+        except Ambiguous:
+            entry = await store.get(witness.key)
+        if entry is not None and decode(entry.key, entry.value).get("writer") == writer:
+            return Transacted(True, entry.mod_revision)
+        if not _holds(witness, entry):
+            raise ConcurrentChange(f"{witness.key} was changed by another while our answer was lost")
+    raise Unavailable("the metadata store does not answer")
+
+
+def _holds(compare: Compare, entry: Entry | None) -> bool:
+    created, modified = (entry.create_revision, entry.mod_revision) if entry else (0, 0)
+    return compare.mod_revision in (None, modified) and compare.create_revision in (None, created)

@@ -1,0 +1,382 @@
+"""The settings of a topic: Kafka's names, types, defaults and rules.
+
+Owns the one table (`SETTINGS`) and what follows from it: checking a value, working out what is in force for a
+topic (`TopicSettings`), and the incremental changes of KIP-339. Values are kept as the text the client sent,
+normalised, because that is what DescribeConfigs shows.
+
+Always true: a setting that would do nothing is not accepted in silence. It is either refused (`NOT_OFFERED`,
+or a value its validator does not allow, with the reason), or its `effect` says from when on it works.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mansio.errors import InvalidConfig, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+INT64_MAX: Final = (1 << 63) - 1
+INT32_MAX: Final = (1 << 31) - 1
+
+
+class Kind(IntEnum):
+    """The type of a setting as DescribeConfigs v3 tells it (KIP-569)."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    LONG = 5
+    LIST = 7
+
+
+class Operation(IntEnum):
+    """What IncrementalAlterConfigs does to one setting (KIP-339)."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class Change(NamedTuple):
+    """One incremental change; `value` is None only for DELETE."""
+
+    name: str
+    operation: int
+    value: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSetting:
+    """One row of the table. `parse` takes the text and gives the value, or raises `ValueError` with the
+    reason.
+    """
+
+    name: str
+    kind: Kind
+    default: str
+    broker_name: str
+    meaning: str
+    parse: Callable[[str], Any]
+    effect: str = ""
+
+
+def _whole(minimum: int, maximum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"\s*-?\d{1,19}\s*", text, re.ASCII):
+            raise ValueError(f"{text!r} is not a whole number")
+        value = int(text)
+        if value < minimum:
+            raise ValueError(f"{value} is below the least, {minimum}")
+        if value > maximum:
+            raise ValueError(f"{value} is above the most, {maximum}")
+        return value
+
+    return parse
+
+
+def _one_of(*choices: str, refused: Mapping[str, str] | None = None) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        value = text.strip()
+        if value in choices:
+            return value
+        reason = (refused or {}).get(value)
+        raise ValueError(
+            f"{value!r}: {reason}" if reason else f"{value!r} is not one of {', '.join(choices)}"
+        )
+
+    return parse
+
+
+def _cleanup_policy(text: str) -> tuple[str, ...]:
+    policies = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for policy in policies:
+        if policy == "compact":
+            raise ValueError("compaction is not offered yet: only 'delete'")
+        if policy != "delete":
+            raise ValueError(f"{policy!r} is not a cleanup policy")
+    if not policies:
+        raise ValueError("at least one policy is needed")
+    return policies
+
+
+_NO_RECOMPRESSION: Final = dict.fromkeys(
+    ("gzip", "snappy", "lz4", "zstd", "uncompressed"),
+    "the broker keeps batches as they were sent and does not compress again: only 'producer'",
+)
+_RETENTION_LATER: Final = "kept; enforced from the next version"
+
+_ROWS: Final = (
+    TopicSetting(
+        "cleanup.policy", Kind.LIST, "delete", "log.cleanup.policy",
+        "What happens to old records. Only 'delete' is offered: whole segments are removed by time and size.",
+        _cleanup_policy, _RETENTION_LATER,
+    ),
+    TopicSetting(
+        "compression.type", Kind.STRING, "producer", "compression.type",
+        "Batches are kept as the producer compressed them (none, gzip, snappy, lz4, zstd). Only 'producer'.",
+        _one_of("producer", refused=_NO_RECOMPRESSION),
+    ),
+    TopicSetting(
+        "delete.retention.ms", Kind.LONG, "86400000", "log.cleaner.delete.retention.ms",
+        "How long compaction keeps tombstones.",
+        _whole(0, INT64_MAX), "kept; takes effect when compaction is offered",
+    ),
+    TopicSetting(
+        "index.interval.bytes", Kind.INT, "4096", "log.index.interval.bytes",
+        "Bytes of log between two entries of the offset index.",
+        _whole(0, INT32_MAX),
+    ),
+    TopicSetting(
+        "max.message.bytes", Kind.INT, "1048588", "message.max.bytes",
+        "Largest record batch accepted, as sent (after compression), in bytes.",
+        _whole(0, INT32_MAX),
+    ),
+    TopicSetting(
+        "message.timestamp.after.max.ms", Kind.LONG, "3600000", "log.message.timestamp.after.max.ms",
+        "How far in the future a record's create time may lie before the batch is refused.",
+        _whole(0, INT64_MAX),
+    ),
+    TopicSetting(
+        "message.timestamp.before.max.ms", Kind.LONG, str(INT64_MAX), "log.message.timestamp.before.max.ms",
+        "How far in the past a record's create time may lie before the batch is refused.",
+        _whole(0, INT64_MAX),
+    ),
+    TopicSetting(
+        "message.timestamp.type", Kind.STRING, "CreateTime", "log.message.timestamp.type",
+        "Whose clock stamps records: the producer's (CreateTime) or the broker's on append (LogAppendTime).",
+        _one_of("CreateTime", "LogAppendTime"),
+    ),
+    TopicSetting(
+        "min.insync.replicas", Kind.INT, "", "min.insync.replicas",
+        "Replicas that must have synced a batch before acks=all is answered. Default: a majority.",
+        _whole(1, INT32_MAX),
+    ),
+    TopicSetting(
+        "retention.bytes", Kind.LONG, "-1", "log.retention.bytes",
+        "Bytes each partition may grow to before its oldest segments are deleted. -1: no limit.",
+        _whole(-1, INT64_MAX), _RETENTION_LATER,
+    ),
+    TopicSetting(
+        "retention.ms", Kind.LONG, "604800000", "log.retention.ms",
+        "Age in ms after which records may be deleted. -1: kept for ever.",
+        _whole(-1, INT64_MAX), _RETENTION_LATER,
+    ),
+    TopicSetting(
+        "segment.bytes", Kind.INT, "1073741824", "log.segment.bytes",
+        "Size in bytes at which a new segment file is begun.",
+        _whole(1024, INT32_MAX),
+    ),
+    TopicSetting(
+        "segment.ms", Kind.LONG, "604800000", "log.roll.ms",
+        "Age in ms at which a new segment file is begun even if the last one is not full.",
+        _whole(1, INT64_MAX),
+    ),
+    TopicSetting(
+        "unclean.leader.election.enable", Kind.BOOLEAN, "false", "unclean.leader.election.enable",
+        "Only 'false': electing a leader that may lack records takes an administrator's explicit command.",
+        _one_of("false", refused={"true": "records could be lost without anyone deciding it: only 'false'"}),
+    ),
+)  # fmt: skip
+SETTINGS: Final[dict[str, TopicSetting]] = {row.name: row for row in _ROWS}
+
+_ALWAYS_SYNCED: Final = "acks=all is synced before the answer; background_sync_interval_ms covers the rest"
+_WITH_COMPACTION: Final = "compaction is not offered yet"
+NOT_OFFERED: Final[dict[str, str]] = {
+    "compression.gzip.level": "the broker does not compress",
+    "compression.lz4.level": "the broker does not compress",
+    "compression.zstd.level": "the broker does not compress",
+    "file.delete.delay.ms": "files are deleted at once; a read that has one open finishes",
+    "flush.messages": _ALWAYS_SYNCED,
+    "flush.ms": _ALWAYS_SYNCED,
+    "follower.replication.throttled.replicas": "there is no replication throttle",
+    "leader.replication.throttled.replicas": "there is no replication throttle",
+    "local.retention.bytes": "there is no tiered storage",
+    "local.retention.ms": "there is no tiered storage",
+    "max.compaction.lag.ms": _WITH_COMPACTION,
+    "message.downconversion.enable": "only record batch format 2 is served",
+    "message.format.version": "only record batch format 2 is kept",
+    "message.timestamp.difference.max.ms": "use message.timestamp.before.max.ms and .after.max.ms",
+    "min.cleanable.dirty.ratio": _WITH_COMPACTION,
+    "min.compaction.lag.ms": _WITH_COMPACTION,
+    "preallocate": "segments are not preallocated",
+    "remote.storage.enable": "there is no tiered storage",
+    "segment.index.bytes": "indexes grow with their segment",
+    "segment.jitter.ms": "segments roll without jitter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """What is in force for one topic, as values. Units are in the names; -1 means no limit."""
+
+    retention_ms: int
+    retention_bytes: int
+    segment_bytes: int
+    segment_ms: int
+    index_interval_bytes: int
+    max_message_bytes: int
+    timestamp_type: str
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
+    min_insync_replicas: int
+    cleanup_policy: tuple[str, ...]
+    delete_retention_ms: int
+
+    @property
+    def log_append_time(self) -> bool:
+        """Whether the broker's clock stamps the records."""
+        return self.timestamp_type == "LogAppendTime"
+
+
+def setting(name: str) -> TopicSetting:
+    """The row of a setting. Raises `InvalidConfig`, with the reason or a near miss."""
+    row = SETTINGS.get(name)
+    if row is not None:
+        return row
+    if name in NOT_OFFERED:
+        raise InvalidConfig(f"{name} is not offered: {NOT_OFFERED[name]}")
+    near = difflib.get_close_matches(str(name), list(SETTINGS), n=1, cutoff=0.6)
+    raise InvalidConfig(f"{name}: no such topic setting" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def parse(name: str, text: str | None) -> Any:
+    """The value of a setting from its text. Raises `InvalidConfig`, one line that names the setting."""
+    row = setting(name)
+    if text is None:
+        raise InvalidConfig(f"{name}: a value is needed")
+    try:
+        return row.parse(text)
+    except ValueError as error:
+        raise InvalidConfig(f"{name}: {error}") from error
+
+
+def normalised(name: str, text: str | None) -> str:
+    """The text of a value without stray blanks. Raises `InvalidConfig`."""
+    value = parse(name, text)
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def checked(configs: Iterable[tuple[str, str | None]], replication_factor: int) -> dict[str, str]:
+    """The settings a topic is created with, all of them valid together. A null value means the default.
+
+    Raises `InvalidConfig`; `InvalidRequest` when a name comes twice.
+    """
+    result: dict[str, str] = {}
+    seen: set[str] = set()
+    for name, text in configs:
+        if name in seen:
+            raise InvalidRequest(f"{name} is set twice")
+        seen.add(name)
+        setting(name)
+        if text is not None:
+            result[name] = normalised(name, text)
+    check_together(result, replication_factor)
+    return result
+
+
+def check_together(overrides: Mapping[str, str], replication_factor: int) -> None:
+    """Rules that need more than one value. Raises `InvalidConfig`."""
+    if "min.insync.replicas" in overrides and int(overrides["min.insync.replicas"]) > replication_factor:
+        raise InvalidConfig(
+            f"min.insync.replicas: {overrides['min.insync.replicas']} is more than the replication factor,"
+            f" {replication_factor}: acks=all could never be answered"
+        )
+
+
+def apply_changes(
+    overrides: Mapping[str, str], defaults: Mapping[str, str], changes: Iterable[Change]
+) -> dict[str, str]:
+    """The overrides of a topic after incremental changes (KIP-339); `defaults` are the broker's topic
+    defaults.
+
+    DELETE of a setting that exists only as a leftover of another version is allowed, so that it can be
+    cleaned away. Raises `InvalidConfig` for a bad setting or value, `InvalidRequest` for a request that makes
+    no sense.
+    """
+    result = dict(overrides)
+    seen: set[str] = set()
+    for name, operation, value in changes:
+        if name in seen:
+            raise InvalidRequest(f"{name} is changed twice in one request")
+        seen.add(name)
+        if operation == Operation.DELETE:
+            if name not in result:
+                setting(name)
+            result.pop(name, None)
+            continue
+        if operation not in (Operation.SET, Operation.APPEND, Operation.SUBTRACT):
+            raise InvalidRequest(f"{name}: unknown operation {operation}")
+        if value is None:
+            raise InvalidRequest(f"{name}: a value is needed")
+        if operation != Operation.SET:
+            value = _list_change(
+                name, result.get(name, _default_text(setting(name), defaults)), operation, value
+            )
+        result[name] = normalised(name, value)
+    return result
+
+
+def _list_change(name: str, current: str, operation: int, value: str) -> str:
+    if setting(name).kind is not Kind.LIST:
+        raise InvalidConfig(f"{name}: append and subtract are for lists, and this is not one")
+    now = [part for part in current.split(",") if part]
+    wanted = [part.strip() for part in value.split(",") if part.strip()]
+    if operation == Operation.APPEND:
+        return ",".join(now + [part for part in wanted if part not in now])
+    return ",".join(part for part in now if part not in wanted)
+
+
+def _default_text(row: TopicSetting, defaults: Mapping[str, str], replication_factor: int = 1) -> str:
+    if row.name in defaults:
+        return defaults[row.name]
+    return row.default if row.name != "min.insync.replicas" else str(replication_factor // 2 + 1)
+
+
+def in_force(
+    name: str, overrides: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
+) -> str:
+    """The text in force: the topic's own, else the broker's topic default, else the built-in default.
+
+    A broker-wide min.insync.replicas counts only as far as the topic has replicas.
+    """
+    if name in overrides:
+        return overrides[name]
+    text = _default_text(SETTINGS[name], defaults, replication_factor)
+    return str(min(int(text), replication_factor)) if name == "min.insync.replicas" else text
+
+
+def resolve(
+    overrides: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
+) -> TopicSettings:
+    """Everything in force for a topic.
+
+    Overrides this version does not accept any more (kept by another version) fall back to the default rather
+    than keep the topic from opening: they were refused where they were set.
+    """
+    value: dict[str, Any] = {}
+    for name, row in SETTINGS.items():
+        try:
+            value[name] = row.parse(in_force(name, overrides, defaults, replication_factor))
+        except ValueError:
+            value[name] = row.parse(_default_text(row, {}, replication_factor))
+    return TopicSettings(
+        retention_ms=value["retention.ms"],
+        retention_bytes=value["retention.bytes"],
+        segment_bytes=value["segment.bytes"],
+        segment_ms=value["segment.ms"],
+        index_interval_bytes=value["index.interval.bytes"],
+        max_message_bytes=value["max.message.bytes"],
+        timestamp_type=value["message.timestamp.type"],
+        timestamp_before_max_ms=value["message.timestamp.before.max.ms"],
+        timestamp_after_max_ms=value["message.timestamp.after.max.ms"],
+        min_insync_replicas=value["min.insync.replicas"],
+        cleanup_policy=value["cleanup.policy"],
+        delete_retention_ms=value["delete.retention.ms"],
+    )

@@ -1,0 +1,353 @@
+"""Every setting of a broker: name, default, unit, bounds, meaning, and where its value came from.
+
+`Settings` is a frozen dataclass, so that an embedded broker costs no import beyond the standard library.
+Files and the environment are read by pydantic-settings in `mansio.config_sources`, imported by
+`load_settings` only.
+
+Always true: a `Settings` that exists is valid as a whole (checked when it is made); `origin(name)` tells
+where each value came from; flags win over the environment, the environment over the file, the file over the
+defaults. What concerns one topic has Kafka's own name and lives in `mansio.cluster.topic_config`;
+`topic_defaults` sets it for topics that do not say otherwise.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mansio.cluster import topic_config
+from mansio.errors import ConfigError, InvalidConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+GIB: Final = 1024 * MIB
+SECOND_MS: Final = 1000
+MINUTE_MS: Final = 60 * SECOND_MS
+HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
+
+
+class Origin(StrEnum):
+    """Where a value came from; later ones win."""
+
+    DEFAULT = "default"
+    FILE = "file"
+    ENVIRONMENT = "environment"
+    FLAG = "flag"
+
+
+class Address(NamedTuple):
+    """A host and a port; port 0 asks the system for a free one."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+class Specification(NamedTuple):
+    """What a setting is, beside its name, type and default (which the dataclass field knows)."""
+
+    meaning: str
+    unit: str = ""
+    minimum: int | None = None
+    maximum: int | None = None
+    choices: tuple[str, ...] = ()
+    address: str = ""  # "required" or "optional": the value is host:port
+    kafka_name: str = ""  # the broker setting of Kafka that means the same
+
+
+def _setting(default: Any, meaning: str, **more: Any) -> Any:
+    return field(default=default, metadata={"specification": Specification(meaning, **more)})
+
+
+def _count(
+    default: int, meaning: str, *, minimum: int = 1, maximum: int = 1 << 31, kafka_name: str = ""
+) -> Any:
+    return _setting(default, meaning, minimum=minimum, maximum=maximum, kafka_name=kafka_name)
+
+
+def _bytes(
+    default: int, meaning: str, *, minimum: int = KIB, maximum: int = 1 << 40, kafka_name: str = ""
+) -> Any:
+    return _setting(default, meaning, unit="bytes", minimum=minimum, maximum=maximum, kafka_name=kafka_name)
+
+
+def _ms(
+    default: int, meaning: str, *, minimum: int = 0, maximum: int = 365 * DAY_MS, kafka_name: str = ""
+) -> Any:
+    return _setting(default, meaning, unit="ms", minimum=minimum, maximum=maximum, kafka_name=kafka_name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The settings of one broker. Raises `ConfigError`, one line that names the setting, when made with a
+    bad value.
+    """
+
+    # Who and where
+    data_dir: str = _setting(
+        "mansio-data", "Directory that holds everything this broker keeps.", kafka_name="log.dirs"
+    )
+    node_id: int = _count(1, "Number of this broker in its cluster.", minimum=0, kafka_name="node.id")
+    cluster_id: str = _setting(
+        "",
+        "Id of the cluster. Empty: made at the first start and kept with the data; another one is refused.",
+    )
+    rack: str = _setting(
+        "", "Where this broker stands, told to clients. Empty: not told.", kafka_name="broker.rack"
+    )
+    kafka_listen: str = _setting(
+        "127.0.0.1:9092",
+        "host:port of the Kafka protocol. Port 0: a free one. Only loopback unless you say otherwise.",
+        address="required",
+        kafka_name="listeners",
+    )
+    kafka_advertise: str = _setting(
+        "",
+        "host:port that clients are told to connect to. Empty: the one listened on.",
+        address="optional",
+        kafka_name="advertised.listeners",
+    )
+    http_listen: str = _setting(
+        "127.0.0.1:8080", "host:port of health, metrics and REST. Empty: off.", address="optional"
+    )
+    log_level: str = _setting(
+        "info", "How much is written to standard error.", choices=("debug", "info", "warning", "error")
+    )
+
+    # Topics
+    num_partitions: int = _count(
+        1, "Partitions of a topic created without a number.", maximum=100_000, kafka_name="num.partitions"
+    )
+    auto_create_topics: bool = _setting(
+        False, "Create a topic when a client asks for its metadata.", kafka_name="auto.create.topics.enable"
+    )
+    partitions_max: int = _count(10_000, "Partitions this broker holds at most, all topics together.")
+    topic_defaults: Mapping[str, str] = field(
+        default_factory=dict,
+        metadata={
+            "specification": Specification(
+                "Topic settings, by Kafka's names, for topics that do not set them."
+            )
+        },
+    )
+
+    # Connections and requests
+    connections_max: int = _count(4096, "Open client connections at most.", kafka_name="max.connections")
+    connection_idle_ms_max: int = _ms(
+        10 * MINUTE_MS,
+        "A connection without a request for this long is closed. 0: never.",
+        kafka_name="connections.max.idle.ms",
+    )
+    frame_bytes_max: int = _bytes(
+        100 * MIB,
+        "Largest request accepted.",
+        minimum=64 * KIB,
+        maximum=(1 << 31) - 1,
+        kafka_name="socket.request.max.bytes",
+    )
+    in_flight_requests_per_connection_max: int = _count(
+        128,
+        "Requests of one connection being worked on at a time; the connection is not read further meanwhile.",
+    )
+    in_flight_bytes_per_connection_max: int = _bytes(
+        32 * MIB,
+        "Bytes of requests and unsent answers one connection may hold before it is not read further.",
+    )
+    in_flight_bytes_max: int = _bytes(
+        256 * MIB,
+        "The same, all connections together.",
+        minimum=MIB,
+        kafka_name="queued.max.request.bytes",
+    )
+    fetch_bytes_max: int = _bytes(
+        55 * MIB,
+        "Bytes in one answer to a fetch at most (one batch always fits).",
+        kafka_name="fetch.max.bytes",
+    )
+    fetch_wait_ms_max: int = _ms(30 * SECOND_MS, "Longest wait for data a fetch may ask for.")
+    produce_wait_ms_max: int = _ms(
+        MINUTE_MS, "Longest wait for durability (acks=all), whatever the client asks for.", minimum=1
+    )
+
+    # Storage
+    background_sync_interval_ms: int = _ms(
+        10,
+        "Data written with acks=0 or 1 is synced this soon. It is delivered to consumers only then.",
+        maximum=MINUTE_MS,
+    )
+    checkpoint_interval_ms: int = _ms(
+        SECOND_MS, "How old the note on disk of what is durable may be; recovery starts there.", minimum=10
+    )
+    open_files_max: int = _count(4096, "Segment files held open at a time.", minimum=16)
+    producer_id_expiration_ms: int = _ms(
+        DAY_MS,
+        "An idempotent producer that has written nothing for this long is forgotten.",
+        minimum=1,
+        kafka_name="producer.id.expiration.ms",
+    )
+
+    # Consumer groups
+    group_session_timeout_ms_min: int = _ms(
+        6 * SECOND_MS,
+        "Shortest session timeout a member may ask for.",
+        minimum=1,
+        kafka_name="group.min.session.timeout.ms",
+    )
+    group_session_timeout_ms_max: int = _ms(
+        30 * MINUTE_MS,
+        "Longest session timeout a member may ask for.",
+        minimum=1,
+        kafka_name="group.max.session.timeout.ms",
+    )
+    group_initial_rebalance_delay_ms: int = _ms(
+        500,
+        "How long the first member of an empty group waits for others before partitions are assigned.",
+        kafka_name="group.initial.rebalance.delay.ms",
+    )
+    group_members_max: int = _count(1000, "Members of one group at most.", kafka_name="group.max.size")
+    offsets_topic_partitions: int = _count(
+        16,
+        "Partitions of the internal topic of group offsets; fixed once it exists.",
+        maximum=1000,
+        kafka_name="offsets.topic.num.partitions",
+    )
+    offset_metadata_bytes_max: int = _bytes(
+        4 * KIB,
+        "Longest note a client may attach to a committed offset.",
+        minimum=0,
+        kafka_name="offset.metadata.max.bytes",
+    )
+
+    # Stopping
+    shutdown_drain_ms: int = _ms(
+        5 * SECOND_MS, "How long requests being worked on may take to finish when stopping."
+    )
+
+    origins: Mapping[str, Origin] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for name, specification in SPECIFICATIONS.items():
+            _check(name, getattr(self, name), specification)
+        object.__setattr__(self, "topic_defaults", _checked_topic_defaults(self.topic_defaults))
+        if self.in_flight_bytes_per_connection_max > self.in_flight_bytes_max:
+            raise ConfigError("in_flight_bytes_per_connection_max is larger than in_flight_bytes_max")
+        if self.group_session_timeout_ms_min > self.group_session_timeout_ms_max:
+            raise ConfigError("group_session_timeout_ms_min is larger than group_session_timeout_ms_max")
+
+    def origin(self, name: str) -> Origin:
+        """Where the value of `name` came from. `topic_defaults.retention.ms` names one topic default."""
+        known = self.origins.get(name)
+        if known is not None:
+            return known
+        topic_setting = name.removeprefix("topic_defaults.")
+        if topic_setting != name:
+            return Origin.FLAG if topic_setting in self.topic_defaults else Origin.DEFAULT
+        return Origin.DEFAULT if getattr(self, name) == default_of(name) else Origin.FLAG
+
+    @property
+    def kafka_address(self) -> Address:
+        """Where the Kafka protocol is listened on."""
+        return parse_address("kafka_listen", self.kafka_listen)
+
+    @property
+    def advertised_address(self) -> Address | None:
+        """What clients are told; None: what is listened on."""
+        return parse_address("kafka_advertise", self.kafka_advertise) if self.kafka_advertise else None
+
+    @property
+    def http_address(self) -> Address | None:
+        """Where HTTP is listened on; None: off."""
+        return parse_address("http_listen", self.http_listen) if self.http_listen else None
+
+
+SPECIFICATIONS: Final[dict[str, Specification]] = {
+    one.name: one.metadata["specification"] for one in fields(Settings) if "specification" in one.metadata
+}
+
+
+def default_of(name: str) -> Any:
+    """The default of a setting (for `topic_defaults`: nothing set)."""
+    return {} if name == "topic_defaults" else _DEFAULTS[name]
+
+
+_DEFAULTS: Final[dict[str, Any]] = {one.name: one.default for one in fields(Settings)}
+
+
+def parse_address(name: str, text: str) -> Address:
+    """`host:port` or `[ipv6]:port`. Raises `ConfigError` naming the setting."""
+    host, separator, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        separator = ""
+    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ConfigError(f"{name}: {text!r} is not host:port")
+    return Address(host, int(port))
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """ "; did you mean ...?" for a near miss, or nothing."""
+    near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
+    return f"; did you mean {near[0]}?" if near else ""
+
+
+def load_settings(
+    file: str | None = None, flags: Mapping[str, Any] | None = None, *, environment: bool = True
+) -> Settings:
+    """Settings from a YAML or TOML file, the environment (`MANSIO_<NAME>`) and flags (None means: not given).
+
+    Raises `ConfigError`, one line that names the key and where it was found.
+    """
+    from mansio.config_sources import read_sources  # costs 0.2 s: pydantic
+
+    return read_sources(file, flags or {}, environment=environment)
+
+
+def _check(name: str, value: Any, specification: Specification) -> None:
+    if name == "topic_defaults":
+        return
+    expected = type(default_of(name))
+    if type(value) is not expected:
+        raise ConfigError(f"{name}: {value!r} is not {_TYPE_NAMES[expected]}")
+    if specification.choices and value not in specification.choices:
+        raise ConfigError(f"{name}: {value!r} is not one of {', '.join(specification.choices)}")
+    if specification.address and (value or specification.address == "required"):
+        parse_address(name, value)
+    unit = f" {specification.unit}" if specification.unit else ""
+    if specification.minimum is not None and value < specification.minimum:
+        raise ConfigError(f"{name}: {value} is below the least, {specification.minimum}{unit}")
+    if specification.maximum is not None and value > specification.maximum:
+        raise ConfigError(f"{name}: {value} is above the most, {specification.maximum}{unit}")
+    if name == "data_dir" and not value:
+        raise ConfigError("data_dir: must not be empty")
+
+
+_TYPE_NAMES: Final = {int: "a whole number", bool: "true or false", str: "a text"}
+
+
+def _checked_topic_defaults(values: Any) -> dict[str, str]:
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"topic_defaults: {values!r} is not a table of topic settings")
+    checked: dict[str, str] = {}
+    for name, value in values.items():
+        try:
+            checked[name] = topic_config.normalised(name, _as_text(value))
+        except InvalidConfig as error:
+            raise ConfigError(f"topic_defaults: {error}") from error
+    return checked
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,432 @@
+"""Every way Mansio says no.
+
+One tree. A class is one kind of failure and carries what each door needs to say it: Kafka's error code,
+the gRPC status, the HTTP status, and whether trying again can help. The message is one line for people.
+
+Two families matter to a caller: `RequestError` (the request was wrong; the same request will fail again) and
+`Unavailable` (the broker could not do it now; retry after a refresh). `StorageError` is the third: the disk
+failed us, and the log it happened to takes no more writes.
+
+Codes: https://kafka.apache.org/protocol.html#protocol_error_codes
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class MansioError(Exception):
+    """The root. `str(error)` is one clear line."""
+
+    kafka_code: ClassVar[int] = -1  # UNKNOWN_SERVER_ERROR
+    grpc_status: ClassVar[str] = "UNKNOWN"
+    http_status: ClassVar[int] = 500
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str = "") -> None:
+        self.message = message or (type(self).__doc__ or type(self).__name__).partition("\n")[0]
+        super().__init__(self.message)
+
+
+class WireError(MansioError):
+    """The peer sent bytes that are not the Kafka protocol. The connection is closed."""
+
+    kafka_code = 42  # INVALID_REQUEST
+    grpc_status = "INVALID_ARGUMENT"
+    http_status = 400
+
+
+class FrameTooLarge(WireError):
+    """A frame announces more bytes than this listener accepts."""
+
+
+class RequestError(MansioError):
+    """The request itself is wrong."""
+
+    kafka_code = 42  # INVALID_REQUEST
+    grpc_status = "INVALID_ARGUMENT"
+    http_status = 400
+
+
+class InvalidRequest(RequestError):
+    """The request does not make sense."""
+
+
+class UnsupportedVersion(RequestError):
+    """This API or version is not offered."""
+
+    kafka_code = 35
+    grpc_status = "UNIMPLEMENTED"
+
+
+class CorruptMessage(RequestError):
+    """The record batch does not match its checksum or its own lengths."""
+
+    kafka_code = 2
+
+
+class InvalidRecord(RequestError):
+    """A record in the batch breaks a rule; the whole batch was refused."""
+
+    kafka_code = 87
+
+
+class UnsupportedCompression(RequestError):
+    """The codec is unknown, or not allowed in this version of the request."""
+
+    kafka_code = 76
+
+
+class UnsupportedMessageFormat(RequestError):
+    """Only record batch format 2 is accepted."""
+
+    kafka_code = 43
+
+
+class MessageTooLarge(RequestError):
+    """The batch is larger than max.message.bytes."""
+
+    kafka_code = 10
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 413
+
+
+class InvalidRequiredAcks(RequestError):
+    """acks must be 0, 1 or -1 (all)."""
+
+    kafka_code = 21
+
+
+class InvalidTimestamp(RequestError):
+    """The timestamp is out of the accepted range."""
+
+    kafka_code = 32
+
+
+class OffsetOutOfRange(RequestError):
+    """The offset is not in the log: below its start or above its end."""
+
+    kafka_code = 1
+    grpc_status = "OUT_OF_RANGE"
+    http_status = 416
+
+
+class UnknownTopicOrPartition(RequestError):
+    """There is no such topic or partition here."""
+
+    kafka_code = 3
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+    retriable = True
+
+
+class UnknownTopicId(UnknownTopicOrPartition):
+    """No topic has this id."""
+
+    kafka_code = 100
+
+
+class InconsistentTopicId(RequestError):
+    """The topic's name and id do not belong together."""
+
+    kafka_code = 103
+    retriable = True
+
+
+class TopicAlreadyExists(RequestError):
+    """A topic of this name exists."""
+
+    kafka_code = 36
+    grpc_status = "ALREADY_EXISTS"
+    http_status = 409
+
+
+class InvalidTopic(RequestError):
+    """Not a legal topic name, or not one a client may write to."""
+
+    kafka_code = 17
+
+
+class InvalidPartitions(RequestError):
+    """Not a legal number of partitions."""
+
+    kafka_code = 37
+
+
+class InvalidReplicationFactor(RequestError):
+    """The replication factor is below 1 or above the number of brokers."""
+
+    kafka_code = 38
+
+
+class InvalidReplicaAssignment(RequestError):
+    """The replica assignment names unknown brokers or is uneven."""
+
+    kafka_code = 39
+
+
+class InvalidConfig(RequestError):
+    """A setting is unknown or its value is not allowed."""
+
+    kafka_code = 40
+
+
+class PolicyViolation(RequestError):
+    """A policy of this broker forbids it."""
+
+    kafka_code = 44
+    http_status = 403
+
+
+class OutOfOrderSequence(RequestError):
+    """The producer's sequence number does not follow the last one."""
+
+    kafka_code = 45
+
+
+class InvalidProducerEpoch(RequestError):
+    """The producer's epoch is older than the one this partition has seen."""
+
+    kafka_code = 47
+
+
+class UnknownProducerId(RequestError):
+    """This partition knows no such producer id and the sequence does not start at 0."""
+
+    kafka_code = 59
+
+
+class InvalidProducerIdMapping(RequestError):
+    """The producer id does not belong to this transactional id."""
+
+    kafka_code = 49
+
+
+class OffsetMetadataTooLarge(RequestError):
+    """The metadata string of an offset commit is too long."""
+
+    kafka_code = 12
+
+
+class InvalidGroupId(RequestError):
+    """The group id is not valid."""
+
+    kafka_code = 24
+
+
+class IllegalGeneration(RequestError):
+    """The generation is not the group's current one."""
+
+    kafka_code = 22
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class InconsistentGroupProtocol(RequestError):
+    """The member's protocols do not match those of the group."""
+
+    kafka_code = 23
+
+
+class UnknownMember(RequestError):
+    """The group has no such member."""
+
+    kafka_code = 25
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class InvalidSessionTimeout(RequestError):
+    """The session timeout is outside the allowed range."""
+
+    kafka_code = 26
+
+
+class MemberIdRequired(RequestError):
+    """Join again with the member id given in this answer."""
+
+    kafka_code = 79
+
+
+class FencedInstanceId(RequestError):
+    """Another member joined with the same group.instance.id."""
+
+    kafka_code = 82
+
+
+class GroupMaxSizeReached(RequestError):
+    """The group has as many members as it may have."""
+
+    kafka_code = 81
+    http_status = 409
+
+
+class NonEmptyGroup(RequestError):
+    """The group still has members."""
+
+    kafka_code = 68
+    http_status = 409
+
+
+class GroupIdNotFound(RequestError):
+    """There is no such group."""
+
+    kafka_code = 69
+    grpc_status = "NOT_FOUND"
+    http_status = 404
+
+
+class GroupSubscribedToTopic(RequestError):
+    """A member of the group is subscribed to the topic."""
+
+    kafka_code = 86
+    http_status = 409
+
+
+class UnknownLeaderEpoch(RequestError):
+    """The leader epoch in the request is newer than this broker's."""
+
+    kafka_code = 75
+    retriable = True
+
+
+class FencedLeaderEpoch(RequestError):
+    """The leader epoch in the request is older than this broker's."""
+
+    kafka_code = 74
+    retriable = True
+
+
+class Unavailable(MansioError):
+    """The broker cannot do this now; trying again can help."""
+
+    kafka_code = 8  # BROKER_NOT_AVAILABLE
+    grpc_status = "UNAVAILABLE"
+    http_status = 503
+    retriable = True
+
+
+class ConnectionLost(Unavailable):
+    """The connection to the broker ended before the answer came."""
+
+
+class RequestTimedOut(Unavailable):
+    """The answer did not come in time; the request may or may not have been carried out."""
+
+    kafka_code = 7
+    grpc_status = "DEADLINE_EXCEEDED"
+    http_status = 504
+
+
+class LeaderNotAvailable(Unavailable):
+    """The partition has no leader now."""
+
+    kafka_code = 5
+
+
+class NotLeaderOrFollower(Unavailable):
+    """This broker does not lead the partition."""
+
+    kafka_code = 6
+
+
+class CoordinatorLoadInProgress(Unavailable):
+    """The coordinator is still loading."""
+
+    kafka_code = 14
+
+
+class CoordinatorNotAvailable(Unavailable):
+    """The coordinator is not available."""
+
+    kafka_code = 15
+
+
+class NotCoordinator(Unavailable):
+    """Another broker coordinates this group."""
+
+    kafka_code = 16
+
+
+class RebalanceInProgress(Unavailable):
+    """The group is rebalancing; join again."""
+
+    kafka_code = 27
+
+
+class NotController(Unavailable):
+    """Another broker is the controller."""
+
+    kafka_code = 41
+
+
+class ConcurrentChange(Unavailable):
+    """Someone else changed the same metadata first."""
+
+    grpc_status = "ABORTED"
+    http_status = 409
+
+
+class NotEnoughReplicas(Unavailable):
+    """Fewer in-sync replicas than min.insync.replicas."""
+
+    kafka_code = 19
+
+
+class QueueFull(Unavailable):
+    """The client's own buffer is full; slow down."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 429
+
+
+class StorageError(MansioError):
+    """The disk failed this log; it takes no more writes until the broker is restarted."""
+
+    kafka_code = 56
+    grpc_status = "INTERNAL"
+    http_status = 500
+
+
+class CorruptLog(StorageError):
+    """Bytes on disk below the durable end do not match their checksum."""
+
+
+class DataDirectoryLocked(StorageError):
+    """Another process has this data directory open."""
+
+
+class ConfigError(MansioError):
+    """A setting is unknown or has an impossible value."""
+
+    kafka_code = 40
+    grpc_status = "INVALID_ARGUMENT"
+    http_status = 400
+
+
+def _codes(root: type[MansioError]) -> dict[int, type[MansioError]]:
+    found: dict[int, type[MansioError]] = {}
+    for child in root.__subclasses__():
+        for code, kind in _codes(child).items():
+            found.setdefault(code, kind)
+    if "kafka_code" in vars(root):
+        found[root.kafka_code] = root
+    return found
+
+
+def error_for_code(code: int, message: str = "") -> MansioError:
+    """The error a Kafka error code stands for; unknown codes become a plain `MansioError` that names them."""
+    kind = BY_KAFKA_CODE.get(code)
+    if kind is None:
+        return MansioError(message or f"the broker answered with error code {code}")
+    return kind(message)
+
+
+BY_KAFKA_CODE: dict[int, type[MansioError]] = {
+    **_codes(MansioError),
+    42: InvalidRequest,
+    8: Unavailable,
+    56: StorageError,
+    40: InvalidConfig,
+    3: UnknownTopicOrPartition,
+}

@@ -1,0 +1,99 @@
+"""The files and indexes of closed segments that are in use, opened on demand.
+
+One `FileCache` serves all logs of a broker, so that descriptors and memory do not grow with the age or the number of
+its logs. Always true: at most `files_max` files and `indexes_max` indexes are remembered here; an index that is handed
+out says what its segment says.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from mansio.errors import CorruptLog, StorageError
+from mansio.log.index import NO_TIMESTAMP, SparseIndex, load_index
+from mansio.log.segment import WALK_CHUNK_BYTES, walk
+
+if TYPE_CHECKING:
+    from mansio.log.segment import Segment
+    from mansio.ports import Disk, DiskFile
+
+OPEN_FILES_MAX = 256
+OPEN_INDEXES_MAX = 32
+REBUILD_INTERVAL_BYTES = 4096
+
+
+class FileCache:
+    """The files and indexes of closed segments that are in use, bounded for all logs of a broker together.
+
+    A file that is pushed out is only forgotten, not closed: a slice of it that is still being sent keeps it alive.
+    """
+
+    def __init__(
+        self, disk: Disk, *, files_max: int = OPEN_FILES_MAX, indexes_max: int = OPEN_INDEXES_MAX
+    ) -> None:
+        self._disk = disk
+        self._files: OrderedDict[Segment, DiskFile] = OrderedDict()
+        self._indexes: OrderedDict[Segment, SparseIndex] = OrderedDict()
+        self._files_max = files_max
+        self._indexes_max = indexes_max
+
+    def file(self, segment: Segment) -> DiskFile:
+        """The segment's file, opened when needed."""
+        if segment.file is not None:
+            return segment.file
+        file = self._files.get(segment)
+        if file is None:
+            try:
+                file = self._disk.open_readonly(segment.path)
+            except FileNotFoundError as error:
+                raise CorruptLog(f"{segment.path} is missing") from error
+            except OSError as error:
+                raise StorageError(f"cannot open {segment.path}: {error}") from error
+            self._files[segment] = file
+            if len(self._files) > self._files_max:
+                self._files.popitem(last=False)
+        else:
+            self._files.move_to_end(segment)
+        return file
+
+    def index(self, segment: Segment) -> SparseIndex:
+        """The segment's index: in memory, from its file, or built anew from the segment when that is no good."""
+        if segment.index is not None:
+            return segment.index
+        index = self._indexes.get(segment)
+        if index is None:
+            index = self._load(segment)
+            segment.max_timestamp_ms = index.max_timestamp_ms
+            self._indexes[segment] = index
+            if len(self._indexes) > self._indexes_max:
+                self._indexes.popitem(last=False)
+        else:
+            self._indexes.move_to_end(segment)
+        return index
+
+    def forget(self, segment: Segment) -> None:
+        """The segment is about to go, or has changed."""
+        self._files.pop(segment, None)
+        self._indexes.pop(segment, None)
+
+    def _load(self, segment: Segment) -> SparseIndex:
+        try:
+            loaded = load_index(self._disk, segment.index_path, segment.base_offset)
+        except OSError as error:
+            raise StorageError(f"cannot read {segment.index_path}: {error}") from error
+        if loaded is not None and loaded.covered_bytes == segment.size:
+            return loaded.index
+        index = SparseIndex(REBUILD_INTERVAL_BYTES)
+        for position, header in walk(self.file(segment), 0, segment.size, segment.base_offset, WALK_CHUNK_BYTES):
+            index.add(header.base_offset - segment.base_offset, position, header.max_timestamp_ms)
+        return index
+
+
+def max_timestamp_of(segment: Segment, files: FileCache) -> int:
+    """The largest timestamp in a segment (ms), `NO_TIMESTAMP` when it is empty."""
+    if segment.index is not None:
+        return segment.index.max_timestamp_ms
+    if segment.max_timestamp_ms is None:
+        segment.max_timestamp_ms = files.index(segment).max_timestamp_ms
+    return segment.max_timestamp_ms if segment.max_timestamp_ms is not None else NO_TIMESTAMP

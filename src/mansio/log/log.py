@@ -1,0 +1,647 @@
+"""One log: an append-only sequence of record batches on disk, cut into segments.
+
+Owns the directory of one partition: segments, their indexes, the leader epochs and the checkpoint. Offsets are given
+out here and nowhere else.
+
+Always true:
+* `start_offset <= durable_end_offset <= end_offset`; the offsets between start and end are all there, in order.
+* `durable_end_offset` is an end that a *finished* sync covers, taken when that sync started. It only moves up, but for
+  `truncate_to`.
+* A batch is written with one system call, at the end of the newest segment; a segment's file ends where its last batch
+  ends. A segment is closed for good when the next one is made.
+* After a failed write that could not be taken back, or a failed sync, `failure` is set and no append is taken any more
+  (after a failed fsync the page cache lies: trying again would report success for lost bytes).
+
+All methods belong to one thread (the broker's loop); only `SyncWork.run` and `Chores.run` (see `sync_work`) run on
+another one, on values taken here.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from bisect import bisect_right
+from typing import TYPE_CHECKING, NamedTuple
+
+from mansio.errors import ConcurrentChange, CorruptLog, FencedLeaderEpoch, OffsetOutOfRange, StorageError
+from mansio.log import lookup
+from mansio.log.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
+from mansio.log.files import FileCache, max_timestamp_of
+from mansio.log.index import SparseIndex
+from mansio.log.recovery import EPOCHS_NAME, Recovered, recover, remove_segment_files
+from mansio.log.sealed import write_sealed
+from mansio.log.segment import WALK_CHUNK_BYTES, Segment, read_exactly, walk
+from mansio.log.settings import LogSettings
+from mansio.log.sync_work import Chores, IndexDue, SyncWork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mansio.ports import Buffer, Clock, Disk, DiskFile
+    from mansio.wire.records import BatchHeader
+
+__all__ = ["Log", "LogSettings", "LogSlice", "SegmentInfo"]
+
+PLACES_MAX = 64  # positions of sequential readers that one log remembers
+RELATIVE_OFFSET_MAX = (1 << 31) - 1
+_FRONT = struct.Struct(">qii")  # base offset, batch length, leader epoch: what the broker fills in
+_FRONT_BYTES = 16
+_MAX_TIMESTAMP = struct.Struct(">q")
+_MAX_TIMESTAMP_POSITION = 35
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_NOTHING_OPENED = _NO_ROOM | {errno.EMFILE, errno.ENFILE}
+
+
+class LogSlice(NamedTuple):
+    """Whole batches, as a stretch of one file: `length` bytes from `position`. The next read begins at `next_offset`.
+
+    Holding the slice keeps the file's descriptor valid, even when its segment is deleted meanwhile.
+    """
+
+    file: DiskFile
+    position: int
+    length: int
+    next_offset: int
+
+    def read(self) -> bytes:
+        """The bytes. Raises `StorageError` when the disk fails, `CorruptLog` when the file is shorter than it was."""
+        return read_exactly(self.file, self.length, self.position)
+
+
+class SegmentInfo(NamedTuple):
+    """One segment, for retention and for people. `max_timestamp_ms` is the largest in it (`NO_TIMESTAMP`: empty)."""
+
+    base_offset: int
+    end_offset: int
+    size_bytes: int
+    max_timestamp_ms: int
+
+
+def _ignore(_: object) -> None:
+    """Nobody listens yet."""
+
+
+class Log:
+    """See the module. Made by `Log.open`.
+
+    `on_durable(durable_end_offset)` is called after each sync that moved it; `on_failure(error)` once, when the log
+    fails. `recovery` says what opening found.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        directory: str,
+        settings: LogSettings,
+        files: FileCache,
+        recovery: Recovered,
+    ) -> None:
+        self.directory = directory
+        self.settings = settings
+        self.recovery = recovery
+        self.leader_epochs = recovery.epochs
+        self.failure: StorageError | None = None
+        self.closed = False
+        self.start_offset = recovery.start_offset
+        self.end_offset = recovery.end_offset
+        self.durable_end_offset = recovery.end_offset
+        self.on_durable: Callable[[int], object] = _ignore
+        self.on_failure: Callable[[StorageError], object] = _ignore
+        self.on_chores: Callable[[], object] | None = None
+        self.busy = 0
+        self._disk = disk
+        self._clock = clock
+        self._files = files
+        self._segments = recovery.segments
+        self._bases = [segment.base_offset for segment in recovery.segments]
+        self._active = recovery.segments[-1]
+        self._size = self._active.size
+        self._front = bytearray(_FRONT_BYTES)
+        self._roll_at = clock.monotonic() + settings.segment_ms / 1000
+        self._segment_bytes = settings.segment_bytes
+        self._places: dict[int, tuple[Segment, int]] = {}
+        self._generation = 0
+        self._durable_segment = self._active
+        self._durable_position = self._size
+        self._undurable: list[Segment] = []
+        self._directory_dirty = recovery.created
+        self._epochs_dirty = False
+        self._checkpoint = recovery.checkpoint
+        self._indexes_due: list[Segment] = list(recovery.indexes_due)
+        self._index_saved_at = 0
+        self._garbage: list[Segment] = []
+
+    @classmethod
+    def open(
+        cls,
+        disk: Disk,
+        clock: Clock,
+        directory: str,
+        settings: LogSettings | None = None,
+        *,
+        leader_epoch: int = -1,
+        files: FileCache | None = None,
+    ) -> Log:
+        """Open the log in `directory` (making it when it is new) and recover it: see `recovery`.
+
+        `leader_epoch` >= 0 is the epoch that writes from now on. `files` is shared by all logs of a broker. Everything
+        the log holds on return is durable. Raises `CorruptLog` when durable records are damaged, `StorageError` when
+        the disk fails.
+        """
+        settings = settings or LogSettings()
+        try:
+            recovered = recover(disk, directory, settings)
+        except OSError as error:
+            raise StorageError(f"cannot open the log {directory}: {error}") from error
+        log = cls(disk, clock, directory, settings, files or FileCache(disk), recovered)
+        if leader_epoch > log.leader_epochs.last:
+            log.assign_leader_epoch(leader_epoch)
+        return log
+
+    # What it is
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all segments."""
+        return sum(segment.size for segment in self._segments[:-1]) + self._size
+
+    def segments(self) -> list[SegmentInfo]:
+        """All segments, oldest first."""
+        self._active.size = self._size
+        self._active.end_offset = self.end_offset
+        return [
+            SegmentInfo(s.base_offset, s.end_offset, s.size, max_timestamp_of(s, self._files)) for s in self._segments
+        ]
+
+    def update_settings(self, settings: LogSettings) -> None:
+        """Use other settings from the next append on."""
+        self._roll_at += (settings.segment_ms - self.settings.segment_ms) / 1000
+        self._segment_bytes = settings.segment_bytes
+        self.settings = settings
+
+    def assign_leader_epoch(self, epoch: int) -> None:
+        """`epoch` writes from the end of the log on. An epoch at or below the newest changes nothing."""
+        if self.leader_epochs.assign(epoch, self.end_offset):
+            self._epochs_dirty = True
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """(epoch, end offset) as OffsetForLeaderEpoch wants it: see `EpochList.end_offset_for`."""
+        return self.leader_epochs.end_offset_for(epoch, self.end_offset)
+
+    # Writing
+
+    def append(
+        self, batch: Buffer, header: BatchHeader, leader_epoch: int, *, front: bytes | None = None
+    ) -> int:
+        """Append one whole, checked batch at the end; its base offset.
+
+        `front` replaces the first bytes of the batch (a header re-written for log-append time). Nothing is durable
+        yet. Raises `StorageError` when the disk refuses. Without space the bytes written so far are taken back and the
+        log stays in service for when there is space again; any other failure ends its service.
+        """
+        size = header.batch_length + 12
+        position = self._size
+        if (
+            self.failure is not None
+            or position + size > self._segment_bytes
+            or leader_epoch != self.leader_epochs.last
+            or self._clock.monotonic() >= self._roll_at
+            or self.end_offset - self._active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX
+        ):
+            position = self._prepare_append(position, size, leader_epoch, header)
+        base_offset = self.end_offset
+        active = self._active
+        if front is None:
+            _FRONT.pack_into(self._front, 0, base_offset, header.batch_length, leader_epoch)
+            buffers: list[Buffer] = [self._front, memoryview(batch)[16:]]
+            timestamp = header.max_timestamp_ms
+        else:
+            rewritten = bytearray(front)
+            _FRONT.pack_into(rewritten, 0, base_offset, header.batch_length, leader_epoch)
+            buffers = [rewritten, memoryview(batch)[len(front) :]]
+            timestamp = _MAX_TIMESTAMP.unpack_from(front, _MAX_TIMESTAMP_POSITION)[0]
+        try:
+            active.file.write_at(buffers, position)  # type: ignore[union-attr]  # an active segment holds its file
+        except OSError as error:
+            raise self._append_failed(error, position) from error
+        index = active.index
+        if position >= index.due_position or timestamp > index.max_timestamp_ms:  # type: ignore[union-attr]  # so its index
+            index.add(base_offset - active.base_offset, position, timestamp)  # type: ignore[union-attr]  # the same
+        self._size = position + size
+        self.end_offset = base_offset + header.last_offset_delta + 1
+        return base_offset
+
+    def _prepare_append(self, position: int, size: int, leader_epoch: int, header: BatchHeader) -> int:
+        """The rare part of `append`: refuse, begin an epoch, close the segment. The position to write at."""
+        if self.failure is not None:
+            raise self.failure
+        if self.closed:
+            raise StorageError(f"the log {self.directory} is closed")
+        if leader_epoch < self.leader_epochs.last:
+            raise FencedLeaderEpoch(
+                f"{self.directory}: leader epoch {leader_epoch} is older than {self.leader_epochs.last}"
+            )
+        now = self._clock.monotonic()
+        if position == 0:
+            self._roll_at = now + self.settings.segment_ms / 1000
+        elif (
+            position + size > self._segment_bytes
+            or now >= self._roll_at
+            or self.end_offset - self._active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX
+        ):
+            self._roll(now)
+            position = 0
+        if self.leader_epochs.assign(leader_epoch, self.end_offset):
+            self._epochs_dirty = True
+        return position
+
+    def _roll(self, now: float) -> None:
+        """Close the active segment and make the next one. The old one is synced before any end in the new one counts."""
+        segment = Segment(self.directory, self.end_offset)
+        try:
+            segment.file = self._disk.open(segment.path, create=True)
+            segment.file.truncate(0)  # left over from an attempt that failed after making it
+        except OSError as error:
+            if error.errno in _NOTHING_OPENED:
+                raise StorageError(f"cannot begin the segment {segment.path}: {error}") from error
+            raise self.fail(error, f"cannot begin the segment {segment.path}") from error
+        segment.index = SparseIndex(self.settings.index_interval_bytes)
+        closing = self._active
+        closing.size = self._size
+        closing.end_offset = self.end_offset
+        self._undurable.append(closing)
+        self._indexes_due.append(closing)
+        self._directory_dirty = True
+        self._segments.append(segment)
+        self._bases.append(segment.base_offset)
+        self._active = segment
+        self._size = 0
+        self._index_saved_at = 0
+        self._roll_at = now + self.settings.segment_ms / 1000
+
+    def _append_failed(self, error: OSError, position: int) -> StorageError:
+        message = f"cannot write to {self._active.path}"
+        if error.errno in _NO_ROOM:
+            try:
+                self._active.file.truncate(position)  # type: ignore[union-attr]  # an active segment holds its file
+            except OSError as second:
+                return self.fail(second, message)
+            return StorageError(f"{message}: {error}")
+        return self.fail(error, message)
+
+    def fail(self, error: BaseException, message: str) -> StorageError:
+        """The log takes no more writes; its listener is told once. Returns the error to raise."""
+        if self.failure is None:
+            failure = StorageError(f"{message}: {error}")
+            failure.__cause__ = error
+            self.failure = failure
+            self.on_failure(failure)
+        return self.failure
+
+    # Reading
+
+    def read(self, offset: int, max_bytes: int, limit_offset: int) -> LogSlice | None:
+        """Whole batches from the one that holds `offset` on, all below `limit_offset`, out of one segment.
+
+        At most `max_bytes`, but at least one batch. None when nothing is below the limit. Raises `OffsetOutOfRange`
+        below the start and above the end of the log.
+        """
+        end = self.end_offset
+        if offset < self.start_offset or offset > end:
+            raise OffsetOutOfRange(f"offset {offset} is not in [{self.start_offset}, {end}] of {self.directory}")
+        if offset >= limit_offset or offset == end:
+            return None
+        place = self._places.get(offset)
+        segment, position = place if place is not None else self._locate(offset)
+        active = self._active
+        if segment is active:
+            segment_end, stop = end, self._size
+        else:
+            segment_end, stop = segment.end_offset, segment.size
+            if position >= stop:  # remembered as the end of what was the newest segment then
+                segment, position = self._locate(offset)
+                segment_end, stop = (end, self._size) if segment is active else (segment.end_offset, segment.size)
+        next_offset = segment_end
+        if limit_offset < segment_end:
+            if limit_offset == self.durable_end_offset and segment is self._durable_segment:
+                stop, next_offset = self._durable_position, limit_offset
+            else:
+                stop, next_offset = self._place_of(segment, limit_offset)
+            if stop <= position:
+                return None
+        file = segment.file or self._files.file(segment)
+        if stop - position > max_bytes:
+            stop, next_offset = lookup.cut(segment, file, self._files, position, stop, max_bytes, next_offset)
+        places = self._places
+        if next_offset not in places:
+            if len(places) >= PLACES_MAX:
+                del places[next(iter(places))]
+            if stop < segment.size or segment is active:
+                places[next_offset] = (segment, stop)
+        return LogSlice(file, position, stop - position, next_offset)
+
+    def _locate(self, offset: int) -> tuple[Segment, int]:
+        """The segment that holds `offset` (below the end) and the position of its batch."""
+        at = bisect_right(self._bases, offset) - 1
+        segment = self._segments[at]
+        position, base_offset = self._place_of(segment, offset)
+        if position >= (self._size if segment is self._active else segment.size):
+            raise CorruptLog(f"{segment.path} does not hold offset {offset} (it ends at {base_offset})")
+        return segment, position
+
+    def _place_of(self, segment: Segment, offset: int) -> tuple[int, int]:
+        """(position, base offset) of the batch of a segment that holds `offset`; the segment's end when none does."""
+        size, end = self._extent(segment)
+        start = self._files.index(segment).floor_offset(offset - segment.base_offset)
+        for position, header in walk(self._files.file(segment), start, size, segment.base_offset):
+            if header.base_offset + header.last_offset_delta >= offset:
+                return position, header.base_offset
+        return size, end
+
+    def _extent(self, segment: Segment) -> tuple[int, int]:
+        return (self._size, self.end_offset) if segment is self._active else (segment.size, segment.end_offset)
+
+    def _extents(self, from_offset: int) -> Iterator[tuple[Segment, int, int]]:
+        """(segment, its size, its end offset) of the segments from the one that holds `from_offset` on."""
+        for at in range(max(0, bisect_right(self._bases, from_offset) - 1), len(self._segments)):
+            segment = self._segments[at]
+            size, end = self._extent(segment)
+            yield segment, size, end
+
+    def batch_headers(self, from_offset: int) -> Iterator[BatchHeader]:
+        """The headers of all batches from the one that holds `from_offset` on, up to the end as it is now."""
+        for _, _, header in self._walk(from_offset):
+            yield header
+
+    def batches(self, from_offset: int) -> Iterator[bytes]:
+        """The bytes of all batches from the one that holds `from_offset` on, up to the end as it is now."""
+        for file, position, header in self._walk(from_offset):
+            yield read_exactly(file, header.batch_length + 12, position)
+
+    def _walk(self, from_offset: int) -> Iterator[tuple[DiskFile, int, BatchHeader]]:
+        from_offset = max(from_offset, self.start_offset)
+        if from_offset >= self.end_offset:
+            return
+        for segment, size, _ in list(self._extents(from_offset)):
+            file = self._files.file(segment)
+            start = self._files.index(segment).floor_offset(max(0, from_offset - segment.base_offset))
+            for position, header in walk(file, start, size, segment.base_offset, WALK_CHUNK_BYTES):
+                if header.base_offset + header.last_offset_delta >= from_offset:
+                    yield file, position, header
+
+    def offset_for_time(self, timestamp_ms: int, limit_offset: int) -> tuple[int, int, int] | None:
+        """(offset, timestamp in ms, leader epoch) of the first record at or after a moment; None when there is none."""
+        return lookup.offset_for_time(
+            self._extents(self.start_offset),
+            self._files,
+            timestamp_ms,
+            self.start_offset,
+            min(limit_offset, self.end_offset),
+            self.settings.open_batch_bytes_max,
+        )
+
+    def max_timestamp(self, limit_offset: int) -> tuple[int, int, int] | None:
+        """(offset, timestamp in ms, leader epoch) of the first record with the largest timestamp (KIP-734)."""
+        return lookup.max_timestamp(
+            self._extents(self.start_offset),
+            self._files,
+            self.start_offset,
+            min(limit_offset, self.end_offset),
+            self.settings.open_batch_bytes_max,
+        )
+
+    # Cutting
+
+    def trim_to(self, offset: int) -> None:
+        """Records below `offset` are gone; segments wholly below it are removed, once that is on disk, by the chores."""
+        if offset > self.end_offset:
+            raise OffsetOutOfRange(f"cannot trim to {offset}, the log ends at {self.end_offset}")
+        if offset <= self.start_offset:
+            return
+        self.start_offset = offset
+        keep = 0
+        while keep < len(self._segments) - 1 and self._segments[keep].end_offset <= offset:
+            segment = self._segments[keep]
+            self._garbage.append(segment)
+            self._files.forget(segment)
+            keep += 1
+        if keep:
+            going = set(self._segments[:keep])
+            self._indexes_due = [segment for segment in self._indexes_due if segment not in going]
+            del self._segments[:keep], self._bases[:keep]
+        self._places.clear()
+        if self.leader_epochs.trim_to(offset):
+            self._epochs_dirty = True
+        if self.on_chores is not None:
+            self.on_chores()
+
+    def truncate_to(self, offset: int) -> None:
+        """Take back every batch that reaches to `offset` or beyond; a follower does that when its leader changed.
+
+        Durable on return. Not while a sync of this log runs (`busy`): `ConcurrentChange`.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if offset >= self.end_offset:
+            return
+        if offset < self.start_offset:
+            raise OffsetOutOfRange(f"cannot truncate to {offset}, the log starts at {self.start_offset}")
+        if self.busy:
+            raise ConcurrentChange(f"{self.directory} is being synced; truncate when that is done")
+        segment, position = self._locate(offset)
+        end = next(walk(self._files.file(segment), position, self._extent(segment)[0], segment.base_offset))[1].base_offset
+        try:
+            self._truncate(segment, position, max(end, self.start_offset))
+        except OSError as error:
+            raise self.fail(error, f"cannot truncate {self.directory}") from error
+
+    def _truncate(self, segment: Segment, position: int, end: int) -> None:
+        self._generation += 1
+        self._places.clear()
+        if end < self.durable_end_offset:
+            # First the checkpoint: were it ahead of the log, the next opening would report loss.
+            lowered = Checkpoint(
+                self._checkpoint.sequence + 1, end, segment.base_offset, position, min(self.start_offset, end)
+            )
+            self._checkpoint = write_both_slots(self._disk, f"{self.directory}/{CHECKPOINT_NAME}", lowered)
+        at = self._segments.index(segment)
+        index = SparseIndex(self.settings.index_interval_bytes)
+        for where, header in walk(self._files.file(segment), 0, position, segment.base_offset, WALK_CHUNK_BYTES):
+            index.add(header.base_offset - segment.base_offset, where, header.max_timestamp_ms)
+        for gone in reversed(self._segments[at + 1 :]):
+            self._files.forget(gone)
+            gone.file = None
+            remove_segment_files(self._disk, gone)
+        self._files.forget(segment)
+        if self._disk.exists(segment.index_path):
+            self._disk.remove(segment.index_path)
+        file = segment.file or self._disk.open(segment.path)
+        file.truncate(position)
+        for earlier in self._undurable:
+            if earlier is not segment and earlier.base_offset < segment.base_offset and earlier.file is not None:
+                earlier.file.sync()
+                earlier.file = None
+        file.sync()
+        self._disk.sync_directory(self.directory)
+        if self.leader_epochs.truncate_to(end):
+            self._epochs_dirty = True
+        if self._epochs_dirty:
+            write_sealed(self._disk, f"{self.directory}/{EPOCHS_NAME}", self.leader_epochs.encode(), durable=True)
+            self._epochs_dirty = False
+        del self._segments[at + 1 :], self._bases[at + 1 :]
+        self._undurable.clear()
+        self._indexes_due = [due for due in self._indexes_due if due.base_offset < segment.base_offset]
+        segment.file, segment.index, segment.max_timestamp_ms = file, index, None
+        self._active = self._durable_segment = segment
+        self._size = self._durable_position = segment.size = position
+        self._directory_dirty = False
+        self._index_saved_at = 0
+        self.end_offset = self.durable_end_offset = end
+
+    # Becoming durable: the values that `Syncer` carries to its thread, and what comes back
+
+    def prepare_sync(self) -> SyncWork | None:
+        """What a sync has to do to make the log durable up to its end as it is now; None when it is."""
+        if self.failure is not None or self.closed:
+            return None
+        if (
+            self.end_offset == self.durable_end_offset
+            and not self._undurable
+            and not self._epochs_dirty
+            and not self._directory_dirty
+        ):
+            return None
+        epochs = self.leader_epochs.encode() if self._epochs_dirty else None
+        work = SyncWork(
+            directory=self.directory,
+            closing=tuple(s.file for s in self._undurable if s.file is not None),
+            active=self._active.file,  # type: ignore[arg-type]  # an active segment holds its file
+            directory_dirty=self._directory_dirty,
+            epochs=epochs,
+            generation=self._generation,
+            segment=self._active,
+            position=self._size,
+            end_offset=self.end_offset,
+            closing_count=len(self._undurable),
+        )
+        self._directory_dirty = self._epochs_dirty = False
+        self.busy += 1
+        return work
+
+    def finish_sync(self, work: SyncWork, error: BaseException | None) -> None:
+        """A sync ended. Its listeners are told."""
+        self.busy -= 1
+        if error is not None:
+            self.fail(error, f"cannot sync {self.directory}")
+            return
+        if work.generation != self._generation or self.failure is not None:
+            return
+        for segment in self._undurable[: work.closing_count]:
+            segment.file = None
+        del self._undurable[: work.closing_count]
+        self._durable_segment = work.segment
+        self._durable_position = work.position
+        if work.end_offset > self.durable_end_offset:
+            self.durable_end_offset = work.end_offset
+            self.on_durable(work.end_offset)
+
+    @property
+    def has_chores(self) -> bool:
+        """Is there something on disk that should follow what is durable by now?"""
+        return self.failure is None and not self.closed and (
+            self._checkpoint.durable_end_offset != self.durable_end_offset
+            or self._checkpoint.start_offset != min(self.start_offset, self.durable_end_offset)
+            or bool(self._indexes_due)
+        )
+
+    def prepare_chores(self, *, closing: bool = False) -> Chores | None:
+        """The housekeeping that is due: checkpoint, index files, removal of trimmed segments."""
+        if not self.has_chores and not closing:
+            return None
+        durable_end = self.durable_end_offset
+        checkpoint = Checkpoint(
+            self._checkpoint.sequence + 1,
+            durable_end,
+            self._durable_segment.base_offset,
+            self._durable_position,
+            min(self.start_offset, durable_end),
+        )
+        indexes = []
+        for segment in [s for s in self._indexes_due if s.end_offset <= durable_end]:
+            self._indexes_due.remove(segment)
+            indexes.append(IndexDue(segment, segment.index, segment.end_offset, segment.size))  # type: ignore[arg-type]  # kept until it is saved
+        if closing or self._size - self._index_saved_at >= self.settings.index_snapshot_bytes:
+            self._index_saved_at = self._size
+            index: SparseIndex = self._active.index  # type: ignore[assignment]  # an active segment holds its index
+            indexes.append(IndexDue(self._active, index.frozen(), self.end_offset, self._size))
+        garbage = [segment for segment in self._garbage if segment.end_offset <= checkpoint.start_offset]
+        self._garbage = [segment for segment in self._garbage if segment.end_offset > checkpoint.start_offset]
+        self._checkpoint = checkpoint
+        self.busy += 1
+        return Chores(self.directory, checkpoint, tuple(indexes), tuple(garbage))
+
+    def finish_chores(self, chores: Chores, error: BaseException | None) -> None:
+        """The housekeeping ended."""
+        self.busy -= 1
+        if error is not None:
+            self.fail(error, f"cannot keep house in {self.directory}")
+            return
+        for due in chores.indexes:
+            if due.segment is not self._active:
+                due.segment.max_timestamp_ms = due.index.max_timestamp_ms
+                due.segment.index = None
+
+    def sync(self) -> None:
+        """Make the log durable here and now, blocking. A broker uses a `Syncer` instead. Raises `StorageError`."""
+        self._run_inline(self.prepare_sync(), self.finish_sync)
+        self._run_inline(self.prepare_chores(), self.finish_chores)
+
+    def _run_inline(self, work: SyncWork | Chores | None, finish: Callable[..., None]) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if work is None:
+            return
+        try:
+            work.run(self._disk)
+        except OSError as error:
+            finish(work, error)
+            raise self.failure or StorageError(str(error)) from error
+        finish(work, None)
+
+    # Ending
+
+    def close(self, *, save: bool = True) -> None:
+        """Let go of the files. With `save` everything is made durable first, and the next opening reads nothing.
+
+        Safe, but less thorough, while a sync of this log still runs. Raises `StorageError` when saving fails.
+        """
+        if self.closed:
+            return
+        try:
+            if save and self.failure is None:
+                self._run_inline(self.prepare_sync(), self.finish_sync)
+                if not self.busy:
+                    self._run_inline(self.prepare_chores(closing=True), self.finish_chores)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self.closed = True
+        self._generation += 1
+        self._segment_bytes = -1  # an append now takes the rare path, which refuses
+        self._places.clear()
+        for segment in (*self._segments, *self._garbage):
+            self._files.forget(segment)
+            if segment is not self._active:
+                segment.file = None
+
+    def delete(self) -> None:
+        """Remove the log and everything in its directory. Not while a sync of this log runs (`busy`)."""
+        if self.busy:
+            raise ConcurrentChange(f"{self.directory} is being synced; delete it when that is done")
+        self._let_go()
+        try:
+            self._disk.remove_tree(self.directory)
+        except OSError as error:
+            raise StorageError(f"cannot remove {self.directory}: {error}") from error

@@ -1,0 +1,64 @@
+"""Small files that are replaced as a whole and cannot be read half.
+
+A sealed file is `head payload footer`: the head names the kind, version and length, the footer is the CRC-32C of all
+before it (docs/FILE_FORMAT.md). Always true: `write_sealed` leaves the old file or the new one, never a mixture, and
+`read_sealed` gives the payload as it was written or None.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+if TYPE_CHECKING:
+    from mansio.ports import Disk
+
+_HEAD = struct.Struct(">8sHHI")  # magic, version, zero, payload length
+_FOOTER = struct.Struct(">I")
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def seal(magic: bytes, version: int, payload: bytes) -> bytes:
+    """The bytes of a sealed file. `magic` is 8 bytes."""
+    body = _HEAD.pack(magic, version, 0, len(payload)) + payload
+    return body + _FOOTER.pack(crc32c(body))
+
+
+def unseal(magic: bytes, version: int, data: bytes) -> bytes | None:
+    """The payload, or None when this is not an undamaged file of that kind and version."""
+    if len(data) < _HEAD.size + _FOOTER.size:
+        return None
+    found_magic, found_version, _, length = _HEAD.unpack_from(data)
+    if found_magic != magic or found_version != version or len(data) != _HEAD.size + length + _FOOTER.size:
+        return None
+    body = memoryview(data)[: -_FOOTER.size]
+    if crc32c(body) != _FOOTER.unpack_from(data, len(body))[0]:
+        return None
+    return bytes(body[_HEAD.size :])
+
+
+def write_sealed(disk: Disk, path: str, data: bytes, *, durable: bool) -> None:
+    """Replace `path` by `data` (from `seal`) atomically. `durable`: on stable storage, name and all, on return."""
+    temporary = path + TEMPORARY_SUFFIX
+    file = disk.open(temporary, create=True)
+    try:
+        file.truncate(0)
+        file.write_at([data], 0)
+        if durable:
+            file.sync()
+    finally:
+        file.close()
+    disk.rename(temporary, path)
+    if durable:
+        disk.sync_directory(path.rpartition("/")[0])
+
+
+def read_sealed(disk: Disk, path: str, magic: bytes, version: int) -> bytes | None:
+    """The payload of the sealed file at `path`; None when it is missing or damaged."""
+    try:
+        data = disk.read_file(path)
+    except FileNotFoundError:
+        return None
+    return unseal(magic, version, data)

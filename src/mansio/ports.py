@@ -1,0 +1,162 @@
+"""What touches the world, as protocols.
+
+Everything in Mansio that needs a disk, a clock, a timer, a thread or chance gets it through one of these, handed
+over at construction. `mansio.host` holds the real ones; `mansio.testing` the simulated ones. That is how the tests
+crash a disk between two writes, and how a simulator can run the shipped code on virtual time.
+
+Always true: nothing here does anything; no module below `broker` imports `os`, `time`, `random` or `threading` itself.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Generator, Sequence
+
+    Buffer = bytes | bytearray | memoryview
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class DiskFile(Protocol):
+    """An open file. Positions and lengths are bytes. Every method may raise `OSError`, which nobody may swallow."""
+
+    @property
+    def path(self) -> str: ...
+
+    def size(self) -> int:
+        """Length of the file now."""
+
+    def write_at(self, buffers: Sequence[Buffer], position: int) -> int:
+        """Write all `buffers`, one after the other, from `position`: one system call, more only after a short write.
+
+        Returns the number of bytes written, which is always all of them; otherwise it raises.
+        """
+
+    def read_at(self, length: int, position: int) -> bytes:
+        """Up to `length` bytes from `position`; fewer only at the end of the file."""
+
+    def map(self, length: int) -> memoryview:
+        """The first `length` bytes as a read-only view that stays valid after `close`. `length` <= size, > 0."""
+
+    def truncate(self, size: int) -> None:
+        """Cut or extend (with zeros) to `size`."""
+
+    def sync(self) -> None:
+        """fdatasync: the bytes and the length are on stable storage when this returns (F_FULLFSYNC on macOS)."""
+
+    def fileno(self) -> int:
+        """The descriptor, for sendfile; -1 where there is none (a simulated disk)."""
+
+    def close(self) -> None: ...
+
+
+class DiskLock(Protocol):
+    """A held lock on a data directory."""
+
+    def release(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A file system. Paths are plain strings with `/` between the parts."""
+
+    def open(self, path: str, *, create: bool = False) -> DiskFile:
+        """Open for reading and writing. Without `create` a missing file raises `FileNotFoundError`; a file that is
+        created survives a crash only after `sync_directory` of its parent."""
+
+    def open_readonly(self, path: str) -> DiskFile: ...
+
+    def read_file(self, path: str) -> bytes: ...
+
+    def list_directory(self, path: str) -> list[str]:
+        """The names in a directory, sorted."""
+
+    def make_directory(self, path: str) -> None:
+        """Create it and its missing parents; no error if it is there. Synced to disk (each new parent too)."""
+
+    def exists(self, path: str) -> bool: ...
+
+    def rename(self, source: str, target: str) -> None:
+        """Atomic replace. Durable after `sync_directory` of the parent(s)."""
+
+    def remove(self, path: str) -> None: ...
+
+    def remove_tree(self, path: str) -> None: ...
+
+    def sync_directory(self, path: str) -> None: ...
+
+    def sync_all(self, path: str) -> bool:
+        """Sync everything on the file system that holds `path` (syncfs). False where the system cannot:
+        the caller then syncs file by file."""
+
+    def free_bytes(self, path: str) -> int: ...
+
+    def lock(self, path: str) -> DiskLock:
+        """Take the exclusive lock file at `path`, or raise `DataDirectoryLocked`."""
+
+
+class Clock(Protocol):
+    """Time. Wall time may jump; monotonic time never goes back and goes on while the machine is suspended."""
+
+    def wall_ms(self) -> int:
+        """Milliseconds since the epoch."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment."""
+
+
+class Random(Protocol):
+    """Chance: ids and jitter."""
+
+    def bytes(self, length: int) -> bytes: ...
+
+    def uniform(self, low: float, high: float) -> float: ...
+
+
+class Timer(Protocol):
+    """Something that will happen; `cancel` makes it not happen. Cancelling twice, or too late, is harmless."""
+
+    def cancel(self) -> None: ...
+
+
+class Promise(Protocol[T]):
+    """A value to come. `await` it, or add a callback; settle it once (checking `done` first)."""
+
+    def done(self) -> bool: ...
+
+    def set_result(self, result: T, /) -> None: ...
+
+    def set_exception(self, exception: BaseException, /) -> None: ...
+
+    def result(self) -> T: ...
+
+    def add_done_callback(self, callback: Callable[[Any], object], /) -> None: ...
+
+    def __await__(self) -> Generator[Any, None, T]: ...
+
+
+class Scheduler(Protocol):
+    """The loop everything of one broker runs on. All methods but `call_from_thread` belong to that loop's thread."""
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None: ...
+
+    def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> Timer: ...
+
+    def call_from_thread(self, callback: Callable[..., object], *args: Any) -> None: ...
+
+    def promise(self) -> Promise[Any]: ...
+
+    def spawn(self, work: Awaitable[Any], *, name: str) -> Timer:
+        """Run a coroutine on its own; an exception in it is logged under `name`, never lost."""
+
+
+class Background(Protocol):
+    """One worker off the loop, for calls that block (fdatasync). Jobs run one at a time, in order."""
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        """Run `work()` off the loop, then `done(result, error)` on the loop. Never raises what `work` raised."""
+
+    def close(self) -> None:
+        """Finish the jobs that were submitted, then end the worker."""

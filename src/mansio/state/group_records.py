@@ -1,0 +1,272 @@
+"""The records of `__consumer_offsets`, in Kafka's own formats: bytes <-> values.
+
+Two kinds of keys live in that topic: a committed offset (key version 0 or 1: group, topic, partition) and a
+group's metadata (key version 2: group). A record without a value deletes what its key names.
+
+Always true: what `encode_*` writes, `decode_*` reads back equal; version 3 of both values is written, because
+every Kafka tool of the last years reads it, and versions 0 to 4 are read. Malformed bytes raise `CorruptLog`
+and nothing else: these bytes come from our own log.
+
+Source: OffsetCommitKey/Value.json and GroupMetadataKey/Value.json of Apache Kafka; version 4 is the flexible
+one (KIP-915).
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+from mansio.errors import CorruptLog
+
+OFFSET_KEY_VERSION: Final = 1
+GROUP_KEY_VERSION: Final = 2
+VALUE_VERSION: Final = 3
+_VALUE_VERSION_NEWEST: Final = 4
+_FLEXIBLE: Final = 4
+
+
+class OffsetKey(NamedTuple):
+    """Where a committed offset belongs."""
+
+    group: str
+    topic: str
+    partition: int
+
+
+class GroupKey(NamedTuple):
+    """Whose metadata it is."""
+
+    group: str
+
+
+class CommittedOffset(NamedTuple):
+    """A committed position: the next offset to read. `leader_epoch` is -1 where the client gave none; times
+    are
+    wall clock, ms. `expire_ms` is only set in records written by very old Kafka brokers (value version 1)."""
+
+    offset: int
+    leader_epoch: int
+    metadata: str
+    commit_ms: int
+    expire_ms: int = -1
+
+
+class MemberMetadata(NamedTuple):
+    """One member of a stored group. `subscription` and `assignment` are the client's own bytes."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    rebalance_timeout_ms: int
+    session_timeout_ms: int
+    subscription: bytes
+    assignment: bytes
+
+
+class GroupMetadata(NamedTuple):
+    """A group as of its last completed rebalance; no members means empty. `state_ms`: wall clock, -1
+    unknown.
+    """
+
+    protocol_type: str
+    generation: int
+    protocol: str | None
+    leader: str | None
+    state_ms: int
+    members: tuple[MemberMetadata, ...]
+
+
+def encode_offset_key(key: OffsetKey) -> bytes:
+    return (
+        OFFSET_KEY_VERSION.to_bytes(2, "big")
+        + _string(key.group)
+        + _string(key.topic)
+        + struct.pack(">i", key.partition)
+    )
+
+
+def encode_group_key(key: GroupKey) -> bytes:
+    return GROUP_KEY_VERSION.to_bytes(2, "big") + _string(key.group)
+
+
+def encode_offset_value(value: CommittedOffset) -> bytes:
+    return b"".join(
+        (
+            struct.pack(">hqi", VALUE_VERSION, value.offset, value.leader_epoch),
+            _string(value.metadata),
+            struct.pack(">q", value.commit_ms),
+        )
+    )
+
+
+def encode_group_value(value: GroupMetadata) -> bytes:
+    pieces = [
+        VALUE_VERSION.to_bytes(2, "big"),
+        _string(value.protocol_type),
+        struct.pack(">i", value.generation),
+        _string(value.protocol),
+        _string(value.leader),
+        struct.pack(">qi", value.state_ms, len(value.members)),
+    ]
+    for member in value.members:
+        pieces += (
+            _string(member.member_id),
+            _string(member.instance_id),
+            _string(member.client_id),
+            _string(member.client_host),
+            struct.pack(">ii", member.rebalance_timeout_ms, member.session_timeout_ms),
+            _bytes(member.subscription),
+            _bytes(member.assignment),
+        )
+    return b"".join(pieces)
+
+
+def decode_key(data: bytes) -> OffsetKey | GroupKey | None:
+    """The key of a record; None for a kind this version does not know (it is skipped, as Kafka does)."""
+    reader = _Reader(data)
+    version = reader.integer(2)
+    if version in (0, OFFSET_KEY_VERSION):
+        key: OffsetKey | GroupKey = OffsetKey(reader.string(), reader.string(), reader.integer(4))
+    elif version == GROUP_KEY_VERSION:
+        key = GroupKey(reader.string())
+    else:
+        return None
+    reader.end()
+    return key
+
+
+def decode_offset_value(data: bytes) -> CommittedOffset:
+    reader = _Reader(data)
+    version = reader.value_version()
+    offset = reader.integer(8)
+    leader_epoch = reader.integer(4) if version >= 3 else -1
+    metadata = reader.string()
+    commit_ms = reader.integer(8)
+    expire_ms = reader.integer(8) if version == 1 else -1
+    reader.tags()
+    reader.end()
+    return CommittedOffset(offset, leader_epoch, metadata, commit_ms, expire_ms)
+
+
+def decode_group_value(data: bytes) -> GroupMetadata:
+    reader = _Reader(data)
+    version = reader.value_version()
+    protocol_type = reader.string()
+    generation = reader.integer(4)
+    protocol = reader.nullable_string()
+    leader = reader.nullable_string()
+    state_ms = reader.integer(8) if version >= 2 else -1
+    members = tuple(_member(reader, version) for _ in range(reader.count()))
+    reader.tags()
+    reader.end()
+    return GroupMetadata(protocol_type, generation, protocol, leader, state_ms, members)
+
+
+def _member(reader: _Reader, version: int) -> MemberMetadata:
+    member_id = reader.string()
+    instance_id = reader.nullable_string() if version >= 3 else None
+    client_id, client_host = reader.string(), reader.string()
+    rebalance_timeout_ms = reader.integer(4) if version >= 1 else -1
+    session_timeout_ms = reader.integer(4)
+    member = MemberMetadata(
+        member_id,
+        instance_id,
+        client_id,
+        client_host,
+        rebalance_timeout_ms if version >= 1 else session_timeout_ms,
+        session_timeout_ms,
+        reader.byte_string(),
+        reader.byte_string(),
+    )
+    reader.tags()
+    return member
+
+
+def _string(text: str | None) -> bytes:
+    if text is None:
+        return b"\xff\xff"
+    data = text.encode()
+    return len(data).to_bytes(2, "big", signed=True) + data
+
+
+def _bytes(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big", signed=True) + data
+
+
+class _Reader:
+    """A position in a record's key or value; every read past the end, and every bad length, is
+    `CorruptLog`.
+    """
+
+    __slots__ = ("data", "flexible", "position")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+        self.position = 0
+        self.flexible = False
+
+    def value_version(self) -> int:
+        version = self.integer(2)
+        if not 0 <= version <= _VALUE_VERSION_NEWEST:
+            raise CorruptLog(f"__consumer_offsets: unknown value version {version}")
+        self.flexible = version >= _FLEXIBLE
+        return version
+
+    def take(self, length: int) -> bytes:
+        if length < 0 or self.position + length > len(self.data):
+            raise CorruptLog("__consumer_offsets: a record ends too early")
+        self.position += length
+        return self.data[self.position - length : self.position]
+
+    def integer(self, width: int) -> int:
+        return int.from_bytes(self.take(width), "big", signed=True)
+
+    def varint(self) -> int:
+        value = shift = 0
+        while shift < 35:
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+            shift += 7
+        raise CorruptLog("__consumer_offsets: a length does not end")
+
+    def length(self, width: int) -> int:
+        """A length, or -1 for null."""
+        return self.varint() - 1 if self.flexible else self.integer(width)
+
+    def nullable_string(self) -> str | None:
+        length = self.length(2)
+        if length == -1:
+            return None
+        try:
+            return self.take(length).decode()
+        except UnicodeDecodeError as error:
+            raise CorruptLog("__consumer_offsets: a string is not UTF-8") from error
+
+    def string(self) -> str:
+        text = self.nullable_string()
+        if text is None:
+            raise CorruptLog("__consumer_offsets: a string is missing")
+        return text
+
+    def byte_string(self) -> bytes:
+        return self.take(self.length(4))
+
+    def count(self) -> int:
+        count = self.length(4)
+        if not 0 <= count <= len(self.data):
+            raise CorruptLog("__consumer_offsets: a count is impossible")
+        return count
+
+    def tags(self) -> None:
+        """Skip the tagged fields of a flexible structure."""
+        if self.flexible:
+            for _ in range(self.varint()):
+                self.varint()
+                self.take(self.varint())
+
+    def end(self) -> None:
+        if self.position != len(self.data):
+            raise CorruptLog("__consumer_offsets: a record has bytes left over")

@@ -1,0 +1,237 @@
+"""Idempotent producers: who has written what, so that a batch sent twice is stored once.
+
+One `ProducerTable` belongs to one partition. It remembers, per producer id, the epoch and the last five
+batches (a Java producer has at most five requests in flight: KIP-98), and answers one question before an
+append: is this batch the next one, a repeat, or out of order?
+
+Always true:
+* The table is a view of the log. Replaying the headers of all batches through `record` rebuilds it; a
+  snapshot (`to_bytes`) saves that time, never data.
+* `check` changes nothing. Only `record`, called after the append, does.
+* A producer this table does not know may start at any sequence (KIP-360, as Kafka since 2.5): retention may
+  have removed its batches. What that costs is named here: the table forgets a producer after `expiration_ms`
+  without a batch, or when it is the oldest of more than `producers_max`; a repeat from before that is not
+  recognised.
+* Producers stand in the order of their last batch, so expiry and eviction look only at those that go.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.errors import CorruptLog, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mansio.wire.records import BatchHeader
+
+BATCHES_REMEMBERED: Final = 5
+SEQUENCE_MAX: Final = 2**31 - 1
+DEFAULT_EXPIRATION_MS: Final = 24 * 60 * 60 * 1000
+DEFAULT_PRODUCERS_MAX: Final = 20_000
+
+_MAGIC: Final = b"MPRD"
+_VERSION: Final = 1
+_HEAD = struct.Struct(">4sHqI")  # magic, version, end offset, number of producers
+_PRODUCER = struct.Struct(">qhqB")  # id, epoch, last seen ms, number of batches
+_BATCH = struct.Struct(">iiqiq")  # first and last sequence, base offset, last offset delta, timestamp ms
+_CHECKSUM = struct.Struct(">I")
+
+
+class Duplicate(NamedTuple):
+    """The batch is in the log already: answer with where it is, and append nothing."""
+
+    base_offset: int
+    last_offset: int
+    timestamp_ms: int
+
+
+class RememberedBatch(NamedTuple):
+    """One of the last batches of a producer."""
+
+    base_sequence: int
+    last_sequence: int
+    base_offset: int
+    last_offset_delta: int
+    timestamp_ms: int
+
+
+class Producer:
+    """What a partition knows about one producer id. `batches` is oldest first, at most five, all of
+    `epoch`."""
+
+    __slots__ = ("batches", "epoch", "last_seen_ms")
+
+    def __init__(self, epoch: int, last_seen_ms: int) -> None:
+        self.epoch = epoch
+        self.last_seen_ms = last_seen_ms
+        self.batches: list[RememberedBatch] = []
+
+
+def last_sequence(base_sequence: int, last_offset_delta: int) -> int:
+    """The sequence of a batch's last record. Sequences go from 2**31 - 1 to 0."""
+    return (base_sequence + last_offset_delta) & SEQUENCE_MAX
+
+
+class ProducerTable:
+    """The producers of one partition."""
+
+    __slots__ = ("_producers", "evicted", "expiration_ms", "producers_max")
+
+    def __init__(
+        self, *, expiration_ms: int = DEFAULT_EXPIRATION_MS, producers_max: int = DEFAULT_PRODUCERS_MAX
+    ) -> None:
+        self.expiration_ms = expiration_ms
+        self.producers_max = producers_max
+        self.evicted = 0  # producers dropped before their time, because there were too many: worth a metric
+        self._producers: dict[int, Producer] = {}
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def get(self, producer_id: int) -> Producer | None:
+        """What is known about a producer; callers read it and do not change it."""
+        return self._producers.get(producer_id)
+
+    def check(self, header: BatchHeader) -> Duplicate | None:
+        """Whether a client's batch may be appended: None if so, `Duplicate` if the log has it already.
+
+        Raises `InvalidRecord` (an id without epoch or sequence), `InvalidProducerEpoch` (fenced by a newer
+        instance of the producer) and `OutOfOrderSequence` (a gap, or a repeat too old to be recognised).
+        """
+        if header.producer_id < 0:
+            return None
+        if header.producer_epoch < 0 or header.base_sequence < 0:
+            message = f"producer {header.producer_id} sent a batch without an epoch or sequence"
+            raise InvalidRecord(message)
+        producer = self._producers.get(header.producer_id)
+        if producer is None:
+            return None
+        if header.producer_epoch != producer.epoch:
+            _check_new_epoch(header, producer)
+            return None
+        if not producer.batches:
+            return None
+        last = last_sequence(header.base_sequence, header.last_offset_delta)
+        for batch in producer.batches:
+            if batch.base_sequence == header.base_sequence and batch.last_sequence == last:
+                return Duplicate(
+                    batch.base_offset, batch.base_offset + batch.last_offset_delta, batch.timestamp_ms
+                )
+        expected = (producer.batches[-1].last_sequence + 1) & SEQUENCE_MAX
+        if header.base_sequence != expected:
+            raise OutOfOrderSequence(
+                f"producer {header.producer_id} epoch {producer.epoch} sent sequence {header.base_sequence},"
+                f" expected {expected}"
+            )
+        return None
+
+    def record(self, header: BatchHeader, base_offset: int, now_ms: int) -> None:
+        """Remember a batch that was appended at `base_offset` (also: that a replay has read there).
+
+        Nothing is checked: what is in the log is true. `now_ms` starts the producer's expiry anew; it is the
+        broker's time, because a client's clock must not decide how long we remember it.
+        """
+        if header.producer_id < 0:
+            return
+        producer = self._producers.pop(header.producer_id, None)
+        if producer is None:
+            producer = Producer(header.producer_epoch, now_ms)
+        self._producers[header.producer_id] = producer  # now the youngest
+        producer.last_seen_ms = now_ms
+        if producer.epoch != header.producer_epoch:
+            producer.epoch = header.producer_epoch
+            producer.batches.clear()
+        if header.is_control:
+            return  # a transaction marker carries an epoch, but no sequence
+        batches = producer.batches
+        if len(batches) == BATCHES_REMEMBERED:
+            del batches[0]
+        batches.append(
+            RememberedBatch(
+                header.base_sequence,
+                last_sequence(header.base_sequence, header.last_offset_delta),
+                base_offset,
+                header.last_offset_delta,
+                header.max_timestamp_ms,
+            )
+        )
+        if len(self._producers) > self.producers_max:
+            del self._producers[next(iter(self._producers))]
+            self.evicted += 1
+
+    def replay(self, headers: Iterable[BatchHeader], now_ms: int) -> None:
+        """Record the batches of a log, whose headers carry their real base offsets."""
+        for header in headers:
+            self.record(header, header.base_offset, now_ms)
+
+    def expire(self, now_ms: int) -> int:
+        """Forget producers without a batch for `expiration_ms`; says how many. Call it every few minutes."""
+        gone: list[int] = []
+        for producer_id, producer in self._producers.items():
+            if now_ms - producer.last_seen_ms < self.expiration_ms:
+                break
+            gone.append(producer_id)
+        for producer_id in gone:
+            del self._producers[producer_id]
+        return len(gone)
+
+    def to_bytes(self, end_offset: int) -> bytes:
+        """A snapshot of the table as it is when every batch below `end_offset` has been recorded."""
+        pieces = [_HEAD.pack(_MAGIC, _VERSION, end_offset, len(self._producers))]
+        for producer_id, producer in self._producers.items():
+            pieces.append(
+                _PRODUCER.pack(producer_id, producer.epoch, producer.last_seen_ms, len(producer.batches))
+            )
+            pieces += [_BATCH.pack(*batch) for batch in producer.batches]
+        body = b"".join(pieces)
+        return body + _CHECKSUM.pack(zlib.crc32(body))
+
+    @classmethod
+    def from_bytes(
+        cls,
+        data: bytes,
+        *,
+        expiration_ms: int = DEFAULT_EXPIRATION_MS,
+        producers_max: int = DEFAULT_PRODUCERS_MAX,
+    ) -> tuple[ProducerTable, int]:
+        """Read a snapshot: the table, and the offset from which to replay the log's headers into it.
+
+        Raises `CorruptLog` if the bytes are not a whole snapshot; the caller then replays from the log's
+        start.
+        """
+        if len(data) < _HEAD.size + _CHECKSUM.size:
+            raise CorruptLog("producer snapshot: too short")
+        body = data[: -_CHECKSUM.size]
+        if zlib.crc32(body) != _CHECKSUM.unpack_from(data, len(body))[0]:
+            raise CorruptLog("producer snapshot: wrong checksum")
+        magic, version, end_offset, count = _HEAD.unpack_from(body)
+        if magic != _MAGIC or version != _VERSION:
+            raise CorruptLog(f"producer snapshot: unknown format {magic!r} version {version}")
+        table = cls(expiration_ms=expiration_ms, producers_max=producers_max)
+        position = _HEAD.size
+        for _ in range(count):
+            producer_id, epoch, last_seen_ms, batches = _PRODUCER.unpack_from(body, position)
+            position += _PRODUCER.size
+            producer = Producer(epoch, last_seen_ms)
+            for _ in range(batches):
+                producer.batches.append(RememberedBatch(*_BATCH.unpack_from(body, position)))
+                position += _BATCH.size
+            table._producers[producer_id] = producer
+        return table, end_offset
+
+
+def _check_new_epoch(header: BatchHeader, producer: Producer) -> None:
+    """A batch whose epoch is not the producer's current one: older is fenced, newer starts at sequence 0."""
+    if header.producer_epoch < producer.epoch:
+        raise InvalidProducerEpoch(
+            f"producer {header.producer_id} has epoch {producer.epoch}, the batch has {header.producer_epoch}"
+        )
+    if header.base_sequence != 0:
+        raise OutOfOrderSequence(
+            f"producer {header.producer_id} begins epoch {header.producer_epoch} with sequence"
+            f" {header.base_sequence}, expected 0"
+        )

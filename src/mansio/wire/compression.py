@@ -1,0 +1,311 @@
+"""The codecs of record batches: gzip, snappy, lz4, zstd. What a batch may become when opened is bounded
+beforehand.
+
+A small batch can claim to become gigabytes. So `decompress` learns an upper bound of the output from the
+compressed bytes themselves (lengths and block headers) before it allocates, or decompresses in steps (gzip),
+and refuses with `InvalidRecord` above the caller's limit. What cannot be decompressed is `CorruptMessage`.
+
+Framings, as Kafka's clients write and read them:
+  gzip    RFC 1952, members may follow each other.
+  snappy  written as the Java client does ("xerial": a header, then raw blocks of 32 KiB behind a length);
+          read in that framing and as one raw block (librdkafka).
+  lz4     one LZ4 frame; written with independent blocks and without content size, because the Java client
+  reads
+          nothing else. Read with and without content size, checksums, linked blocks.
+  zstd    frames with or without content size, skippable frames between them.
+
+Always true: the result of `decompress` is never longer than `max_output_bytes`, and nothing much longer than
+that was allocated on the way.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from enum import IntEnum
+from struct import Struct
+from typing import TYPE_CHECKING, Final
+
+import cramjam
+
+from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.ports import Buffer
+
+
+class Codec(IntEnum):
+    """Compression of a record batch: the three low bits of its attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+_LITTLE_16: Final = Struct("<H")
+_LITTLE_32: Final = Struct("<I")
+_LITTLE_64: Final = Struct("<Q")
+_BIG_32: Final = Struct(">I")
+
+_XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
+_XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
+_XERIAL_BLOCK_BYTES: Final = 32 * 1024
+
+_LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
+# Version 1, independent blocks, no checksums, no content size; blocks of at most 64 KiB; and the checksum of
+# that.
+_LZ4_HEADER: Final = _LZ4_MAGIC + b"\x60\x40\x82"
+_LZ4_BLOCK_BYTES: Final = 64 * 1024
+_LZ4_UNCOMPRESSED: Final = 0x8000_0000
+_LZ4_BLOCK_SIZES: Final = {4: 64 << 10, 5: 256 << 10, 6: 1 << 20, 7: 4 << 20}
+_LZ4_MAX_RATIO: Final = 255
+
+_ZSTD_MAGIC: Final = 0xFD2FB528
+_ZSTD_SKIPPABLE_MAGIC: Final = 0x184D2A50
+_ZSTD_BLOCK_BYTES: Final = 128 * 1024
+_ZSTD_LEVEL: Final = 3
+
+
+def compress(codec: Codec, data: Buffer) -> bytes:
+    """`data` in the codec's framing, readable by every Kafka client."""
+    if codec == Codec.NONE:
+        return bytes(data)
+    if codec == Codec.GZIP:
+        return bytes(cramjam.gzip.compress(data))
+    if codec == Codec.SNAPPY:
+        return _compress_xerial(data)
+    if codec == Codec.LZ4:
+        return _compress_lz4(data)
+    return bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL))
+
+
+def decompress(codec: int, data: Buffer, max_output_bytes: int) -> bytes:
+    """What `data` was before `compress`, at most `max_output_bytes` long.
+
+    Raises `InvalidRecord` when it would be longer, `CorruptMessage` when it cannot be decompressed,
+    `UnsupportedCompression` for a codec that does not exist.
+    """
+    opener = _OPENERS.get(codec)
+    if opener is None:
+        raise UnsupportedCompression(f"there is no compression codec {codec}")
+    try:
+        return opener(data, max_output_bytes)
+    except (cramjam.DecompressionError, zlib.error, struct.error, IndexError) as error:
+        raise CorruptMessage(
+            f"the records cannot be decompressed ({Codec(codec).name.lower()}): {error}"
+        ) from error
+
+
+def _too_long(max_output_bytes: int) -> InvalidRecord:
+    return InvalidRecord(f"the records take more than {max_output_bytes} bytes when decompressed")
+
+
+def _open_none(data: Buffer, max_output_bytes: int) -> bytes:
+    if len(data) > max_output_bytes:
+        raise _too_long(max_output_bytes)
+    return bytes(data)
+
+
+def _open_gzip(data: Buffer, max_output_bytes: int) -> bytes:
+    parts: list[bytes] = []
+    room = max_output_bytes
+    rest: Buffer = data
+    while len(rest):
+        member = zlib.decompressobj(wbits=31)
+        # One byte more than allowed tells "exactly full" from "too long".
+        part = member.decompress(rest, room + 1)
+        room -= len(part)
+        if room < 0:
+            raise _too_long(max_output_bytes)
+        if not member.eof:
+            raise CorruptMessage("the gzip stream ends too early")
+        parts.append(part)
+        rest = member.unused_data
+    if not parts:
+        raise CorruptMessage("the gzip stream is empty")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _open_snappy(data: Buffer, max_output_bytes: int) -> bytes:
+    if bytes(data[:8]) != _XERIAL_MAGIC:
+        if cramjam.snappy.decompress_raw_len(data) > max_output_bytes:
+            raise _too_long(max_output_bytes)
+        return bytes(cramjam.snappy.decompress_raw(data))
+    view = memoryview(data)
+    parts: list[bytes] = []
+    room = max_output_bytes
+    position = len(_XERIAL_HEADER)
+    if len(view) < position:
+        raise CorruptMessage("the snappy header is incomplete")
+    while position < len(view):
+        (length,) = _BIG_32.unpack_from(view, position)
+        position += 4
+        block = view[position : position + length]
+        if len(block) < length or not length:
+            raise CorruptMessage("a snappy block is longer than the batch, or empty")
+        position += length
+        room -= cramjam.snappy.decompress_raw_len(block)
+        if room < 0:
+            raise _too_long(max_output_bytes)
+        parts.append(bytes(cramjam.snappy.decompress_raw(block)))
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def _open_lz4(data: Buffer, max_output_bytes: int) -> bytes:
+    known, bound = _lz4_output_bytes(memoryview(data))
+    return _open_into(cramjam.lz4.decompress_into, data, known, bound, max_output_bytes)
+
+
+def _open_zstd(data: Buffer, max_output_bytes: int) -> bytes:
+    known, bound = _zstd_output_bytes(memoryview(data))
+    return _open_into(cramjam.zstd.decompress_into, data, known, bound, max_output_bytes)
+
+
+def _open_into(
+    decompress_into: Callable[[Buffer, bytearray], int],
+    data: Buffer,
+    known: bool,
+    bound: int,
+    max_output_bytes: int,
+) -> bytes:
+    """Decompress into a buffer of the right size; `known` says that `bound` is what the frame itself
+    promises."""
+    if known and bound > max_output_bytes:
+        raise _too_long(max_output_bytes)
+    out = bytearray(min(bound, max_output_bytes))
+    try:
+        length = decompress_into(data, out)
+    except cramjam.DecompressionError as error:
+        if not known and bound > max_output_bytes and "whole buffer" in str(error):
+            raise _too_long(max_output_bytes) from error
+        raise
+    return bytes(memoryview(out)[:length])
+
+
+def _lz4_output_bytes(view: memoryview) -> tuple[bool, int]:
+    """(whether the frame states its size, the size or an upper bound of it) of one LZ4 frame that fills
+    `view`."""
+    if bytes(view[:4]) != _LZ4_MAGIC:
+        raise CorruptMessage("the records do not begin with an LZ4 frame")
+    flags, descriptor = view[4], view[5]
+    block_bytes = _LZ4_BLOCK_SIZES.get(descriptor >> 4 & 7)
+    if flags >> 6 != 1 or flags & 1 or block_bytes is None:
+        raise CorruptMessage(
+            "an LZ4 frame of another version, with a dictionary, or of an unknown block size"
+        )
+    position = 7
+    stated: int | None = None
+    if flags & 0x08:
+        (stated,) = _LITTLE_64.unpack_from(view, 6)
+        position += 8
+    checksum_bytes = 4 if flags & 0x10 else 0
+    bound = 0
+    while True:
+        (word,) = _LITTLE_32.unpack_from(view, position)
+        position += 4
+        if word == 0:
+            break
+        length = word & ~_LZ4_UNCOMPRESSED
+        bound += length if word & _LZ4_UNCOMPRESSED else min(block_bytes, length * _LZ4_MAX_RATIO)
+        position += length + checksum_bytes
+    position += 4 if flags & 0x04 else 0
+    if position != len(view):
+        raise CorruptMessage("the LZ4 frame does not end with the batch")
+    return (False, bound) if stated is None else (True, stated)
+
+
+def _zstd_output_bytes(view: memoryview) -> tuple[bool, int]:
+    """(whether all frames state their size, the sum of sizes or upper bounds) of the zstd frames."""
+    position = 0
+    known = True
+    total = 0
+    while position < len(view):
+        (magic,) = _LITTLE_32.unpack_from(view, position)
+        position += 4
+        if magic & 0xFFFF_FFF0 == _ZSTD_SKIPPABLE_MAGIC:
+            (length,) = _LITTLE_32.unpack_from(view, position)
+            position += 4 + length
+            continue
+        if magic != _ZSTD_MAGIC:
+            raise CorruptMessage("the records do not begin with a zstd frame")
+        stated, position, has_checksum = _zstd_frame_header(view, position)
+        bound, position = _zstd_blocks(view, position)
+        position += 4 if has_checksum else 0
+        known = known and stated is not None
+        total += bound if stated is None else stated
+    if position != len(view) or not position:
+        raise CorruptMessage("the zstd frames do not end with the batch")
+    return known, total
+
+
+def _zstd_frame_header(view: memoryview, position: int) -> tuple[int | None, int, bool]:
+    """(content size if stated, position of the first block, whether a checksum follows): RFC 8878, 3.1."""
+    descriptor = view[position]
+    single_segment = descriptor & 0x20
+    position += 1 + (0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3]
+    has_checksum = bool(descriptor & 0x04)
+    size_flag = descriptor >> 6
+    if size_flag == 0:
+        return (
+            (view[position], position + 1, has_checksum) if single_segment else (None, position, has_checksum)
+        )
+    if size_flag == 1:
+        return int(_LITTLE_16.unpack_from(view, position)[0]) + 256, position + 2, has_checksum
+    if size_flag == 2:
+        return int(_LITTLE_32.unpack_from(view, position)[0]), position + 4, has_checksum
+    return int(_LITTLE_64.unpack_from(view, position)[0]), position + 8, has_checksum
+
+
+def _zstd_blocks(view: memoryview, position: int) -> tuple[int, int]:
+    """(upper bound of what the blocks of one frame become, position after the last of them)."""
+    bound = 0
+    while True:
+        header = view[position] | view[position + 1] << 8 | view[position + 2] << 16
+        kind, length = header >> 1 & 3, header >> 3
+        position += 3
+        if kind == 3 or position > len(view):
+            raise CorruptMessage("a zstd block of an unknown kind")
+        if kind == 2:  # compressed: may become a full block
+            bound += _ZSTD_BLOCK_BYTES
+            position += length
+        else:  # raw, or one byte repeated `length` times
+            bound += length
+            position += length if kind == 0 else 1
+        if header & 1:
+            return bound, position
+
+
+def _compress_xerial(data: Buffer) -> bytes:
+    view = memoryview(data)
+    parts = [_XERIAL_HEADER]
+    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
+        parts += (_BIG_32.pack(len(block)), block)
+    return b"".join(parts)
+
+
+def _compress_lz4(data: Buffer) -> bytes:
+    view = memoryview(data)
+    parts: list[Buffer] = [_LZ4_HEADER]
+    for start in range(0, len(view), _LZ4_BLOCK_BYTES):
+        plain = view[start : start + _LZ4_BLOCK_BYTES]
+        block = bytes(cramjam.lz4.compress_block(plain, store_size=False))
+        if len(block) < len(plain):
+            parts += (_LITTLE_32.pack(len(block)), block)
+        else:
+            parts += (_LITTLE_32.pack(len(plain) | _LZ4_UNCOMPRESSED), plain)
+    parts.append(b"\x00\x00\x00\x00")
+    return b"".join(parts)
+
+
+_OPENERS: Final[dict[int, Callable[[Buffer, int], bytes]]] = {
+    Codec.NONE: _open_none,
+    Codec.GZIP: _open_gzip,
+    Codec.SNAPPY: _open_snappy,
+    Codec.LZ4: _open_lz4,
+    Codec.ZSTD: _open_zstd,
+}

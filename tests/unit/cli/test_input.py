@@ -1,0 +1,118 @@
+"""Records from a stream of bytes, however it is cut."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mansio.cli import input as source
+from mansio.cli.input import Shape, Splitter, key_and_value
+from mansio.errors import InvalidRecord
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@given(
+    st.lists(st.binary(max_size=20).map(lambda piece: piece.replace(b"|", b"").replace(b"-", b""))),
+    st.sampled_from([b"|", b"--"]),
+    st.integers(1, 7),
+)
+def test_pieces_are_the_same_however_the_stream_is_cut(pieces: list[bytes], delimiter: bytes, size: int):
+    stream = b"".join(piece + delimiter for piece in pieces)
+    splitter = Splitter(delimiter)
+    found: list[bytes] = []
+    for start in range(0, len(stream), size):
+        found += splitter.feed(stream[start : start + size])
+    assert found + splitter.end() == pieces
+
+
+def test_what_follows_the_last_delimiter_is_a_record_too():
+    splitter = Splitter(b"\n")
+    assert splitter.feed(b"a\n\nb") == [b"a", b""]
+    assert splitter.end() == [b"b"]
+    assert splitter.end() == []
+
+
+def test_without_delimiter_the_whole_input_is_one_record():
+    splitter = Splitter(b"")
+    assert splitter.feed(b"a\n\x00") == []
+    assert splitter.feed(b"\xff") == []
+    assert splitter.end() == [b"a\n\x00\xff"]
+
+
+def test_a_record_without_end_is_refused_before_it_fills_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(source, "RECORD_BYTES_MAX", 10)
+    splitter = Splitter(b"\n")
+    splitter.feed(b"123456")
+    with pytest.raises(InvalidRecord, match="no delimiter within 10 bytes"):
+        splitter.feed(b"78901")
+
+
+@pytest.mark.parametrize(
+    ("piece", "shape", "expected"),
+    [
+        (b"v", Shape(), (None, b"v")),
+        (b"", Shape(), (None, b"")),
+        (b"", Shape(empty_is_null=True), (None, None)),
+        (b"v", Shape(key=b"k"), (b"k", b"v")),
+        (b"k:v:w", Shape(key_separator=b":"), (b"k", b"v:w")),
+        (b":v", Shape(key_separator=b":"), (b"", b"v")),
+        (b"k:", Shape(key_separator=b":", empty_is_null=True), (b"k", None)),
+    ],
+)
+def test_key_and_value_of_a_line(piece: bytes, shape: Shape, expected: tuple[bytes | None, bytes | None]):
+    assert key_and_value(piece, shape, 1) == expected
+
+
+def test_a_line_without_key_separator_is_named():
+    with pytest.raises(InvalidRecord, match="record 7 has no key separator b':'"):
+        key_and_value(b"nothing", Shape(key_separator=b":"), 7)
+
+
+def read(descriptor: int) -> bytes:
+    async def collect() -> bytes:
+        return b"".join([chunk async for chunk in source.read_chunks(descriptor)])
+
+    return asyncio.run(collect())
+
+
+def test_a_file_is_read_to_its_end(tmp_path: Path):
+    content = os.urandom(source.CHUNK_BYTES * 2 + 5)
+    path = tmp_path / "input"
+    path.write_bytes(content)
+    with path.open("rb") as file:
+        assert read(file.fileno()) == content
+
+
+def test_a_pipe_gives_what_it_has_before_it_ends():
+    async def story() -> tuple[bytes, bytes]:
+        reader, writer = os.pipe()
+        chunks = source.read_chunks(reader)
+        os.write(writer, b"first")
+        first = await asyncio.wait_for(anext(chunks), 5)
+        os.write(writer, b"second")
+        second = await asyncio.wait_for(anext(chunks), 5)
+        os.close(writer)
+        with pytest.raises(StopAsyncIteration):
+            await asyncio.wait_for(anext(chunks), 5)
+        os.close(reader)
+        return first, second
+
+    assert asyncio.run(story()) == (b"first", b"second")
+
+
+def test_waiting_for_a_silent_pipe_can_be_interrupted():
+    async def story() -> None:
+        reader, writer = os.pipe()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(source.read_chunks(reader)), 0.05)
+        os.close(reader)
+        os.close(writer)
+
+    asyncio.run(story())

@@ -1,0 +1,1 @@
+"""What the Makefile calls besides other people's programs: set-up, generated documents."""

@@ -1,0 +1,168 @@
+"""Every promise of Mansio in one line each, and the README's table of which of them hold today.
+
+A row is done when a test shows it over a real connection: the test says so with `@pytest.mark.row("L5")`, and the
+table is made from those marks. Nobody writes "done" by hand; a row without a mark is "to come".
+
+Always true: the marks are read from the syntax of the tests, so nothing has to be imported or run.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+TESTS = ROOT / "tests"
+
+FEATURES = {
+    "Log": {
+        "L1": "Topics with N partitions: create, list, describe, alter, grow, delete; auto-create optional",
+        "L2": "Records with key, value, headers, timestamp; binary safe, empty and null told apart",
+        "L3": "Append-only segments with offset and time index, rebuilt when damaged",
+        "L4": "acks=0, 1 and all mean: no answer, in the page cache, on the disk",
+        "L5": "After kill -9 or power loss the tail is checked and nothing acknowledged with acks=all is lost",
+        "L6": "Retention by time and bytes, per topic; DeleteRecords",
+        "L7": "Compaction: the latest record per key, with tombstones",
+        "L8": "Compression gzip, snappy, lz4, zstd end to end, stored as sent",
+        "L9": "Zero-copy reads",
+        "L10": "Full disk or failed fsync: writes refused with a typed error, reads go on",
+    },
+    "Producing": {
+        "P1": "Keys go to the partition every Kafka client would choose (murmur2)",
+        "P2": "Batching by size and linger, with a result per message",
+        "P3": "Idempotent producers: retries never duplicate, over restarts too",
+        "P4": "Transactions over partitions and offsets",
+        "P5": "Bad input gets a typed error; the other batches of the request are unharmed",
+    },
+    "Consumer groups": {
+        "G1": "Classic groups with every client: join, rebalance, cooperative, static members",
+        "G2": "The broker-side groups of KIP-848",
+        "G3": "Partitions that do not move are delivered without a pause during a rebalance",
+        "G4": "Offsets committed, fetched, reset, deleted; they survive a restart; lag is visible",
+    },
+    "Care for every record": {
+        "D1": "Share groups (KIP-932): many consumers on a partition, accept / release / reject",
+        "D2": "Leases with expiry and extension; a late ack is refused",
+        "D3": "Retry with backoff that blocks nobody",
+        "D4": "Dead-letter topics, with redrive",
+        "D5": "Acked records stay in the log; lease state survives",
+        "D6": "Delayed and recurring records, for every kind of consumer",
+        "D7": "Priority lanes that starve nobody",
+        "D8": "Client styles: in order, parallel, by key",
+    },
+    "Seeing and going back": {
+        "T1": "The life story of any record",
+        "T2": "Tracing costs at most 3 % of throughput",
+        "T3": "Replay from any point in time without moving a group",
+        "T4": "Snapshots: replay what retention has deleted",
+        "T5": "Metrics, trace context, probes that notice a stalled loop",
+        "T6": "Hot partitions: found, explained, remedied",
+        "T7": "A web console",
+    },
+    "Cluster": {
+        "C1": "Leader election by etcd; replication with an in-sync set",
+        "C2": "Any minority may fail: nothing acknowledged is lost",
+        "C3": "Brokers join and leave without a restart; throttled rebalance",
+        "C4": "Any broker answers; requests are routed to the leader",
+        "C5": "Leases, schedules, groups and transactions survive their broker",
+        "C6": "Rolling restart and upgrade without a failed produce",
+        "C7": "A second data centre with translated offsets",
+    },
+    "Spark": {
+        "S0": "The user's own pipeline: topic to topic or table",
+        "S1": "Read a topic as a batch and as a stream",
+        "S2": "Write exactly once",
+        "S3": "Archive a topic to a lake table",
+        "S4": "Archive and live log in one read",
+        "S5": "Snapshot replay",
+        "S6": "Dead-letter triage and redrive",
+        "S7": "Trace analytics",
+        "S8": "Hot keys and skew",
+        "S9": "Compaction at scale",
+        "S10": "Mirror",
+        "S11": "Lag in the broker's own view",
+        "S12": "Schema check",
+    },
+    "Operating": {
+        "O1": "Every setting by flag, environment or file; unknown ones are errors; its origin is shown",
+        "O2": "One data directory, one process; several processes as brokers of one cluster",
+        "O3": "Stuck transactions, unacknowledged records and the disk watermark raise alarms",
+    },
+    "Doors": {
+        "A1": "Kafka's protocol for librdkafka, kafka-python, aiokafka, Java, Spark, unchanged",
+        "A2": "gRPC",
+        "A3": "HTTP and JSON, described by OpenAPI",
+        "A4": "SQS-compatible endpoint",
+        "A5": "Python client, asyncio and blocking; a pytest fixture with the real broker",
+        "A6": "Command line, with JSON output",
+        "A7": "Schema registry",
+        "A8": "TLS, authentication, access control, quotas",
+        "A9": "Container image, Helm chart, systemd unit",
+    },
+}
+
+
+class Mark(NamedTuple):
+    """A test that shows rows: where it is and which."""
+
+    file: Path
+    test: str
+    rows: tuple[str, ...]
+
+
+def known_rows() -> set[str]:
+    return {row for rows in FEATURES.values() for row in rows}
+
+
+def _rows_of(expression: ast.expr) -> tuple[str, ...]:
+    """The rows in `pytest.mark.row("L1", "L2")`, or in a list of marks; empty for any other expression."""
+    if isinstance(expression, ast.List | ast.Tuple):
+        return tuple(row for element in expression.elts for row in _rows_of(element))
+    if not isinstance(expression, ast.Call) or ast.unparse(expression.func) != "pytest.mark.row":
+        return ()
+    return tuple(argument.value for argument in expression.args if isinstance(argument, ast.Constant))
+
+
+def marks(directory: Path = TESTS) -> list[Mark]:
+    """Every test under `directory` that carries a row, by its own mark, its class's or its module's."""
+    found = []
+    for file in sorted(directory.rglob("test_*.py")):
+        found += [
+            Mark(file, test, rows) for test, rows in _tests(ast.parse(file.read_text()).body, ()) if rows
+        ]
+    return found
+
+
+def _tests(body: list[ast.stmt], outer: tuple[str, ...]) -> list[tuple[str, tuple[str, ...]]]:
+    for statement in body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "pytestmark":
+            outer += _rows_of(statement.value)
+    found = []
+    for statement in body:
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            rows = outer + tuple(row for mark in statement.decorator_list for row in _rows_of(mark))
+            if isinstance(statement, ast.ClassDef):
+                found += _tests(statement.body, rows)
+            elif statement.name.startswith("test_"):
+                found.append((statement.name, rows))
+    return found
+
+
+def table() -> str:
+    """The README's table, as Markdown."""
+    tests: dict[str, int] = defaultdict(int)
+    for mark in marks():
+        for row in set(mark.rows):
+            tests[row] += 1
+    lines = ["| | promise | shown by |", "|---|---|---|"]
+    to_come = []
+    for area, rows in FEATURES.items():
+        done = [row for row in rows if tests[row]]
+        if done:
+            lines.append(f"| | **{area}** | |")
+        for row in done:
+            lines.append(f"| {row} | {rows[row]} | {tests[row]} test{'s' if tests[row] > 1 else ''} |")
+        to_come += [f"{rows[row]} ({row})" for row in rows if not tests[row]]
+    return "\n".join([*lines, "", "To come: " + "; ".join(to_come) + "."])
