@@ -24,7 +24,7 @@ help:
 	@echo "make clean     remove what was made, .venv and .tools included"
 
 # The runtime and the demo's data: all that `make demo` and `make serve` need.
-$(VENV)/.runtime: pyproject.toml constraints.txt tools/find_python.sh
+$(VENV)/.runtime: pyproject.toml constraints.txt tools/find_python.sh src/mansio/version.py
 	@test -x $(BIN)/python || { python=$$(sh tools/find_python.sh) && "$$python" -m venv $(VENV); }
 	@echo "Installing Mansio into $(VENV)"
 	@$(INSTALL) --editable .

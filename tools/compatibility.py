@@ -7,8 +7,9 @@ from mansio.wire.versions import OFFERED, SKIPPED
 INTRODUCTION = """\
 # Compatibility with Kafka
 
-Mansio speaks Kafka's protocol; a client finds out with ApiVersions what this broker offers. Generated from the table
-in `src/mansio/wire/versions.py` by `make format`: a version stands here only when it is implemented and tested.
+Mansio speaks Kafka's protocol; a client finds out with ApiVersions what this broker offers. Generated from
+the table in `src/mansio/wire/versions.py` by `make format`: a version stands here only when it is implemented
+and tested.
 
 Only record batch format 2 (Kafka 0.11 and newer) is accepted and stored; it is stored as it was sent.
 

@@ -1,7 +1,7 @@
 """Every promise of Mansio in one line each, and the README's table of which of them hold today.
 
-A row is done when a test shows it over a real connection: the test says so with `@pytest.mark.row("L5")`, and the
-table is made from those marks. Nobody writes "done" by hand; a row without a mark is "to come".
+A row is done when a test shows it over a real connection: the test says so with `@pytest.mark.row("L5")`, and
+the table is made from those marks. Nobody writes "done" by hand; a row without a mark is "to come".
 
 Always true: the marks are read from the syntax of the tests, so nothing has to be imported or run.
 """
@@ -162,7 +162,12 @@ def table() -> str:
         done = [row for row in rows if tests[row]]
         if done:
             lines.append(f"| | **{area}** | |")
-        for row in done:
-            lines.append(f"| {row} | {rows[row]} | {tests[row]} test{'s' if tests[row] > 1 else ''} |")
-        to_come += [f"{rows[row]} ({row})" for row in rows if not tests[row]]
-    return "\n".join([*lines, "", "To come: " + "; ".join(to_come) + "."])
+        lines += [f"| {row} | {rows[row]} | {_count(tests[row])} |" for row in done]
+        missing = [f"{rows[row]} ({row})" for row in rows if not tests[row]]
+        if missing:
+            to_come.append(f"- **{area}**: {'; '.join(missing)}.")
+    return "\n".join([*lines, "", "To come:", "", *to_come])
+
+
+def _count(tests: int) -> str:
+    return f"{tests} test" if tests == 1 else f"{tests} tests"

@@ -166,12 +166,12 @@ class HostLock:
 
 
 def _lock_descriptor(descriptor: int) -> None:
-    if fcntl is not None:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return
-    import msvcrt
+    if sys.platform == "win32":
+        import msvcrt
 
-    msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]  # Windows only
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class HostDisk:
@@ -201,7 +201,9 @@ class HostDisk:
             missing.append(current)
             current = os.path.dirname(current)
         for directory in reversed(missing):
-            with contextlib.suppress(FileExistsError):  # somebody else made it meanwhile; it is synced all the same
+            with contextlib.suppress(
+                FileExistsError
+            ):  # somebody else made it meanwhile; it is synced all the same
                 os.mkdir(directory)
             self.sync_directory(os.path.dirname(directory) or ".")
 
@@ -308,7 +310,9 @@ class BackgroundThread:
 
     def __init__(self, call_from_thread: Callable[..., object], *, name: str = "mansio-disk") -> None:
         self._call_from_thread = call_from_thread
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[..., None]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[..., None]] | None] = (
+            queue.SimpleQueue()
+        )
         self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()

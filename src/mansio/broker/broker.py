@@ -9,20 +9,39 @@ Owns every other part; none of them knows this one.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING
 
-from mansio.broker.server import Server
+from mansio.broker.coordinators.groups import GroupCoordinator
+from mansio.broker.coordinators.settings import OFFSETS_TOPIC, GroupSettings
+from mansio.broker.loop import AsyncioScheduler
+from mansio.broker.partitions import PartitionSet
+from mansio.broker.producer_ids import ProducerIds
+from mansio.broker.records import RecordService
+from mansio.broker.server import Limits, Server
 from mansio.broker.service import Service
+from mansio.broker.topics import NewTopic, TopicAdmin
+from mansio.broker.view_checkpoint import CheckpointRoom
+from mansio.cluster.sqlite_store import SqliteStore
+from mansio.cluster.state import ClusterState
 from mansio.config import Address
+from mansio.errors import TopicAlreadyExists
+from mansio.host import BackgroundThread, HostClock, HostDisk, HostRandom
+from mansio.log.files import FileCache
+from mansio.log.sync import Syncer
+from mansio.wire import messages
 
 if TYPE_CHECKING:
+    from mansio.broker.partition import Partition
     from mansio.config import Settings
 
 logger = logging.getLogger(__name__)
 
-NEVER_MS = 1 << 60
+IDLE_NEVER_MS = 1 << 50
 
 
 class Broker:
@@ -34,7 +53,6 @@ class Broker:
         self._stack = AsyncExitStack()
         self._service: Service | None = None
         self._server: Server | None = None
-        self._stopping = False
 
     @property
     def service(self) -> Service:
@@ -47,3 +65,154 @@ class Broker:
         async with AsyncExitStack() as stack:
             await self._start(stack)
             self._stack = stack.pop_all()
+
+    async def stop(self) -> None:
+        """Drain, sync, close; see the module. Does nothing the second time."""
+        if self._service is not None:
+            self._service.ready = False
+        if self._server is not None:
+            await self._server.stop(self.settings.shutdown_drain_ms)
+        await self._stack.aclose()
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        settings = self.settings
+        loop = asyncio.get_running_loop()
+        scheduler = AsyncioScheduler(loop)
+        clock = HostClock()
+        random = HostRandom()
+        disk = HostDisk()
+        stack.callback(disk.close)
+        disk.make_directory(settings.data_dir)
+        stack.callback(disk.lock(f"{settings.data_dir}/lock").release)
+        sync_thread = BackgroundThread(scheduler.call_from_thread, name="mansio-sync")
+        stack.callback(sync_thread.close)
+        file_thread = BackgroundThread(scheduler.call_from_thread, name="mansio-files")
+        stack.callback(file_thread.close)
+
+        store = SqliteStore.open(f"{settings.data_dir}/metadata.sqlite3", file_thread, scheduler.promise)
+        stack.push_async_callback(store.close)
+        state = await ClusterState.load(store, settings.cluster_id, random)
+
+        syncer = Syncer(
+            disk,
+            sync_thread,
+            settings.data_dir,
+            scheduler=scheduler,
+            background_sync_interval_ms=settings.background_sync_interval_ms,
+            checkpoint_interval_ms=settings.checkpoint_interval_ms,
+        )
+        partitions = PartitionSet(
+            settings=settings,
+            disk=disk,
+            clock=clock,
+            scheduler=scheduler,
+            syncer=syncer,
+            files=FileCache(disk, files_max=settings.open_files_max),
+            background=file_thread,
+        )
+        stack.push_async_callback(_close_partitions, partitions, syncer, scheduler)
+        for topic in tuple(state.topics.values()):
+            await partitions.open_known(topic)
+        partitions.report_unknown_directories()
+        state.on_change(partitions.follow)
+        state.start(store, scheduler)
+        stack.callback(state.stop)
+        stack.push_async_callback(scheduler.close)
+
+        topics = TopicAdmin(
+            store=store,
+            state=state,
+            settings=settings,
+            scheduler=scheduler,
+            random=random,
+            open_partitions=partitions.open_partitions,
+            close_partitions=partitions.close_partitions,
+        )
+        await topics.recover()
+        records = RecordService(partitions, ProducerIds(store, state.keys, random).take)
+        groups = GroupCoordinator(
+            settings=_group_settings(settings),
+            clock=clock,
+            scheduler=scheduler,
+            random=random,
+            create_topic=partial(_offsets_partitions, topics, partitions, settings.offsets_topic_partitions),
+            end_offset=partial(_high_watermark, partitions),
+            checkpoints=CheckpointRoom(disk, file_thread, f"{settings.data_dir}/views"),
+        )
+        await groups.start(partitions.of(OFFSETS_TOPIC))
+        stack.push_async_callback(groups.close)
+        service = Service(
+            settings=settings,
+            clock=clock,
+            scheduler=scheduler,
+            partitions=partitions,
+            records=records,
+            topics=topics,
+            groups=groups,
+        )
+        self._service = service
+        await self._listen(service, loop)
+
+    async def _listen(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
+        settings = self.settings
+        server = Server(service, _limits(settings), loop)
+        host, port = settings.kafka_address
+        self.kafka_address = Address(*await server.start(host, port, advertised=settings.advertised_address))
+        self._server = service.server = server
+        service.ready = True
+        service.scheduler.spawn(_warm_up(service), name="warm-up")
+        logger.info("broker %d ready on %s", settings.node_id, self.kafka_address)
+
+
+def _limits(settings: Settings) -> Limits:
+    return Limits(
+        frame_bytes_max=settings.frame_bytes_max,
+        requests_max=settings.in_flight_requests_per_connection_max,
+        backlog_bytes_max=settings.in_flight_bytes_per_connection_max,
+        unsent_bytes_max=settings.in_flight_bytes_per_connection_max,
+        in_flight_bytes_max=settings.in_flight_bytes_max,
+        connections_max=settings.connections_max,
+        idle_ms_max=settings.connection_idle_ms_max or IDLE_NEVER_MS,
+    )
+
+
+def _group_settings(settings: Settings) -> GroupSettings:
+    return GroupSettings(
+        session_timeout_ms_min=settings.group_session_timeout_ms_min,
+        session_timeout_ms_max=settings.group_session_timeout_ms_max,
+        initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
+        members_max=settings.group_members_max,
+        offset_metadata_bytes_max=settings.offset_metadata_bytes_max,
+    )
+
+
+async def _offsets_partitions(topics: TopicAdmin, partitions: PartitionSet, count: int) -> list[Partition]:
+    """The partitions of `__consumer_offsets`, made on the first commit or join."""
+    with contextlib.suppress(TopicAlreadyExists):
+        await topics.create(NewTopic(OFFSETS_TOPIC, count), internal=True)
+    return partitions.of(OFFSETS_TOPIC)
+
+
+def _high_watermark(partitions: PartitionSet, topic: str, index: int) -> int | None:
+    partition = partitions.get(topic, index)
+    return None if partition is None else partition.high_watermark
+
+
+async def _close_partitions(partitions: PartitionSet, syncer: Syncer, scheduler: AsyncioScheduler) -> None:
+    """One last sync of everything, then close the logs."""
+    for partition in partitions:
+        syncer.request(partition.log, urgent=True)
+    while not syncer.idle:
+        promise = scheduler.promise()
+        scheduler.call_later(1, promise.set_result, None)
+        await promise
+    partitions.close()
+    syncer.close()
+
+
+async def _warm_up(service: Service) -> None:
+    """Import and compile the message schemas in small steps, so that no first request pays for them."""
+    for _ in messages.warm_up():
+        promise = service.scheduler.promise()
+        service.scheduler.call_later(1, promise.set_result, None)
+        await promise

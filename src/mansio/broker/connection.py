@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mansio.broker.egress import Egress
 from mansio.errors import MansioError, WireError
@@ -109,13 +109,12 @@ class Connection(asyncio.BufferedProtocol):
     # The transport's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
         peer = transport.get_extra_info("peername")
         self.client_host = str(peer[0]) if peer else ""
         self.last_active = self._server.clock.monotonic()
         self._egress = Egress(
-            self._server.loop, transport.get_extra_info("socket"), self.resume_reading, self._send_failed
+            self._server.loop, transport.get_extra_info("socket").fileno(), self.resume_reading, self._send_failed
         )
         self._server.connected(self)
 

@@ -51,12 +51,12 @@ class Egress:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        connected: socket.socket,
+        descriptor: int,
         on_room: Callable[[], None],
         on_lost: Callable[[OSError], None],
     ) -> None:
         self._loop = loop
-        self._socket: socket.socket | None = connected.dup()
+        self._socket: socket.socket | None = socket.socket(fileno=os.dup(descriptor))
         self._socket.setblocking(False)
         self._queue: deque[memoryview | LogSlice] = deque()
         self._slice_sent = 0

@@ -46,9 +46,10 @@ class ServedTopic:
 
     __slots__ = ("partitions", "topic")
 
-    def __init__(self, topic: Topic, partitions: list[Partition]) -> None:
+    def __init__(self, topic: Topic, partitions: list[Partition | StorageError]) -> None:
         self.topic = topic
         self.partitions = partitions
+        """In the place of a partition that could not be opened stands the reason."""
 
 
 class PartitionSet:
@@ -72,7 +73,7 @@ class PartitionSet:
         self._syncer = syncer
         self._files = files
         self._background = background
-        self._opened: dict[UUID, dict[int, Partition]] = {}
+        self._opened: dict[UUID, dict[int, Partition | StorageError]] = {}
         self._by_name: dict[str, ServedTopic] = {}
         self._by_id: dict[bytes, ServedTopic] = {}
 
@@ -90,14 +91,22 @@ class PartitionSet:
                 raise UnknownTopicId(f"no topic here has the id {(topic_id or b'').hex()}")
         if not 0 <= index < len(found.partitions):
             raise UnknownTopicOrPartition(f"topic {found.topic.name!r} has no partition {index}")
-        return found.partitions[index]
+        partition = found.partitions[index]
+        if isinstance(partition, StorageError):
+            raise partition
+        return partition
 
     def get(self, topic: str, index: int) -> Partition | None:
-        """The partition, or None."""
-        found = self._by_name.get(topic)
-        if found is None or not 0 <= index < len(found.partitions):
+        """The partition, or None where there is none to be had."""
+        try:
+            return self.find(topic, None, index)
+        except MansioError:
             return None
-        return found.partitions[index]
+
+    def of(self, topic: str) -> list[Partition]:
+        """All partitions of a topic, none if there is no such topic. Raises the error of one that is not open."""
+        found = self._by_name.get(topic)
+        return [] if found is None else [self.find(topic, None, index) for index in range(len(found.partitions))]
 
     def is_internal(self, topic: str) -> bool:
         """Whether clients must not write to it."""
@@ -105,28 +114,52 @@ class PartitionSet:
         return found is not None and found.topic.internal
 
     def __iter__(self) -> Iterator[Partition]:
+        """The partitions that are open."""
         for topic in self._by_name.values():
-            yield from topic.partitions
+            for partition in topic.partitions:
+                if isinstance(partition, Partition):
+                    yield partition
 
     def __len__(self) -> int:
         return sum(len(topic.partitions) for topic in self._by_name.values())
 
-    @property
-    def failed(self) -> list[Partition]:
-        """Partitions whose log takes no more writes."""
-        return [partition for partition in self if partition.log.failure is not None]
+    def failures(self) -> dict[str, StorageError]:
+        """Every partition that takes no writes, by name, and why."""
+        found: dict[str, StorageError] = {}
+        for served in self._by_name.values():
+            for index, partition in enumerate(served.partitions):
+                failure = partition if isinstance(partition, StorageError) else partition.log.failure
+                if failure is not None:
+                    found[f"{served.topic.name}-{index}"] = failure
+        return found
 
     # Opening and serving
 
-    async def open_partitions(self, topic: Topic, indexes: range) -> None:
-        """Make the directories that are missing and open the logs. Nobody finds them before `serve`."""
+    async def open_known(self, topic: Topic) -> None:
+        """At start: open and serve a live topic. A log that cannot be opened keeps its own partition from being
+        served, and nobody else's."""
+        for index in range(len(topic.partitions)):
+            try:
+                await self._open(topic, index)
+            except StorageError as error:
+                logger.error("%s-%d is not served: %s", topic.name, index, error)
+                self._opened[topic.topic_id][index] = error
+        self.serve(topic)
+
+    async def open_partitions(self, topic: Topic) -> None:
+        """Make the directories and logs that are missing, and open them. Nobody finds them before `serve`."""
+        for index in range(len(topic.partitions)):
+            await self._open(topic, index)
+
+    async def _open(self, topic: Topic, index: int) -> None:
         opened = self._opened.setdefault(topic.topic_id, {})
-        for index in indexes:
-            directory = f"{self._directory(topic)}/{index}"
-            if not self._disk.exists(directory):
-                await self._off_loop(lambda made=directory: self._disk.make_directory(made))
-            if index not in opened:
-                opened[index] = self._open_one(topic, index, directory)
+        if index in opened:
+            return
+        directory = f"{self._directory(topic)}/{index}"
+        if not self._disk.exists(directory):
+            await self._off_loop(lambda: self._disk.make_directory(directory))
+        if index not in opened:  # nobody else opened it meanwhile
+            opened[index] = self._open_one(topic, index, directory)
 
     def serve(self, topic: Topic) -> None:
         """The topic is live (or has changed): its partitions can be found, under the settings now in force."""
@@ -134,8 +167,9 @@ class PartitionSet:
         served = ServedTopic(topic, [opened[index] for index in range(len(topic.partitions))])
         settings = self._settings_of(topic)
         for partition in served.partitions:
-            partition.rules = _append_rules(settings)
-            partition.log.update_settings(_log_settings(settings))
+            if isinstance(partition, Partition):
+                partition.rules = _append_rules(settings)
+                partition.log.update_settings(_log_settings(settings))
         self._by_name[topic.name] = served
         self._by_id[topic.topic_id.bytes] = served
 
@@ -177,27 +211,23 @@ class PartitionSet:
 
     # Closing
 
-    async def close_partitions(self, topic: Topic, indexes: range) -> None:
+    async def close_partitions(self, topic: Topic) -> None:
         """Close those that are open and remove the data of all: their deletion is durable in the metadata."""
-        opened = self._opened.get(topic.topic_id, {})
-        for index in indexes:
-            if (partition := opened.pop(index, None)) is not None:
+        for partition in self._opened.pop(topic.topic_id, {}).values():
+            if isinstance(partition, Partition):
                 partition.close(save=False)
                 self._syncer.forget(partition.log)
-                partition.log.close()
-            directory = f"{self._directory(topic)}/{index}"
-            if self._disk.exists(directory):
-                await self._off_loop(lambda gone=directory: self._disk.remove_tree(gone))
-        if not opened:
-            self._opened.pop(topic.topic_id, None)
-            directory = self._directory(topic)
-            if self._disk.exists(directory):
-                await self._off_loop(lambda: self._disk.remove_tree(directory))
+                partition.log.close(save=False)
+        directory = self._directory(topic)
+        if self._disk.exists(directory):
+            await self._off_loop(lambda: self._disk.remove_tree(directory))
 
     def close(self) -> None:
         """Close every partition, saving what makes the next start quick. The last sync has been done."""
         for opened in self._opened.values():
             for partition in opened.values():
+                if isinstance(partition, StorageError):
+                    continue
                 try:
                     partition.close()
                     partition.log.close()

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from uuid import UUID
 
 from mansio.cluster import metadata, topic_config
+from mansio.cluster.config_entries import topic_entries
 from mansio.cluster.metadata import Compare, Delete, Put
+from mansio.cluster.metadata_response import TopicEncoder
 from mansio.cluster.state import (
     CREATING,
     DELETING,
@@ -48,6 +50,7 @@ from mansio.errors import (
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 
+    from mansio.cluster.config_entries import ConfigEntry
     from mansio.cluster.metadata import MetadataStore
     from mansio.cluster.state import ClusterState
     from mansio.cluster.topic_config import Change, TopicSettings
@@ -107,6 +110,7 @@ class TopicAdmin:
         "_scheduler",
         "_settings",
         "_store",
+        "encoder",
         "state",
     )
 
@@ -122,6 +126,7 @@ class TopicAdmin:
         close_partitions: Callable[[Topic], Awaitable[None]],
     ) -> None:
         self.state = state
+        self.encoder = TopicEncoder()
         self._store = store
         self._settings = settings
         self._scheduler = scheduler
@@ -150,6 +155,10 @@ class TopicAdmin:
     def settings_of(self, topic: Topic) -> TopicSettings:
         """What is in force for a topic."""
         return topic_config.resolve(topic.configs, self._settings.topic_defaults, topic.replication_factor)
+
+    def describe(self, topic: Topic) -> list[ConfigEntry]:
+        """Every setting of a topic with its source."""
+        return topic_entries(topic.configs, self._settings.topic_defaults, topic.replication_factor)
 
     # Changing
 

@@ -47,9 +47,16 @@ def _walk(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
         yield from _walk(child, [*path, name])
 
 
-def _help(command: Any, path: list[str]) -> str: context = command.context_class( command, info_name="
-".join(path), terminal_width=WIDTH, max_content_width=WIDTH, **command.context_settings ) lines =
-inspect.cleandoc(command.get_help(context)).splitlines() return "\n".join(line.rstrip() for line in lines)
+def _help(command: Any, path: list[str]) -> str:
+    context = command.context_class(
+        command,
+        info_name=" ".join(path),
+        terminal_width=WIDTH,
+        max_content_width=WIDTH,
+        **command.context_settings,
+    )
+    lines = inspect.cleandoc(command.get_help(context)).splitlines()
+    return "\n".join(line.rstrip() for line in lines)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from mansio.errors import ConnectionLost, QueueFull, UnknownTopicOrPartition
 from mansio.link.retry import DEFAULT_BACKOFF, Backoff
-from mansio.wire.records import Codec
+from mansio.wire.compression import Codec
 
 from .accumulator import RECORD_OVERHEAD_BYTES, Batch, Delivery, PartitionQueue
 from .partitioner import next_sticky_partition, partition_for_key

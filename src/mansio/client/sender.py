@@ -32,7 +32,8 @@ from mansio.link.cluster import check_top_level
 from mansio.link.metadata import NO_TOPIC_ID
 from mansio.link.retry import error_for
 from mansio.wire import produce
-from mansio.wire.records import Codec, build_batch
+from mansio.wire.compression import Codec
+from mansio.wire.records import build_batch
 from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:
@@ -262,9 +263,9 @@ class Sender:
             return
         frame = await connection.exchange(buffers, correlation_id, timeout_ms=timeout_ms)
         names = {topic_id: topic for topic, topic_id in ids.items()}
-        for name, topic_id, results in produce.decode_response(version, frame):
+        for name, topic_id, results in produce.decode_response(version, frame).topics:
             for result in results:
-                answered = expected.pop((name or names[bytes(topic_id)], result.index), None)
+                answered = expected.pop((name or names[bytes(topic_id or b"")], result.index), None)
                 if answered is not None:
                     self._take(answered, result)
         for batch in expected.values():

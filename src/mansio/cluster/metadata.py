@@ -29,7 +29,7 @@ ROOT: Final = "/mansio/"
 AMBIGUOUS_ATTEMPTS_MAX: Final = 5
 
 
-class Compacted(MansioError):  # noqa: N818 - errors here are named by what happened
+class Compacted(MansioError):
     """The changes asked for are no longer kept; list again and watch from there."""
 
 

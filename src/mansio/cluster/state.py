@@ -53,7 +53,7 @@ class PartitionState(NamedTuple):
     removing: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Topic:
     """One topic. Identity is equality: see the module. `mod_revision` is that of the topic's own key."""
 

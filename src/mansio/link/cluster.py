@@ -127,6 +127,11 @@ class Cluster:
                 last = error
         raise last
 
+    async def close_lane(self, lane: str) -> None:
+        """Close the connections of one lane; whoever waits on them gets `ConnectionLost`."""
+        for key in [key for key in self._connections if key[2] == lane]:
+            await self._connections.pop(key).close()
+
     async def _connect(self, host: str, port: int, lane: str) -> Connection:
         key = (host, port, lane)
         connection = self._connections.get(key)
@@ -135,14 +140,19 @@ class Cluster:
         async with self._connecting.setdefault(key, asyncio.Lock()):
             connection = self._connections.get(key)
             if connection is None or connection.closed:
-                if self._is_closed:
-                    raise ConnectionLost("the client is closed")
+                self._check_open()
                 connection = await Connection.open(host, port, self.options)
-                if self._is_closed:
+                try:
+                    self._check_open()
+                except ConnectionLost:
                     await connection.close()
-                    raise ConnectionLost("the client is closed")
+                    raise
                 self._connections[key] = connection
             return connection
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ConnectionLost("the client is closed")
 
     # -- metadata -------------------------------------------------------------------------------------------------
 
@@ -249,13 +259,19 @@ class Cluster:
 
     # -- requests -------------------------------------------------------------------------------------------------
 
-    async def retry(self, attempt: Callable[[], Awaitable[T]], *, timeout_ms: float | None = None) -> T:
-        """`retrying` with this cluster's backoff and time. A closed client is not tried again."""
+    async def retry(
+        self,
+        attempt: Callable[[], Awaitable[T]],
+        *,
+        timeout_ms: float | None = None,
+        final: tuple[type[MansioError], ...] = (),
+    ) -> T:
+        """`retrying` with this cluster's backoff and time, but not for the errors in `final`."""
         return await retrying(
             attempt,
             timeout_ms=self.retry_timeout_ms if timeout_ms is None else timeout_ms,
             backoff=self.backoff,
-            worth_retrying=lambda error: error.retriable and not self._is_closed,
+            worth_retrying=lambda e: e.retriable and not self._is_closed and not isinstance(e, final),
         )
 
     async def request(
@@ -293,7 +309,7 @@ class Cluster:
 
         return await self.retry(attempt)
 
-    async def coordinator(self, group: str) -> Connection:
+    async def coordinator(self, group: str, lane: str = "group") -> Connection:
         """The connection to the broker that coordinates a group. One attempt; see `request_coordinator`."""
         node = self._coordinators.get(group)
         if node is None:
@@ -306,7 +322,7 @@ class Cluster:
             if not found.host:
                 raise CoordinatorNotAvailable(f"no broker coordinates group {group} now")
             node = self._coordinators[group] = Node(found.node_id, found.host, found.port)
-        return await self._connect(node.host, node.port, "group")
+        return await self._connect(node.host, node.port, lane)
 
     def forget_coordinator(self, group: str) -> None:
         """Look for the group's coordinator anew next time."""
@@ -319,20 +335,22 @@ class Cluster:
         fields: Mapping[str, Any],
         *,
         check: Callable[[Any], None] | None = None,
+        lane: str = "group",
         timeout_ms: float | None = None,
         retry_timeout_ms: float | None = None,
+        final: tuple[type[MansioError], ...] = (),
     ) -> Any:
         """Send to a group's coordinator, wherever it is now. Retries as `request` does."""
 
         async def attempt() -> Any:
             try:
-                connection = await self.coordinator(group)
+                connection = await self.coordinator(group, lane)
                 return _checked(await connection.request(api_key, fields, timeout_ms=timeout_ms), check)
             except (NotCoordinator, CoordinatorNotAvailable, ConnectionLost):
                 self.forget_coordinator(group)
                 raise
 
-        return await self.retry(attempt, timeout_ms=retry_timeout_ms)
+        return await self.retry(attempt, timeout_ms=retry_timeout_ms, final=final)
 
 
 def _checked(answer: Any, check: Callable[[Any], None] | None) -> Any:

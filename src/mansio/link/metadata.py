@@ -32,7 +32,7 @@ class Node(NamedTuple):
 class PartitionView(NamedTuple):
     """One partition and who holds it (node ids)."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]

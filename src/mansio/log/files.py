@@ -85,7 +85,9 @@ class FileCache:
         if loaded is not None and loaded.covered_bytes == segment.size:
             return loaded.index
         index = SparseIndex(REBUILD_INTERVAL_BYTES)
-        for position, header in walk(self.file(segment), 0, segment.size, segment.base_offset, WALK_CHUNK_BYTES):
+        for position, header in walk(
+            self.file(segment), 0, segment.size, segment.base_offset, WALK_CHUNK_BYTES
+        ):
             index.add(header.base_offset - segment.base_offset, position, header.max_timestamp_ms)
         return index
 

@@ -25,14 +25,23 @@ ENTRIES_MAX = 1 << 14
 NO_TIMESTAMP = -(1 << 63)
 INDEX_MAGIC = b"MANSIOIX"
 INDEX_VERSION = 1
-_SUMMARY = struct.Struct(">qqqIII")  # base offset, end offset, max timestamp, covered bytes, interval, entries
+_SUMMARY = struct.Struct(
+    ">qqqIII"
+)  # base offset, end offset, max timestamp, covered bytes, interval, entries
 _SWAP = sys.byteorder == "little"
 
 
 class SparseIndex:
     """The index of one segment, in memory. `covered_bytes` of the segment are indexed; it ends at `end_offset`."""
 
-    __slots__ = ("_offsets", "_positions", "_timestamps", "due_position", "interval_bytes", "max_timestamp_ms")
+    __slots__ = (
+        "_offsets",
+        "_positions",
+        "_timestamps",
+        "due_position",
+        "interval_bytes",
+        "max_timestamp_ms",
+    )
 
     def __init__(self, interval_bytes: int) -> None:
         self._offsets = array("I")
@@ -124,7 +133,12 @@ def load_index(disk: Disk, path: str, base_offset: int) -> LoadedIndex | None:
     if payload is None or len(payload) < _SUMMARY.size:
         return None
     found_base, end_offset, max_timestamp_ms, covered_bytes, interval, count = _SUMMARY.unpack_from(payload)
-    if found_base != base_offset or len(payload) != _SUMMARY.size + 16 * count or count > ENTRIES_MAX or not interval:
+    if (
+        found_base != base_offset
+        or len(payload) != _SUMMARY.size + 16 * count
+        or count > ENTRIES_MAX
+        or not interval
+    ):
         return None
     index = SparseIndex(interval)
     columns = memoryview(payload)[_SUMMARY.size :]

@@ -171,7 +171,8 @@ class Log:
         self._active.size = self._size
         self._active.end_offset = self.end_offset
         return [
-            SegmentInfo(s.base_offset, s.end_offset, s.size, max_timestamp_of(s, self._files)) for s in self._segments
+            SegmentInfo(s.base_offset, s.end_offset, s.size, max_timestamp_of(s, self._files))
+            for s in self._segments
         ]
 
     def update_settings(self, settings: LogSettings) -> None:
@@ -257,7 +258,7 @@ class Log:
         return position
 
     def _roll(self, now: float) -> None:
-        """Close the active segment and make the next one. The old one is synced before any end in the new one counts."""
+        """Close the active segment and make the next one. The old one is synced before an end in the new one counts."""
         segment = Segment(self.directory, self.end_offset)
         try:
             segment.file = self._disk.open(segment.path, create=True)
@@ -309,7 +310,9 @@ class Log:
         """
         end = self.end_offset
         if offset < self.start_offset or offset > end:
-            raise OffsetOutOfRange(f"offset {offset} is not in [{self.start_offset}, {end}] of {self.directory}")
+            raise OffsetOutOfRange(
+                f"offset {offset} is not in [{self.start_offset}, {end}] of {self.directory}"
+            )
         if offset >= limit_offset or offset == end:
             return None
         place = self._places.get(offset)
@@ -321,7 +324,9 @@ class Log:
             segment_end, stop = segment.end_offset, segment.size
             if position >= stop:  # remembered as the end of what was the newest segment then
                 segment, position = self._locate(offset)
-                segment_end, stop = (end, self._size) if segment is active else (segment.end_offset, segment.size)
+                segment_end, stop = (
+                    (end, self._size) if segment is active else (segment.end_offset, segment.size)
+                )
         next_offset = segment_end
         if limit_offset < segment_end:
             if limit_offset == self.durable_end_offset and segment is self._durable_segment:
@@ -360,7 +365,9 @@ class Log:
         return size, end
 
     def _extent(self, segment: Segment) -> tuple[int, int]:
-        return (self._size, self.end_offset) if segment is self._active else (segment.size, segment.end_offset)
+        return (
+            (self._size, self.end_offset) if segment is self._active else (segment.size, segment.end_offset)
+        )
 
     def _extents(self, from_offset: int) -> Iterator[tuple[Segment, int, int]]:
         """(segment, its size, its end offset) of the segments from the one that holds `from_offset` on."""
@@ -414,7 +421,7 @@ class Log:
     # Cutting
 
     def trim_to(self, offset: int) -> None:
-        """Records below `offset` are gone; segments wholly below it are removed, once that is on disk, by the chores."""
+        """Records below `offset` are gone. Segments wholly below it are removed by the chores, once that is on disk."""
         if offset > self.end_offset:
             raise OffsetOutOfRange(f"cannot trim to {offset}, the log ends at {self.end_offset}")
         if offset <= self.start_offset:
@@ -450,7 +457,9 @@ class Log:
         if self.busy:
             raise ConcurrentChange(f"{self.directory} is being synced; truncate when that is done")
         segment, position = self._locate(offset)
-        end = next(walk(self._files.file(segment), position, self._extent(segment)[0], segment.base_offset))[1].base_offset
+        end = next(walk(self._files.file(segment), position, self._extent(segment)[0], segment.base_offset))[
+            1
+        ].base_offset
         try:
             self._truncate(segment, position, max(end, self.start_offset))
         except OSError as error:
@@ -467,7 +476,9 @@ class Log:
             self._checkpoint = write_both_slots(self._disk, f"{self.directory}/{CHECKPOINT_NAME}", lowered)
         at = self._segments.index(segment)
         index = SparseIndex(self.settings.index_interval_bytes)
-        for where, header in walk(self._files.file(segment), 0, position, segment.base_offset, WALK_CHUNK_BYTES):
+        for where, header in walk(
+            self._files.file(segment), 0, position, segment.base_offset, WALK_CHUNK_BYTES
+        ):
             index.add(header.base_offset - segment.base_offset, where, header.max_timestamp_ms)
         for gone in reversed(self._segments[at + 1 :]):
             self._files.forget(gone)
@@ -479,7 +490,11 @@ class Log:
         file = segment.file or self._disk.open(segment.path)
         file.truncate(position)
         for earlier in self._undurable:
-            if earlier is not segment and earlier.base_offset < segment.base_offset and earlier.file is not None:
+            if (
+                earlier is not segment
+                and earlier.base_offset < segment.base_offset
+                and earlier.file is not None
+            ):
                 earlier.file.sync()
                 earlier.file = None
         file.sync()
@@ -487,7 +502,9 @@ class Log:
         if self.leader_epochs.truncate_to(end):
             self._epochs_dirty = True
         if self._epochs_dirty:
-            write_sealed(self._disk, f"{self.directory}/{EPOCHS_NAME}", self.leader_epochs.encode(), durable=True)
+            write_sealed(
+                self._disk, f"{self.directory}/{EPOCHS_NAME}", self.leader_epochs.encode(), durable=True
+            )
             self._epochs_dirty = False
         del self._segments[at + 1 :], self._bases[at + 1 :]
         self._undurable.clear()
@@ -549,10 +566,14 @@ class Log:
     @property
     def has_chores(self) -> bool:
         """Is there something on disk that should follow what is durable by now?"""
-        return self.failure is None and not self.closed and (
-            self._checkpoint.durable_end_offset != self.durable_end_offset
-            or self._checkpoint.start_offset != min(self.start_offset, self.durable_end_offset)
-            or bool(self._indexes_due)
+        return (
+            self.failure is None
+            and not self.closed
+            and (
+                self._checkpoint.durable_end_offset != self.durable_end_offset
+                or self._checkpoint.start_offset != min(self.start_offset, self.durable_end_offset)
+                or bool(self._indexes_due)
+            )
         )
 
     def prepare_chores(self, *, closing: bool = False) -> Chores | None:
@@ -589,7 +610,7 @@ class Log:
             return
         for due in chores.indexes:
             if due.segment is not self._active:
-                due.segment.max_timestamp_ms = due.index.max_timestamp_ms
+                due.segment.max_timestamp_ms = due.sparse.max_timestamp_ms
                 due.segment.index = None
 
     def sync(self) -> None:

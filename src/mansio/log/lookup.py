@@ -63,7 +63,10 @@ def offset_for_time(
         for position, header in walk(file, begin, size, segment.base_offset):
             if header.base_offset >= limit:
                 return None
-            if header.max_timestamp_ms < timestamp_ms or header.base_offset + header.last_offset_delta < start:
+            if (
+                header.max_timestamp_ms < timestamp_ms
+                or header.base_offset + header.last_offset_delta < start
+            ):
                 continue
             found = _record_at(file, position, header, timestamp_ms, start, limit, output_bytes_max)
             if found is not None:
@@ -71,7 +74,9 @@ def offset_for_time(
     return None
 
 
-def max_timestamp(extents: Extents, files: FileCache, start: int, limit: int, output_bytes_max: int) -> Found | None:
+def max_timestamp(
+    extents: Extents, files: FileCache, start: int, limit: int, output_bytes_max: int
+) -> Found | None:
     """The first record in [start, limit) that has the largest timestamp there."""
     best = NO_TIMESTAMP
     where: tuple[DiskFile, int, BatchHeader] | None = None

@@ -4,8 +4,8 @@ The rule. Everything below the checkpoint was durable: it is taken as it is, and
 (`CorruptLog`), never cut. Above the checkpoint every batch is read and checked; the first one that is not whole, not
 next in line or not what its CRC says is where a crash tore the log, and the log is cut there.
 
-Always true: nothing below the checkpoint is changed; what recovery hands out is durable (it syncs what it kept); cutting
-is done before anything new is written, and running it twice, or being killed in it, changes nothing.
+Always true: nothing below the checkpoint is changed; what recovery hands out is durable (it syncs what it kept);
+cutting is done before anything new is written, and running it twice, or being killed in it, changes nothing.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from mansio.errors import CorruptLog, RequestError
-from mansio.log.checkpoint import CHECKPOINT_NAME, Checkpoint, load_checkpoint, write_both_slots, write_checkpoint
+from mansio.log.checkpoint import (
+    CHECKPOINT_NAME,
+    Checkpoint,
+    load_checkpoint,
+    write_both_slots,
+    write_checkpoint,
+)
 from mansio.log.epochs import EpochList, load_epochs
 from mansio.log.index import SparseIndex, load_index
 from mansio.log.sealed import TEMPORARY_SUFFIX, write_sealed
@@ -335,10 +341,8 @@ class _Opening:
         write_sealed(self.disk, path, self.epochs.encode(), durable=True)  # syncs the directory too
 
 
-def _checked_batches(
-    file: DiskFile, position: int, size: int
-) -> Iterator[tuple[int, BatchHeader | str]]:
-    """(position, header) of every whole and undamaged batch; at the first other thing (position, what it is), and end."""
+def _checked_batches(file: DiskFile, position: int, size: int) -> Iterator[tuple[int, BatchHeader | str]]:
+    """(position, header) of every whole and undamaged batch; then (position, what is wrong), if something else follows."""
     chunk = b""
     chunk_start = position
     while position < size:

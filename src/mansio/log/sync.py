@@ -89,7 +89,9 @@ class Syncer:
         elif log not in self._dirty:
             self._later[log] = None
             if self._later_timer is None:
-                self._later_timer = self._scheduler.call_later(self._background_sync_interval_ms, self._later_is_now)
+                self._later_timer = self._scheduler.call_later(
+                    self._background_sync_interval_ms, self._later_is_now
+                )
 
     @property
     def idle(self) -> bool:
@@ -179,8 +181,8 @@ class Syncer:
             outcomes.append(Outcome(log, work, failed))
         try:
             if together and not self._disk.sync_all(self._root):
-                for log, work in chores:
-                    self._disk.open(f"{log.directory}/checkpoint").sync()
+                for _, work in chores:
+                    self._disk.open(work.checkpoint_path).sync()
             for outcome, (_, work) in zip(outcomes, chores, strict=True):
                 if outcome.error is None:
                     work.remove(self._disk)

@@ -58,7 +58,7 @@ class IndexDue(NamedTuple):
     """An index to be saved: of the first `covered_bytes` of `segment`, which end at `end_offset`."""
 
     segment: Segment
-    index: SparseIndex
+    sparse: SparseIndex
     end_offset: int
     covered_bytes: int
 
@@ -71,6 +71,11 @@ class Chores(NamedTuple):
     indexes: tuple[IndexDue, ...]
     garbage: tuple[Segment, ...]
 
+    @property
+    def checkpoint_path(self) -> str:
+        """The file of the checkpoint."""
+        return f"{self.directory}/{CHECKPOINT_NAME}"
+
     def run(self, disk: Disk) -> None:
         """Do all of it. Raises `OSError`."""
         self.write(disk, sync=True)
@@ -79,9 +84,9 @@ class Chores(NamedTuple):
     def write(self, disk: Disk, *, sync: bool) -> None:
         """Index files and checkpoint; without `sync` the caller syncs the file system before `remove`."""
         for due in self.indexes:
-            data = due.index.encode(due.segment.base_offset, due.end_offset, due.covered_bytes)
+            data = due.sparse.encode(due.segment.base_offset, due.end_offset, due.covered_bytes)
             write_sealed(disk, due.segment.index_path, data, durable=False)
-        write_checkpoint(disk, f"{self.directory}/{CHECKPOINT_NAME}", self.checkpoint, sync=sync)
+        write_checkpoint(disk, self.checkpoint_path, self.checkpoint, sync=sync)
 
     def remove(self, disk: Disk) -> None:
         """Remove the trimmed segments; the checkpoint must be durable."""

@@ -164,17 +164,30 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Fet
     forgotten: list[Forgotten] = []
     if version >= 7:
         forgotten, position = _read_forgotten(version, frame, position, room)
-    rack_id: str | None = ""
+    rack_id = ""
     if version >= 11:
-        rack_id, position = (read_compact_string if flexible else read_string)(frame, position)
-        if rack_id is None:
+        text, position = (read_compact_string if flexible else read_string)(frame, position)
+        if text is None:
             raise WireError("a null rack id")
+        rack_id = text
     if flexible:
         if frame[position] == 0:
             position += 1
         else:
             replica_id, position = _read_request_tags(version, frame, position, replica_id)
-    request = FetchRequest(replica_id, *wait[:4], session_id, session_epoch, topics, forgotten, rack_id)
+    wait_ms, min_bytes, max_bytes, isolation_level = wait[:4]
+    request = FetchRequest(
+        replica_id,
+        wait_ms,
+        min_bytes,
+        max_bytes,
+        isolation_level,
+        session_id,
+        session_epoch,
+        topics,
+        forgotten,
+        rack_id,
+    )
     return request, position
 
 
@@ -303,10 +316,7 @@ _ERROR_SESSION: Final = Struct(">hi")
 
 def _pack_partition(version: int, partition: FetchedPartition, count: Any) -> bytes:
     """One partition up to and with the length of its records."""
-    if version >= 5:
-        start = _FETCHED.pack(*partition[:5])
-    else:
-        start = _FETCHED_WITHOUT_START.pack(*partition[:4])
+    start = _FETCHED.pack(*partition[:5]) if version >= 5 else _FETCHED_WITHOUT_START.pack(*partition[:4])
     flexible = version >= _FLEXIBLE
     aborted = partition.aborted
     if aborted is None:
@@ -446,7 +456,8 @@ def _read_fetched(
         raise WireError("record batches are longer than the response")
     records = frame[position:end]
     position = skip_tagged_fields(frame, end) if flexible else end
-    return FetchedPartition(*fields, aborted, preferred_read_replica, length, records), position, room
+    partition = FetchedPartition._make((*fields, aborted, preferred_read_replica, length, records))
+    return partition, position, room
 
 
 def _read_aborted(

@@ -14,39 +14,35 @@ Schemas are imported and compiled on first use: all of them take over a second, 
 `warm_up` does it beforehand, step by step.
 
 Always true: bytes that are not the message raise `WireError` and nothing else, in time and memory bounded by
-`MAX_BODY_BYTES` and `schemas.MAX_STRUCTS`; mistakes of the caller raise `TypeError` or `ValueError`.
+`MAX_BODY_BYTES` and `schema_readers.MAX_STRUCTS`; mistakes of the caller raise `TypeError` or `ValueError`.
 """
 
 from __future__ import annotations
 
+import struct
 from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import WireError
 from mansio.wire.headers import framed_response, read_response_header, request_header
-from mansio.wire.schemas import (
-    MAX_STRUCTS,
-    Body,
-    Shape,
-    Struct,
-    default_maker,
-    fields_of,
-    struct_reader,
-    struct_writer,
-)
+from mansio.wire.schema_readers import MAX_STRUCTS, Body, struct_reader
+from mansio.wire.schema_writers import struct_writer
+from mansio.wire.schemas import Shape, Struct, default_maker, fields_of
 from mansio.wire.versions import OFFERED, ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from mansio.ports import Buffer
-    from mansio.wire.schemas import Reader, Writer
+    from mansio.wire.schema_readers import Reader
+    from mansio.wire.schema_writers import Writer
 
 __all__ = [
     "MAX_BODY_BYTES",
     "Struct",
     "decode_request",
     "decode_response",
+    "decode_response_frame",
     "encode_request",
     "encode_response",
     "warm_up",
@@ -142,14 +138,14 @@ def _decode(api_key: int, version: int, direction: str, buffer: Buffer) -> Struc
     body = Body(buffer)
     body.room = MAX_STRUCTS
     try:
-        struct, end = read(body, 0)
+        message, end = read(body, 0)
     except (struct.error, IndexError) as error:
         raise WireError("the message ends too early") from error
     except UnicodeDecodeError as error:
         raise WireError("a text that is not UTF-8") from error
     if end != len(body):
         raise WireError(f"{len(body) - end} bytes after the end of the message")
-    result: Struct = struct
+    result: Struct = message
     return result
 
 

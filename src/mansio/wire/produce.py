@@ -296,4 +296,4 @@ def _read_result(
         position = skip_tagged_fields(frame, position)
     if version < 5:
         fields = (*fields, -1)
-    return PartitionResult(*fields, message, tuple(errors)), position, room
+    return PartitionResult._make((*fields, message, tuple(errors))), position, room

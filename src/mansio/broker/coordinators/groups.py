@@ -1,0 +1,322 @@
+"""The coordinator of consumer groups: performs what their state machines ask for.
+
+Owns the timers of the groups and the requests that wait in them. `offsets` holds the committed offsets,
+`inspection` answers questions about groups; every door uses this one object.
+
+Always true:
+* A group's timer is never later than its next deadline. Heartbeats only move deadlines back, so they set no
+  timer: it fires, finds nothing due, and is set again.
+* A timer that fires much too late means that we stood still, not the members: before anybody's session is
+  ended, the heartbeats that lie in the sockets get the chance to be read.
+* Nothing here blocks, and nothing waits without a bound: a parked join or sync ends with the group's phase.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.broker.coordinators.inspection import Inspection
+from mansio.broker.coordinators.offsets import Offsets, tombstones
+from mansio.broker.coordinators.settings import OFFSETS_TOPIC, GroupSettings
+from mansio.broker.coordinators.store import GroupEntry, GroupStore
+from mansio.broker.internal_topic import InternalTopic
+from mansio.errors import (
+    CoordinatorNotAvailable,
+    GroupIdNotFound,
+    InvalidGroupId,
+    InvalidRequest,
+    InvalidSessionTimeout,
+    MansioError,
+    NotCoordinator,
+    NotEnoughReplicas,
+    NotLeaderOrFollower,
+    RequestTimedOut,
+    StorageError,
+    UnknownMember,
+    UnknownTopicOrPartition,
+)
+from mansio.state.group_records import GroupKey, encode_group_key, encode_group_value
+from mansio.state.group_types import Answer, Persist
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from mansio.broker.internal_topic import InternalPartition
+    from mansio.broker.view_checkpoint import CheckpointRoom
+    from mansio.ports import Clock, Random, Scheduler
+    from mansio.state.group_types import Effect, Join, JoinAnswer, Sync, SyncAnswer
+
+__all__ = ["OFFSETS_TOPIC", "GroupCoordinator", "GroupSettings"]
+
+logger = logging.getLogger(__name__)
+
+NAME_BYTES_MAX: Final = 32_767
+"""Group ids, instance ids and protocol names are stored with a 16-bit length."""
+
+
+class GroupCoordinator:
+    """See the module. All methods belong to the broker's loop.
+
+    `create_topic` creates `__consumer_offsets` if need be and returns its open partitions. `end_offset` is
+    the high watermark of a topic's partition, or None if there is no such partition.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: GroupSettings,
+        clock: Clock,
+        scheduler: Scheduler,
+        random: Random,
+        create_topic: Callable[[], Awaitable[Sequence[InternalPartition]]],
+        end_offset: Callable[[str, int], int | None],
+        checkpoints: CheckpointRoom | None = None,
+    ) -> None:
+        self.settings = settings
+        self._clock = clock
+        self._scheduler = scheduler
+        self._random = random
+        self._closed = False
+        self._expiry_timer: Any = None
+        self._waiting: dict[Any, None] = {}  # promises of parked joins and syncs
+        self.store = GroupStore(settings, clock)
+        self.topic = InternalTopic(
+            OFFSETS_TOPIC,
+            view=self.store,
+            create=create_topic,
+            scheduler=scheduler,
+            clock=clock,
+            checkpoints=checkpoints,
+        )
+        self.store.topic = self.topic
+        self.offsets = Offsets(self.store, settings, clock, end_offset)
+        self.inspection = Inspection(self.store, end_offset)
+
+    async def start(self, partitions: Sequence[InternalPartition]) -> None:
+        """Load the groups from `__consumer_offsets`; no partitions if it has not been created yet."""
+        await self.topic.start(partitions)
+        for entry in list(self.store.entries.values()):
+            self._arm(entry)
+        self._schedule_expiry()
+
+    async def close(self) -> None:
+        """End all waits (clients find the coordinator again after the restart) and write the checkpoints."""
+        self._closed = True
+        if self._expiry_timer is not None:
+            self._expiry_timer.cancel()
+        for entry in self.store.entries.values():
+            if entry.timer is not None:
+                entry.timer.cancel()
+                entry.timer = None
+        for promise in list(self._waiting):
+            _give(promise, NotCoordinator("the broker is stopping"))
+        await self.topic.close()
+
+    # ------------------------------------------------------------------ members
+
+    async def join(self, group_id: str, request: Join) -> JoinAnswer:
+        """A member joins; returns when the rebalance has ended. Raises the errors of `ClassicGroup.join`,
+        `InvalidGroupId`, `InvalidSessionTimeout`, `InvalidRequest`."""
+        self._check_join(group_id, request)
+        if request.member_id:
+            entry = self._entry(group_id)
+        else:
+            entry = await self.store.find_or_create(group_id)
+        new_member_id = f"{request.instance_id or request.client_id}-{self._random.bytes(16).hex()}"
+        promise = self._scheduler.promise()
+        try:
+            effects = entry.group.join(request, promise, new_member_id, self.store.monotonic_ms())
+        finally:
+            self.store.drop_if_unused(entry)
+        answer: JoinAnswer = await self._performed(entry, effects, promise)
+        return answer
+
+    async def sync(self, group_id: str, request: Sync) -> SyncAnswer:
+        """A member asks for its assignment; returns when the leader has given it and it is stored."""
+        check_group_id(group_id)
+        entry = self._entry(group_id)
+        promise = self._scheduler.promise()
+        effects = entry.group.sync(request, promise, self.store.monotonic_ms())
+        answer: SyncAnswer = await self._performed(entry, effects, promise)
+        return answer
+
+    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> None:
+        """A member is alive; raises what it has to do about its group."""
+        check_group_id(group_id)
+        entry = self._entry(group_id)
+        entry.group.heartbeat(member_id, instance_id, generation, self.store.monotonic_ms())
+
+    def leave(self, group_id: str, member_id: str, instance_id: str | None) -> None:
+        """A member goes."""
+        check_group_id(group_id)
+        entry = self._entry(group_id)
+        self._perform(entry, entry.group.leave(member_id, instance_id, self.store.monotonic_ms()))
+
+    async def delete(self, group_id: str) -> None:
+        """Delete an empty group and its offsets; returns when that is committed. Raises `GroupIdNotFound`,
+        `NonEmptyGroup`, `InvalidGroupId`."""
+        check_group_id(group_id)
+        entry = self.store.find(group_id)
+        if entry is None:
+            raise GroupIdNotFound(f"there is no group {group_id!r}")
+        entry.group.delete()
+        try:
+            if records := tombstones(entry, with_group=True):
+                await self.store.append(group_id, records)
+        except MansioError as error:
+            entry.group.undelete()
+            raise as_coordinator_error(error) from error
+        self.store.remove(entry)
+
+    # ------------------------------------------------------------------ effects and timers
+
+    async def _performed(self, entry: GroupEntry, effects: list[Effect], promise: Any) -> Any:
+        self._waiting[promise] = None
+        if self._closed:
+            _give(promise, NotCoordinator("the broker is stopping"))
+        try:
+            self._perform(entry, effects)
+            return await promise
+        finally:
+            del self._waiting[promise]
+
+    def _perform(self, entry: GroupEntry, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Answer):
+                _give(effect.waiter, effect.value)
+            else:
+                self._persist(entry, effect)
+        self._arm(entry)
+
+    def _persist(self, entry: GroupEntry, effect: Persist) -> None:
+        """Store the group's record and tell the machine how it went: once it is committed, never at once."""
+        group_id = entry.group.group_id
+        value = encode_group_value(effect.metadata._replace(state_ms=self._clock.wall_ms()))
+        try:
+            promise = self.store.append(group_id, [(encode_group_key(GroupKey(group_id)), value)])
+        except MansioError as error:
+            self._scheduler.call_soon(self._persisted, entry, effect.token, error)
+            return
+
+        def settled(kept: Any) -> None:
+            try:
+                kept.result()
+            except MansioError as error:
+                self._persisted(entry, effect.token, error)
+            else:
+                self._persisted(entry, effect.token, None)
+
+        promise.add_done_callback(settled)
+
+    def _persisted(self, entry: GroupEntry, token: int, error: MansioError | None) -> None:
+        if self._closed:
+            return
+        if error is not None:
+            logger.error("group %s could not be stored: %s", entry.group.group_id, error)
+            error = as_coordinator_error(error)
+        self._perform(entry, entry.group.persisted(token, error, self.store.monotonic_ms()))
+
+    def _arm(self, entry: GroupEntry) -> None:
+        due_ms = max(entry.group.next_deadline_ms(), entry.grace_until_ms)
+        if entry.timer is not None:
+            if entry.timer_due_ms <= due_ms and due_ms != math.inf:
+                return
+            entry.timer.cancel()
+            entry.timer = None
+        if due_ms != math.inf and not self._closed:
+            entry.timer_due_ms = due_ms
+            delay_ms = max(due_ms - self.store.monotonic_ms(), 0.0)
+            entry.timer = self._scheduler.call_later(delay_ms, self._wake, entry, due_ms)
+
+    def _wake(self, entry: GroupEntry, due_ms: float) -> None:
+        entry.timer = None
+        now_ms = self.store.monotonic_ms()
+        if now_ms - due_ms > self.settings.stall_ms:
+            logger.warning("group %s: its timer is %d ms late", entry.group.group_id, now_ms - due_ms)
+            entry.grace_until_ms = now_ms + self.settings.stall_ms
+            self._arm(entry)
+            return
+        self._perform(entry, entry.group.tick(now_ms))
+        self.store.drop_if_unused(entry)
+
+    # ------------------------------------------------------------------ keeping offsets for a limited time
+
+    def _schedule_expiry(self) -> None:
+        self._expiry_timer = self._scheduler.call_later(
+            self.settings.offsets_retention_check_interval_ms, self._begin_expiry
+        )
+
+    def _begin_expiry(self) -> None:
+        self._scheduler.spawn(self.expire_offsets(), name="expiry of committed offsets")
+        self._schedule_expiry()
+
+    async def expire_offsets(self) -> int:
+        """Forget the offsets of groups that nobody has used for the retention time, and groups that then hold
+        nothing; says how many offsets went. A group whose partition is not loaded is left for the next
+        time."""
+        now_ms = self._clock.wall_ms()
+        gone = 0
+        for group_id in list(self.store.entries):
+            try:
+                entry = self.store.find(group_id)
+                if entry is None:
+                    continue
+                expired = self.offsets.expired(entry, now_ms)
+                gone += len(expired)
+                kept = sum(len(partitions) for partitions in entry.offsets.values()) > len(expired)
+                if not kept and entry.group.is_idle():
+                    await self.delete(group_id)
+                elif expired:
+                    await self.store.append(group_id, tombstones(entry, only=expired))
+            except MansioError as error:
+                logger.warning("offsets of group %s could not be expired: %s", group_id, error)
+        return gone
+
+    # ------------------------------------------------------------------ checks
+
+    def _entry(self, group_id: str) -> GroupEntry:
+        entry = self.store.find(group_id)
+        if entry is None:
+            raise UnknownMember(f"there is no group {group_id!r}")
+        return entry
+
+    def _check_join(self, group_id: str, request: Join) -> None:
+        check_group_id(group_id)
+        settings = self.settings
+        if not (
+            settings.session_timeout_ms_min <= request.session_timeout_ms <= settings.session_timeout_ms_max
+        ):
+            raise InvalidSessionTimeout(
+                f"the session timeout of {request.session_timeout_ms} ms is not within"
+                f" {settings.session_timeout_ms_min} and {settings.session_timeout_ms_max} ms"
+            )
+        names = [request.instance_id or "", request.protocol_type, *(each.name for each in request.protocols)]
+        if any(len(name.encode()) > NAME_BYTES_MAX for name in names):
+            raise InvalidRequest("an instance id or protocol name is too long")
+
+
+def check_group_id(group_id: str | None) -> None:
+    """Raise `InvalidGroupId` for an id that group membership cannot have."""
+    if not group_id or len(group_id.encode()) > NAME_BYTES_MAX:
+        raise InvalidGroupId(f"{(group_id or '')[:40]!r} is not a group id")
+
+
+def as_coordinator_error(error: MansioError) -> MansioError:
+    """What a member is told when the internal topic fails: the errors its client knows how to handle."""
+    if isinstance(error, StorageError | NotLeaderOrFollower):
+        return NotCoordinator(error.message)
+    if isinstance(error, NotEnoughReplicas | RequestTimedOut | UnknownTopicOrPartition):
+        return CoordinatorNotAvailable(error.message)
+    return error
+
+
+def _give(promise: Any, value: Any) -> None:
+    """Answer who waits; whoever has gone away meanwhile is not there to be answered."""
+    if promise.done():
+        return
+    if isinstance(value, MansioError):
+        promise.set_exception(value)
+    else:
+        promise.set_result(value)

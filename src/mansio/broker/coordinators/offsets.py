@@ -1,0 +1,234 @@
+"""Committed offsets: taking them, giving them out, deleting and expiring them.
+
+Always true: a commit is checked against the group's generation, appended, and only then visible; it is
+answered when it is durable. Between the check and the append nothing can come in between (there is no
+`await`), so a member that has lost its partitions cannot commit over the one that has them now.
+
+Source: Kafka's OffsetMetadataManager; KIP-211 (expiry), KIP-320 (leader epochs), KIP-447 (require stable:
+without transactions every committed offset is stable).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.broker.coordinators.inspection import topics_of_subscription
+from mansio.errors import (
+    GroupIdNotFound,
+    GroupSubscribedToTopic,
+    IllegalGeneration,
+    InvalidGroupId,
+    MansioError,
+    NonEmptyGroup,
+    OffsetMetadataTooLarge,
+    UnknownTopicOrPartition,
+)
+from mansio.state.classic_group import DEAD, EMPTY, STABLE
+from mansio.state.group_records import (
+    CommittedOffset,
+    GroupKey,
+    OffsetKey,
+    encode_group_key,
+    encode_offset_key,
+    encode_offset_value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mansio.broker.coordinators.settings import GroupSettings
+    from mansio.broker.coordinators.store import GroupEntry, GroupStore
+    from mansio.broker.internal_topic import KeyValue
+    from mansio.ports import Clock
+
+CONSUMER: Final = "consumer"
+"""The protocol type of groups whose members' bytes we can read."""
+
+GROUP_ID_BYTES_MAX: Final = 32_767
+
+
+class OffsetToCommit(NamedTuple):
+    """One partition's new position. `leader_epoch` is -1 where the client knows none."""
+
+    topic: str
+    partition: int
+    offset: int
+    leader_epoch: int = -1
+    metadata: str = ""
+
+
+class Offsets:
+    """The committed offsets of all groups."""
+
+    def __init__(
+        self,
+        store: GroupStore,
+        settings: GroupSettings,
+        clock: Clock,
+        end_offset: Callable[[str, int], int | None],
+    ) -> None:
+        self._store = store
+        self._settings = settings
+        self._clock = clock
+        self._end_offset = end_offset
+
+    async def commit(
+        self,
+        group_id: str,
+        offsets: Sequence[OffsetToCommit],
+        *,
+        member_id: str = "",
+        instance_id: str | None = None,
+        generation: int = -1,
+    ) -> list[MansioError | None]:
+        """Commit what can be committed; says for each offset what was wrong with it, or None. Returns when
+        they are durable. Raises `InvalidGroupId`, and what `ClassicGroup.check_commit` raises, for all of
+        them.
+
+        Without member and generation: an assigned or admin client's commit, for a group without members.
+        """
+        _check_group_id(group_id)
+        if generation >= 0 and self._store.find(group_id) is None:
+            raise IllegalGeneration(f"there is no group {group_id!r}")
+        entry = await self._store.find_or_create(group_id)
+        try:
+            entry.group.check_commit(member_id, instance_id, generation, self._store.monotonic_ms())
+            results = [self._problem(each) for each in offsets]
+            now_ms = self._clock.wall_ms()
+            records: list[KeyValue] = [
+                (
+                    encode_offset_key(OffsetKey(group_id, each.topic, each.partition)),
+                    encode_offset_value(
+                        CommittedOffset(each.offset, each.leader_epoch, each.metadata, now_ms)
+                    ),
+                )
+                for each, problem in zip(offsets, results, strict=True)
+                if problem is None
+            ]
+            promise = self._store.append(group_id, records) if records else None
+        finally:
+            self._store.drop_if_unused(entry)
+        if promise is not None:
+            await promise
+        return results
+
+    async def fetch(
+        self, group_id: str, wanted: Iterable[tuple[str, int]] | None = None
+    ) -> dict[tuple[str, int], CommittedOffset]:
+        """The committed offsets of a group, of the wanted partitions or of all. Those without one are left
+        out.
+        """
+        _check_group_id(group_id)
+        entry = self._store.find(group_id)
+        if entry is None:
+            return {}
+        if entry.group.state is DEAD:
+            raise GroupIdNotFound(f"group {group_id} is being deleted")
+        await self._store.committed(group_id)
+        if wanted is None:
+            return {(topic, partition): found for topic, partition, found in entry.each_offset()}
+        found = {}
+        for topic, partition in wanted:
+            committed = entry.offsets.get(topic, {}).get(partition)
+            if committed is not None:
+                found[topic, partition] = committed
+        return found
+
+    async def delete(self, group_id: str, wanted: Sequence[tuple[str, int]]) -> list[MansioError | None]:
+        """Forget offsets (KIP-496): of a group without members, or of topics that none of them reads."""
+        _check_group_id(group_id)
+        entry = self._store.find(group_id)
+        if entry is None or entry.group.state is DEAD:
+            raise GroupIdNotFound(f"there is no group {group_id!r}")
+        subscribed = frozenset() if entry.group.state is EMPTY else subscribed_topics(entry)
+        if subscribed is None:
+            raise NonEmptyGroup(f"group {group_id} has members, and it is unknown what they read")
+        results: list[MansioError | None] = []
+        gone: list[tuple[str, int]] = []
+        for topic, partition in wanted:
+            known = partition in entry.offsets.get(topic, {})
+            if topic in subscribed:
+                results.append(GroupSubscribedToTopic(f"group {group_id} reads {topic}"))
+            elif not known and self._end_offset(topic, partition) is None:
+                results.append(UnknownTopicOrPartition(f"there is no partition {topic}-{partition}"))
+            else:
+                results.append(None)
+                if known:
+                    gone.append((topic, partition))
+        if gone:
+            await self._store.append(group_id, tombstones(entry, only=gone))
+        return results
+
+    async def forget_topic(self, topic: str) -> None:
+        """The topic was deleted: its offsets would be wrong for another topic of that name."""
+        for group_id, entry in list(self._store.entries.items()):
+            if partitions := entry.offsets.get(topic):
+                gone = [(topic, partition) for partition in partitions]
+                await self._store.append(group_id, tombstones(entry, only=gone))
+
+    def expired(self, entry: GroupEntry, now_ms: int) -> list[tuple[str, int]]:
+        """The offsets of a group whose time is over (KIP-211): a group without members keeps them for the
+        retention time after its last member left or its last commit, whichever is later; one with members
+        keeps what they read for ever."""
+        group = entry.group
+        if group.state is EMPTY and not group.pending:
+            kept: frozenset[str] = frozenset()
+        elif group.state is STABLE and (subscribed := subscribed_topics(entry)) is not None:
+            kept = subscribed
+        else:
+            return []
+        retention_ms = self._settings.offsets_retention_ms
+        empty_since_ms = entry.stored_ms if group.state is EMPTY else -1
+
+        def is_over(committed: CommittedOffset) -> bool:
+            if committed.expire_ms >= 0:
+                return now_ms >= committed.expire_ms
+            return now_ms - max(committed.commit_ms, empty_since_ms) >= retention_ms
+
+        return [
+            (topic, partition)
+            for topic, partition, committed in entry.each_offset()
+            if topic not in kept and is_over(committed)
+        ]
+
+    def _problem(self, offset: OffsetToCommit) -> MansioError | None:
+        if len(offset.metadata.encode()) > self._settings.offset_metadata_bytes_max:
+            return OffsetMetadataTooLarge()
+        if self._end_offset(offset.topic, offset.partition) is None:
+            return UnknownTopicOrPartition(f"there is no partition {offset.topic}-{offset.partition}")
+        return None
+
+
+def tombstones(
+    entry: GroupEntry, *, only: Iterable[tuple[str, int]] | None = None, with_group: bool = False
+) -> list[KeyValue]:
+    """Records that delete a group's offsets (all, or `only` some) and, if asked, its metadata."""
+    group_id = entry.group.group_id
+    if only is None:
+        only = [(topic, partition) for topic, partition, _ in entry.each_offset()]
+    records: list[KeyValue] = [
+        (encode_offset_key(OffsetKey(group_id, topic, partition)), None) for topic, partition in only
+    ]
+    if with_group and entry.stored is not None:
+        records.append((encode_group_key(GroupKey(group_id)), None))
+    return records
+
+
+def subscribed_topics(entry: GroupEntry) -> frozenset[str] | None:
+    """What the members of a group read; None if their bytes are not ours to read or make no sense."""
+    group = entry.group
+    if group.protocol_type != CONSUMER or group.protocol is None:
+        return None
+    topics: set[str] = set()
+    for member in group.roster:
+        subscription = topics_of_subscription(member.metadata_for(group.protocol))
+        if subscription is None:
+            return None
+        topics.update(subscription)
+    return frozenset(topics)
+
+
+def _check_group_id(group_id: str | None) -> None:
+    """Unlike membership, offsets may be kept under the empty group id (very old simple consumers)."""
+    if group_id is None or len(group_id.encode()) > GROUP_ID_BYTES_MAX:
+        raise InvalidGroupId

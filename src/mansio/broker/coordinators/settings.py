@@ -1,0 +1,28 @@
+"""What can be set about consumer groups; names of Kafka's settings in the comments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Bounds and waits of the group coordinator.
+
+    The initial rebalance delay is 200 ms where Kafka waits 3 s: it only saves rebalances when many members of
+    a new group start at about the same time, and everybody else would pay three seconds at every start for
+    it.
+    """
+
+    session_timeout_ms_min: int = 6_000  # group.min.session.timeout.ms
+    session_timeout_ms_max: int = 30 * 60_000  # group.max.session.timeout.ms
+    initial_rebalance_delay_ms: int = 200  # group.initial.rebalance.delay.ms
+    members_max: int = 1_000  # group.max.size
+    groups_max: int = 100_000
+    offset_metadata_bytes_max: int = 4_096  # offset.metadata.max.bytes
+    offsets_retention_ms: int = 7 * 24 * 60 * 60_000  # offsets.retention.minutes
+    offsets_retention_check_interval_ms: int = 10 * 60_000  # offsets.retention.check.interval.ms
+    stall_ms: int = 1_000  # a timer this late means we were stopped, not the members

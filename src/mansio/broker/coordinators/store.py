@@ -1,0 +1,189 @@
+"""What this broker knows of its groups: the view of `__consumer_offsets`.
+
+Owns an entry per group: the state machine with its members, the committed offsets, and the group's record as
+last stored. Offsets and stored records change only in `apply`, that is: after they are in the log. The state
+machine runs ahead of its stored record between the start of a rebalance and its end.
+
+Always true: a group lives in the partition its id hashes to (Java's string hash, as Kafka has it, so that the
+topic means the same to both); an entry that holds nothing is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable
+from mansio.state.classic_group import ClassicGroup
+from mansio.state.group_records import (
+    CommittedOffset,
+    GroupKey,
+    GroupMetadata,
+    OffsetKey,
+    decode_group_value,
+    decode_key,
+    decode_offset_value,
+    encode_group_key,
+    encode_offset_key,
+    encode_offset_value,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mansio.broker.coordinators.settings import GroupSettings
+    from mansio.broker.internal_topic import InternalTopic, KeyValue
+    from mansio.ports import Clock, Promise, Timer
+
+_HASH_MASK: Final = 0xFFFFFFFF
+
+
+class GroupEntry:
+    """One group. `offsets`: topic -> partition -> committed offset. `stored`: its record's value in the log."""
+
+    __slots__ = ("grace_until_ms", "group", "offsets", "stored", "stored_ms", "timer", "timer_due_ms")
+
+    def __init__(self, group: ClassicGroup) -> None:
+        self.group = group
+        self.offsets: dict[str, dict[int, CommittedOffset]] = {}
+        self.stored: bytes | None = None
+        self.stored_ms = -1  # wall clock: when it came into the state that is stored
+        self.timer: Timer | None = None
+        self.timer_due_ms = 0.0
+        self.grace_until_ms = 0.0  # after a stall: nothing is due before
+
+    @property
+    def is_unused(self) -> bool:
+        """Nothing would be lost with it."""
+        return not self.offsets and self.stored is None and self.group.is_idle()
+
+    def each_offset(self) -> Iterator[tuple[str, int, CommittedOffset]]:
+        for topic, partitions in list(self.offsets.items()):
+            for partition, committed in list(partitions.items()):
+                yield topic, partition, committed
+
+
+def java_string_hash(text: str) -> int:
+    """`String.hashCode` of Java: 32 bits over the UTF-16 code units; the result here is not signed."""
+    value = 0
+    units = text.encode("utf-16-be", "surrogatepass")
+    for position in range(0, len(units), 2):
+        value = (31 * value + (units[position] << 8 | units[position + 1])) & _HASH_MASK
+    return value
+
+
+class GroupStore:
+    """See the module. `topic` is set right after construction: the two refer to each other."""
+
+    def __init__(self, settings: GroupSettings, clock: Clock) -> None:
+        self._settings = settings
+        self._clock = clock
+        self.topic: InternalTopic
+        self.entries: dict[str, GroupEntry] = {}
+
+    def monotonic_ms(self) -> float:
+        return self._clock.monotonic() * 1000
+
+    def index_of(self, group_id: str) -> int:
+        """The partition of `__consumer_offsets` a group lives in."""
+        return (java_string_hash(group_id) & 0x7FFFFFFF) % self.topic.partition_count
+
+    def find(self, group_id: str) -> GroupEntry | None:
+        """The group's entry if there is one. Raises `CoordinatorLoadInProgress` while nobody can know."""
+        if not self.topic.is_started:
+            raise CoordinatorLoadInProgress("the groups are being loaded")
+        if self.topic.partition_count:
+            self.topic.check_loaded(self.index_of(group_id))
+        return self.entries.get(group_id)
+
+    async def find_or_create(self, group_id: str) -> GroupEntry:
+        """The group's entry, with everything in place to store it."""
+        await self.topic.ready()
+        entry = self.find(group_id)
+        if entry is None:
+            if len(self.entries) >= self._settings.groups_max:
+                raise CoordinatorNotAvailable(f"there are {self._settings.groups_max} groups already")
+            entry = self._create(group_id)
+        return entry
+
+    def drop_if_unused(self, entry: GroupEntry) -> None:
+        if entry.is_unused and self.entries.get(entry.group.group_id) is entry:
+            self.remove(entry)
+
+    def remove(self, entry: GroupEntry) -> None:
+        if entry.timer is not None:
+            entry.timer.cancel()
+            entry.timer = None
+        self.entries.pop(entry.group.group_id, None)
+
+    def append(self, group_id: str, records: Sequence[KeyValue]) -> Promise[None]:
+        """Append records of one group; the promise is kept when they are committed."""
+        return self.topic.append(self.index_of(group_id), records)
+
+    async def committed(self, group_id: str) -> None:
+        """Wait until all that is known of the group is committed."""
+        if self.topic.partition_count:
+            await self.topic.committed(self.index_of(group_id))
+
+    # ------------------------------------------------------------------ the view
+
+    def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:  # noqa: ARG002 - View
+        decoded = decode_key(key)
+        if isinstance(decoded, OffsetKey):
+            self._apply_offset(decoded, value)
+        elif isinstance(decoded, GroupKey):
+            self._apply_group(decoded, value)
+
+    def _apply_offset(self, key: OffsetKey, value: bytes | None) -> None:
+        entry = self.entries.get(key.group)
+        if value is not None:
+            entry = entry or self._create(key.group)
+            entry.offsets.setdefault(key.topic, {})[key.partition] = decode_offset_value(value)
+        elif entry is not None and (partitions := entry.offsets.get(key.topic)) is not None:
+            partitions.pop(key.partition, None)
+            if not partitions:
+                del entry.offsets[key.topic]
+
+    def _apply_group(self, key: GroupKey, value: bytes | None) -> None:
+        entry = self.entries.get(key.group)
+        if value is None:
+            if entry is not None:
+                entry.stored = None
+                entry.stored_ms = -1
+            return
+        entry = entry or self._create(key.group)
+        entry.stored = value
+        entry.stored_ms = decode_group_value(value).state_ms
+
+    def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
+        for group_id, entry in list(self.entries.items()):
+            if self.index_of(group_id) != index:
+                continue
+            if entry.stored is not None:
+                yield encode_group_key(GroupKey(group_id)), entry.stored
+            for topic, partition, committed in entry.each_offset():
+                yield (
+                    encode_offset_key(OffsetKey(group_id, topic, partition)),
+                    encode_offset_value(committed),
+                )
+
+    def loaded(self, index: int) -> None:
+        """Bring the groups of a partition to life from their stored records."""
+        now_ms = self.monotonic_ms()
+        for group_id, entry in list(self.entries.items()):
+            if self.index_of(group_id) != index:
+                continue
+            if entry.stored is not None:
+                entry.group.restore(decode_group_value(entry.stored), now_ms)
+            self.drop_if_unused(entry)
+
+    def stored_metadata(self, entry: GroupEntry) -> GroupMetadata | None:
+        return None if entry.stored is None else decode_group_value(entry.stored)
+
+    def _create(self, group_id: str) -> GroupEntry:
+        group = ClassicGroup(
+            group_id,
+            initial_delay_ms=self._settings.initial_rebalance_delay_ms,
+            size_max=self._settings.members_max,
+        )
+        entry = self.entries[group_id] = GroupEntry(group)
+        return entry

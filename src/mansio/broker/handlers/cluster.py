@@ -1,0 +1,138 @@
+"""ApiVersions, Metadata, DescribeCluster: what this broker speaks, and who is where.
+
+Behaviour: without authorisation every operation is allowed, and that is what is told to whoever asks for the
+authorized operations (KIP-430); who does not ask gets Kafka's "not told".
+
+Non-obvious: this broker's own address is the one of the listener the request came through, not the one in the
+metadata. In Metadata 0 an empty list of topics means all of them, from 1 on null does; `allow_auto_topic_creation`
+is true where the version has no such field.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+from uuid import UUID
+
+from mansio.broker.topics import INTERNAL_TOPICS, check_topic_name
+from mansio.cluster.metadata_response import encode_metadata, encode_missing_topic
+from mansio.cluster.state import BrokerState
+from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
+from mansio.wire.versions import announced
+
+if TYPE_CHECKING:
+    from mansio.broker.context import RequestContext
+    from mansio.broker.service import Service
+    from mansio.cluster.state import Topic
+    from mansio.wire.messages import Struct
+
+logger = logging.getLogger(__name__)
+
+NOT_TOLD: Final = -(1 << 31)
+# Bits by Kafka's AclOperation: read 3, write 4, create 5, delete 6, alter 7, describe 8, cluster action 9,
+# describe configs 10, alter configs 11, idempotent write 12.
+ALL_OF_TOPIC: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
+ALL_OF_CLUSTER: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+BROKERS_ENDPOINT: Final = 1
+MISMATCHED_ENDPOINT_TYPE: Final = 114
+
+
+async def api_versions(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """What is offered, from the one table."""
+    del service, request, context
+    return {
+        "api_keys": [
+            {"api_key": key, "min_version": lowest, "max_version": highest}
+            for key, lowest, highest in announced()
+        ]
+    }
+
+
+async def metadata(service: Service, request: Struct, context: RequestContext) -> bytes:
+    """Topics by name or by id, or all; brokers; the controller. Encoded by hand."""
+    version = context.api_version
+    operations = ALL_OF_TOPIC if request.include_topic_authorized_operations else NOT_TOLD
+    brokers = _brokers(service, context)
+    encoder = service.topics.encoder
+    alive = frozenset(broker.node_id for broker in brokers)
+    if request.topics is None or (version == 0 and not request.topics):
+        topics = [
+            encoder.encode(version, topic, alive, operations)
+            for topic in service.topics.state.topics.values()
+        ]
+    else:
+        may_create = service.settings.auto_create_topics and (
+            version < 4 or request.allow_auto_topic_creation
+        )
+        topics = []
+        for name, topic_id in dict.fromkeys((item.name, item.topic_id) for item in request.topics):
+            try:
+                topic = await _find(service, version, name, topic_id, may_create=may_create)
+            except MansioError as error:
+                topics.append(encode_missing_topic(version, error.kafka_code, name, topic_id, operations))
+            else:
+                topics.append(encoder.encode(version, topic, alive, operations))
+    return encode_metadata(
+        version,
+        context.correlation_id,
+        brokers=brokers,
+        cluster_id=service.topics.state.cluster_id,
+        controller_id=_controller(service, brokers),
+        topics=topics,
+        cluster_operations=ALL_OF_CLUSTER if request.include_cluster_authorized_operations else NOT_TOLD,
+    )
+
+
+async def describe_cluster(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """The cluster's id, controller and brokers (KIP-700)."""
+    if context.api_version >= 1 and request.endpoint_type != BROKERS_ENDPOINT:
+        return {
+            "error_code": MISMATCHED_ENDPOINT_TYPE,
+            "error_message": "this listener describes brokers; there are no separate controllers",
+            "endpoint_type": BROKERS_ENDPOINT,
+        }
+    brokers = _brokers(service, context)
+    asked = request.include_cluster_authorized_operations
+    return {
+        "endpoint_type": BROKERS_ENDPOINT,
+        "cluster_id": service.topics.state.cluster_id,
+        "controller_id": _controller(service, brokers),
+        "brokers": [
+            {"broker_id": broker.node_id, "host": broker.host, "port": broker.port, "rack": broker.rack}
+            for broker in brokers
+        ],
+        "cluster_authorized_operations": ALL_OF_CLUSTER if asked else NOT_TOLD,
+    }
+
+
+async def _find(
+    service: Service, version: int, name: str | None, topic_id: bytes | None, *, may_create: bool
+) -> Topic:
+    topics = service.topics
+    if name is None:
+        if topic_id is None or version < 12:  # Kafka's brokers cannot tell a topic by its id before (KIP-516)
+            raise InvalidRequest("a topic must be named, or given by its id from version 12 on")
+        return topics.find_by_id(UUID(bytes=topic_id))
+    topic = topics.state.topics.get(name)
+    if topic is not None:
+        return topic
+    check_topic_name(name)
+    if not may_create or name in INTERNAL_TOPICS:
+        raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+    try:
+        return await topics.auto_create(name)
+    except MansioError as error:
+        logger.warning("topic %s could not be made for a client that asked for it: %s", name, error)
+        raise
+
+
+def _brokers(service: Service, context: RequestContext) -> list[BrokerState]:
+    own = service.settings.node_id
+    host, port = context.listener
+    known = {**service.topics.state.brokers, own: BrokerState(own, host, port, service.settings.rack or None)}
+    return [known[node_id] for node_id in sorted(known)]
+
+
+def _controller(service: Service, brokers: list[BrokerState]) -> int:
+    controller_id = service.topics.state.controller_id
+    return controller_id if controller_id >= 0 else brokers[0].node_id

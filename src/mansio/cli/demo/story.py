@@ -1,0 +1,109 @@
+"""The demo, step by step: a broker, a producer, three consumers of a group, and a SIGKILL half way.
+
+Everything a user could do goes through the public client; only the broker's process is handled from outside.
+Always true: whatever happens, the broker's process and its directory are gone at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mansio.cli.common import connect
+from mansio.cli.demo.checker import Checker
+from mansio.cli.demo.flights import data_file, read_flights
+from mansio.cli.demo.process import BrokerProcess
+from mansio.cli.demo.screen import Bars, Figures, new_console, say, show_next, show_outcome
+from mansio.errors import RequestTimedOut
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mansio.cli.demo.flights import Flight
+    from mansio.client.accumulator import Delivery
+
+TOPIC = "flights"
+GROUP = "departures"
+PARTITIONS = 6
+CONSUMERS = 3
+RUN_S_MAX = 80.0
+REDRAW_S = 0.1
+RECORDS_PER_TURN = 500
+
+
+@dataclass(slots=True)
+class Run:
+    """What happens, as it happens. Times are seconds on one monotonic clock."""
+
+    flights: list[Flight]
+    checker: Checker = field(default_factory=Checker)
+    started_at: float = 0.0
+    published_at: float = 0.0
+    delivered_at: float = 0.0
+    killed_at: float = 0.0
+    killed_after: int = 0
+    ready_again_at: float = 0.0
+    first_acknowledged_at: float = 0.0
+    half: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def acknowledged(self, flight: Flight, partition: int, offset: int) -> None:
+        self.checker.on_acknowledged(flight.line, partition, offset)
+        if len(self.checker.acknowledged) >= len(self.flights) // 2:
+            self.half.set()
+        if self.ready_again_at and not self.first_acknowledged_at:
+            self.first_acknowledged_at = time.monotonic()
+
+    @property
+    def delivered_all(self) -> bool:
+        return len(self.checker.delivered) >= len(self.flights)
+
+    def figures(self) -> Figures:
+        count = len(self.flights)
+        return Figures(
+            publish_rate=count / (self.published_at - self.started_at),
+            deliver_rate=count / (self.delivered_at - self.started_at),
+            killed_at=self.killed_after,
+            ready_again_s=self.ready_again_at - self.killed_at,
+            first_acknowledged_s=self.first_acknowledged_at - self.killed_at,
+            total_s=self.delivered_at - self.started_at,
+        )
+
+
+async def tell(count: int) -> int:
+    """Run the demo with the first `count` flights; returns the exit code."""
+    console = new_console()
+    run = Run(read_flights(data_file(), count))
+    console.print(
+        f"\n [bold]Mansio[/]: {count:,} flights, {PARTITIONS} partitions, {CONSUMERS} consumers, one SIGKILL\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="mansio-demo-") as directory, BrokerProcess(directory) as process:
+        ready_s = await asyncio.to_thread(process.start)
+        say(console, "broker", f"ready in {ready_s:.2f} s at {process.kafka}, data in {directory}")
+        await _stream(console, run, process)
+        process.stop()
+    verdict = run.checker.verdict()
+    show_outcome(console, verdict, run.figures())
+    show_next(console, verdict.good)
+    return 0 if verdict.good else 1
+
+
+async def _stream(console: Console, run: Run, process: BrokerProcess) -> None:
+    async with connect(process.kafka) as client:
+        await client.admin.create_topic(TOPIC, partitions=PARTITIONS)
+        say(console, "topic", f"{TOPIC!r}, keyed by aircraft; the producer uses acks=all and is idempotent")
+        bars = Bars(console, len(run.flights))
+        run.started_at = time.monotonic()
+        try:
+            with bars.moving():
+                async with asyncio.timeout(RUN_S_MAX), asyncio.TaskGroup() as tasks:
+                    tasks.create_task(_publish(client, run))
+                    for _ in range(CONSUMERS):
+                        tasks.create_task(_consume(process.kafka, run))
+                    tasks.create_task(_kill_half_way(run, process, bars))
+                    tasks.create_task(_show(run, bars))
+        except TimeoutError:
+            raise RequestTimedOut(f"the demo did not finish in {RUN_S_MAX:.0f} s") from None

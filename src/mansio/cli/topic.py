@@ -1,0 +1,156 @@
+"""`mansio topic`: create, list, describe, alter, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.common import DEFAULT_BROKER, BrokerOption, connect, key_values, refuse, run
+from mansio.cli.output import Output, OutputOption, cell, show_json, show_rows, show_table
+from mansio.errors import TopicAlreadyExists, UnknownTopicOrPartition
+
+if TYPE_CHECKING:
+    from mansio.client import Client
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config", "-c", metavar="NAME=VALUE", help="A setting, by Kafka's name (retention.ms=...); may be given again."
+    ),
+]
+
+PARTITION_COLUMNS = ("partition", "leader", "leader_epoch", "replicas", "in_sync", "start", "end", "records")
+
+
+@app.callback()
+def noun() -> None:
+    """Create, list, describe, alter and delete topics."""
+
+
+@app.command()
+def create(
+    topic: NameArgument,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="How many; without it, what the broker is set to.")
+    ] = None,
+    replication_factor: Annotated[int | None, typer.Option(min=1, help="Copies of each partition.")] = None,
+    config: SettingsOption = None,
+    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Do nothing if it exists.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Create a topic."""
+    settings = dict(key_values(config or (), "--config"))
+
+    async def work() -> None:
+        async with connect(broker) as client:
+            await client.admin.create_topic(
+                topic, partitions=partitions, replication_factor=replication_factor, configs=settings
+            )
+
+    try:
+        run(work())
+    except TopicAlreadyExists:
+        if not if_not_exists:
+            raise
+
+
+@app.command("list")
+def list_topics(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Internal topics too.")] = False,
+    output: OutputOption = Output.TABLE,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """List the topics."""
+
+    async def work() -> list[dict[str, Any]]:
+        async with connect(broker) as client:
+            views = await client.admin.list_topics()
+        return [
+            {
+                "name": view.name,
+                "partitions": len(view.partitions),
+                "replicas": max((len(partition.replicas) for partition in view.partitions), default=0),
+                "internal": view.is_internal,
+            }
+            for view in views
+            if everything or not view.is_internal
+        ]
+
+    columns = ["name", "partitions", "replicas"] + ["internal"] * everything
+    show_rows(output, run(work()), columns, empty="no topics")
+
+
+@app.command()
+def describe(topic: NameArgument, output: OutputOption = Output.TABLE, broker: BrokerOption = DEFAULT_BROKER) -> None:
+    """Show a topic's partitions and settings.
+
+    The table names the settings that differ from their defaults, JSON all of them.
+    """
+
+    async def work() -> dict[str, Any]:
+        async with connect(broker) as client:
+            return await _description(client, topic)
+
+    found = run(work())
+    if output is Output.JSON:
+        show_json(found)
+        return
+    print(f"topic    {found['name']}  id {found['id']}")
+    for name, setting in found["configs"].items():
+        if setting["source"] != "default":
+            print(f"setting  {name}={setting['value']}")
+    show_table(
+        PARTITION_COLUMNS, [[cell(row[column]) for column in PARTITION_COLUMNS] for row in found["partitions"]]
+    )
+
+
+@app.command()
+def alter(
+    topic: NameArgument,
+    partitions: Annotated[
+        int | None, typer.Option("--partitions", "-p", min=1, help="Grow to this many; keys move to others.")
+    ] = None,
+    config: SettingsOption = None,
+    unset: Annotated[
+        list[str] | None, typer.Option("--unset", "-u", metavar="NAME", help="Back to the default; may be given again.")
+    ] = None,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Grow a topic or change its settings; what is not named stays."""
+    changes: dict[str, str | None] = dict(key_values(config or (), "--config"))
+    changes.update(dict.fromkeys(unset or (), None))
+    if partitions is None and not changes:
+        refuse("give --partitions, --config or --unset", "alter")
+
+    async def work() -> None:
+        async with connect(broker) as client:
+            if changes:
+                await client.admin.alter_topic_configs(topic, changes)
+            if partitions is not None:
+                await client.admin.create_partitions(topic, partitions)
+
+    run(work())
+
+
+@app.command()
+def delete(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics to delete.")],
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Do not mind if one does not exist.")] = False,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Delete topics and all their records, for good."""
+
+    async def work() -> None:
+        async with connect(broker) as client:
+            for topic in topics:
+                try:
+                    await client.admin.delete_topic(topic)
+                except UnknownTopicOrPartition:
+                    if not if_exists:
+                        raise
+
+    run(work())

@@ -1,0 +1,425 @@
+"""The consumer: an async iterator of messages, alone or as a member of a group.
+
+Owns what is handed out and what may be committed. Reading ahead is `fetcher`'s business, the group `membership`'s.
+
+Always true:
+* Messages of a partition come in offset order, each once per assignment.
+* `commit()` covers every message handed out. What is committed without being asked (auto commit, giving a partition
+  back) covers only what is *done with*: the application asked for the next message, or left the consumer without an
+  exception. So a crash repeats messages, and never skips one.
+* Before a partition goes to another member, the message in hand may be finished, for at most `settle_ms_max`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from mansio.errors import ConnectionLost, InvalidRequest, MansioError
+from mansio.link.offsets import READ_COMMITTED, READ_UNCOMMITTED, commit_offsets, fetch_offsets
+
+from .decode import MessageBatch, decode_chunk
+from .fetcher import Fetcher, FetchOptions, PartitionState
+from .membership import GroupOptions, Membership
+from .positions import start_offsets, stop_offsets
+from .types import Message, TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from datetime import datetime
+    from types import TracebackType
+
+    from mansio.link.cluster import Cluster
+
+    from .types import StartAt
+
+    RebalanceCallback = Callable[[list[TopicPartition]], Awaitable[object] | object]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """How to consume; see `Client.consume` for the meaning."""
+
+    group: str | None = None
+    from_: StartAt | Mapping[TopicPartition, int] = "earliest"
+    to_time: datetime | int | None = None
+    to_end: bool = False
+    max_records: int | None = None
+    auto_commit: bool = False
+    auto_commit_interval_ms: float = 5_000
+    settle_ms_max: float = 3_000
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    on_out_of_range: Literal["earliest", "latest", "error"] = "earliest"
+    on_assigned: RebalanceCallback | None = None
+    on_revoked: RebalanceCallback | None = None
+    on_lost: RebalanceCallback | None = None
+    fetch_wait_ms_max: int = 500
+    prefetch_bytes_max: int = 32 << 20
+    partition_bytes_max: int = 1 << 20
+    membership: GroupOptions = field(default_factory=GroupOptions)
+
+    def __post_init__(self) -> None:
+        if self.auto_commit and self.group is None:
+            raise ValueError("auto_commit needs a group")
+        if self.max_records is not None and self.max_records < 0:
+            raise ValueError("max_records must not be negative")
+
+    def fetching(self) -> FetchOptions:
+        committed = self.isolation == "read_committed"
+        return FetchOptions(
+            wait_ms_max=self.fetch_wait_ms_max,
+            partition_bytes_max=self.partition_bytes_max,
+            prefetch_bytes_max=self.prefetch_bytes_max,
+            isolation_level=READ_COMMITTED if committed else READ_UNCOMMITTED,
+            on_out_of_range=self.on_out_of_range,
+        )
+
+
+class Consumer:
+    """Made by `Client.consume`. Iterate it, or use `poll`/`batches`; close it by `async with` or `close()`."""
+
+    def __init__(
+        self, cluster: Cluster, sources: Iterable[str | TopicPartition], options: ConsumerOptions
+    ) -> None:
+        given = list(sources)
+        self._topics = [source for source in given if isinstance(source, str)]
+        self._chosen = [source for source in given if isinstance(source, TopicPartition)]
+        if not given or (self._topics and self._chosen):
+            raise InvalidRequest("consume needs topics or partitions, and not both")
+        self._cluster = cluster
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self._fetcher = Fetcher(cluster, options.fetching())
+        self._membership: Membership | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._starting = asyncio.Lock()
+        self._is_started = False
+        self._is_closed = False
+        self._messages: list[Message] = []
+        self._index = 0
+        self._batch: MessageBatch | None = None
+        """What is being handed out: `_messages[_index]` is next; `_messages` are the batch's, unless cut short."""
+        self._pending: list[MessageBatch] = []
+        self._handed_out = 0
+        self._polled_at = self._loop.time()
+        self._asked: asyncio.Event = asyncio.Event()
+        self._stored: dict[TopicPartition, int] = {}
+        self._was_assigned = False
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._finish_in_hand()
+        await self.close()
+
+    # -- reading --------------------------------------------------------------------------------------------------------
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        index = self._index
+        if index == len(self._messages):
+            if not await self._load():
+                raise StopAsyncIteration
+            index = 0
+        self._index = index + 1
+        return self._messages[index]
+
+    async def batches(self) -> AsyncIterator[list[Message]]:
+        """The messages in the batches they were stored in: less work per message than one at a time."""
+        while batch := await self._take_batch():
+            yield batch
+
+    async def poll(self, timeout_ms: float | None = None) -> list[Message]:
+        """The next batch of messages; none when nothing came within the time, or when the reading is over."""
+        try:
+            async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
+                return await self._take_batch()
+        except TimeoutError:
+            return []
+
+    async def _take_batch(self) -> list[Message]:
+        if self._index == len(self._messages) and not await self._load():
+            return []
+        taken = self._messages[self._index :]
+        self._index = len(self._messages)
+        return taken
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the reading has come to the end that was asked for (`to_time`, `to_end`, `max_records`)."""
+        if self._options.max_records is not None and self._handed_out >= self._options.max_records:
+            return True
+        states = self._fetcher.states.values()
+        is_bounded = self._options.to_time is not None or self._options.to_end
+        return is_bounded and self._was_assigned and all(state.is_finished for state in states)
+
+    async def _load(self) -> bool:
+        """Make the next batch the one in hand. False at the end."""
+        self._finish_in_hand()
+        self._polled_at = self._loop.time()
+        self._asked.set()
+        if not self._is_started:
+            await self.start()
+        while True:
+            if self._is_closed or self.is_finished:
+                return False
+            if self._pending:
+                batch = self._pending.pop(0)
+                if self._put_in_hand(batch):
+                    return True
+                continue
+            chunk = self._fetcher.pop()
+            if chunk is None:
+                await self._fetcher.changed()
+                self._polled_at = self._loop.time()
+                continue
+            self._pending = list(decode_chunk(chunk, self._options.isolation == "read_committed"))
+            await asyncio.sleep(0)  # heartbeats and fetches go on while a reader is busy
+
+    def _put_in_hand(self, batch: MessageBatch) -> bool:
+        if not batch.state.is_active:
+            return False
+        messages = batch.messages
+        if not messages:
+            batch.state.consumed = batch.next_offset
+            return False
+        limit = self._options.max_records
+        if limit is not None and self._handed_out + len(messages) > limit:
+            messages = messages[: limit - self._handed_out]
+        self._handed_out += len(messages)
+        self._batch, self._messages, self._index = batch, messages, 0
+        self._asked.clear()
+        return True
+
+    def _finish_in_hand(self) -> None:
+        """Everything handed out is done with."""
+        batch = self._batch
+        if batch is not None:
+            batch.state.consumed = self._position_in_hand(batch, self._index)
+        if batch is not None and self._index == len(self._messages):
+            self._batch, self._messages, self._index = None, [], 0
+
+    def _position_in_hand(self, batch: MessageBatch, index: int) -> int:
+        """The next offset when the first `index` messages in hand are done with."""
+        if index == len(batch.messages):
+            return batch.next_offset
+        return batch.messages[index - 1].offset + 1 if index else batch.state.consumed
+
+    # -- positions ------------------------------------------------------------------------------------------------------
+
+    def positions(self) -> dict[TopicPartition, int]:
+        """For each partition the offset after the last message that was handed out."""
+        return self._positions(in_hand=True)
+
+    def _positions(self, *, in_hand: bool) -> dict[TopicPartition, int]:
+        found = {partition: state.consumed for partition, state in self._fetcher.states.items()}
+        batch = self._batch
+        if batch is not None and batch.state.is_active:
+            index = self._index if in_hand else max(self._index - 1, 0)
+            found[batch.state.partition] = self._position_in_hand(batch, index)
+        return found
+
+    def assignment(self) -> set[TopicPartition]:
+        """The partitions that are being read now."""
+        return set(self._fetcher.states)
+
+    def lag(self) -> dict[TopicPartition, int | None]:
+        """How many offsets behind the end each partition is, as of the last fetch; None before the first."""
+        positions = self.positions()
+        return {
+            partition: max(0, state.high_watermark - positions[partition]) if state.high_watermark >= 0 else None
+            for partition, state in self._fetcher.states.items()
+        }
+
+    async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+        """Store the group's offsets: those given, or everything handed out so far.
+
+        Raises `RebalanceInProgress`, `IllegalGeneration` or `UnknownMember` when the group went on without this
+        consumer: the messages since the last commit may then be handed out again, to whoever has them now.
+        """
+        if self._options.group is None:
+            raise InvalidRequest("only a consumer with a group can commit")
+        await self._commit(self.positions() if offsets is None else dict(offsets))
+
+    async def seek(self, partition: TopicPartition, to: StartAt) -> None:
+        """Go on reading a partition from somewhere else."""
+        state = self._fetcher.states.get(partition)
+        if state is None:
+            raise InvalidRequest(f"{partition} is not being read")
+        found = await start_offsets(self._cluster, [partition], to)
+        self._drop({partition})
+        if partition in self._fetcher.states:
+            self._fetcher.remove([partition])
+            self._fetcher.add([PartitionState(partition, found[partition], state.stop_offset)])
+
+    async def _commit(self, positions: dict[TopicPartition, int], *, retry_timeout_ms: float = 10_000) -> None:
+        group = self._options.group
+        changed = {p: offset for p, offset in positions.items() if self._stored.get(p) != offset}
+        if group is None or not changed:
+            return
+        member = self._membership
+        await commit_offsets(
+            self._cluster,
+            group,
+            changed,
+            generation=-1 if member is None else member.generation,
+            member_id="" if member is None else member.member_id,
+            instance_id=None if member is None else self._options.membership.instance_id,
+            retry_timeout_ms=retry_timeout_ms,
+        )
+        self._stored.update(changed)
+
+    # -- starting and ending --------------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin: join the group, or find the partitions and offsets. Iterating does this too.
+
+        Raises `UnknownTopicOrPartition` for a topic that does not exist.
+        """
+        async with self._starting:
+            if self._is_started:
+                return
+            if self._is_closed:
+                raise ConnectionLost("the consumer is closed")
+            for topic in dict.fromkeys([*self._topics, *(p.topic for p in self._chosen)]):
+                await self._cluster.topic(topic)
+            if self._options.group is not None and self._topics:
+                self._membership = Membership(
+                    self._cluster, self._options.group, self._topics, self, self._options.membership
+                )
+                self._run(self._be_member(self._membership))
+            else:
+                await self.assign(set(self._chosen) or await self._all_partitions())
+            if self._options.auto_commit:
+                self._run(self._commit_now_and_then())
+            self._is_started = True
+
+    async def close(self) -> None:
+        """Commit if asked to, leave the group, stop. Closing twice is harmless."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._fetcher.wake()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            if self._options.auto_commit:
+                await self._commit(self._positions(in_hand=False), retry_timeout_ms=3_000)
+        except MansioError as error:
+            logger.warning("group %s: the last commit failed: %s", self._options.group, error)
+        finally:
+            await self._fetcher.close()
+            if self._membership is not None:
+                await self._membership.leave()
+
+    def _run(self, work: Any) -> None:
+        self._tasks.append(self._loop.create_task(work))
+
+    async def _be_member(self, membership: Membership) -> None:
+        try:
+            await membership.run()
+        except MansioError as error:
+            self._fetcher.fail(error)
+
+    async def _commit_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self._options.auto_commit_interval_ms / 1000)
+            try:
+                await self._commit(self._positions(in_hand=False))
+            except MansioError as error:
+                logger.info("group %s: auto commit failed: %s", self._options.group, error)
+
+    async def _all_partitions(self) -> set[TopicPartition]:
+        found = set()
+        for topic in self._topics:
+            view = await self._cluster.topic(topic)
+            found |= {TopicPartition(topic, partition.index) for partition in view.partitions}
+        return found
+
+    # -- what the membership asks of its owner ----------------------------------------------------------------------------
+
+    async def assign(self, partitions: set[TopicPartition]) -> None:
+        """Begin to read partitions, where the group stopped or where `from_` says."""
+        committed = {}
+        if self._options.group is not None and partitions:
+            stored = await fetch_offsets(self._cluster, self._options.group, partitions)
+            committed = {partition: entry.offset for partition, entry in stored.items()}
+        rest = partitions - committed.keys()
+        offsets = {**committed, **await start_offsets(self._cluster, rest, self._options.from_)}
+        stops = await stop_offsets(
+            self._cluster, partitions, to_time=self._options.to_time, to_end=self._options.to_end
+        )
+        self._stored.update(committed)
+        if partitions:
+            await _call(self._options.on_assigned, partitions)
+        self._was_assigned = True
+        self._fetcher.add(PartitionState(p, offsets[p], stops.get(p)) for p in sorted(partitions))
+
+    async def revoke(self, partitions: set[TopicPartition]) -> None:
+        """Finish with partitions before another member gets them."""
+        await self._settle_in_hand(partitions)
+        if self._options.auto_commit:
+            positions = self._positions(in_hand=False)
+            try:
+                await self._commit({p: positions[p] for p in partitions if p in positions}, retry_timeout_ms=3_000)
+            except MansioError as error:
+                logger.warning("group %s: commit before a rebalance failed: %s", self._options.group, error)
+        await _call(self._options.on_revoked, partitions)
+        self._drop(partitions)
+        self._fetcher.remove(partitions)
+        for partition in partitions:
+            self._stored.pop(partition, None)
+
+    async def lose(self, partitions: set[TopicPartition]) -> None:
+        """Stop with partitions that another member may have already."""
+        self._drop(partitions)
+        self._fetcher.remove(partitions)
+        for partition in partitions:
+            self._stored.pop(partition, None)
+        await _call(self._options.on_lost or self._options.on_revoked, partitions)
+
+    def seconds_since_poll(self) -> float:
+        """How long ago the application asked for a message."""
+        return self._loop.time() - self._polled_at if self._batch is not None else 0.0
+
+    async def polled(self) -> None:
+        """Wait until it asks for one."""
+        await self._asked.wait()
+
+    async def _settle_in_hand(self, partitions: set[TopicPartition]) -> None:
+        """Hand out no more of these, and give the application time to finish with the message it has."""
+        batch = self._batch
+        if batch is None or batch.state.partition not in partitions:
+            return
+        del self._messages[self._index :]
+        try:
+            async with asyncio.timeout(self._options.settle_ms_max / 1000):
+                await self._asked.wait()
+        except TimeoutError:
+            logger.info("group %s: a message in hand was not finished in time", self._options.group)
+
+    def _drop(self, partitions: set[TopicPartition]) -> None:
+        """Forget what was decoded and not handed out."""
+        self._pending = [batch for batch in self._pending if batch.state.partition not in partitions]
+        if self._batch is not None and self._batch.state.partition in partitions:
+            self._batch, self._messages, self._index = None, [], 0
+
+
+async def _call(callback: RebalanceCallback | None, partitions: set[TopicPartition]) -> None:
+    if callback is not None:
+        outcome = callback(sorted(partitions))
+        if inspect.isawaitable(outcome):
+            await outcome

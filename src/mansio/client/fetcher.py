@@ -1,0 +1,419 @@
+"""Record batches from the brokers, a bounded distance ahead of the reader.
+
+Owns what is fetched: for every partition the next offset to ask for, and the raw batches that came and were not
+read yet. One request per broker is under way, with all partitions that have room; it waits at the broker until there
+is something (long polling), on a lane of its own.
+
+Always true: chunks of one partition come out in offset order without a gap; a partition that was removed gives
+nothing more, even if an answer with its batches is still under way; what waits in memory is at most
+`prefetch_bytes_max` and one answer more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mansio.errors import MansioError, OffsetOutOfRange, UnknownTopicOrPartition
+from mansio.link.cluster import group_by_topic
+from mansio.link.metadata import NO_TOPIC_ID, TopicPartition
+from mansio.link.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
+from mansio.link.retry import DEFAULT_BACKOFF, Backoff, error_for
+from mansio.wire import fetch
+from mansio.wire.records import iterate_batches
+from mansio.wire.versions import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mansio.link.cluster import Cluster
+
+logger = logging.getLogger(__name__)
+
+HIGHEST_VERSION_WITH_NAMES = 12
+UNREAD_PAUSE_SECONDS = 0.1
+UNKNOWN_TOPIC_SECONDS_MAX = 30
+
+
+@dataclass(frozen=True, slots=True)
+class FetchOptions:
+    """How much to read ahead (bytes) and how long a broker may wait for more to come."""
+
+    wait_ms_max: int = 500
+    bytes_min: int = 1
+    request_bytes_max: int = 16 << 20
+    partition_bytes_max: int = 1 << 20
+    prefetch_bytes_max: int = 32 << 20
+    isolation_level: int = READ_COMMITTED
+    on_out_of_range: str = "earliest"
+    backoff: Backoff = DEFAULT_BACKOFF
+
+
+class PartitionState:
+    """One partition that is being read."""
+
+    __slots__ = (
+        "blocked_until",
+        "buffered_bytes",
+        "consumed",
+        "failures",
+        "fetch_offset",
+        "high_watermark",
+        "is_active",
+        "is_fetching",
+        "is_paused",
+        "partition",
+        "stop_offset",
+        "unknown_since",
+    )
+
+    def __init__(self, partition: TopicPartition, offset: int, stop_offset: int | None = None) -> None:
+        self.partition = partition
+        self.fetch_offset = offset
+        self.consumed = offset
+        """Everything below was handed out and is done with."""
+        self.stop_offset = stop_offset
+        """Read up to here, not including it; None: for ever."""
+        self.high_watermark = -1
+        self.buffered_bytes = 0
+        self.is_active = True
+        self.is_fetching = False
+        self.is_paused = False
+        self.failures = 0
+        self.blocked_until = 0.0
+        self.unknown_since: float | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything up to the stop offset was handed out."""
+        return self.stop_offset is not None and self.consumed >= self.stop_offset
+
+
+class Chunk(NamedTuple):
+    """Raw batches of one partition: a buffer of batches, the last of which may be cut off."""
+
+    state: PartitionState
+    offset: int
+    """The offset that was asked for: the first batch may begin before it."""
+    batches: memoryview
+    aborted: Sequence[tuple[int, int]]
+    """(producer id, first offset) of aborted transactions in it."""
+
+
+class Fetcher:
+    """Fetches for one consumer. All methods belong to the loop's thread."""
+
+    def __init__(self, cluster: Cluster, options: FetchOptions) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._loop = asyncio.get_running_loop()
+        self.states: dict[TopicPartition, PartitionState] = {}
+        self._chunks: deque[Chunk] = deque()
+        self._buffered_bytes = 0
+        self._busy: set[int] = set()
+        self._resting: dict[int, float] = {}
+        self._locating: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._woken = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._failure: MansioError | None = None
+        self._arrival: asyncio.Event = asyncio.Event()
+        self._is_closed = False
+
+    # -- what the consumer says ---------------------------------------------------------------------------------------
+
+    def add(self, states: Iterable[PartitionState]) -> None:
+        """Begin to read partitions."""
+        for state in states:
+            self.states[state.partition] = state
+        self._wake()
+        self._arrival.set()
+
+    def remove(self, partitions: Iterable[TopicPartition]) -> list[PartitionState]:
+        """Stop reading partitions and forget what was read ahead of them."""
+        removed = [state for p in partitions if (state := self.states.pop(p, None)) is not None]
+        for state in removed:
+            state.is_active = False
+        kept = deque(chunk for chunk in self._chunks if chunk.state.is_active)
+        self._buffered_bytes = sum(len(chunk.batches) for chunk in kept)
+        self._chunks = kept
+        self._wake()
+        self._arrival.set()
+        return removed
+
+    def wake(self) -> None:
+        """Something changed that the reader has to look at."""
+        self._arrival.set()
+        self._wake()
+
+    def fail(self, error: MansioError) -> None:
+        """Something went wrong for good: `next_chunk` raises it once what was read is used up."""
+        self._failure = self._failure or error
+        self._arrival.set()
+
+    def pop(self) -> Chunk | None:
+        """The next chunk, if one is there."""
+        for _ in range(len(self._chunks)):
+            chunk = self._chunks.popleft()
+            if chunk.state.is_paused:
+                self._chunks.append(chunk)
+                continue
+            self._buffered_bytes -= len(chunk.batches)
+            chunk.state.buffered_bytes -= len(chunk.batches)
+            self._resting.clear()
+            self._wake()
+            return chunk
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        return None
+
+    async def changed(self) -> None:
+        """Wait until a chunk came, an assignment changed or something failed."""
+        self._arrival.clear()
+        await self._arrival.wait()
+
+    async def close(self) -> None:
+        """Stop. Answers still under way are thrown away."""
+        self._is_closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.remove(list(self.states))
+
+    # -- choosing what to fetch ---------------------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        if not self._woken and not self._is_closed:
+            self._woken = True
+            self._loop.call_soon(self._dispatch)
+
+    def _wake_at(self, moment: float) -> None:
+        if self._timer is None or self._timer.when() > moment:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = self._loop.call_at(moment, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._wake()
+
+    def _dispatch(self) -> None:
+        """Start a request to every broker that has none under way and leads a partition with room."""
+        self._woken = False
+        if self._is_closed:
+            return
+        now = self._loop.time()
+        chosen: dict[int, list[PartitionState]] = {}
+        full: set[int] = set()
+        for state in self.states.values():
+            if state.is_fetching or state.is_paused or self._is_through(state):
+                continue
+            if state.blocked_until > now:
+                self._wake_at(state.blocked_until)
+                continue
+            node = self._leader(state)
+            if node is None or node in self._busy:
+                continue
+            if (
+                state.buffered_bytes >= self._options.partition_bytes_max
+                or self._buffered_bytes >= self._options.prefetch_bytes_max
+            ):
+                full.add(node)
+                continue
+            chosen.setdefault(node, []).append(state)
+        for node, states in chosen.items():
+            if node in full and (rest_until := self._resting.get(node, 0.0)) > now:
+                self._wake_at(rest_until)
+                continue
+            self._busy.add(node)
+            for state in states:
+                state.is_fetching = True
+            self._spawn(self._fetch(node, states, may_wait=node not in full))
+
+    def _is_through(self, state: PartitionState) -> bool:
+        return state.stop_offset is not None and state.fetch_offset >= state.stop_offset
+
+    def _leader(self, state: PartitionState) -> int | None:
+        topic, index = state.partition
+        if topic in self._locating:
+            return None
+        view = self._cluster.cached_topic(topic)
+        if view is not None and index < len(view.partitions) and not self._cluster.is_stale(topic):
+            leader = view.partitions[index].leader
+            if leader in self._cluster.nodes:
+                return leader
+        self._locating.add(topic)
+        self._spawn(self._locate(state))
+        return None
+
+    async def _locate(self, state: PartitionState) -> None:
+        topic, index = state.partition
+        try:
+            await self._cluster.refresh((topic,))
+            (await self._cluster.topic(topic, wait_ms=0)).leader(index)
+        except MansioError as error:
+            self._failed(state, error)
+        finally:
+            self._locating.discard(topic)
+            self._wake()
+
+    # -- one request ----------------------------------------------------------------------------------------------------
+
+    async def _fetch(self, node: int, states: list[PartitionState], *, may_wait: bool) -> None:
+        try:
+            response, names = await self._exchange(node, states, may_wait=may_wait)
+            asked = {state.partition: (state, state.fetch_offset) for state in states}
+            got = 0
+            for name, topic_id, partitions in response.topics:
+                for answer in partitions:
+                    topic = name or names[bytes(topic_id or b"")]
+                    got += self._take(*asked[TopicPartition(topic, answer.index)], answer)
+            if not got and not may_wait:
+                # Some partitions are full, the others empty: look again soon, but do not spin.
+                self._resting[node] = self._loop.time() + UNREAD_PAUSE_SECONDS
+        except MansioError as error:
+            for state in states:
+                self._failed(state, error)
+        finally:
+            self._busy.discard(node)
+            for state in states:
+                state.is_fetching = False
+            self._wake()
+
+    async def _exchange(self, node: int, states: list[PartitionState], *, may_wait: bool) -> Any:
+        connection = await self._cluster.connection(node, "fetch")
+        by_partition = {state.partition: state for state in states}
+        topics = []
+        names: dict[bytes, str] = {}
+        for topic, indexes in group_by_topic(by_partition).items():
+            view = self._cluster.cached_topic(topic)
+            topic_id = NO_TOPIC_ID if view is None else view.topic_id
+            names[topic_id] = topic
+            wanted = [
+                fetch.FetchPartition(
+                    index,
+                    -1,
+                    by_partition[TopicPartition(topic, index)].fetch_offset,
+                    -1,
+                    -1,
+                    self._options.partition_bytes_max,
+                )
+                for index in indexes
+            ]
+            topics.append((topic, topic_id, wanted))
+        highest = HIGHEST_VERSION_WITH_NAMES if NO_TOPIC_ID in names else None
+        version = connection.version_for(ApiKey.FETCH, highest=highest)
+        wait_ms = self._options.wait_ms_max if may_wait else 0
+        correlation_id = connection.next_correlation_id()
+        framed = fetch.encode_request(
+            version,
+            correlation_id,
+            connection.options.client_id,
+            topics,
+            max_wait_ms=wait_ms,
+            min_bytes=self._options.bytes_min,
+            max_bytes=self._options.request_bytes_max,
+            isolation_level=self._options.isolation_level,
+        )
+        timeout_ms = connection.options.request_timeout_ms + wait_ms
+        frame = await connection.exchange((framed,), correlation_id, timeout_ms=timeout_ms)
+        response = fetch.decode_response(version, frame)
+        if response.error_code:
+            raise error_for(response.error_code)
+        return response, names
+
+    def _take(self, state: PartitionState, offset: int, answer: Any) -> int:
+        """One partition of an answer; returns how many bytes came."""
+        if not state.is_active or state.fetch_offset != offset:
+            return 0
+        if answer.error_code:
+            self._failed(state, error_for(answer.error_code))
+            return 0
+        state.failures = 0
+        state.unknown_since = None
+        state.high_watermark = answer.high_watermark
+        batches = answer.records
+        if batches is None or not len(batches):
+            return 0
+        after = _offset_after(batches)
+        if after is None:
+            self.fail(MansioError(f"{state.partition}: a batch larger than the fetch limit"))
+            return 0
+        state.fetch_offset = max(after, offset)
+        self._chunks.append(Chunk(state, offset, memoryview(batches), answer.aborted or ()))
+        state.buffered_bytes += len(batches)
+        self._buffered_bytes += len(batches)
+        self._arrival.set()
+        return len(batches)
+
+    # -- failures ---------------------------------------------------------------------------------------------------------
+
+    def _failed(self, state: PartitionState, error: MansioError) -> None:
+        if not state.is_active:
+            return
+        if isinstance(error, OffsetOutOfRange):
+            self._out_of_range(state, error)
+            return
+        now = self._loop.time()
+        if isinstance(error, UnknownTopicOrPartition):
+            state.unknown_since = state.unknown_since or now
+            if now - state.unknown_since > UNKNOWN_TOPIC_SECONDS_MAX:
+                self.fail(error)
+        elif not error.retriable:
+            self.fail(error)
+        self._cluster.mark_stale((state.partition.topic,))
+        state.failures += 1
+        state.blocked_until = now + self._options.backoff.delay_seconds(state.failures)
+
+    def _out_of_range(self, state: PartitionState, error: OffsetOutOfRange) -> None:
+        policy = self._options.on_out_of_range
+        if policy == "error":
+            topic, index = state.partition
+            self.fail(
+                OffsetOutOfRange(f"offset {state.fetch_offset} of partition {index} of topic {topic}: {error.message}")
+            )
+            state.blocked_until = float("inf")
+            return
+        state.blocked_until = float("inf")
+        self._spawn(self._reset(state, EARLIEST if policy == "earliest" else LATEST))
+
+    async def _reset(self, state: PartitionState, to: int) -> None:
+        try:
+            listed = await list_offsets(self._cluster, {state.partition: to})
+            offset = listed[state.partition].offset
+            logger.warning(
+                "offset %d of partition %d of topic %s is gone; going on at %d",
+                state.fetch_offset,
+                state.partition.partition,
+                state.partition.topic,
+                offset,
+            )
+            state.fetch_offset = offset
+            if not state.buffered_bytes:
+                state.consumed = offset
+            state.blocked_until = 0
+        except MansioError as error:
+            state.blocked_until = 0
+            self._failed(state, error)
+        finally:
+            self._wake()
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _offset_after(batches: memoryview) -> int | None:
+    """The offset after the last whole batch; None when there is not one whole batch."""
+    last = None
+    for _, header in iterate_batches(batches):
+        last = header
+    return None if last is None else last.last_offset + 1

@@ -1,0 +1,119 @@
+"""Settings as DescribeConfigs shows them: value, source, synonyms, type, meaning; of topics and of the broker.
+
+Owns the mapping from Mansio's own settings to Kafka's broker names. A setting Kafka has no name for is shown under
+`mansio.<name>`. Broker settings are read-only: they are read at start.
+
+Always true: an entry's value is that of its first synonym (KIP-226).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mansio.cluster import topic_config
+from mansio.cluster.topic_config import Kind
+from mansio.config import SPECIFICATIONS, Origin, Settings, default_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mansio.cluster.topic_config import TopicSetting
+
+
+class Source(IntEnum):
+    """Where a value came from, as Kafka numbers it."""
+
+    TOPIC = 1
+    STATIC_BROKER = 4
+    DEFAULT = 5
+
+
+class Synonym(NamedTuple):
+    """One of the settings a value may come from, the deciding one first."""
+
+    name: str
+    value: str
+    source: Source
+
+
+class ConfigEntry(NamedTuple):
+    """One setting as it stands."""
+
+    name: str
+    value: str
+    source: Source
+    kind: Kind
+    read_only: bool
+    synonyms: tuple[Synonym, ...]
+    documentation: str
+
+
+def topic_entries(
+    configs: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
+) -> list[ConfigEntry]:
+    """Every setting of a topic, in force."""
+    return [
+        _topic_entry(row, configs, defaults, replication_factor) for row in topic_config.SETTINGS.values()
+    ]
+
+
+def broker_entries(settings: Settings) -> list[ConfigEntry]:
+    """Every setting of the broker, the defaults of topics among them."""
+    entries = [_broker_entry(settings, name) for name in SPECIFICATIONS if name != "topic_defaults"]
+    for row in topic_config.SETTINGS.values():
+        synonyms = _default_synonyms(row, settings.topic_defaults, 1)
+        entries.append(_entry(row.broker_name, row.kind, synonyms, documentation(row), read_only=True))
+    return entries
+
+
+def documentation(row: TopicSetting) -> str:
+    """What a topic setting means, and from when on it works."""
+    return f"{row.meaning} ({row.effect}.)" if row.effect else row.meaning
+
+
+def _topic_entry(
+    row: TopicSetting, configs: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
+) -> ConfigEntry:
+    synonyms = _default_synonyms(row, defaults, replication_factor)
+    if row.name in configs:
+        synonyms = (Synonym(row.name, configs[row.name], Source.TOPIC), *synonyms)
+    return _entry(row.name, row.kind, synonyms, documentation(row), read_only=False)
+
+
+def _default_synonyms(
+    row: TopicSetting, defaults: Mapping[str, str], replication_factor: int
+) -> tuple[Synonym, ...]:
+    built_in = topic_config.in_force(row.name, {}, {}, replication_factor)
+    default = Synonym(row.broker_name, built_in, Source.DEFAULT)
+    if row.name not in defaults:
+        return (default,)
+    value = topic_config.in_force(row.name, {}, defaults, replication_factor)
+    return (Synonym(row.broker_name, value, Source.STATIC_BROKER), default)
+
+
+def _entry(
+    name: str, kind: Kind, synonyms: tuple[Synonym, ...], meaning: str, *, read_only: bool
+) -> ConfigEntry:
+    return ConfigEntry(name, synonyms[0].value, synonyms[0].source, kind, read_only, synonyms, meaning)
+
+
+_KINDS: Final = {bool: Kind.BOOLEAN, int: Kind.LONG, str: Kind.STRING}
+
+
+def _broker_entry(settings: Settings, name: str) -> ConfigEntry:
+    specification = SPECIFICATIONS[name]
+    shown = specification.kafka_name or f"mansio.{name}"
+    default = default_of(name)
+    default_shown = Synonym(shown, _shown(default, specification.address), Source.DEFAULT)
+    synonyms: tuple[Synonym, ...] = (default_shown,)
+    if settings.origin(name) is not Origin.DEFAULT:
+        value = _shown(getattr(settings, name), specification.address)
+        synonyms = (Synonym(shown, value, Source.STATIC_BROKER), default_shown)
+    return _entry(shown, _KINDS[type(default)], synonyms, specification.meaning, read_only=True)
+
+
+def _shown(value: Any, address: str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"PLAINTEXT://{value}" if address and value else str(value)

@@ -1,0 +1,422 @@
+"""A disk in memory that crashes, tears, fills up and fails on demand.
+
+The fault model. What a program wrote is seen by its own reads at once. It survives a crash for certain only after the
+sync that covers it: `DiskFile.sync` for bytes and length, `sync_directory` for names, `sync_all` for both. Of what was
+not synced, a crash keeps *any* subset, in whole or in sectors: later writes may survive earlier ones, a name may survive
+without its bytes, a removal may be undone. After a failed sync the bytes it was about can still be read, and no later
+sync makes them durable (that is what Linux does).
+
+Always true: `crash` does not change the disk it is called on, so a test may take many crash images of one moment; every
+choice comes from the chance it is given, so a seed names an image.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from mansio.errors import DataDirectoryLocked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from random import Random
+
+    from mansio.ports import Buffer
+
+SECTOR_BYTES = 512
+CAPACITY_BYTES = 1 << 40
+
+
+class _Change(NamedTuple):
+    """A write of `data` at `position`; or, with `data` None, a truncation to `position`."""
+
+    position: int
+    data: bytes | None
+
+
+class _Inode:
+    """The bytes of one file: as they are on the medium, as they are read, and what happened between."""
+
+    __slots__ = ("content", "doomed", "durable", "pending")
+
+    def __init__(self, durable: bytes = b"") -> None:
+        self.durable = durable
+        self.content = bytearray(durable)
+        self.pending: list[_Change] = []
+        self.doomed: list[_Change] = []
+
+    def change(self, change: _Change) -> None:
+        _apply(self.content, change)
+        self.pending.append(change)
+
+    def sync(self) -> None:
+        if not self.pending:
+            return
+        if self.doomed:
+            content = bytearray(self.durable)
+            for change in self.pending:
+                _apply(content, change)
+            self.durable = bytes(content)
+        else:
+            self.durable = bytes(self.content)
+        self.pending.clear()
+
+    def sync_failed(self) -> None:
+        self.doomed.extend(self.pending)
+        self.pending.clear()
+
+    def crashed(self, chance: Random) -> bytes:
+        changes = self.doomed + self.pending
+        mode = chance.random() if changes else 0.0
+        if mode < 0.2:
+            return self.durable
+        content = bytearray(self.durable)
+        keep_first = chance.randint(0, len(changes)) if mode < 0.5 else len(changes)
+        for change in changes[:keep_first]:
+            if mode >= 0.6 and chance.random() < 0.4:
+                continue
+            torn = mode >= 0.5 and change.data is not None and chance.random() < 0.5
+            for piece in _sectors(change, chance) if torn else (change,):
+                _apply(content, piece)
+        if changes and mode < 0.5 and keep_first < len(changes) and changes[keep_first].data is not None:
+            for piece in _sectors(changes[keep_first], chance):  # the write the power failed in
+                _apply(content, piece)
+        return bytes(content)
+
+
+def _apply(content: bytearray, change: _Change) -> None:
+    position, data = change
+    if data is None:
+        if position <= len(content):
+            del content[position:]
+        else:
+            content.extend(bytes(position - len(content)))
+        return
+    if position > len(content):
+        content.extend(bytes(position - len(content)))
+    content[position : position + len(data)] = data
+
+
+def _sectors(change: _Change, chance: Random) -> list[_Change]:
+    """A random choice of the sectors of a write."""
+    position, data = change
+    assert data is not None
+    pieces = []
+    at = 0
+    while at < len(data):
+        step = SECTOR_BYTES - (position + at) % SECTOR_BYTES
+        if chance.random() < 0.5:
+            pieces.append(_Change(position + at, data[at : at + step]))
+        at += step
+    return pieces
+
+
+class _Directory:
+    """Names: as they are on the medium, as they are seen, and the changes between (each a dict name -> inode or None)."""
+
+    __slots__ = ("durable", "entries", "pending")
+
+    def __init__(self, durable: dict[str, _Inode] | None = None) -> None:
+        self.durable = durable or {}
+        self.entries = dict(self.durable)
+        self.pending: list[dict[str, _Inode | None]] = []
+
+    def change(self, names: dict[str, _Inode | None]) -> None:
+        _rename(self.entries, names)
+        self.pending.append(names)
+
+    def sync(self) -> None:
+        self.durable = dict(self.entries)
+        self.pending.clear()
+
+    def crashed(self, chance: Random) -> dict[str, _Inode]:
+        entries = dict(self.durable)
+        mode = chance.random()
+        for names in self.pending:
+            if mode < 0.2 or (mode < 0.8 and chance.random() < 0.5):
+                continue
+            _rename(entries, names)
+        return entries
+
+
+def _rename(entries: dict[str, _Inode], names: dict[str, _Inode | None]) -> None:
+    for name, inode in names.items():
+        if inode is None:
+            entries.pop(name, None)
+        else:
+            entries[name] = inode
+
+
+class SimulatedFile:
+    """An open file of a `SimulatedDisk`. It stays usable when its name is gone."""
+
+    __slots__ = ("_disk", "_inode", "_path", "_writable")
+
+    def __init__(self, disk: SimulatedDisk, path: str, inode: _Inode, *, writable: bool) -> None:
+        self._disk = disk
+        self._path = path
+        self._inode = inode
+        self._writable = writable
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def size(self) -> int:
+        self._disk.called("size", self._path)
+        return len(self._inode.content)
+
+    def write_at(self, buffers: Sequence[Buffer], position: int) -> int:
+        data = b"".join(buffers)
+        if not self._writable:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
+        self._disk.called("write", self._path)
+        growth = position + len(data) - len(self._inode.content)
+        room = self._disk.room(growth)
+        if room < growth:
+            part = data[: max(0, len(data) - growth + room)]
+            if part:
+                self._inode.change(_Change(position, part))
+                self._disk.changed()
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+        self._inode.change(_Change(position, data))
+        self._disk.changed()
+        return len(data)
+
+    def read_at(self, length: int, position: int) -> bytes:
+        self._disk.called("read", self._path)
+        return bytes(self._inode.content[position : position + length])
+
+    def map(self, length: int) -> memoryview:
+        return memoryview(self.read_at(length, 0))
+
+    def truncate(self, size: int) -> None:
+        self._disk.called("truncate", self._path)
+        if size != len(self._inode.content):
+            self._inode.change(_Change(size, None))
+            self._disk.changed()
+
+    def sync(self) -> None:
+        try:
+            self._disk.called("sync", self._path)
+        except OSError:
+            self._inode.sync_failed()
+            raise
+        self._disk.syncs += 1
+        self._inode.sync()
+        self._disk.changed()
+
+    def fileno(self) -> int:
+        return -1
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class SimulatedLock:
+    """A held lock."""
+
+    __slots__ = ("_disk", "_path")
+
+    def __init__(self, disk: SimulatedDisk, path: str) -> None:
+        self._disk = disk
+        self._path = path
+
+    def release(self) -> None:
+        self._disk.locks.discard(self._path)
+
+
+class SimulatedDisk:
+    """See the module (and `ports.Disk`).
+
+    `calls` counts every call that may fail; `fail_call` makes one of them fail; `fail_when` decides call by call.
+    `on_change` is called after everything that changed the medium or what a crash may leave on it: the moments at which
+    a crash test takes its images. `can_sync_all` False makes a system without syncfs.
+    """
+
+    def __init__(self, *, can_sync_all: bool = True, capacity_bytes: int = CAPACITY_BYTES) -> None:
+        self._directories: dict[str, _Directory] = {"": _Directory(), "/": _Directory()}
+        self._can_sync_all = can_sync_all
+        self.capacity_bytes = capacity_bytes
+        self.calls = 0
+        self.syncs = 0
+        self.locks: set[str] = set()
+        self.on_change: Callable[[], object] | None = None
+        self.fail_when: Callable[[str, str], int | None] | None = None
+        self._failures: dict[int, int] = {}
+
+    # Faults
+
+    def fail_call(self, number: int, code: int = errno.EIO) -> None:
+        """The call with this number (counted from 1 over the disk's life) fails with `code` and does nothing."""
+        self._failures[number] = code
+
+    def crash(self, chance: Random) -> SimulatedDisk:
+        """The disk as the next start finds it, if the power fails now."""
+        after = SimulatedDisk(can_sync_all=self._can_sync_all, capacity_bytes=self.capacity_bytes)
+        for path, directory in self._directories.items():
+            kept = {name: _Inode(inode.crashed(chance)) for name, inode in directory.crashed(chance).items()}
+            after._directories[path] = _Directory(kept)
+        return after
+
+    def flip_bit(self, path: str, bit: int) -> None:
+        """Damage one bit of a file on the medium."""
+        inode = self._inode(path)
+        inode.content[bit // 8] ^= 1 << bit % 8
+        inode.durable = bytes(inode.content)
+        inode.pending.clear()
+
+    def cut_file(self, path: str, size: int) -> None:
+        """Damage: the file on the medium ends at `size`."""
+        inode = self._inode(path)
+        del inode.content[size:]
+        inode.durable = bytes(inode.content)
+        inode.pending.clear()
+
+    def files(self) -> dict[str, bytes]:
+        """Every file, as it is read now."""
+        return {
+            f"{path}/{name}": bytes(inode.content)
+            for path, directory in self._directories.items()
+            for name, inode in directory.entries.items()
+        }
+
+    def called(self, operation: str, path: str) -> None:
+        """Count a call and fail it if it is its turn."""
+        self.calls += 1
+        code = self._failures.get(self.calls)
+        if code is None and self.fail_when is not None:
+            code = self.fail_when(operation, path)
+        if code is not None:
+            raise OSError(code, os.strerror(code), path)
+
+    def changed(self) -> None:
+        """The medium, or what a crash may leave on it, is not what it was."""
+        if self.on_change is not None:
+            self.on_change()
+
+    def room(self, wanted: int) -> int:
+        """How many of `wanted` more bytes there is space for."""
+        return wanted if wanted <= 0 or wanted <= self.free_bytes("/") else self.free_bytes("/")
+
+    # ports.Disk
+
+    def open(self, path: str, *, create: bool = False) -> SimulatedFile:
+        self.called("open", path)
+        directory, name = self._parent(path)
+        inode = directory.entries.get(name)
+        if inode is None:
+            if not create:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+            inode = _Inode()
+            directory.change({name: inode})
+            self.changed()
+        return SimulatedFile(self, path, inode, writable=True)
+
+    def open_readonly(self, path: str) -> SimulatedFile:
+        self.called("open", path)
+        return SimulatedFile(self, path, self._inode(path), writable=False)
+
+    def read_file(self, path: str) -> bytes:
+        self.called("read", path)
+        return bytes(self._inode(path).content)
+
+    def list_directory(self, path: str) -> list[str]:
+        self.called("list", path)
+        directory = self._directory(path)
+        prefix = path.rstrip("/") + "/"
+        below = {other[len(prefix) :].partition("/")[0] for other in self._directories if other.startswith(prefix)}
+        return sorted((below - {""}) | set(directory.entries))
+
+    def make_directory(self, path: str) -> None:
+        parts = path.split("/")
+        for depth in range(1, len(parts) + 1):
+            current = "/".join(parts[:depth])
+            if current not in self._directories:
+                self.called("mkdir", current)
+                self._directories[current] = _Directory()
+                self.changed()
+
+    def exists(self, path: str) -> bool:
+        if path in self._directories:
+            return True
+        parent, _, name = path.rpartition("/")
+        return parent in self._directories and name in self._directories[parent].entries
+
+    def rename(self, source: str, target: str) -> None:
+        self.called("rename", source)
+        inode = self._inode(source)
+        directory, name = self._parent(source)
+        target_directory, target_name = self._parent(target)
+        if directory is target_directory:
+            directory.change({name: None, target_name: inode})
+        else:
+            target_directory.change({target_name: inode})
+            directory.change({name: None})
+        self.changed()
+
+    def remove(self, path: str) -> None:
+        self.called("remove", path)
+        self._inode(path)
+        directory, name = self._parent(path)
+        directory.change({name: None})
+        self.changed()
+
+    def remove_tree(self, path: str) -> None:
+        self.called("remove", path)
+        self._directory(path)
+        for other in [p for p in self._directories if p == path or p.startswith(path + "/")]:
+            del self._directories[other]
+        self.changed()
+
+    def sync_directory(self, path: str) -> None:
+        self.called("sync_directory", path)
+        self._directory(path).sync()
+        self.changed()
+
+    def sync_all(self, path: str) -> bool:
+        if not self._can_sync_all:
+            return False
+        inodes = [inode for directory in self._directories.values() for inode in directory.entries.values()]
+        try:
+            self.called("sync_all", path)
+        except OSError:
+            for inode in inodes:
+                inode.sync_failed()
+            raise
+        for inode in inodes:
+            inode.sync()
+        for directory in self._directories.values():
+            directory.sync()
+        self.changed()
+        return True
+
+    def free_bytes(self, path: str) -> int:
+        used = sum(
+            len(inode.content) for directory in self._directories.values() for inode in directory.entries.values()
+        )
+        return max(0, self.capacity_bytes - used)
+
+    def lock(self, path: str) -> SimulatedLock:
+        if path in self.locks:
+            raise DataDirectoryLocked(f"another process holds the lock {path}")
+        self.locks.add(path)
+        return SimulatedLock(self, path)
+
+    def _directory(self, path: str) -> _Directory:
+        directory = self._directories.get(path.rstrip("/"))
+        if directory is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return directory
+
+    def _parent(self, path: str) -> tuple[_Directory, str]:
+        parent, _, name = path.rpartition("/")
+        return self._directory(parent), name
+
+    def _inode(self, path: str) -> _Inode:
+        directory, name = self._parent(path)
+        inode = directory.entries.get(name)
+        if inode is None:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        return inode

@@ -1,0 +1,213 @@
+"""Clients that work on while a broker dies and comes back, and write down what they were told.
+
+Owns: one thread per client. Always true: a client stops only when told to, and what it does not know (a send
+without an answer) it does not write into the history as known. What goes wrong for good ends up in
+`failures`.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from crash.checker import Acknowledged, History, Seen, sender_of, value_of
+
+if TYPE_CHECKING:
+    from confluent_kafka import KafkaError, Message
+
+PARTITIONS = 4
+SENT_AT_ONCE = 16
+IN_FLIGHT_MAX = 2_000
+READ_DEADLINE_S = 30.0
+
+QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
+IMPATIENT = {**QUIET, "reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100, "retry.backoff.ms": 20}
+
+
+class Load:
+    """Producers, a reader and a committer on one topic of a broker that may die at any moment."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.bootstrap = bootstrap
+        self.topic = topic
+        self.history = History()
+        self.failures: list[str] = []
+        self._producing = threading.Event()
+        self._reading = threading.Event()
+        self._producers: list[threading.Thread] = []
+        self._others: list[threading.Thread] = []
+
+    def create_topic(self, **config: str) -> None:
+        topic = NewTopic(
+            self.topic, PARTITIONS, 1, config={k.replace("_", "."): v for k, v in config.items()}
+        )
+        AdminClient({"bootstrap.servers": self.bootstrap, **QUIET}).create_topics([topic])[self.topic].result(
+            15
+        )
+
+    def start(self, *, idempotent: int, plain: int) -> None:
+        self._producing.set()
+        self._reading.set()
+        self.idempotent = [f"idempotent-{number}" for number in range(idempotent)]
+        for name in self.idempotent:
+            self._spawn(self._producers, self._produce, name, {"enable.idempotence": True})
+        for number in range(plain):
+            retries = {"acks": "all", "max.in.flight": 1}
+            self._spawn(self._producers, self._produce, f"plain-{number}", retries)
+        self._spawn(self._others, self._read, "reader")
+        self._spawn(self._others, self._commit, "committer")
+
+    def stop_producing(self, deadline_s: float = 40.0) -> None:
+        """No new records; return when every one sent has been answered."""
+        self._producing.clear()
+        self._join(self._producers, deadline_s)
+
+    def stop(self) -> None:
+        self._producing.clear()
+        self._reading.clear()
+        self._join([*self._producers, *self._others], 40.0)
+
+    @property
+    def acknowledged(self) -> int:
+        return len(self.history.acknowledged)
+
+    def _spawn(self, into: list[threading.Thread], work: Any, name: str, *more: Any) -> None:
+        thread = threading.Thread(target=self._guarded, args=(work, name, *more), name=name, daemon=True)
+        into.append(thread)
+        thread.start()
+
+    def _guarded(self, work: Any, name: str, *more: Any) -> None:
+        try:
+            work(name, *more)
+        except Exception as error:  # noqa: BLE001  # reported: a thread that dies in silence would weaken the test
+            self.failures.append(f"{name}: {error!r}")
+
+    def _join(self, threads: list[threading.Thread], deadline_s: float) -> None:
+        for thread in threads:
+            thread.join(deadline_s)
+            if thread.is_alive():
+                self.failures.append(f"{thread.name} has not ended within {deadline_s:g} s")
+
+    # The clients
+
+    def _produce(self, name: str, how: dict[str, Any]) -> None:
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "linger.ms": 1,
+                "message.timeout.ms": 60_000,
+                **IMPATIENT,
+                **how,
+            }
+        )
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                self.failures.append(f"{name}: a record was given up: {error}")
+                return
+            self.history.acknowledged.append(
+                Acknowledged(message.partition(), message.offset(), message.value())
+            )
+
+        next_number = 0
+        while self._producing.is_set():
+            if len(producer) < IN_FLIGHT_MAX:
+                next_number += SENT_AT_ONCE
+                self.history.sent[name] = next_number
+                for number in range(next_number - SENT_AT_ONCE, next_number):
+                    partition = number % PARTITIONS
+                    producer.produce(
+                        self.topic, value_of(name, number), partition=partition, on_delivery=delivered
+                    )
+            producer.poll(0.005)
+        left = producer.flush(READ_DEADLINE_S)
+        if left:
+            self.failures.append(
+                f"{name}: {left} records without an answer {READ_DEADLINE_S:g} s after the last"
+            )
+
+    def _read(self, name: str) -> None:
+        seen = self.history.reads[name]
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "reader",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "error",
+                "fetch.wait.max.ms": 20,
+                "fetch.error.backoff.ms": 10,
+                **IMPATIENT,
+            }
+        )
+        consumer.assign([TopicPartition(self.topic, partition, 0) for partition in range(PARTITIONS)])
+        while self._reading.is_set():
+            for message in consumer.consume(500, 0.05):
+                if message.error() is None:
+                    seen.append(Seen(message.partition(), message.offset(), message.value()))
+                elif not message.error().retriable():
+                    self.failures.append(f"{name}: {message.error()}")
+        consumer.close()
+
+    def _commit(self, name: str) -> None:
+        """Commit growing offsets, one partition after the other, and remember which were acknowledged."""
+        committer = Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": name, "enable.auto.commit": False, **IMPATIENT}
+        )
+        offset = 0
+        while self._reading.is_set():
+            offset += 1
+            partition = offset % PARTITIONS
+            acknowledged, _ = self.history.commits.get(partition, (-1, -1))
+            self.history.commits[partition] = (acknowledged, offset)
+            try:
+                committer.commit(offsets=[TopicPartition(self.topic, partition, offset)], asynchronous=False)
+            except KafkaException:
+                continue
+            self.history.commits[partition] = (offset, offset)
+        committer.close()
+
+
+def read_log(bootstrap: str, topic: str) -> list[Seen]:
+    """Everything in the topic, per partition in order, with a fresh consumer."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "final",
+            "enable.auto.commit": False,
+            "auto.offset.reset": "error",
+            "enable.partition.eof": True,
+            **QUIET,
+        }
+    )
+    partitions = [TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)]
+    ends = {one.partition: consumer.get_watermark_offsets(one, timeout=10)[1] for one in partitions}
+    consumer.assign(partitions)
+    seen: list[Seen] = []
+    unfinished = {partition for partition, end in ends.items() if end}
+    while unfinished:
+        messages = consumer.consume(5000, READ_DEADLINE_S)
+        assert messages, f"nothing more came of partitions {unfinished}"
+        for message in messages:
+            if message.error() is None:
+                seen.append(Seen(message.partition(), message.offset(), message.value()))
+                if message.offset() + 1 >= ends[message.partition()]:
+                    unfinished.discard(message.partition())
+    consumer.close()
+    return seen
+
+
+def committed_offsets(bootstrap: str, topic: str, group: str) -> dict[int, int]:
+    """Partition -> the group's committed offset."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, **QUIET})
+    wanted = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
+    found = {one.partition: one.offset for one in consumer.committed(wanted, timeout=15)}
+    consumer.close()
+    return found
+
+
+def senders(seen: list[Seen]) -> set[str]:
+    """Which producers have records there."""
+    return {sender[0] for one in seen if (sender := sender_of(one.value))}

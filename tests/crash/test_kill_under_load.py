@@ -1,0 +1,141 @@
+"""kill -9 and SIGTERM while clients write, read and commit: what was acknowledged is there, where it was.
+
+The moments are random; the seed is printed and can be given back in MANSIO_TEST_SEED.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from crash.checker import Verdict, check
+from crash.kill_load import Load, committed_offsets, read_log, senders
+from e2e.raw_peer import RawPeer, fetch_frame
+from support.process import ServedBroker, served
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KILLS = 20
+KILLS_WHILE_STARTING = 3
+PROGRESS_RECORDS = 100
+LOAD_S_MAX = 0.4
+START_S_MAX = 1.0
+DRAIN_S = 5.0
+EXIT_S = 1.0
+"""What the interpreter itself may take to end, after the drain."""
+
+SETTINGS = ["--set", "group_initial_rebalance_delay_ms=0"]
+
+
+def judge(load: Load, broker: ServedBroker) -> Verdict:
+    """Read everything from the broker as it is now and compare."""
+    assert load.failures == []
+    final = read_log(broker.bootstrap, load.topic)
+    committed = committed_offsets(broker.bootstrap, load.topic, "committer")
+    verdict = check(load.history, final, idempotent=load.idempotent, committed=committed)
+    assert senders(final) == set(load.history.sent), "every producer got something through"
+    return verdict
+
+
+def wait_for_progress(load: Load, records: int = PROGRESS_RECORDS) -> None:
+    """Return when so many more records have been acknowledged."""
+    target = load.acknowledged + records
+    wait_until(
+        lambda: load.failures or load.acknowledged >= target, 20, f"{records} more acknowledged records"
+    )
+    assert load.failures == []
+
+
+def kill_while_starting(broker: ServedBroker, chance: random.Random) -> bool:
+    """Start, and kill after a moment, which may fall into recovery. True when it had not become ready."""
+    timer = threading.Timer(chance.uniform(0.05, START_S_MAX), lambda: os.kill(broker.pid, signal.SIGKILL))
+    timer.start()
+    try:
+        broker.start()
+    except AssertionError:
+        return True
+    finally:
+        timer.join()
+        broker.kill()
+    return False
+
+
+@pytest.mark.row("L4", "L5", "P3", "G4")
+def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_moments(tmp_path: Path) -> None:
+    seed = int(os.environ.get("MANSIO_TEST_SEED") or random.randrange(1 << 32))
+    print(f"MANSIO_TEST_SEED={seed}")
+    chance = random.Random(seed)
+    early = 0
+    with served(tmp_path / "data", arguments=SETTINGS, http=False) as broker:
+        load = Load(broker.bootstrap, "killed")
+        load.create_topic(segment_bytes="200000")
+        load.start(idempotent=2, plain=1)
+        starts_to_spoil = set(chance.sample(range(KILLS), KILLS_WHILE_STARTING))
+        try:
+            for kill in range(KILLS):
+                if chance.random() < 0.8:
+                    wait_for_progress(load)
+                time.sleep(chance.uniform(0, LOAD_S_MAX))  # the random moment is the point
+                broker.kill()
+                if kill in starts_to_spoil:
+                    early += kill_while_starting(broker, chance)
+                broker.start()
+            wait_for_progress(load)
+            load.stop_producing()
+            load.stop()
+            broker.kill()
+            broker.start()
+            verdict = judge(load, broker)
+        finally:
+            load.stop()
+        read = len(load.history.reads["reader"])
+        commits = sum(acknowledged for acknowledged, _ in load.history.commits.values())
+        print(
+            f"kills {KILLS + KILLS_WHILE_STARTING + 1} ({early} before ready), read {read}, commits {commits}"
+        )
+        print(verdict)
+        assert verdict.violations == [], verdict
+        assert verdict.acknowledged > KILLS * PROGRESS_RECORDS / 2
+        assert read > verdict.acknowledged / 2, "the reader took part"
+        assert "Traceback" not in broker.text()
+
+
+@pytest.mark.row("L4", "L5", "P3", "G4")
+def test_sigterm_under_load_drains_within_5_s_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    with served(tmp_path / "data", arguments=SETTINGS, http=False) as broker:
+        load = Load(broker.bootstrap, "stopped")
+        load.create_topic()
+        load.start(idempotent=2, plain=1)
+        try:
+            wait_for_progress(load)
+            with RawPeer(broker.kafka_port) as idle, RawPeer(broker.kafka_port) as parked:
+                parked.create_topic("silent")
+                parked.send(fetch_frame("silent", wait_ms=30_000))
+                begin = time.monotonic()
+                code = broker.stop()
+                took_s = time.monotonic() - begin
+                assert code == 0, broker.text()
+                assert took_s <= DRAIN_S + EXIT_S
+                assert idle.closed()
+                assert parked.frame() is not None, "a parked fetch is answered before the end"
+            broker.start()
+            wait_for_progress(load)
+            assert broker.stop() == 0, broker.text()
+            broker.start()
+            load.stop_producing()
+            load.stop()
+            verdict = judge(load, broker)
+        finally:
+            load.stop()
+        print(f"SIGTERM took {took_s:.2f} s; {verdict}")
+        assert verdict.violations == [], verdict
+        assert verdict.duplicates == 0, "a drained stop answers what it has stored, so nobody sends it again"
+        assert "Traceback" not in broker.text()

@@ -1,0 +1,316 @@
+"""The commands against a real broker over its socket, as somebody in a shell uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from support.places import mansio_command
+from support.process import ServedBroker
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+class Shell:
+    """Runs `mansio` with MANSIO_BROKER set."""
+
+    def __init__(self, broker: str) -> None:
+        self.environment = {**os.environ, "MANSIO_BROKER": broker}
+
+    def __call__(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> str:
+        return self.bytes(*arguments, stdin=stdin, code=code).decode()
+
+    def bytes(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> bytes:
+        done = subprocess.run(
+            [*mansio_command(), *arguments],
+            input=stdin,
+            capture_output=True,
+            timeout=60,
+            env=self.environment,
+        )
+        assert done.returncode == code, (done.stdout, done.stderr)
+        assert b"Traceback" not in done.stderr
+        self.errors = done.stderr.decode()
+        return done.stdout
+
+    def json(self, *arguments: str, **more: Any) -> Any:
+        return json.loads(self(*arguments, "--output", "json", **more))
+
+    def json_lines(self, *arguments: str, **more: Any) -> list[Any]:
+        return [json.loads(line) for line in self(*arguments, "--output", "json", **more).splitlines()]
+
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            [*mansio_command(), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=self.environment,
+        )
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    served = ServedBroker(tmp_path_factory.mktemp("cli") / "data")
+    try:
+        yield served.start()
+    finally:
+        served.kill()
+
+
+@pytest.fixture
+def shell(broker: ServedBroker) -> Shell:
+    return Shell(broker.bootstrap)
+
+
+@pytest.mark.row("A6", "L1")
+def test_a_topic_from_create_to_delete(shell: Shell):
+    shell("topic", "create", "life", "--partitions", "3", "--config", "retention.ms=3600000")
+    shell("topic", "create", "life", code=1)
+    assert "exists" in shell.errors
+    shell("topic", "create", "life", "--if-not-exists")
+
+    listed = {row["name"]: row for row in shell.json("topic", "list")}
+    assert listed["life"]["partitions"] == 3
+    assert "life" in shell("topic", "list")
+
+    described = shell.json("topic", "describe", "life")
+    assert [row["partition"] for row in described["partitions"]] == [0, 1, 2]
+    assert {row["records"] for row in described["partitions"]} == {0}
+    assert described["configs"]["retention.ms"]["value"] == "3600000"
+    assert "retention.ms" in shell("topic", "describe", "life")
+
+    shell(
+        "topic",
+        "alter",
+        "life",
+        "--partitions",
+        "5",
+        "--config",
+        "segment.ms=60000",
+        "--unset",
+        "retention.ms",
+    )
+    described = shell.json("topic", "describe", "life")
+    assert len(described["partitions"]) == 5
+    assert described["configs"]["segment.ms"]["value"] == "60000"
+    assert described["configs"]["retention.ms"]["source"] == "default"
+
+    shell("topic", "alter", "life", "--config", "no.such.setting=1", code=1)
+    assert "no.such.setting" in shell.errors
+    assert shell.errors.count("\n") == 1
+
+    shell("topic", "delete", "life")
+    assert "life" not in {row["name"] for row in shell.json("topic", "list")}
+    shell("topic", "delete", "life", code=1)
+    assert "life" in shell.errors
+    shell("topic", "delete", "life", "--if-exists")
+
+
+@pytest.mark.row("A6", "L2", "P1")
+def test_what_goes_in_comes_out_byte_for_byte(shell: Shell):
+    shell("topic", "create", "bytes")
+    lines = [b"plain", b"", b"\xff\x00\xfe", "é".encode(), b"x" * 100_000]
+    shell.bytes("produce", "bytes", stdin=b"\n".join(lines) + b"\n")
+    assert shell.bytes("consume", "bytes", "--from-beginning", "--exit-at-end") == b"\n".join(lines) + b"\n"
+    whole = os.urandom(50_000)
+    shell.bytes("produce", "bytes", "--delimiter", "", "--key", "whole", stdin=whole)
+    assert shell.bytes("consume", "bytes", "--from-offset", "5", "--max", "1", "--delimiter", "") == whole
+
+
+@pytest.mark.row("A6", "L2", "P1", "L8")
+def test_keys_headers_codec_partition_and_null(shell: Shell):
+    shell("topic", "create", "shape", "--partitions", "3")
+    shell("produce", "shape", "-K", ":", "-H", "a=1", "-H", "a=2", "-z", "zstd", stdin=b"k1:v1\nk2:v2\nk1:\n")
+    shell("produce", "shape", "-p", "2", "-k", "fixed", "-Z", stdin=b"\n")
+    found = shell.json_lines("consume", "shape", "--exit-at-end")
+    by_key: dict[str, list[Any]] = {}
+    for record in found:
+        by_key.setdefault(record["key"], []).append(record)
+    assert [record["value"] for record in by_key["k1"]] == ["v1", ""]
+    assert [record["value"] for record in by_key["k2"]] == ["v2"]
+    assert len({record["partition"] for record in by_key["k1"]}) == 1
+    assert by_key["k1"][0]["headers"] == [{"name": "a", "value": "1"}, {"name": "a", "value": "2"}]
+    assert [(record["partition"], record["value"]) for record in by_key["fixed"]] == [(2, None)]
+    assert "k2|v2" in shell("consume", "shape", "-e", "-K", "|").splitlines()
+    assert "VALUE" in shell("consume", "shape", "-e", "--output", "table").splitlines()[0]
+
+
+@pytest.mark.row("A6")
+def test_produce_says_where_each_record_was_stored(shell: Shell, tmp_path: Path):
+    shell("topic", "create", "stored")
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"a\nb\nc\n")
+    stored = shell.json_lines("produce", "stored", "--file", str(path))
+    assert [(place["partition"], place["offset"]) for place in stored] == [(0, 0), (0, 1), (0, 2)]
+
+
+@pytest.mark.row("A6", "P5")
+def test_a_record_too_large_is_one_clear_line(shell: Shell):
+    shell("topic", "create", "small", "--config", "max.message.bytes=1000")
+    shell("produce", "small", stdin=b"x" * 5000, code=1)
+    assert shell.errors.count("\n") == 1
+    assert "max.message.bytes" in shell.errors
+    shell("produce", "missing-topic", stdin=b"x", code=1)
+    assert "missing-topic" in shell.errors
+    assert shell.errors.count("\n") == 1
+
+
+@pytest.mark.row("A6", "T3")
+def test_where_consume_starts_and_stops(shell: Shell):
+    shell("topic", "create", "range")
+    shell("produce", "range", stdin=b"".join(b"%d\n" % n for n in range(10)))
+    records = shell.json_lines("consume", "range", "-e")
+    assert [record["value"] for record in records] == [str(n) for n in range(10)]
+    assert shell("consume", "range", "--from-offset", "7", "-e").split() == ["7", "8", "9"]
+    assert shell("consume", "range", "--from-offset", "-2", "-e").split() == ["8", "9"]
+    assert shell("consume", "range", "--from-beginning", "--max", "3").split() == ["0", "1", "2"]
+    assert shell("consume", "range", "--from-time", "-1h", "-e").split() == [str(n) for n in range(10)]
+    assert shell("consume", "range", "--from-time", "now", "-e") == ""
+    assert shell("consume", "range", "--from-beginning", "--to-time", "-1h") == ""
+    middle = str(records[0]["timestamp_ms"] + 1 + records[-1]["timestamp_ms"] - records[0]["timestamp_ms"])
+    assert shell("consume", "range", "--to-time", middle).split() == [str(n) for n in range(10)]
+
+
+@pytest.mark.row("A6", "G1", "G4")
+def test_a_group_goes_on_where_it_stopped_and_can_be_moved(shell: Shell):
+    shell("topic", "create", "work", "--partitions", "2")
+    shell("produce", "work", "-p", "0", stdin=b"a\nb\nc\n")
+    shell("produce", "work", "-p", "1", stdin=b"d\n")
+    first = shell("consume", "work", "--group", "crew", "--from-beginning", "-e").split()
+    assert sorted(first) == ["a", "b", "c", "d"]
+    assert shell("consume", "work", "--group", "crew", "-e") == ""
+    shell("produce", "work", "-p", "0", stdin=b"e\n")
+
+    rows = {row["partition"]: row for row in shell.json("group", "describe", "crew")["offsets"]}
+    assert (rows[0]["committed"], rows[0]["end"], rows[0]["lag"]) == (3, 4, 1)
+    assert rows[1]["lag"] == 0
+    assert "crew" in shell("group", "list")
+    assert "LAG" in shell("group", "describe", "crew")
+
+    plan = shell.json("group", "reset-offsets", "crew", "--topic", "work", "--to", "earliest", "--dry-run")
+    assert {row["partition"]: row["new"] for row in plan} == {0: 0, 1: 0}
+    assert shell.json("group", "describe", "crew")["offsets"][0]["lag"] == 1
+    shell("group", "reset-offsets", "crew", "--topic", "work", "--to", "earliest")
+    assert sorted(shell("consume", "work", "--group", "crew", "-e").split()) == ["a", "b", "c", "d", "e"]
+    shell("group", "reset-offsets", "crew", "--to", "-1", "--topic", "work")
+    assert sorted(shell("consume", "work", "--group", "crew", "-e").split()) == ["d", "e"]
+    shell("group", "reset-offsets", "crew", "--to", "2", "--topic", "work", "--partition", "0")
+    assert shell("consume", "work", "--group", "crew", "-e").split() == ["c", "e"]
+
+    shell("group", "delete", "crew")
+    assert "crew" not in {row["group"] for row in shell.json("group", "list")}
+    shell("group", "delete", "crew", code=1)
+    assert "crew" in shell.errors
+
+
+@pytest.mark.row("A6", "G1")
+def test_a_follower_sees_new_records_at_once_and_leaves_quietly_on_interrupt(shell: Shell):
+    shell("topic", "create", "live")
+    with shell.start("consume", "live", "--from-beginning") as follower:
+        assert follower.stdout is not None
+        shell("produce", "live", stdin=b"one\n")
+        assert follower.stdout.readline() == b"one\n"
+        shell("produce", "live", stdin=b"two\n")
+        assert follower.stdout.readline() == b"two\n"
+        follower.send_signal(signal.SIGINT)
+        out, errors = follower.communicate(timeout=15)
+    assert (follower.returncode, out, errors) == (130, b"", b"")
+
+
+@pytest.mark.row("A6")
+def test_a_broken_pipe_is_quiet(shell: Shell):
+    shell("topic", "create", "pipe")
+    shell("produce", "pipe", stdin=b"x" * 999 + b"\n" + (b"y" * 999 + b"\n") * 2000)
+    command = " ".join([*mansio_command(), "consume", "pipe", "--from-beginning"])
+    done = subprocess.run(
+        f"{command} | head -c 10", shell=True, capture_output=True, timeout=60, env=shell.environment
+    )
+    assert (done.stdout, done.stderr) == (b"x" * 10, b"")
+
+
+@pytest.mark.row("A6")
+def test_records_typed_one_by_one_are_published_one_by_one(shell: Shell):
+    shell("topic", "create", "typed")
+    with shell.start("produce", "typed", "--output", "json") as producer:
+        assert producer.stdin is not None
+        producer.stdin.write(b"first\n")
+        producer.stdin.flush()
+        wait_until(lambda: shell("consume", "typed", "-e") == "first\n", 15, "the first record is there")
+        producer.send_signal(signal.SIGINT)
+        _, errors = producer.communicate(timeout=15)
+    assert (producer.returncode, errors) == (130, b"")
+
+
+@pytest.mark.row("O1", "A6")
+def test_serve_says_ready_drains_and_exits_0(tmp_path: Path):
+    for number in (signal.SIGTERM, signal.SIGINT):
+        served = subprocess.Popen(
+            [
+                *mansio_command(),
+                "serve",
+                "--data",
+                str(tmp_path),
+                "--kafka",
+                "127.0.0.1:0",
+                "--http",
+                "127.0.0.1:0",
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        with served:
+            assert served.stdout is not None
+            line = served.stdout.readline().decode()
+            assert " ready " in line
+            words = dict(word.split("=") for word in line.split() if "=" in word)
+            assert Shell(words["kafka"])("topic", "list") == ""
+            served.send_signal(number)
+            out, errors = served.communicate(timeout=6)
+        assert (served.returncode, out) == (0, b""), errors
+
+
+@pytest.mark.row("O2", "A6")
+def test_a_second_broker_on_the_same_data_or_port_is_told_so_in_one_line(
+    broker: ServedBroker, tmp_path: Path
+):
+    for data, kafka, word in (
+        (str(broker.data), "127.0.0.1:0", str(broker.data)),
+        (str(tmp_path), broker.bootstrap, broker.bootstrap),
+    ):
+        done = subprocess.run(
+            [*mansio_command(), "serve", "--data", data, "--kafka", kafka, "--http", ""],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == 1
+        assert done.stdout == ""
+        last = done.stderr.splitlines()[-1]
+        assert last.startswith("mansio: ")
+        assert word in last
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.row("A6")
+def test_the_demo_keeps_its_promises_without_a_terminal():
+    done = subprocess.run(
+        [sys.executable, "-m", "mansio.cli.main", "demo", "broker", "--count", "20000"],
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert "20,000" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+    assert len(done.stdout.splitlines()) <= 30

@@ -1,0 +1,89 @@
+"""Mansio's readers and writers of every schema, held against kio's own, in every version offered."""
+
+from __future__ import annotations
+
+import re
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kio.schema.index import api_key_map, schema_name_map
+
+from mansio.wire import messages
+from mansio.wire.messages import REQUEST, RESPONSE
+from mansio.wire.schemas import Struct, fields_of
+from mansio.wire.versions import OFFERED, ApiKey, is_flexible
+from unit.wire.kio_oracle import every_version, kio_bytes, kio_reads, random_message, to_kio
+
+ALL = list(every_version(without=(ApiKey.PRODUCE, ApiKey.FETCH)))
+IDS = [f"{api_key_map[key]}-v{version}-{direction}" for key, version, direction in ALL]
+
+
+def plain_equal(struct: object, plain: object) -> bool:
+    """Whether a `Struct` holds at least the values of a nested dict, and exactly those in arrays and primitives."""
+    if isinstance(plain, dict):
+        return isinstance(struct, Struct) and all(
+            plain_equal(getattr(struct, name), value) for name, value in plain.items()
+        )
+    if isinstance(plain, list):
+        return isinstance(struct, list) and len(struct) == len(plain) and all(map(plain_equal, struct, plain))
+    return struct == plain and type(struct) is type(plain)
+
+
+@pytest.mark.parametrize(("api_key", "version", "direction"), ALL, ids=IDS)
+@given(seed=st.integers(0, 2**32))
+@settings(max_examples=6, deadline=None)
+def test_message_is_read_and_written_as_kio_does(
+    api_key: int, version: int, direction: str, seed: int
+) -> None:
+    entity = messages._schema(api_key, version, direction)
+    plain = random_message(Random(seed), entity)
+    expected = kio_bytes(entity, plain)
+
+    out = bytearray()
+    messages._writer(api_key, version, direction)(out, plain)
+    assert bytes(out) == expected
+    assert kio_reads(entity, bytes(out)) == to_kio(entity, plain)
+
+    struct = messages._decode(api_key, version, direction, memoryview(bytearray(expected)))
+    assert plain_equal(struct, plain)
+    again = bytearray()
+    messages._writer(api_key, version, direction)(again, struct)
+    assert bytes(again) == expected, "a Struct that was read writes the same bytes"
+
+
+@pytest.mark.parametrize(("api_key", "version", "direction"), ALL, ids=IDS)
+def test_every_field_of_every_version_is_in_the_one_shape(api_key: int, version: int, direction: str) -> None:
+    def check(entity: object, shape: messages.Shape, path: str) -> None:
+        for field in fields_of(entity):
+            assert field.name in shape.defaults, f"{path}.{field.name}"
+            if field.entity is not None:
+                check(field.entity, shape.children[field.name], f"{path}.{field.name}")
+
+    check(messages._schema(api_key, version, direction), messages.shape_of(api_key, direction), direction)
+
+
+@pytest.mark.parametrize(("api_key", "version", "direction"), ALL, ids=IDS)
+def test_reader_fills_the_whole_shape_whatever_the_version(
+    api_key: int, version: int, direction: str
+) -> None:
+    entity = messages._schema(api_key, version, direction)
+    data = kio_bytes(entity, random_message(Random(1), entity))
+    struct = messages._decode(api_key, version, direction, data)
+    assert set(vars(struct)) == set(messages.shape_of(api_key, direction).defaults)
+
+
+@pytest.mark.parametrize("api", OFFERED.values(), ids=lambda api: api.key.name)
+def test_flexible_versions_are_the_ones_kio_knows(api: object) -> None:
+    for version in schema_name_map[api_key_map[api.key]]:
+        for direction in (REQUEST, RESPONSE):
+            assert messages._schema(api.key, version, direction).__flexible__ == is_flexible(api.key, version)
+
+
+@pytest.mark.parametrize("api", OFFERED.values(), ids=lambda api: api.key.name)
+def test_versions_offered_exist_and_newer_ones_have_a_reason(api: object) -> None:
+    known = schema_name_map[api_key_map[api.key]]
+    assert set(range(api.lowest, api.highest + 1)) <= set(known)
+    assert bool(api.skipped) == (max(known) > api.highest)
+    assert not api.skipped or re.match(rf"{api.highest + 1}\b", api.skipped)

@@ -1,0 +1,169 @@
+"""What tests of the log share: a clock and a worker moved by hand, batches, and a log's contents checked in full."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mansio.wire.records import build_batch, check_batch, read_header, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.log.log import Log
+
+OUTPUT_BYTES_MAX = 1 << 24
+
+
+class ManualClock:
+    """Time that passes only when told to."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def wall_ms(self) -> int:
+        return int(self.seconds * 1000) + 1_700_000_000_000
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+
+class ManualTimer:
+    def __init__(self, callback: Callable[[], object]) -> None:
+        self.callback: Callable[[], object] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class ManualScheduler:
+    """Timers that fire when told to. Only what a `Syncer` needs."""
+
+    def __init__(self) -> None:
+        self.timers: list[tuple[float, ManualTimer]] = []
+
+    def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> ManualTimer:
+        timer = ManualTimer(lambda: callback(*args))
+        self.timers.append((delay_ms, timer))
+        return timer
+
+    def fire(self, up_to_ms: float = 1e9) -> None:
+        due = [timer for delay, timer in self.timers if delay <= up_to_ms]
+        self.timers = [(delay, timer) for delay, timer in self.timers if delay > up_to_ms]
+        for timer in due:
+            if timer.callback is not None:
+                timer.callback()
+
+
+class ManualBackground:
+    """A worker that does one job when told to."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[Callable[[], Any], Callable[[Any, BaseException | None], None]]] = []
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        self.jobs.append((work, done))
+
+    def run_one(self) -> bool:
+        if not self.jobs:
+            return False
+        work, done = self.jobs.pop(0)
+        result, error = None, None
+        try:
+            result = work()
+        except Exception as caught:  # noqa: BLE001  # the port hands every error to `done`
+            error = caught
+        done(result, error)
+        return True
+
+    def run_all(self) -> None:
+        while self.run_one():
+            pass
+
+    def close(self) -> None:
+        self.run_all()
+
+
+def make_batch(timestamps_ms: Sequence[int], value_bytes: int = 20, tag: int = 0) -> bytes:
+    """A batch with one record per timestamp; `tag` makes its bytes unlike those of others."""
+    value = tag.to_bytes(8, "big") + bytes(max(0, value_bytes - 8))
+    return build_batch([(timestamp, None, value, ()) for timestamp in timestamps_ms])
+
+
+def append(log: Log, batch: bytes, leader_epoch: int = 0) -> tuple[int, bytes]:
+    """Append; (base offset, the bytes that must be found on disk)."""
+    base_offset = log.append(batch, check_batch(batch), leader_epoch)
+    return base_offset, as_stored(batch, base_offset, leader_epoch)
+
+
+def as_stored(batch: bytes, base_offset: int, leader_epoch: int) -> bytes:
+    return base_offset.to_bytes(8, "big") + batch[8:12] + leader_epoch.to_bytes(4, "big") + batch[16:]
+
+
+def last_offset(stored: bytes) -> int:
+    header = read_header(stored)
+    return header.base_offset + header.last_offset_delta
+
+
+def check_contents(log: Log, expected: Sequence[bytes], *, thorough: bool = True) -> None:
+    """The log holds exactly those batches of `expected` (all ever written, in order) that its offsets span.
+
+    With `thorough` also every look-up is held against the plain list: by offset, by size, by time.
+    """
+    start, end = log.start_offset, log.end_offset
+    inside = [b for b in expected if last_offset(b) >= start and read_header(b).base_offset < end]
+    assert list(log.batches(start)) == inside
+    if inside:
+        assert read_header(inside[0]).base_offset <= start
+        assert last_offset(inside[-1]) + 1 == end
+    else:
+        assert start == end
+    for stored in inside:
+        header = read_header(stored)
+        assert log.leader_epochs.epoch_at(max(start, header.base_offset)) == header.leader_epoch
+    if thorough:
+        check_reads(log, inside)
+        check_times(log, inside)
+
+
+def check_reads(log: Log, inside: Sequence[bytes]) -> None:
+    """Reads of all sizes from every offset give whole batches, beginning with the one asked for."""
+    for number, stored in enumerate(inside):
+        header = read_header(stored)
+        for offset in {max(log.start_offset, header.base_offset), header.base_offset + header.last_offset_delta}:
+            piece = log.read(offset, 1, log.end_offset)
+            assert piece is not None
+            assert piece.read() == stored
+            assert piece.next_offset == last_offset(stored) + 1
+        limit = header.base_offset
+        if number and limit > log.start_offset:
+            piece = log.read(max(log.start_offset, read_header(inside[number - 1]).base_offset), 1 << 20, limit)
+            assert piece is not None
+            assert piece.read() == inside[number - 1]
+    for max_bytes in (1, 300, 1 << 20):
+        offset, seen = log.start_offset, []
+        while (piece := log.read(offset, max_bytes, log.end_offset)) is not None:
+            seen.append(piece.read())
+            assert piece.next_offset > offset
+            offset = piece.next_offset
+        assert offset == log.end_offset
+        assert b"".join(seen) == b"".join(inside)
+
+
+def check_times(log: Log, inside: Sequence[bytes]) -> None:
+    """Look-ups by time agree with a search through the plain list of records."""
+    records = [
+        (record.offset, record.timestamp_ms, read_header(stored).leader_epoch)
+        for stored in inside
+        for record in read_records(stored, max_output_bytes=OUTPUT_BYTES_MAX)
+        if record.offset >= log.start_offset
+    ]
+    limit = read_header(inside[-1]).base_offset if inside else log.end_offset
+    for bound in {limit, log.end_offset}:
+        below = [record for record in records if record[0] < bound]
+        times = sorted({record[1] for record in below})
+        for moment in [*times[:3], *times[-2:], *(time + 1 for time in times[-2:])]:
+            first = next((record for record in below if record[1] >= moment), None)
+            assert log.offset_for_time(moment, bound) == first
+        largest = max((record[1] for record in below), default=0)
+        first = next((record for record in below if record[1] == largest), None)
+        assert log.max_timestamp(bound) == first

@@ -1,0 +1,95 @@
+"""A metadata store, and what stands on it, on a loop of the test's own."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mansio.broker.loop import AsyncioScheduler
+from mansio.broker.topics import TopicAdmin
+from mansio.cluster.sqlite_store import SqliteStore
+from mansio.cluster.state import ClusterState
+from mansio.config import Settings
+from mansio.host import BackgroundThread, HostRandom
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from mansio.cluster.metadata import MetadataStore
+    from mansio.cluster.state import Topic
+
+DEADLINE_SECONDS = 20
+
+
+@asynccontextmanager
+async def sqlite_store(path: str = ":memory:", **options: int) -> AsyncIterator[SqliteStore]:
+    """An open store, closed at the end."""
+    scheduler = AsyncioScheduler(asyncio.get_running_loop())
+    background = BackgroundThread(scheduler.call_from_thread)
+    try:
+        store = SqliteStore.open(path, background, scheduler.promise, **options)
+        try:
+            yield store
+        finally:
+            await store.close()
+    finally:
+        background.close()
+
+
+@dataclass
+class Host:
+    """Stands for the broker's partitions: a dictionary of directories. `fail` raises when partitions are opened."""
+
+    directories: dict[str, int] = field(default_factory=dict)
+    fail: Exception | None = None
+    gate: asyncio.Event | None = None
+
+    async def open_partitions(self, topic: Topic) -> None:
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.fail is not None:
+            raise self.fail
+        self.directories[str(topic.topic_id)] = len(topic.partitions)
+
+    async def close_partitions(self, topic: Topic) -> None:
+        self.directories.pop(str(topic.topic_id), None)
+
+
+@dataclass
+class Admin:
+    """Everything a `TopicAdmin` needs, running."""
+
+    topics: TopicAdmin
+    state: ClusterState
+    store: MetadataStore
+    host: Host
+    scheduler: AsyncioScheduler
+
+
+@asynccontextmanager
+async def topic_admin(
+    store: MetadataStore, *, host: Host | None = None, settings: Settings | None = None
+) -> AsyncIterator[Admin]:
+    """A running `TopicAdmin` over `store`, recovered; stopped at the end."""
+    scheduler = AsyncioScheduler(asyncio.get_running_loop())
+    host = host or Host()
+    settings = settings or Settings()
+    state = await ClusterState.load(store, settings.cluster_id, HostRandom())
+    state.start(store, scheduler)
+    topics = TopicAdmin(
+        store=store,
+        state=state,
+        settings=settings,
+        scheduler=scheduler,
+        random=HostRandom(),
+        open_partitions=host.open_partitions,
+        close_partitions=host.close_partitions,
+    )
+    try:
+        await topics.recover()
+        yield Admin(topics, state, store, host, scheduler)
+    finally:
+        state.stop()
+        await scheduler.close()

@@ -1,0 +1,121 @@
+"""The way out of a connection: order, completeness and bounds, over a real socket pair and real files."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mansio.broker.egress import SENDFILE_BYTES_MIN, Egress
+from mansio.broker.loop import new_event_loop
+from mansio.host import HostDisk
+from mansio.log.log import LogSlice
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    ours.setblocking(False)
+    theirs.setblocking(False)
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16 * 1024)
+    yield ours, theirs
+    ours.close()
+    theirs.close()
+
+
+def slice_of(path: Path, position: int, length: int) -> LogSlice:
+    return LogSlice(HostDisk().open_readonly(str(path)), position, length, 0)
+
+
+def run_on_new_loop(work: object) -> None:
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(work)  # type: ignore[arg-type]  # a coroutine
+
+
+def test_bytes_and_file_slices_arrive_in_order_and_whole_at_a_slow_reader(
+    pair: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    chance = random.Random(7)
+    content = chance.randbytes(3_000_000)
+    (tmp_path / "segment").write_bytes(content)
+    pieces: list[bytes | LogSlice] = []
+    expected = hashlib.sha256()
+    for _ in range(40):
+        if chance.random() < 0.5:
+            small = chance.randbytes(chance.randrange(1, 5000))
+            pieces.append(small)
+            expected.update(small)
+        else:
+            position = chance.randrange(0, 2_000_000)
+            length = chance.randrange(1, 4 * SENDFILE_BYTES_MIN)
+            pieces.append(slice_of(tmp_path / "segment", position, length))
+            expected.update(content[position : position + length])
+    total = sum(len(p) if isinstance(p, bytes) else p.length for p in pieces)
+
+    async def work() -> None:
+        loop = asyncio.get_running_loop()
+        room = asyncio.Event()
+        ours, theirs = pair
+        egress = Egress(loop, ours.fileno(), room.set, lambda error: pytest.fail(str(error)))
+        while pieces:  # in several sends, while the reader lags behind
+            count = chance.randrange(1, 6)
+            egress.send(pieces[:count])
+            del pieces[:count]
+        assert egress.waiting_bytes > 0, "the reader is meant to be slower than the sender"
+        received = hashlib.sha256()
+        left = total
+        while left:
+            data = await loop.sock_recv(theirs, chance.randrange(1, 50_000))
+            received.update(data)
+            left -= len(data)
+        async with asyncio.timeout(5):
+            await room.wait()
+        assert egress.waiting_bytes == 0
+        assert received.hexdigest() == expected.hexdigest()
+        egress.close()
+
+    run_on_new_loop(work())
+
+
+def test_a_peer_that_is_gone_is_reported_once_and_nothing_more_is_sent(
+    pair: tuple[socket.socket, socket.socket],
+) -> None:
+    async def work() -> None:
+        errors: list[OSError] = []
+        ours, theirs = pair
+        egress = Egress(asyncio.get_running_loop(), ours.fileno(), lambda: None, errors.append)
+        theirs.close()
+        egress.send([b"hello"])
+        assert len(errors) == 1
+        egress.close()
+        egress.send([b"after the end"])
+        assert egress.waiting_bytes == 0
+
+    run_on_new_loop(work())
+
+
+def test_a_file_that_is_shorter_than_promised_ends_the_connection_instead_of_sending_other_bytes(
+    pair: tuple[socket.socket, socket.socket], tmp_path: Path
+) -> None:
+    (tmp_path / "segment").write_bytes(b"x" * 1000)
+
+    async def work() -> None:
+        errors: list[OSError] = []
+        egress = Egress(asyncio.get_running_loop(), pair[0].fileno(), lambda: None, errors.append)
+        egress.send([b"header", slice_of(tmp_path / "segment", 0, SENDFILE_BYTES_MIN)])
+        async with asyncio.timeout(5):
+            while not errors:
+                await asyncio.sleep(0)
+        assert "ends before byte" in str(errors[0])
+        egress.close()
+
+    run_on_new_loop(work())

@@ -1,0 +1,135 @@
+"""The command line itself: quick to start, clear when it is wrong, documented as it is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mansio.cli.reference import reference
+from mansio.version import __version__
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAVY = ("asyncio", "rich", "pydantic", "kio", "uvicorn", "starlette", "prometheus_client", "mansio.client")
+
+
+def mansio(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mansio.cli.main", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", **environment},
+    )
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys\n"
+        "from mansio.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_help_costs_little_over_starting_python():
+    def fastest(*command: str) -> float:
+        times = []
+        for _ in range(3):
+            started = time.monotonic()
+            subprocess.run([sys.executable, *command], capture_output=True, check=True, timeout=60)
+            times.append(time.monotonic() - started)
+        return min(times)
+
+    extra = fastest("-m", "mansio.cli.main", "--help") - fastest("-c", "pass")
+    assert extra < 0.45  # 0.1 s on a quiet machine
+
+
+def test_version_is_the_packages():
+    assert mansio("--version").stdout == f"mansio {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["nonsense"], "nonsense"),
+        (["topic", "create"], "Missing argument"),
+        (["topic", "create", "t", "--partitions", "0"], "--partitions"),
+        (["topic", "create", "t", "--config", "retention.ms"], "NAME=VALUE"),
+        (["produce", "t", "--key", "k", "--key-separator", ":"], "not both"),
+        (["produce", "t", "--acks", "2"], "--acks"),
+        (["produce", "t", "--header", "x"], "NAME=VALUE"),
+        (["consume", "t", "--from-beginning", "--from-offset", "1"], "only one"),
+        (["consume", "t", "--from-time", "yesterday"], "no time"),
+        (["consume", "t", "--to-time", "2999-01-01"], "still to come"),
+        (["consume", "t", "--group", "g", "--from-offset", "5"], "reset-offsets"),
+        (["consume", "t", "--group", "g", "--partition", "1"], "--partition"),
+        (["group", "reset-offsets", "g"], "--to"),
+        (["serve", "--set", "nonsense"], "NAME=VALUE"),
+    ],
+)
+def test_a_wrong_command_line_ends_with_2_and_says_what_is_wrong(arguments: list[str], complaint: str):
+    done = mansio(*arguments)
+    assert done.returncode == 2, done.stderr
+    assert complaint in done.stderr
+    assert done.stdout == ""
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["topic", "list"],
+        ["consume", "t", "--exit-at-end"],
+        ["produce", "t", "--file", "/dev/null"],
+        ["group", "list"],
+    ],
+)
+def test_without_a_broker_there_is_one_clear_line_and_exit_code_1(arguments: list[str]):
+    done = mansio(*arguments, MANSIO_BROKER="127.0.0.1:1")
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("mansio: ")
+    assert "127.0.0.1:1" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_setting_that_does_not_exist_is_one_clear_line():
+    done = mansio("config", "show", "--set", "kafka_lisen=x:1")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "kafka_lisen" in done.stderr
+    assert "kafka_listen" in done.stderr
+
+
+def test_config_show_names_the_origin_of_each_value(tmp_path: Path):
+    path = tmp_path / "mansio.yaml"
+    path.write_text("num_partitions: 7\nrack: from-file\n")
+    done = mansio(
+        "config", "show", "--config", str(path), "--kafka", "127.0.0.1:9999", MANSIO_RACK="from-environment"
+    )
+    assert done.returncode == 0, done.stderr
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines()}
+    assert rows["num_partitions"][1::2] == ["7", "file"]
+    assert (rows["rack"][1], rows["rack"][-1]) == ("from-environment", "environment")
+    assert (rows["kafka_listen"][1], rows["kafka_listen"][-1]) == ("127.0.0.1:9999", "flag")
+    assert rows["node_id"][-1] == "default"
+
+
+def test_a_missing_configuration_file_is_one_clear_line():
+    done = mansio("serve", "--config", "/does/not/exist.yaml")
+    assert done.returncode == 1
+    assert done.stderr.count("\n") == 1
+    assert "/does/not/exist.yaml" in done.stderr
+
+
+def test_the_reference_page_is_what_the_commands_say():
+    page = ROOT / "docs" / "CLI.md"
+    assert page.read_text() == reference(), "run: python -m mansio.cli.reference > docs/CLI.md"
