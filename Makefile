@@ -51,11 +51,13 @@ serve: $(VENV)/.runtime
 	@$(BIN)/mansio serve --data data $(ARGS)
 
 check: $(VENV)/.dev
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check --quiet . || { $(BIN)/ruff format --check .; exit 1; }
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports --no-logo >$(VENV)/.lint-imports 2>&1 || { cat $(VENV)/.lint-imports; exit 1; }
-	@$(BIN)/python -m tools.generate --check
+	@failed=0; \
+	$(BIN)/ruff check --quiet . || failed=1; \
+	$(BIN)/ruff format --check --output-format concise . || failed=1; \
+	$(BIN)/mypy || failed=1; \
+	$(BIN)/lint-imports >$(VENV)/.lint-imports 2>&1 || { cat $(VENV)/.lint-imports; failed=1; }; \
+	$(BIN)/python -m tools.generate --check || failed=1; \
+	exit $$failed
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix --quiet . || true

@@ -95,7 +95,7 @@ CASES = (
     ),
     Case(
         "partitions-256",
-        "acks=all, 64 connections over 256 partitions",
+        "acks=all over 256 partitions against one",
         _produce("--acks", "-1", "--connections", "64", "--depth", "4"),
         against="mansio one partition",
         ratio_min=0.5,

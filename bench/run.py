@@ -12,54 +12,35 @@ the same.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import platform
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from bench.cases import CASES, FILL, Case, Side
-from bench.servers import Server, embedded_start_ms, start_floor, start_mansio, topic
-from mansio.version import __version__
+from bench.report import Outcome, save, table
+from bench.servers import Server, create_topic, delete_topic, embedded_start_ms, start_floor, start_mansio
+from mansio.errors import MansioError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 RESULTS = Path(__file__).parent / "results"
 EXTRAS = ("memory", "embedded-start")
-TOUCHED_TIMES = 6
+TOUCHED_TIMES = 3
 """How often the bytes of a run go through the page cache before anything is measured: memory that a virtual
 machine uses for the first time costs ten times as much, and whoever came first would pay for it."""
 LOAD_DEADLINE_S = 120
-
-
-@dataclass(slots=True)
-class Outcome:
-    """The runs of one case: Mansio's and its reference's, pair by pair (results of `bench.load`)."""
-
-    case: Case
-    mansio: list[dict[str, Any]] = field(default_factory=list)
-    reference: list[dict[str, Any]] = field(default_factory=list)
-
-    def figures(self, side: str) -> list[float]:
-        return [run[self.case.figure] for run in getattr(self, side)]
-
-    def ratios(self) -> list[float]:
-        return [
-            ours / theirs
-            for ours, theirs in zip(self.figures("mansio"), self.figures("reference"), strict=False)
-        ]
-
-    def missed(self) -> bool:
-        ratios = self.ratios()
-        return bool(ratios and self.case.ratio_min and statistics.median(ratios) < self.case.ratio_min)
+WIDTH = 150
+"""Columns, where the output is a file and has none of its own."""
 
 
 class Bench:
@@ -105,9 +86,9 @@ class Bench:
     def on_mansio(self, case: Case, server: Server, partitions: int) -> dict[str, Any]:
         self.names += 1
         name = f"bench-{self.names}"
-        topic(server, "create", name, "--partitions", str(partitions))
+        create_topic(server, name, partitions)
         result = self.measure(case, server, partitions, name)
-        topic(server, "delete", name)
+        delete_topic(server, name)
         return result
 
     def run(self, case: Case, progress: Progress) -> Outcome:
@@ -148,63 +129,6 @@ class Bench:
         path.unlink()
 
 
-def _number(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
-
-
-def _spread(values: list[float]) -> str:
-    if not values:
-        return "-"
-    return (
-        f"{_number(statistics.median(values))} [dim]({_number(min(values))} - {_number(max(values))})[/dim]"
-    )
-
-
-def table(outcomes: list[Outcome], extras: dict[str, Any]) -> Table:
-    shown = Table(title=f"Mansio {__version__} against the floor: median (min - max)", title_justify="left")
-    shown.add_column("case")
-    for column in ("floor", "Mansio", "ratio", "asked", "p50 / p99 us", "load cpu"):
-        shown.add_column(column, justify="right")
-    for outcome in outcomes:
-        case, ratios = outcome.case, outcome.ratios()
-        colour = "red" if outcome.missed() else "green" if case.ratio_min and ratios else "default"
-        last = [statistics.median(run[name] for run in outcome.mansio) for name in ("p50_us", "p99_us")]
-        shown.add_row(
-            f"{case.title}, {case.unit}",
-            _spread(outcome.figures("reference")),
-            _spread(outcome.figures("mansio")),
-            f"[{colour}]{_spread(ratios)}[/]",
-            f">= {case.ratio_min}" if case.ratio_min else "",
-            f"{_number(last[0])} / {_number(last[1])}",
-            f"{max(run['load_cpu'] for run in outcome.mansio + outcome.reference):.2f}",
-        )
-    if "memory" in extras:
-        shown.add_row("idle memory, MB", "", str(extras["memory"]), "", "<= 100", "", "")
-    if "embedded-start" in extras:
-        shown.add_row("embedded start, ms", "", _spread(extras["embedded-start"]), "", "< 200", "", "")
-    return shown
-
-
-def save(path: Path, options: argparse.Namespace, outcomes: list[Outcome], extras: dict[str, Any]) -> None:
-    machine = {
-        "processors": os.cpu_count(),
-        "processor": platform.processor() or platform.machine(),
-        "system": platform.platform(),
-        "python": platform.python_version(),
-    }
-    content = {
-        "mansio": __version__,
-        "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-        "machine": machine,
-        "pairs": options.pairs,
-        "seconds": options.seconds,
-        "cases": [{**asdict(one), "ratios": one.ratios(), "missed": one.missed()} for one in outcomes],
-        **extras,
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1) + "\n")
-
-
 def parse() -> argparse.Namespace:
     names = [case.name for case in CASES] + list(EXTRAS)
     parser = argparse.ArgumentParser(
@@ -236,8 +160,21 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
     RESULTS.mkdir(exist_ok=True)
+    outcomes: list[Outcome] = []
     extras: dict[str, Any] = {}
+    failures: list[str] = []
+
+    @contextlib.contextmanager
+    def failing(name: str) -> Iterator[None]:
+        """A case that fails is told at the end; the others are measured all the same."""
+        try:
+            yield
+        except (MansioError, OSError, RuntimeError, subprocess.SubprocessError) as error:
+            failures.append(f"{name}: {error}")
+
     columns = (TextColumn("{task.description:44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with (
         tempfile.TemporaryDirectory(dir=options.data or RESULTS, prefix="data-") as directory,
@@ -245,16 +182,21 @@ def main() -> None:
     ):
         bench = Bench(options, Path(directory))
         bench.touch_memory()
-        outcomes = [bench.run(case, progress) for case in CASES if case.name in options.cases]
-        if "memory" in options.cases:
-            extras["memory"] = bench.idle_megabytes()
-        if "embedded-start" in options.cases:
-            extras["embedded-start"] = bench.embedded_ms()
+        for case in CASES:
+            if case.name in options.cases:
+                with failing(case.name):
+                    outcomes.append(bench.run(case, progress))
+        for name, measure in (("memory", bench.idle_megabytes), ("embedded-start", bench.embedded_ms)):
+            if name in options.cases:
+                with failing(name):
+                    extras[name] = measure()
     path = options.json or RESULTS / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
     save(path, options, outcomes, extras)
     console.print(table(outcomes, extras))
     console.print(f"[dim]All runs: {os.path.relpath(path)}[/dim]")
-    if options.strict and any(outcome.missed() for outcome in outcomes):
+    for failure in failures:
+        console.print(f"[red]failed:[/red] {failure}", markup=True, highlight=False)
+    if failures or (options.strict and any(outcome.missed() for outcome in outcomes)):
         sys.exit(1)
 
 

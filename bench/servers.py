@@ -16,6 +16,8 @@ import sys
 import time
 from pathlib import Path
 
+from mansio.client import blocking
+
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 20.0
 SETTLE_DEADLINE_S = 15.0
@@ -111,24 +113,23 @@ def start_floor(data: Path, processor: int | None, *, sync: bool) -> Server:
             return server
 
 
-def _mansio(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "mansio.cli.main", *arguments]
-
-
 def start_mansio(data: Path, processor: int | None) -> Server:
     port = free_port()
-    command = _mansio("serve", "--data", str(data), "--kafka", f"127.0.0.1:{port}", "--http", "")
+    serve = ["serve", "--data", str(data), "--kafka", f"127.0.0.1:{port}", "--http", ""]
+    command = [sys.executable, "-m", "mansio.cli.main", *serve]
     server = Server(command, port, data, processor, b"ready")
     server.settle()
     return server
 
 
-def topic(server: Server, action: str, name: str, *arguments: str) -> None:
-    """`mansio topic create|delete NAME ...` on this server."""
-    command = _mansio("topic", action, name, *arguments, "--broker", f"127.0.0.1:{server.port}")
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command[2:])}: {done.stderr.strip() or done.stdout.strip()}")
+def create_topic(server: Server, name: str, partitions: int) -> None:
+    with blocking.connect(f"127.0.0.1:{server.port}") as client:
+        client.admin.create_topic(name, partitions=partitions)
+
+
+def delete_topic(server: Server, name: str) -> None:
+    with blocking.connect(f"127.0.0.1:{server.port}") as client:
+        client.admin.delete_topic(name)
 
 
 EMBEDDED = """
@@ -144,7 +145,9 @@ def embedded_start_ms(data: Path) -> float:
     """Milliseconds from `mansio.Broker(...)` to a broker that answers, in a fresh process, imports apart."""
     command = [sys.executable, "-c", EMBEDDED, str(data)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     finally:
         shutil.rmtree(data, ignore_errors=True)
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip().rpartition("\n")[2])
     return float(done.stdout)

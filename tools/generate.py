@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools import compatibility, features
+from tools import compatibility, features, file_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,10 +32,22 @@ def _readme() -> str:
     return between_markers((ROOT / "README.md").read_text(), "features", features.table())
 
 
+def _architecture() -> str:
+    return between_markers((ROOT / "docs/ARCHITECTURE.md").read_text(), "file map", file_map.document())
+
+
+def _command_line() -> str:
+    from mansio.cli import reference
+
+    return reference.reference()
+
+
 def documents() -> dict[str, Callable[[], str]]:
     """Path below the root -> what makes the whole content of that file."""
     return {
         "README.md": _readme,
+        "docs/ARCHITECTURE.md": _architecture,
+        "docs/CLI.md": _command_line,
         "docs/COMPATIBILITY.md": compatibility.document,
     }
 

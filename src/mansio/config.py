@@ -12,7 +12,6 @@ defaults. What concerns one topic has Kafka's own name and lives in `mansio.clus
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -297,6 +296,8 @@ def parse_address(name: str, text: str) -> Address:
 
 def suggestion(word: str, known: Iterable[str]) -> str:
     """ "; did you mean ...?" for a near miss, or nothing."""
+    import difflib  # only for an error: it costs a tenth of an embedded broker's start
+
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""
 

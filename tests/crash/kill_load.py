@@ -41,12 +41,9 @@ class Load:
         self._others: list[threading.Thread] = []
 
     def create_topic(self, **config: str) -> None:
-        topic = NewTopic(
-            self.topic, PARTITIONS, 1, config={k.replace("_", "."): v for k, v in config.items()}
-        )
-        AdminClient({"bootstrap.servers": self.bootstrap, **QUIET}).create_topics([topic])[self.topic].result(
-            15
-        )
+        settings = {name.replace("_", "."): value for name, value in config.items()}
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, **QUIET})
+        admin.create_topics([NewTopic(self.topic, PARTITIONS, 1, config=settings)])[self.topic].result(15)
 
     def start(self, *, idempotent: int, plain: int) -> None:
         self._producing.set()

@@ -29,6 +29,9 @@ ANSWER_S_MAX = 2.0
 """A neighbour that waits longer has noticed. Generous: two shared cores, and the disk is synced each time."""
 
 ROUNDS_MIN = 3
+STEADY_SAMPLES = 12
+"""Samples that must be alike; `wait_until` takes them 50 ms apart."""
+
 MIB = 1 << 20
 _names = itertools.count(1)
 
@@ -112,6 +115,21 @@ class Memory:
                 self.highest = max(self.highest, self.now())
             except psutil.NoSuchProcess:
                 return
+
+
+def settle(broker: ServedBroker) -> None:
+    """Return when the broker's memory stands still: message schemas are imported while it runs already."""
+    process = psutil.Process(broker.pid)
+    steady: list[int] = []
+
+    def stands_still() -> bool:
+        steady.append(int(process.memory_info().rss))
+        return (
+            len(steady) > STEADY_SAMPLES
+            and max(steady[-STEADY_SAMPLES:]) - min(steady[-STEADY_SAMPLES:]) < MIB
+        )
+
+    wait_until(stands_still, 20, "memory stands still")
 
 
 class Watched:

@@ -9,10 +9,11 @@ import struct
 from typing import TYPE_CHECKING
 
 import pytest
+from crc32c import crc32c
 
-from e2e.neighbour import MIB, Watched, watched
+from e2e.neighbour import MIB, Watched, settle, watched
 from e2e.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed, produce_frame
-from mansio.wire import messages
+from mansio.wire import messages, produce
 from mansio.wire.headers import request_header
 from mansio.wire.versions import OFFERED, ApiKey
 from support.process import ServedBroker, served
@@ -42,9 +43,9 @@ COMPACT_HUGE_COUNT = b"\xff\xff\xff\xff\x07"
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     with served(tmp_path_factory.mktemp("hostile") / "data", http=False) as running:
-        # Schemas are imported after the start; memory is compared only when that is over.
         with RawPeer(running.kafka_port) as peer:
             peer.create_topic("target", 2)
+        settle(running)
         yield running
 
 
@@ -141,7 +142,7 @@ def counts_larger_than_the_frame() -> dict[str, bytes]:
     flexible = {
         f"{api.key.name} {api.highest}": header(api.key, api.highest) + COMPACT_HUGE_COUNT * 4
         for api in OFFERED.values()
-        if api.key not in (ApiKey.API_VERSIONS,)
+        if api.key != ApiKey.API_VERSIONS
     }
     return flexible | {
         "topics of METADATA 1": header(ApiKey.METADATA, 1) + huge,
@@ -229,8 +230,6 @@ def spoiled_batches() -> dict[str, bytes]:
 
 
 def _with_crc(batch: bytes) -> bytes:
-    from crc32c import crc32c
-
     return batch[:17] + struct.pack(">I", crc32c(batch[21:])) + batch[21:]
 
 
@@ -243,8 +242,6 @@ def test_spoiled_batch_is_refused_and_the_one_beside_it_is_kept(view: Watched, t
         peer.send(produce_frame(topics))
         answer = peer.frame()
         assert answer is not None
-        from mansio.wire import produce
-
         bad, good = produce.decode_response(9, answer).topics[0][2]
         assert bad.error_code in REFUSED, bad
         assert (good.error_code, good.base_offset) == (0, before[1]), good

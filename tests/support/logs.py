@@ -129,14 +129,19 @@ def check_reads(log: Log, inside: Sequence[bytes]) -> None:
     """Reads of all sizes from every offset give whole batches, beginning with the one asked for."""
     for number, stored in enumerate(inside):
         header = read_header(stored)
-        for offset in {max(log.start_offset, header.base_offset), header.base_offset + header.last_offset_delta}:
+        for offset in {
+            max(log.start_offset, header.base_offset),
+            header.base_offset + header.last_offset_delta,
+        }:
             piece = log.read(offset, 1, log.end_offset)
             assert piece is not None
             assert piece.read() == stored
             assert piece.next_offset == last_offset(stored) + 1
         limit = header.base_offset
         if number and limit > log.start_offset:
-            piece = log.read(max(log.start_offset, read_header(inside[number - 1]).base_offset), 1 << 20, limit)
+            piece = log.read(
+                max(log.start_offset, read_header(inside[number - 1]).base_offset), 1 << 20, limit
+            )
             assert piece is not None
             assert piece.read() == inside[number - 1]
     for max_bytes in (1, 300, 1 << 20):

@@ -78,6 +78,7 @@ async def topic_admin(
     settings = settings or Settings()
     state = await ClusterState.load(store, settings.cluster_id, HostRandom())
     state.start(store, scheduler)
+    await asyncio.sleep(0)  # a task that is cancelled before its first step leaves a coroutine that never ran
     topics = TopicAdmin(
         store=store,
         state=state,

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from mansio.broker.egress import Egress
 from mansio.errors import MansioError, WireError
@@ -36,15 +36,20 @@ logger = logging.getLogger(__name__)
 PRODUCE = int(ApiKey.PRODUCE)
 
 
+class Place(Protocol):
+    """An answer's place in the queue of its connection: `pieces` is None until the answer is there."""
+
+    pieces: Sequence[Piece] | None
+
+
 class Slot:
-    """The place of one answer that is not there yet."""
+    """The place of one answer, for whoever works on it."""
 
-    __slots__ = ("_connection", "blocking", "pieces")
+    __slots__ = ("_connection", "pieces")
 
-    def __init__(self, connection: Connection, blocking: bool) -> None:
+    def __init__(self, connection: Connection, pieces: Sequence[Piece] | None = None) -> None:
         self._connection: Connection | None = connection
-        self.blocking = blocking
-        self.pieces: Sequence[Piece] | None = None
+        self.pieces = pieces
 
     def answer(self, pieces: Sequence[Piece]) -> None:
         """Fill the place; an empty sequence means that this request gets no answer. Only the first call counts."""
@@ -84,7 +89,6 @@ class Connection(asyncio.BufferedProtocol):
         "client_host",
         "closed",
         "last_active",
-        "on_close",
         "reserved_bytes",
     )
 
@@ -93,7 +97,7 @@ class Connection(asyncio.BufferedProtocol):
         self._frames = FrameReader(server.limits.frame_bytes_max)
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
-        self._slots: deque[Slot] = deque()
+        self._slots: deque[Place] = deque()
         self._blocked_by: Slot | None = None
         self._out: list[Piece] = []
         self._flush_due = False
@@ -104,7 +108,6 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = False
         self.last_active = 0.0
         self.reserved_bytes = 0
-        self.on_close: list[Slot] = []
 
     # The transport's side
 
@@ -112,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
         peer = transport.get_extra_info("peername")
         self.client_host = str(peer[0]) if peer else ""
-        self.last_active = self._server.clock.monotonic()
+        self.last_active = self._server.now
         self._egress = Egress(
             self._server.loop, transport.get_extra_info("socket").fileno(), self.resume_reading, self._send_failed
         )
@@ -131,16 +134,23 @@ class Connection(asyncio.BufferedProtocol):
         return self._frames.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
+        server = self._server
+        frames = self._frames
+        self.last_active = server.now
         try:
-            for frame in self._frames.received(nbytes):
-                self._take(frame)
+            for frame in frames.received(nbytes):
+                if self._blocked_by is None:
+                    self._begin(frame)
+                else:
+                    self._keep(frame)
         except MansioError as error:
             self.refuse(error)
             return
         if self._out:
             self._flush()
-        self._server.received(self, self._frames.frame_bytes)
-        if len(self._slots) >= self._server.limits.requests_max:
+        if frames.buffered or self.reserved_bytes:
+            server.received_part(self, frames.frame_bytes)
+        if len(self._slots) >= server.limits.requests_max:
             self.pause_reading()
 
     def eof_received(self) -> bool:
@@ -148,10 +158,8 @@ class Connection(asyncio.BufferedProtocol):
 
     # Requests
 
-    def _take(self, frame: memoryview) -> None:
-        if self._blocked_by is None:
-            self._begin(frame)
-            return
+    def _keep(self, frame: memoryview) -> None:
+        """A copy of the frame waits until the request before it has been answered."""
         self._backlog.append(bytes(frame))
         self._backlog_bytes += len(frame)
         if self._backlog_bytes > self._server.limits.backlog_bytes_max:
@@ -163,21 +171,22 @@ class Connection(asyncio.BufferedProtocol):
         if pieces is None:
             return
         if self._slots:
-            slot = Slot(self, blocking=False)
-            slot.pieces = pieces
-            self._slots.append(slot)
+            self._slots.append(Slot(self, pieces))
         else:
             self._out.extend(pieces)
 
-    def defer(self, *, blocking: bool) -> Slot:
-        """The request at hand is answered later. `blocking`: those behind it wait until then."""
-        slot = Slot(self, blocking)
+    def defer(self) -> Slot:
+        """The request at hand is answered later, and those behind it wait until then."""
+        slot = Slot(self)
         self._slots.append(slot)
-        if blocking:
-            self._blocked_by = slot
+        self._blocked_by = slot
         return slot
 
-    def answered(self, slot: Slot) -> None:
+    def queue(self, place: Place) -> None:
+        """The request at hand is answered later; those behind it go on meanwhile."""
+        self._slots.append(place)
+
+    def answered(self, slot: Place) -> None:
         """`slot` was filled: send what is now in order, and go on with what it held back."""
         if self.closed:
             return

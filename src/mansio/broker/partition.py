@@ -244,7 +244,7 @@ class Partition:
 
     def forget_commit_wait(self, callback: Callable[[MansioError | None], None]) -> None:
         """Whoever waited gave up (its time is over)."""
-        self._commit_waits = deque(wait for wait in self._commit_waits if wait[1] is not callback)
+        self._commit_waits = deque(wait for wait in self._commit_waits if wait[1] != callback)
 
     def committed(self, end_offset: int) -> Promise[None]:
         """A promise kept when everything below `end_offset` is durable on every in-sync replica."""

@@ -72,6 +72,8 @@ class Server:
         self.limits = limits
         self.loop = loop
         self.clock: Clock = service.clock
+        self.now = self.clock.monotonic()
+        """Monotonic seconds, as of the last sweep: good enough to tell who is idle."""
         self.counters = Counters()
         self.listener = ("", 0)
         self._listening: asyncio.Server | None = None
@@ -142,7 +144,7 @@ class Server:
         self._release(connection)
 
     def _sweep_idle(self) -> None:
-        now = self.clock.monotonic()
+        now = self.now = self.clock.monotonic()
         oldest = now - self.limits.idle_ms_max / 1000
         for connection in [c for c in self._connections if c.last_active < oldest and not c.busy]:
             logger.info("closed idle connection from %s", connection.client_host)
@@ -152,9 +154,8 @@ class Server:
 
     # Receive memory
 
-    def received(self, connection: Connection, frame_bytes: int) -> None:
-        """`connection` took in bytes; `frame_bytes` is the size of the frame it is in the middle of, or 0."""
-        connection.last_active = self.clock.monotonic()
+    def received_part(self, connection: Connection, frame_bytes: int) -> None:
+        """`connection` is in the middle of a frame of `frame_bytes`, or (0) has ended a large one."""
         if frame_bytes <= SMALL_FRAME_BYTES:
             if connection.reserved_bytes:
                 self._release(connection)
@@ -217,7 +218,7 @@ class Server:
             connection.client_host,
             self.listener,
         )
-        slot = connection.defer(blocking=True)
+        slot = connection.defer()
         self.service.scheduler.spawn(
             self._dispatcher.run(request, context, slot), name=f"{api.key.name.lower()} request"
         )
@@ -226,7 +227,7 @@ class Server:
     def _not_offered(self, connection: Connection, header: RequestHeader) -> Sequence[Piece] | None:
         """ApiVersions in a version we do not know is answered in version 0 (KIP-511); the rest is refused."""
         if header.api_key == ApiKey.API_VERSIONS:
-            slot = connection.defer(blocking=True)
+            slot = connection.defer()
             self._dispatcher.unsupported_api_versions(header, slot)
             return None
         self.counters.errors += 1

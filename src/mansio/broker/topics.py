@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import re
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
 from mansio.cluster import metadata, topic_config
@@ -26,21 +25,25 @@ from mansio.cluster.state import (
     CREATING,
     DELETING,
     LIVE,
-    PartitionState,
     Topic,
     new_uuid,
     new_writer,
     partition_document,
     topic_document,
 )
+from mansio.cluster.topic_plan import (
+    INTERNAL_CONFIGS,
+    INTERNAL_TOPICS,
+    NewTopic,
+    check_topic_name,
+    colliding,
+    plan_growth,
+    plan_partitions,
+)
 from mansio.errors import (
     ConcurrentChange,
-    InvalidPartitions,
-    InvalidReplicaAssignment,
-    InvalidReplicationFactor,
     InvalidTopic,
     MansioError,
-    PolicyViolation,
     TopicAlreadyExists,
     Unavailable,
     UnknownTopicId,
@@ -48,49 +51,22 @@ from mansio.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
     from mansio.cluster.config_entries import ConfigEntry
     from mansio.cluster.metadata import MetadataStore
-    from mansio.cluster.state import ClusterState
+    from mansio.cluster.state import ClusterState, PartitionState
     from mansio.cluster.topic_config import Change, TopicSettings
     from mansio.config import Settings
     from mansio.ports import Promise, Random, Scheduler
 
+__all__ = ["NewTopic", "TopicAdmin"]
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-TOPIC_NAME_CHARACTERS_MAX: Final = 249
-INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-INTERNAL_CONFIGS: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
 CONFLICT_ATTEMPTS_MAX: Final = 5
 NO_TOPIC_ID: Final = UUID(int=0)
-
-
-class NewTopic(NamedTuple):
-    """A topic to be. -1: the default. `assignments` (partition -> brokers) stands instead of the two
-    numbers.
-    """
-
-    name: str
-    partitions: int = -1
-    replication_factor: int = -1
-    assignments: Mapping[int, Sequence[int]] | None = None
-    configs: Sequence[tuple[str, str | None]] = ()
-
-
-def check_topic_name(name: str | None) -> None:
-    """Kafka's rule: 1 to 249 of letters, digits, `.`, `_` and `-`, not `.` or `..`. Raises `InvalidTopic`."""
-    if not name:
-        raise InvalidTopic("a topic needs a name")
-    if name in (".", ".."):
-        raise InvalidTopic(f"a topic cannot be named {name!r}")
-    if len(name) > TOPIC_NAME_CHARACTERS_MAX:
-        raise InvalidTopic(
-            f"a topic name of {len(name)} characters: at most {TOPIC_NAME_CHARACTERS_MAX} are allowed"
-        )
-    if not re.fullmatch(r"[a-zA-Z0-9._-]+", name):
-        raise InvalidTopic(f"topic name {name!r}: only letters, digits, '.', '_' and '-' are allowed")
 
 
 class TopicAdmin:
@@ -103,7 +79,6 @@ class TopicAdmin:
 
     __slots__ = (
         "_close_partitions",
-        "_node_id",
         "_open_partitions",
         "_opening",
         "_random",
@@ -133,7 +108,6 @@ class TopicAdmin:
         self._random = random
         self._open_partitions = open_partitions
         self._close_partitions = close_partitions
-        self._node_id = settings.node_id
         self._opening = 0  # partitions promised but not in the view yet
 
     # Looking
@@ -172,7 +146,10 @@ class TopicAdmin:
         topic = self._plan(new, internal=internal)
         if validate_only:
             return topic
-        self._warn_of_collision(new.name)
+        if (other := colliding(new.name, self.state.topics)) is not None:
+            logger.warning(
+                "topic %s and %s differ only in '.' and '_': metrics will collide", new.name, other
+            )
         return await self._unbroken(self._create(topic), name=f"create topic {new.name}")
 
     async def auto_create(self, name: str) -> Topic:
@@ -205,7 +182,14 @@ class TopicAdmin:
         topic = self.find(name)
         if topic.internal:
             raise InvalidTopic(f"{name} is the broker's own and cannot be changed")
-        added = self._planned_growth(topic, count, assignments)
+        added = plan_growth(
+            len(topic.partitions),
+            count,
+            assignments,
+            node_id=self._settings.node_id,
+            replication_factor=topic.replication_factor,
+            room=self._room,
+        )
         if validate_only:
             return dataclasses.replace(topic, partitions=topic.partitions + added)
         return await self._unbroken(self._grow(topic, added), name=f"grow topic {name}")
@@ -244,13 +228,9 @@ class TopicAdmin:
         if (unfinished := self.state.unfinished.get(new.name)) is not None:
             doing = "made" if unfinished.state == CREATING else "deleted"
             raise TopicAlreadyExists(f"topic {new.name!r} is being {doing}")
-        if new.assignments:
-            partitions, replication_factor = self._assigned(new)
-        else:
-            count = self._settings.num_partitions if new.partitions == -1 else new.partitions
-            replication_factor = self._replication_factor(new.replication_factor)
-            self._check_room(count)
-            partitions = (self._new_partition(),) * count
+        partitions, replication_factor = plan_partitions(
+            new, self._settings.node_id, self._settings.num_partitions, self._room
+        )
         configs = topic_config.checked(new.configs, replication_factor)
         return Topic(
             name=new.name,
@@ -263,75 +243,9 @@ class TopicAdmin:
             mod_revision=0,
         )
 
-    def _replication_factor(self, wanted: int) -> int:
-        if wanted == -1:
-            return 1
-        if wanted != 1:
-            raise InvalidReplicationFactor(f"replication factor {wanted}: there is one broker, so 1 (or -1)")
-        return wanted
-
-    def _check_room(self, more: int) -> None:
-        if more < 1:
-            raise InvalidPartitions(f"{more} partitions: at least 1 is needed")
-        there = self.state.partition_count + self._opening
-        if there + more > self._settings.partitions_max:
-            raise PolicyViolation(
-                f"{more} partitions: partitions_max is {self._settings.partitions_max} and {there} are taken"
-            )
-
-    def _assigned(self, new: NewTopic) -> tuple[tuple[PartitionState, ...], int]:
-        assignments = new.assignments or {}
-        if new.partitions not in (-1, len(assignments)):
-            raise InvalidPartitions("assignments tell the number of partitions; leave it at -1")
-        if new.replication_factor != -1:
-            raise InvalidReplicationFactor("assignments tell the replication factor; leave it at -1")
-        if sorted(assignments) != list(range(len(assignments))):
-            raise InvalidReplicaAssignment("the assigned partitions must be numbered from 0 without a gap")
-        self._check_room(len(assignments))
-        for index, replicas in assignments.items():
-            self._check_replicas(index, replicas, 1)
-        return (self._new_partition(),) * len(assignments), 1
-
-    def _check_replicas(self, index: int, replicas: Sequence[int], expected: int) -> None:
-        if len(replicas) != expected or len(set(replicas)) != len(replicas):
-            raise InvalidReplicaAssignment(f"partition {index}: {expected} different broker(s) must be named")
-        unknown = [replica for replica in replicas if replica != self._node_id]
-        if unknown:
-            raise InvalidReplicaAssignment(f"partition {index}: there is no broker {unknown[0]}")
-
-    def _new_partition(self) -> PartitionState:
-        return PartitionState(
-            replicas=(self._node_id,), leader=self._node_id, leader_epoch=0, isr=(self._node_id,)
-        )
-
-    def _planned_growth(
-        self, topic: Topic, count: int, assignments: Sequence[Sequence[int]] | None
-    ) -> tuple[PartitionState, ...]:
-        there = len(topic.partitions)
-        if count <= there:
-            reason = (
-                "has that many" if count == there else f"has {there}, and partitions cannot be taken away"
-            )
-            raise InvalidPartitions(f"{count} partitions: topic {topic.name} {reason}")
-        added = count - there
-        self._check_room(added)
-        if assignments is not None:
-            if len(assignments) != added:
-                raise InvalidReplicaAssignment(f"{added} new partitions, but {len(assignments)} assignments")
-            for index, replicas in enumerate(assignments, there):
-                self._check_replicas(index, replicas, topic.replication_factor)
-        return (self._new_partition(),) * added
-
-    def _warn_of_collision(self, name: str) -> None:
-        if "." not in name and "_" not in name:
-            return
-        folded = name.replace(".", "_")
-        for other in self.state.topics:
-            if other != name and other.replace(".", "_") == folded:
-                logger.warning(
-                    "topic %s differs from %s only in '.' and '_': metrics will collide", name, other
-                )
-                return
+    @property
+    def _room(self) -> int:
+        return self._settings.partitions_max - self.state.partition_count - self._opening
 
     # Doing
 

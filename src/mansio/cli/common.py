@@ -22,6 +22,7 @@ T = TypeVar("T")
 
 DEFAULT_BROKER = "127.0.0.1:9092"
 INTERRUPTED_EXIT_CODE = 130
+CONNECT_TIMEOUT_MS = 3_000
 
 BrokerOption = Annotated[
     str,
@@ -50,12 +51,11 @@ def refuse(message: str, hint: str) -> NoReturn:
 
 
 def connect(broker: str) -> Client:
-    """A client of the cluster that `broker` belongs to, for `async with`. Entering it raises `Unavailable`
-    when
-    nobody answers there."""
-    import mansio
+    """A client of the cluster that `broker` belongs to, for `async with`; raises `ConnectionLost` there when nobody
+    answers."""
+    from mansio.client import connect as connect_client
 
-    return mansio.connect(broker)
+    return connect_client(broker, client_id="mansio-cli", connect_timeout_ms=CONNECT_TIMEOUT_MS)
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:

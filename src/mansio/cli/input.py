@@ -89,7 +89,7 @@ async def _readable(descriptor: int) -> None:
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     try:
-        loop.add_reader(descriptor, lambda: ready.done() or ready.set_result(None))
+        loop.add_reader(descriptor, _settle, ready)
     except (PermissionError, NotImplementedError):  # a regular file, which is always ready; or Windows
         await asyncio.sleep(0)
         return
@@ -97,3 +97,8 @@ async def _readable(descriptor: int) -> None:
         await ready
     finally:
         loop.remove_reader(descriptor)
+
+
+def _settle(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

@@ -1,7 +1,7 @@
 """How consumed records are printed: raw values, one JSON object per line, or columns.
 
-Always true: raw output is exactly key, separator, value and delimiter, byte for byte; the JSON of a record can be turned
-back into the record; what was printed is flushed before a prompt or an offset says it was.
+Always true: raw output is exactly key, separator, value and delimiter, byte for byte; the JSON of a record can be
+turned back into the record; what was printed is flushed before a prompt or an offset says it was.
 """
 
 from __future__ import annotations

@@ -54,23 +54,33 @@ class CodecName(StrEnum):
 
 
 def produce(
-    topic: Annotated[str, typer.Argument(help="The topic to publish to.")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to publish to.")],
     file: Annotated[
-        typer.FileBinaryRead | None, typer.Option("--file", "-f", help="Read this instead of standard input.")
+        typer.FileBinaryRead | None,
+        typer.Option("--file", "-f", metavar="FILE", help="Read this instead of standard input."),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="The key of every record.")] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every record.")
+    ] = None,
     key_separator: Annotated[
-        str | None, typer.Option("--key-separator", "-K", help="Split each line here into key and value.")
+        str | None,
+        typer.Option(
+            "--key-separator", "-K", metavar="TEXT", help="Split each line here into key and value."
+        ),
     ] = None,
     delimiter: Annotated[
-        str, typer.Option("--delimiter", "-D", help="Ends a record; empty: the whole input is one record.")
+        str,
+        typer.Option(
+            "--delimiter", "-D", metavar="TEXT", help="Ends a record; empty: the whole input is one record."
+        ),
     ] = r"\n",
     header: Annotated[
         list[str] | None,
         typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be given again."),
     ] = None,
     partition: Annotated[
-        int | None, typer.Option("--partition", "-p", min=0, help="This partition, whatever the key.")
+        int | None,
+        typer.Option("--partition", "-p", min=0, metavar="N", help="This partition, whatever the key."),
     ] = None,
     codec: Annotated[CodecName, typer.Option("--codec", "-z", help="Compression.")] = CodecName.NONE,
     acks: Annotated[
@@ -100,7 +110,7 @@ def produce(
         null,
     )
     headers = tuple((name, value.encode()) for name, value in key_values(header or (), "--header"))
-    options = {"codec": codec.value, "acks": "all" if acks is Acks.ALL else int(acks.value)}
+    options: dict[str, Any] = {"codec": codec.value, "acks": "all" if acks is Acks.ALL else int(acks.value)}
     job = Job(topic, shape, headers, partition, Report(output))
     run(job.perform(broker, file or sys.stdin.buffer, options))
 
@@ -116,7 +126,9 @@ class Job(NamedTuple):
 
     async def perform(self, broker: str, source: BinaryIO, options: dict[str, Any]) -> None:
         """Read to the end, publish, and wait for every acknowledgement. Raises the first typed error."""
-        async with connect(broker) as client, client.producer(**options) as producer:
+        from mansio.client.producer import ProducerOptions
+
+        async with connect(broker) as client, client.producer(ProducerOptions(**options)) as producer:
             with self.report.progress(source):
                 pending: deque[Delivery] = deque()
                 try:

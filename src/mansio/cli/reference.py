@@ -35,27 +35,30 @@ def reference() -> str:
     """The whole page."""
     from mansio.cli.main import app
 
-    parts = [PREFACE]
-    for path, command in _walk(typer.main.get_command(app), ["mansio"]):
-        parts.append(f"## `{' '.join(path)}`\n\n```text\n{_help(command, path)}\n```\n")
-    return "\n".join(parts)
+    parts = [
+        f"## `{context.command_path}`\n\n```text\n{_help(context)}\n```\n"
+        for context in _walk(typer.main.get_command(app), "mansio", None)
+    ]
+    return "\n".join([PREFACE, *parts])
 
 
-def _walk(command: Any, path: list[str]) -> Iterator[tuple[list[str], Any]]:
-    yield path, command
-    for name, child in getattr(command, "commands", {}).items():
-        yield from _walk(child, [*path, name])
-
-
-def _help(command: Any, path: list[str]) -> str:
+def _walk(command: Any, name: str, parent: Any) -> Iterator[Any]:
+    """The context of each command, parents first; typer's own types are not public, hence Any."""
     context = command.context_class(
         command,
-        info_name=" ".join(path),
+        info_name=name,
+        parent=parent,
         terminal_width=WIDTH,
         max_content_width=WIDTH,
         **command.context_settings,
     )
-    lines = inspect.cleandoc(command.get_help(context)).splitlines()
+    yield context
+    for child_name, child in getattr(command, "commands", {}).items():
+        yield from _walk(child, child_name, context)
+
+
+def _help(context: Any) -> str:
+    lines = inspect.cleandoc(context.get_help()).splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 

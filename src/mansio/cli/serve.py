@@ -7,12 +7,14 @@ accepting, lets requests being worked on finish for at most `shutdown_drain_ms`,
 
 from __future__ import annotations
 
+import errno
 import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from mansio.cli.common import complain, key_values
+from mansio.errors import ConfigError
 from mansio.version import __version__
 
 if TYPE_CHECKING:
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 CLOSE_S = 5.0
 """What closing the logs may take beyond the drain before we say so and give up."""
+
+LISTEN_ERRNOS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 
 IMPATIENT_EXIT_CODE = 130
 """After a second signal. Nothing acknowledged is lost; the next start recovers."""
@@ -106,7 +110,12 @@ async def _serve(settings: Settings) -> int:
     _stop_on_signals(stop)
     broker = Broker(settings)
     http: HttpServer | None = None
-    await broker.start()
+    try:
+        await broker.start()
+    except OSError as error:
+        if error.errno not in LISTEN_ERRNOS:
+            raise
+        raise ConfigError(f"cannot listen on {settings.kafka_listen}: {os.strerror(error.errno)}") from error
     try:
         http, http_address = await _open_http(settings, broker)
         _say_ready(settings, broker, http_address)

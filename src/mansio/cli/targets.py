@@ -1,13 +1,16 @@
-"""Where a group's offsets are to be moved: reads `--to` and works out the new offset. Pure."""
+"""Where a group's offsets are to be moved: reads `--to`. Pure."""
 
 from __future__ import annotations
 
 import re
-from typing import Literal, NamedTuple
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple
 
 from mansio.cli.common import parse_time
 
-TARGET_HELP = "earliest, latest, an offset (42), relative (+10, -10), or a time (2013-11-21, -15m, @MILLISECONDS)."
+TARGET_HELP = (
+    "earliest, latest, an offset (42), relative (+10, -10), or a time (2013-11-21, -15m, @MILLISECONDS)."
+)
 
 
 class Target(NamedTuple):
@@ -15,6 +18,14 @@ class Target(NamedTuple):
 
     kind: Literal["earliest", "latest", "offset", "relative", "time"]
     number: int = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """For `Admin.reset_offsets`."""
+        if self.kind == "relative":
+            return {"shift": self.number}
+        if self.kind == "time":
+            return {"to": datetime.fromtimestamp(self.number / 1000, UTC)}
+        return {"to": self.number if self.kind == "offset" else self.kind}
 
 
 def parse_target(text: str) -> Target:
@@ -28,19 +39,3 @@ def parse_target(text: str) -> Target:
     if re.fullmatch(r"[+-][0-9]+", text):
         return Target("relative", int(text))
     return Target("time", parse_time(text.removeprefix("@")))
-
-
-def new_offset(target: Target, *, committed: int | None, start: int, end: int, at_time: int | None) -> int:
-    """The offset to commit, kept within what the log holds.
-
-    A group without a commit moves relative to the start. `at_time` is the first offset at or after the time, None
-    where all records are older: then the end.
-    """
-    wanted = {
-        "earliest": start,
-        "latest": end,
-        "offset": target.number,
-        "relative": (start if committed is None else committed) + target.number,
-        "time": end if at_time is None else at_time,
-    }[target.kind]
-    return min(max(wanted, start), end)

@@ -19,10 +19,14 @@ NameArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's 
 SettingsOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--config", "-c", metavar="NAME=VALUE", help="A setting, by Kafka's name (retention.ms=...); may be given again."
+        "--config",
+        "-c",
+        metavar="NAME=VALUE",
+        help="A setting, by Kafka's name (retention.ms=...); may be given again.",
     ),
 ]
 
+BROKER_DEFAULT = -1  # in a request: what the broker is set to
 PARTITION_COLUMNS = ("partition", "leader", "leader_epoch", "replicas", "in_sync", "start", "end", "records")
 
 
@@ -35,9 +39,14 @@ def noun() -> None:
 def create(
     topic: NameArgument,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, help="How many; without it, what the broker is set to.")
+        int | None,
+        typer.Option(
+            "--partitions", "-p", min=1, metavar="N", help="How many; without it, what the broker is set to."
+        ),
     ] = None,
-    replication_factor: Annotated[int | None, typer.Option(min=1, help="Copies of each partition.")] = None,
+    replication_factor: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Copies of each partition.")
+    ] = None,
     config: SettingsOption = None,
     if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Do nothing if it exists.")] = False,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -48,7 +57,10 @@ def create(
     async def work() -> None:
         async with connect(broker) as client:
             await client.admin.create_topic(
-                topic, partitions=partitions, replication_factor=replication_factor, configs=settings
+                topic,
+                partitions=BROKER_DEFAULT if partitions is None else partitions,
+                replication_factor=BROKER_DEFAULT if replication_factor is None else replication_factor,
+                config=settings,
             )
 
     try:
@@ -68,16 +80,15 @@ def list_topics(
 
     async def work() -> list[dict[str, Any]]:
         async with connect(broker) as client:
-            views = await client.admin.list_topics()
+            topics = await client.admin.describe_topics(internal=everything)
         return [
             {
-                "name": view.name,
-                "partitions": len(view.partitions),
-                "replicas": max((len(partition.replicas) for partition in view.partitions), default=0),
-                "internal": view.is_internal,
+                "name": topic.name,
+                "partitions": len(topic.partitions),
+                "replicas": max((len(partition.replicas) for partition in topic.partitions), default=0),
+                "internal": topic.is_internal,
             }
-            for view in views
-            if everything or not view.is_internal
+            for topic in topics
         ]
 
     columns = ["name", "partitions", "replicas"] + ["internal"] * everything
@@ -85,7 +96,9 @@ def list_topics(
 
 
 @app.command()
-def describe(topic: NameArgument, output: OutputOption = Output.TABLE, broker: BrokerOption = DEFAULT_BROKER) -> None:
+def describe(
+    topic: NameArgument, output: OutputOption = Output.TABLE, broker: BrokerOption = DEFAULT_BROKER
+) -> None:
     """Show a topic's partitions and settings.
 
     The table names the settings that differ from their defaults, JSON all of them.
@@ -104,19 +117,58 @@ def describe(topic: NameArgument, output: OutputOption = Output.TABLE, broker: B
         if setting["source"] != "default":
             print(f"setting  {name}={setting['value']}")
     show_table(
-        PARTITION_COLUMNS, [[cell(row[column]) for column in PARTITION_COLUMNS] for row in found["partitions"]]
+        PARTITION_COLUMNS,
+        [[cell(row[column]) for column in PARTITION_COLUMNS] for row in found["partitions"]],
     )
+
+
+async def _description(client: Client, topic: str) -> dict[str, Any]:
+    from uuid import UUID
+
+    from mansio.client.types import TopicPartition
+
+    view = await client.admin.describe_topic(topic)
+    every = [TopicPartition(topic, partition.index) for partition in view.partitions]
+    starts = await client.admin.list_offsets(every, "earliest")
+    ends = await client.admin.list_offsets(every, "latest")
+    settings = await client.admin.describe_config(topic)
+    return {
+        "name": topic,
+        "id": str(UUID(bytes=view.topic_id)),
+        "internal": view.is_internal,
+        "configs": {
+            name: {"value": setting.value, "source": setting.source}
+            for name, setting in sorted(settings.items())
+        },
+        "partitions": [
+            {
+                "partition": partition.index,
+                "leader": partition.leader,
+                "leader_epoch": partition.leader_epoch,
+                "replicas": partition.replicas,
+                "in_sync": partition.in_sync_replicas,
+                "start": starts[one].offset,
+                "end": ends[one].offset,
+                "records": ends[one].offset - starts[one].offset,
+            }
+            for one, partition in zip(every, view.partitions, strict=True)
+        ],
+    }
 
 
 @app.command()
 def alter(
     topic: NameArgument,
     partitions: Annotated[
-        int | None, typer.Option("--partitions", "-p", min=1, help="Grow to this many; keys move to others.")
+        int | None,
+        typer.Option(
+            "--partitions", "-p", min=1, metavar="N", help="Grow to this many; keys move to others."
+        ),
     ] = None,
     config: SettingsOption = None,
     unset: Annotated[
-        list[str] | None, typer.Option("--unset", "-u", metavar="NAME", help="Back to the default; may be given again.")
+        list[str] | None,
+        typer.Option("--unset", "-u", metavar="NAME", help="Back to the default; may be given again."),
     ] = None,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
@@ -129,7 +181,7 @@ def alter(
     async def work() -> None:
         async with connect(broker) as client:
             if changes:
-                await client.admin.alter_topic_configs(topic, changes)
+                await client.admin.alter_topic_config(topic, changes)
             if partitions is not None:
                 await client.admin.create_partitions(topic, partitions)
 
@@ -139,7 +191,9 @@ def alter(
 @app.command()
 def delete(
     topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics to delete.")],
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="Do not mind if one does not exist.")] = False,
+    if_exists: Annotated[
+        bool, typer.Option("--if-exists", help="Do not mind if one does not exist.")
+    ] = False,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Delete topics and all their records, for good."""

@@ -1,0 +1,45 @@
+"""The Python client: asyncio and blocking, the same names, over `mansio.link`.
+
+`connect` gives an asyncio `Client`; `blocking.connect` its blocking twin.
+"""
+
+from . import blocking
+from .accumulator import Delivery
+from .admin import (
+    Admin,
+    ClusterDescription,
+    ConfigEntry,
+    GroupDescription,
+    GroupListing,
+    GroupMember,
+    PartitionLag,
+    TopicDescription,
+)
+from .client import Client, connect
+from .consumer import Consumer
+from .producer import Producer, ProducerOptions
+from .types import Headers, Message, OutgoingRecord, RecordMetadata, StartAt, TopicPartition
+
+__all__ = [
+    "Admin",
+    "Client",
+    "ClusterDescription",
+    "ConfigEntry",
+    "Consumer",
+    "Delivery",
+    "GroupDescription",
+    "GroupListing",
+    "GroupMember",
+    "Headers",
+    "Message",
+    "OutgoingRecord",
+    "PartitionLag",
+    "Producer",
+    "ProducerOptions",
+    "RecordMetadata",
+    "StartAt",
+    "TopicDescription",
+    "TopicPartition",
+    "blocking",
+    "connect",
+]

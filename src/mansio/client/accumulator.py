@@ -89,7 +89,9 @@ class Batch:
         """Where the record at `index` of a settled batch is; raises its error."""
         if self.halves is not None:
             left, right = self.halves
-            return left.outcome(index) if index < len(left.records) else right.outcome(index - len(left.records))
+            return (
+                left.outcome(index) if index < len(left.records) else right.outcome(index - len(left.records))
+            )
         if self.error is not None:
             raise self._error_of(index)
         timestamp_ms = self.records[index][0] if self.log_append_time_ms < 0 else self.log_append_time_ms
@@ -229,7 +231,11 @@ class PartitionQueue:
         if batch.base_sequence is None:
             return
         after = advance_sequence(batch.base_sequence, len(batch.records))
-        if after == self.next_sequence and not batch.may_be_stored and batch.producer_epoch == self.producer_epoch:
+        if (
+            after == self.next_sequence
+            and not batch.may_be_stored
+            and batch.producer_epoch == self.producer_epoch
+        ):
             self.next_sequence = batch.base_sequence
         else:
             self.has_gap = True

@@ -144,7 +144,9 @@ def _claims(members: Sequence[Member], partition_counts: Mapping[str, int]) -> d
     for member in members:
         wanted = set(member.topics)
         for partition in member.owned:
-            if partition.topic not in wanted or partition.partition >= partition_counts.get(partition.topic, 0):
+            if partition.topic not in wanted or partition.partition >= partition_counts.get(
+                partition.topic, 0
+            ):
                 continue
             rivals[partition, member.generation] += 1
             if member.generation > newest.get(partition, -2):

@@ -28,7 +28,7 @@ from .positions import start_offsets, stop_offsets
 from .types import Message, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
     from datetime import datetime
     from types import TracebackType
 
@@ -104,7 +104,12 @@ class Consumer:
         self._index = 0
         self._batch: MessageBatch | None = None
         """What is being handed out: `_messages[_index]` is next; `_messages` are the batch's, unless cut short."""
-        self._pending: list[MessageBatch] = []
+        self._taken_from: int | None = None
+        """Where the messages begin that were taken as a batch; None when they are taken one at a time."""
+        self._decoding_state: PartitionState | None = None
+        self._decoding: Iterator[MessageBatch] = iter(())
+        self._seen_index = 0
+        self._count_handed_out: Callable[[], int] | None = None
         self._handed_out = 0
         self._polled_at = self._loop.time()
         self._asked: asyncio.Event = asyncio.Event()
@@ -118,11 +123,9 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self._finish_in_hand()
-        await self.close()
+        await self._close(in_hand=error is None)
 
-    # -- reading --------------------------------------------------------------------------------------------------------
+    # -- reading --------
 
     def __aiter__(self) -> Self:
         return self
@@ -149,10 +152,20 @@ class Consumer:
         except TimeoutError:
             return []
 
+    async def take(self, timeout_ms: float | None) -> tuple[list[Message], PartitionState | None]:
+        """`poll`, with the partition the messages are of: for the blocking twin, which hands them out itself."""
+        messages = await self.poll(timeout_ms)
+        return messages, None if self._batch is None else self._batch.state
+
+    def count_handed_out(self, count: Callable[[], int]) -> None:
+        """Ask `count()` how many messages of a batch that was taken the application has seen."""
+        self._count_handed_out = count
+
     async def _take_batch(self) -> list[Message]:
         if self._index == len(self._messages) and not await self._load():
             return []
         taken = self._messages[self._index :]
+        self._taken_from = self._index
         self._index = len(self._messages)
         return taken
 
@@ -175,8 +188,8 @@ class Consumer:
         while True:
             if self._is_closed or self.is_finished:
                 return False
-            if self._pending:
-                batch = self._pending.pop(0)
+            batch = self._next_decoded()
+            if batch is not None:
                 if self._put_in_hand(batch):
                     return True
                 continue
@@ -185,8 +198,19 @@ class Consumer:
                 await self._fetcher.changed()
                 self._polled_at = self._loop.time()
                 continue
-            self._pending = list(decode_chunk(chunk, self._options.isolation == "read_committed"))
+            self._decoding = decode_chunk(chunk, self._options.isolation == "read_committed")
+            self._decoding_state = chunk.state
             await asyncio.sleep(0)  # heartbeats and fetches go on while a reader is busy
+
+    def _next_decoded(self) -> MessageBatch | None:
+        """The next batch of the chunk at hand. One that cannot be read is fetched again, and never passed over."""
+        try:
+            return next(self._decoding, None)
+        except MansioError:
+            self._decoding = iter(())
+            if self._decoding_state is not None:
+                self._fetcher.rewind(self._decoding_state)
+            raise
 
     def _put_in_hand(self, batch: MessageBatch) -> bool:
         if not batch.state.is_active:
@@ -199,7 +223,7 @@ class Consumer:
         if limit is not None and self._handed_out + len(messages) > limit:
             messages = messages[: limit - self._handed_out]
         self._handed_out += len(messages)
-        self._batch, self._messages, self._index = batch, messages, 0
+        self._batch, self._messages, self._index, self._taken_from = batch, messages, 0, None
         self._asked.clear()
         return True
 
@@ -217,7 +241,7 @@ class Consumer:
             return batch.next_offset
         return batch.messages[index - 1].offset + 1 if index else batch.state.consumed
 
-    # -- positions ------------------------------------------------------------------------------------------------------
+    # -- positions --------
 
     def positions(self) -> dict[TopicPartition, int]:
         """For each partition the offset after the last message that was handed out."""
@@ -227,9 +251,21 @@ class Consumer:
         found = {partition: state.consumed for partition, state in self._fetcher.states.items()}
         batch = self._batch
         if batch is not None and batch.state.is_active:
-            index = self._index if in_hand else max(self._index - 1, 0)
+            index = self._seen_in_hand() if in_hand else self._done_in_hand()
             found[batch.state.partition] = self._position_in_hand(batch, index)
         return found
+
+    def _seen_in_hand(self) -> int:
+        """How many messages of those in hand the application has seen."""
+        if self._taken_from is None or self._count_handed_out is None:
+            return self._index
+        return self._taken_from + self._count_handed_out()
+
+    def _done_in_hand(self) -> int:
+        """How many of them it is done with, for sure."""
+        if self._taken_from is not None and self._count_handed_out is None:
+            return self._taken_from
+        return max(self._seen_in_hand() - 1, self._taken_from or 0)
 
     def assignment(self) -> set[TopicPartition]:
         """The partitions that are being read now."""
@@ -239,7 +275,9 @@ class Consumer:
         """How many offsets behind the end each partition is, as of the last fetch; None before the first."""
         positions = self.positions()
         return {
-            partition: max(0, state.high_watermark - positions[partition]) if state.high_watermark >= 0 else None
+            partition: max(0, state.high_watermark - positions[partition])
+            if state.high_watermark >= 0
+            else None
             for partition, state in self._fetcher.states.items()
         }
 
@@ -264,7 +302,22 @@ class Consumer:
             self._fetcher.remove([partition])
             self._fetcher.add([PartitionState(partition, found[partition], state.stop_offset)])
 
-    async def _commit(self, positions: dict[TopicPartition, int], *, retry_timeout_ms: float = 10_000) -> None:
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Hand out nothing more of these (but what is in hand) until `resume`."""
+        for partition in partitions:
+            if partition in self._fetcher.states:
+                self._fetcher.states[partition].is_paused = True
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """The reverse of `pause`."""
+        for partition in partitions:
+            if partition in self._fetcher.states:
+                self._fetcher.states[partition].is_paused = False
+        self._fetcher.wake()
+
+    async def _commit(
+        self, positions: dict[TopicPartition, int], *, retry_timeout_ms: float = 10_000
+    ) -> None:
         group = self._options.group
         changed = {p: offset for p, offset in positions.items() if self._stored.get(p) != offset}
         if group is None or not changed:
@@ -281,7 +334,7 @@ class Consumer:
         )
         self._stored.update(changed)
 
-    # -- starting and ending --------------------------------------------------------------------------------------------
+    # -- starting and ending --------
 
     async def start(self) -> None:
         """Begin: join the group, or find the partitions and offsets. Iterating does this too.
@@ -307,7 +360,10 @@ class Consumer:
             self._is_started = True
 
     async def close(self) -> None:
-        """Commit if asked to, leave the group, stop. Closing twice is harmless."""
+        """Commit what is done with if `auto_commit` is on, leave the group, stop. Closing twice is harmless."""
+        await self._close(in_hand=False)
+
+    async def _close(self, *, in_hand: bool) -> None:
         if self._is_closed:
             return
         self._is_closed = True
@@ -317,7 +373,7 @@ class Consumer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
             if self._options.auto_commit:
-                await self._commit(self._positions(in_hand=False), retry_timeout_ms=3_000)
+                await self._commit(self._positions(in_hand=in_hand), retry_timeout_ms=3_000)
         except MansioError as error:
             logger.warning("group %s: the last commit failed: %s", self._options.group, error)
         finally:
@@ -349,7 +405,7 @@ class Consumer:
             found |= {TopicPartition(topic, partition.index) for partition in view.partitions}
         return found
 
-    # -- what the membership asks of its owner ----------------------------------------------------------------------------
+    # -- what the membership asks of its owner --------
 
     async def assign(self, partitions: set[TopicPartition]) -> None:
         """Begin to read partitions, where the group stopped or where `from_` says."""
@@ -360,7 +416,11 @@ class Consumer:
         rest = partitions - committed.keys()
         offsets = {**committed, **await start_offsets(self._cluster, rest, self._options.from_)}
         stops = await stop_offsets(
-            self._cluster, partitions, to_time=self._options.to_time, to_end=self._options.to_end
+            self._cluster,
+            partitions,
+            to_time=self._options.to_time,
+            to_end=self._options.to_end,
+            isolation_level=self._options.fetching().isolation_level,
         )
         self._stored.update(committed)
         if partitions:
@@ -374,7 +434,9 @@ class Consumer:
         if self._options.auto_commit:
             positions = self._positions(in_hand=False)
             try:
-                await self._commit({p: positions[p] for p in partitions if p in positions}, retry_timeout_ms=3_000)
+                await self._commit(
+                    {p: positions[p] for p in partitions if p in positions}, retry_timeout_ms=3_000
+                )
             except MansioError as error:
                 logger.warning("group %s: commit before a rebalance failed: %s", self._options.group, error)
         await _call(self._options.on_revoked, partitions)
@@ -393,7 +455,10 @@ class Consumer:
 
     def seconds_since_poll(self) -> float:
         """How long ago the application asked for a message."""
-        return self._loop.time() - self._polled_at if self._batch is not None else 0.0
+        seen = self._seen_in_hand()
+        if self._batch is None or seen != self._seen_index:
+            self._seen_index, self._polled_at = seen, self._loop.time()
+        return self._loop.time() - self._polled_at
 
     async def polled(self) -> None:
         """Wait until it asks for one."""
@@ -404,7 +469,9 @@ class Consumer:
         batch = self._batch
         if batch is None or batch.state.partition not in partitions:
             return
-        del self._messages[self._index :]
+        self._messages = self._messages[
+            : self._index
+        ]  # a copy: positions are counted in the batch's own list
         try:
             async with asyncio.timeout(self._options.settle_ms_max / 1000):
                 await self._asked.wait()
@@ -412,8 +479,7 @@ class Consumer:
             logger.info("group %s: a message in hand was not finished in time", self._options.group)
 
     def _drop(self, partitions: set[TopicPartition]) -> None:
-        """Forget what was decoded and not handed out."""
-        self._pending = [batch for batch in self._pending if batch.state.partition not in partitions]
+        """Forget what was not handed out yet."""
         if self._batch is not None and self._batch.state.partition in partitions:
             self._batch, self._messages, self._index = None, [], 0
 

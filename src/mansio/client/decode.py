@@ -51,7 +51,9 @@ def decode_chunk(chunk: Chunk, read_committed: bool) -> Iterator[MessageBatch]:
             continue
         batch = batches[position : position + header.size]
         if crc32c(batch[CRC_START:]) != header.crc:
-            raise CorruptMessage(f"{topic}-{partition} at offset {header.base_offset}: the CRC-32C does not match")
+            raise CorruptMessage(
+                f"{topic}-{partition} at offset {header.base_offset}: the CRC-32C does not match"
+            )
         while beginnings and beginnings[0][0] <= header.last_offset:
             aborting.add(heapq.heappop(beginnings)[1])
         if header.is_control:

@@ -123,7 +123,7 @@ class Fetcher:
         self._arrival: asyncio.Event = asyncio.Event()
         self._is_closed = False
 
-    # -- what the consumer says ---------------------------------------------------------------------------------------
+    # -- what the consumer says --------
 
     def add(self, states: Iterable[PartitionState]) -> None:
         """Begin to read partitions."""
@@ -143,6 +143,11 @@ class Fetcher:
         self._wake()
         self._arrival.set()
         return removed
+
+    def rewind(self, state: PartitionState) -> None:
+        """Read a partition again from the first offset that was not handed out."""
+        if self.remove([state.partition]):
+            self.add([PartitionState(state.partition, state.consumed, state.stop_offset)])
 
     def wake(self) -> None:
         """Something changed that the reader has to look at."""
@@ -187,7 +192,7 @@ class Fetcher:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.remove(list(self.states))
 
-    # -- choosing what to fetch ---------------------------------------------------------------------------------------
+    # -- choosing what to fetch --------
 
     def _wake(self) -> None:
         if not self._woken and not self._is_closed:
@@ -264,7 +269,7 @@ class Fetcher:
             self._locating.discard(topic)
             self._wake()
 
-    # -- one request ----------------------------------------------------------------------------------------------------
+    # -- one request --------
 
     async def _fetch(self, node: int, states: list[PartitionState], *, may_wait: bool) -> None:
         try:
@@ -353,7 +358,7 @@ class Fetcher:
         self._arrival.set()
         return len(batches)
 
-    # -- failures ---------------------------------------------------------------------------------------------------------
+    # -- failures --------
 
     def _failed(self, state: PartitionState, error: MansioError) -> None:
         if not state.is_active:
@@ -377,7 +382,9 @@ class Fetcher:
         if policy == "error":
             topic, index = state.partition
             self.fail(
-                OffsetOutOfRange(f"offset {state.fetch_offset} of partition {index} of topic {topic}: {error.message}")
+                OffsetOutOfRange(
+                    f"offset {state.fetch_offset} of partition {index} of topic {topic}: {error.message}"
+                )
             )
             state.blocked_until = float("inf")
             return

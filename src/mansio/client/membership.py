@@ -139,7 +139,9 @@ class Membership:
         fields = {
             "group_id": self.group,
             "member_id": member_id,
-            "members": [{"member_id": member_id, "group_instance_id": None, "reason": "the consumer is closing"}],
+            "members": [
+                {"member_id": member_id, "group_instance_id": None, "reason": "the consumer is closing"}
+            ],
         }
         try:
             await self._cluster.ask_coordinator(
@@ -148,7 +150,7 @@ class Membership:
         except MansioError as error:
             logger.info("leaving group %s: %s", self.group, error)
 
-    # -- joining --------------------------------------------------------------------------------------------------------
+    # -- joining --------
 
     async def _join(self) -> bool:
         """Join and take an assignment. False when the member has to join again at once."""
@@ -229,7 +231,7 @@ class Membership:
         views = {topic: self._cluster.cached_topic(topic) for topic in topics}
         return {topic: len(view.partitions) for topic, view in views.items() if view is not None}
 
-    # -- being a member ---------------------------------------------------------------------------------------------------
+    # -- being a member --------
 
     async def _stay(self) -> None:
         """Heartbeat until the group changes (`RebalanceInProgress`) or this member has to ask for a change."""
@@ -248,7 +250,9 @@ class Membership:
 
     async def _step_aside(self) -> None:
         """The application asked for nothing for too long: others take over until it does."""
-        logger.warning("group %s: nothing was asked for within poll_interval_ms_max; leaving the group", self.group)
+        logger.warning(
+            "group %s: nothing was asked for within poll_interval_ms_max; leaving the group", self.group
+        )
         await self._lose()
         await self.leave()
         await self._owner.polled()
@@ -279,7 +283,7 @@ class Membership:
     def _join_timeout_ms(self) -> float:
         return self._options.rebalance_timeout_ms + JOIN_GRACE_MS
 
-    # -- giving up partitions ---------------------------------------------------------------------------------------------
+    # -- giving up partitions --------
 
     async def _give_back(self, partitions: set[TopicPartition]) -> None:
         if partitions:
@@ -293,4 +297,3 @@ class Membership:
         if self.owned:
             gone, self.owned = self.owned, set()
             await self._owner.lose(gone)
-

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from mansio.errors import InvalidRequest
-from mansio.link.offsets import EARLIEST, LATEST, list_offsets
+from mansio.link.offsets import EARLIEST, LATEST, READ_UNCOMMITTED, list_offsets
 
 from .types import TopicPartition, milliseconds
 
@@ -47,7 +47,12 @@ async def start_offsets(
 
 
 async def stop_offsets(
-    cluster: Cluster, partitions: Iterable[TopicPartition], *, to_time: datetime | int | None, to_end: bool
+    cluster: Cluster,
+    partitions: Iterable[TopicPartition],
+    *,
+    to_time: datetime | int | None,
+    to_end: bool,
+    isolation_level: int = READ_UNCOMMITTED,
 ) -> dict[TopicPartition, int]:
     """The offset before which to stop: of the first record at or after `to_time` (milliseconds, or a datetime), or
     the end as it is now; empty when there is no end. A time to come is refused."""
@@ -57,7 +62,10 @@ async def stop_offsets(
         if stop_ms > time.time() * 1000 + 1:
             raise InvalidRequest("to_time is still to come; records before it may not be there yet")
         return await _offsets_at(cluster, wanted, stop_ms)
-    return await start_offsets(cluster, wanted, "latest") if to_end else {}
+    if not to_end or not wanted:
+        return {}
+    listed = await list_offsets(cluster, dict.fromkeys(wanted, LATEST), isolation_level=isolation_level)
+    return {partition: entry.offset for partition, entry in listed.items()}
 
 
 async def _offsets_at(

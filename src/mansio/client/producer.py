@@ -202,9 +202,11 @@ class Producer:
                     waiter.set_exception(ConnectionLost("the producer is closed"))
             await self._sender.close()
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- inside --------
 
-    def _append(self, topic: str, view: TopicView, record: OutgoingRecord, size: int) -> tuple[bool, Delivery]:
+    def _append(
+        self, topic: str, view: TopicView, record: OutgoingRecord, size: int
+    ) -> tuple[bool, Delivery]:
         """Put a record into its batch. Says whether that sealed one."""
         if self._is_closed:
             raise ConnectionLost("the producer is closed")
@@ -244,7 +246,9 @@ class Producer:
         return sealed, Delivery(batch, len(records) - 1)
 
     async def _wait_for_room(self, size: int) -> None:
-        while self._sender.buffered_bytes and self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
+        while (
+            self._sender.buffered_bytes and self._sender.buffered_bytes + size > self.options.buffer_bytes_max
+        ):
             if self.options.when_full == "raise":
                 raise QueueFull(f"{self._sender.buffered_bytes} bytes wait for acknowledgement")
             waiter: asyncio.Future[None] = self._loop.create_future()

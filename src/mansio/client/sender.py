@@ -77,7 +77,7 @@ class Sender:
         self._codec = Codec[options.codec.upper()]
         self._acks = -1 if options.acks == "all" else options.acks
 
-    # -- what the producer says -------------------------------------------------------------------------------------
+    # -- what the producer says --------
 
     def opened(self, batch: Batch) -> None:
         """A batch got its first record: it may leave after the linger time."""
@@ -110,7 +110,7 @@ class Sender:
         if self._expiry is not None:
             self._expiry.cancel()
 
-    # -- choosing what to send ------------------------------------------------------------------------------------------
+    # -- choosing what to send --------
 
     def _wake(self) -> None:
         if not self._woken:
@@ -182,7 +182,11 @@ class Sender:
         if queue.topic in self._locating:
             return None
         view = self._cluster.cached_topic(queue.topic)
-        if view is not None and queue.partition < len(view.partitions) and not self._cluster.is_stale(queue.topic):
+        if (
+            view is not None
+            and queue.partition < len(view.partitions)
+            and not self._cluster.is_stale(queue.topic)
+        ):
             leader = view.partitions[queue.partition].leader
             if leader in self._cluster.nodes:
                 return leader
@@ -202,11 +206,16 @@ class Sender:
             self._locating.discard(queue.topic)
             self._wake()
 
-    # -- one request ------------------------------------------------------------------------------------------------------
+    # -- one request --------
 
     async def _identify(self) -> None:
         """Get a producer id (InitProducerId)."""
-        fields = {"transactional_id": None, "transaction_timeout_ms": 60_000, "producer_id": -1, "producer_epoch": -1}
+        fields = {
+            "transactional_id": None,
+            "transaction_timeout_ms": 60_000,
+            "producer_id": -1,
+            "producer_epoch": -1,
+        }
         try:
             answer = await self._cluster.request(ApiKey.INIT_PRODUCER_ID, fields, check=check_top_level)
             self._producer_id, self._initial_epoch = answer.producer_id, answer.producer_epoch
@@ -286,7 +295,7 @@ class Sender:
         view = self._cluster.cached_topic(topic)
         return NO_TOPIC_ID if view is None else view.topic_id
 
-    # -- outcomes -------------------------------------------------------------------------------------------------------------
+    # -- outcomes --------
 
     def _take(self, batch: Batch, result: Any) -> None:
         """The broker's word on one batch."""

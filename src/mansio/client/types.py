@@ -11,7 +11,15 @@ from typing import Literal, NamedTuple
 
 from mansio.link.metadata import TopicPartition
 
-__all__ = ["Headers", "Message", "OutgoingRecord", "RecordMetadata", "StartAt", "TopicPartition", "milliseconds"]
+__all__ = [
+    "Headers",
+    "Message",
+    "OutgoingRecord",
+    "RecordMetadata",
+    "StartAt",
+    "TopicPartition",
+    "milliseconds",
+]
 
 Headers = tuple[tuple[str, bytes | None], ...]
 """Record headers in order; a name may occur more than once."""
@@ -64,6 +72,8 @@ def milliseconds(moment: datetime | int) -> int:
     """A moment as milliseconds since the epoch. A naive datetime is refused: nobody knows where it is."""
     if isinstance(moment, datetime):
         if moment.tzinfo is None:
-            raise ValueError("a datetime without time zone is ambiguous; use datetime.now(UTC) or .astimezone()")
+            raise ValueError(
+                "a datetime without time zone is ambiguous; use datetime.now(UTC) or .astimezone()"
+            )
         return int(moment.timestamp() * 1000)
     return moment

@@ -10,7 +10,6 @@ or a value its validator does not allow, with the reason), or its `effect` says 
 
 from __future__ import annotations
 
-import difflib
 import re
 from dataclasses import dataclass
 from enum import IntEnum
@@ -242,6 +241,8 @@ def setting(name: str) -> TopicSetting:
         return row
     if name in NOT_OFFERED:
         raise InvalidConfig(f"{name} is not offered: {NOT_OFFERED[name]}")
+    import difflib  # only for an error: it costs a tenth of an embedded broker's start
+
     near = difflib.get_close_matches(str(name), list(SETTINGS), n=1, cutoff=0.6)
     raise InvalidConfig(f"{name}: no such topic setting" + (f"; did you mean {near[0]}?" if near else ""))
 

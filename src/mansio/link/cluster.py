@@ -87,7 +87,7 @@ class Cluster:
         self._refreshing = asyncio.Lock()
         self._is_closed = False
 
-    # -- connections ----------------------------------------------------------------------------------------------
+    # -- connections --------
 
     async def start(self) -> None:
         """Reach any broker and learn the cluster; `ConnectionLost` when none answers within the retry time."""
@@ -154,7 +154,7 @@ class Cluster:
         if self._is_closed:
             raise ConnectionLost("the client is closed")
 
-    # -- metadata -------------------------------------------------------------------------------------------------
+    # -- metadata --------
 
     async def refresh(self, topics: Iterable[str] | None) -> None:
         """Ask for metadata of `topics` (none: only the brokers; None: all topics). Callers at once share one answer."""
@@ -179,7 +179,8 @@ class Cluster:
         answer = await connection.request(ApiKey.METADATA, fields)
         raise_for(answer.error_code)
         self.nodes = {
-            broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack) for broker in answer.brokers
+            broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack)
+            for broker in answer.brokers
         }
         self.cluster_id, self.controller_id = answer.cluster_id, answer.controller_id
         if wanted is None:
@@ -257,7 +258,7 @@ class Cluster:
             grouped.setdefault(await self.leader(*partition), []).append(partition)
         return grouped
 
-    # -- requests -------------------------------------------------------------------------------------------------
+    # -- requests --------
 
     async def retry(
         self,
@@ -282,17 +283,24 @@ class Cluster:
         node_id: int | None = None,
         check: Callable[[Any], None] | None = None,
         timeout_ms: float | None = None,
+        retry_unknown: bool = True,
     ) -> Any:
-        """Send to one broker, or to any; `check(response)` raises what it finds, and retriable errors are retried."""
+        """Send to one broker, or to any; `check(response)` raises what it finds, and retriable errors are retried:
+        a topic that is unknown only with `retry_unknown`."""
 
         async def attempt() -> Any:
             connection = await (self.any_connection() if node_id is None else self.connection(node_id))
             return _checked(await connection.request(api_key, fields), check)
 
-        return await self.retry(attempt, timeout_ms=timeout_ms)
+        return await self.retry(attempt, timeout_ms=timeout_ms, final=_final(retry_unknown=retry_unknown))
 
     async def request_controller(
-        self, api_key: int, fields: Mapping[str, Any], *, check: Callable[[Any], None] | None = None
+        self,
+        api_key: int,
+        fields: Mapping[str, Any],
+        *,
+        check: Callable[[Any], None] | None = None,
+        retry_unknown: bool = True,
     ) -> Any:
         """Send to the controller, wherever it is now."""
 
@@ -307,7 +315,7 @@ class Cluster:
                 self.controller_id = -1
                 raise
 
-        return await self.retry(attempt)
+        return await self.retry(attempt, final=_final(retry_unknown=retry_unknown))
 
     async def coordinator(self, group: str, lane: str = "group") -> Connection:
         """The connection to the broker that coordinates a group. One attempt; see `request_coordinator`."""
@@ -351,6 +359,10 @@ class Cluster:
                 raise
 
         return await self.retry(attempt, timeout_ms=retry_timeout_ms, final=final)
+
+
+def _final(*, retry_unknown: bool) -> tuple[type[MansioError], ...]:
+    return () if retry_unknown else (UnknownTopicOrPartition,)
 
 
 def _checked(answer: Any, check: Callable[[Any], None] | None) -> Any:

@@ -18,7 +18,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnsupportedVersion
+from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnsupportedVersion, WireError
 from mansio.version import __version__
 from mansio.wire import headers, messages
 from mansio.wire.frames import FrameReader
@@ -90,7 +90,7 @@ class Connection(asyncio.BufferedProtocol):
                 connection.abort()
         return connection
 
-    # -- requests ---------------------------------------------------------------------------------------------
+    # -- requests --------
 
     @property
     def closed(self) -> bool:
@@ -175,10 +175,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             await asyncio.shield(self._closed)
 
-    # -- asyncio's side -----------------------------------------------------------------------------------------
+    # -- asyncio's side --------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  # create_connection makes no other kind
+        assert isinstance(transport, asyncio.Transport)  # create_connection makes no other kind
         self._transport = transport
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -208,7 +208,7 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False
         self._send_backlog()
 
-    # -- inside ---------------------------------------------------------------------------------------------------
+    # -- inside --------
 
     @property
     def _name(self) -> str:
@@ -221,17 +221,21 @@ class Connection(asyncio.BufferedProtocol):
         while True:
             correlation_id = self.next_correlation_id()
             framed = messages.encode_request(
-                ApiKey.API_VERSIONS, version, correlation_id, self.options.client_id, fields if version >= 3 else {}
+                ApiKey.API_VERSIONS,
+                version,
+                correlation_id,
+                self.options.client_id,
+                fields if version >= 3 else {},
             )
             frame = await self.exchange((framed,), correlation_id)
             if frame[4:6] == b"\x00\x23" and version:  # UNSUPPORTED_VERSION, always said in version 0
-                theirs = messages.decode_response(ApiKey.API_VERSIONS, 0, frame[4:])
-                known = [entry.max_version for entry in theirs.api_keys if entry.api_key == ApiKey.API_VERSIONS]
-                version = min(version - 1, known[0] if known else 0)
+                version = min(version - 1, _highest_api_versions(frame[4:], version))
                 continue
             answer = messages.decode_response(ApiKey.API_VERSIONS, version, frame[4:])
             raise_for(answer.error_code)
-            self.versions = {entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys}
+            self.versions = {
+                entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys
+            }
             if not self.versions:
                 raise UnsupportedVersion(f"{self._name} offers nothing")
             return
@@ -244,7 +248,7 @@ class Connection(asyncio.BufferedProtocol):
                 del self._waiting[correlation_id]
                 continue
             self._in_flight += 1
-            assert self._transport is not None  # noqa: S101  # nobody gets a connection before it is made
+            assert self._transport is not None  # nobody gets a connection before it is made
             self._transport.writelines(buffers)
 
     def _answer(self, correlation_id: int, frame: memoryview) -> None:
@@ -271,3 +275,13 @@ class Connection(asyncio.BufferedProtocol):
                 waiter.set_exception(ConnectionLost(str(failure)))
         if self._transport is not None:
             self._transport.abort()
+
+
+def _highest_api_versions(body: bytes, asked: int) -> int:
+    """Which version of ApiVersions to ask in, out of the refusal. A broker that words it badly is taken down to it
+    step by step."""
+    try:
+        theirs = messages.decode_response(ApiKey.API_VERSIONS, 0, body)
+    except WireError:
+        return asked
+    return next((int(api.max_version) for api in theirs.api_keys if api.api_key == ApiKey.API_VERSIONS), 0)

@@ -36,7 +36,13 @@ MAX_TIMESTAMP: Final = -3
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 
-STALE_METADATA = (NotLeaderOrFollower, LeaderNotAvailable, UnknownTopicOrPartition, FencedLeaderEpoch, ConnectionLost)
+STALE_METADATA = (
+    NotLeaderOrFollower,
+    LeaderNotAvailable,
+    UnknownTopicOrPartition,
+    FencedLeaderEpoch,
+    ConnectionLost,
+)
 
 
 class ListedOffset(NamedTuple):
@@ -70,7 +76,9 @@ async def list_offsets(
         try:
             grouped = await cluster.by_leader(missing)
             asked = [
-                _list_offsets_of_node(cluster, node, {p: wanted[p] for p in partitions}, isolation_level, found)
+                _list_offsets_of_node(
+                    cluster, node, {p: wanted[p] for p in partitions}, isolation_level, found
+                )
                 for node, partitions in grouped.items()
             ]
             for outcome in await asyncio.gather(*asked, return_exceptions=True):

@@ -89,16 +89,10 @@ class EpochList:
         self.last = self._epochs[-1] if self._epochs else -1
         return len(self._epochs) != before
 
-    def trim_to(self, start_offset: int) -> bool:
-        """Forget the epochs that ended at or below the new start. True when the list changed."""
-        changed = False
+    def trim_to(self, start_offset: int) -> None:
+        """Forget the epochs that ended at or below the new start."""
         while len(self._starts) > 1 and self._starts[1] <= start_offset:
             del self._starts[0], self._epochs[0]
-            changed = True
-        if self._starts and self._starts[0] < start_offset:
-            self._starts[0] = start_offset
-            changed = True
-        return changed
 
     def encode(self) -> bytes:
         """The bytes of the epochs file (docs/FILE_FORMAT.md)."""

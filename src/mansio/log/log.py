@@ -280,6 +280,8 @@ class Log:
         self._size = 0
         self._index_saved_at = 0
         self._roll_at = now + self.settings.segment_ms / 1000
+        if closing.end_offset <= self.start_offset:
+            self._drop_trimmed()
 
     def _append_failed(self, error: OSError, position: int) -> StorageError:
         message = f"cannot write to {self._active.path}"
@@ -427,21 +429,22 @@ class Log:
         if offset <= self.start_offset:
             return
         self.start_offset = offset
+        self._drop_trimmed()
+        self._places.clear()
+        if self.on_chores is not None:
+            self.on_chores()
+
+    def _drop_trimmed(self) -> None:
+        """Segments wholly below the start leave the log; their files go with the next chores."""
         keep = 0
-        while keep < len(self._segments) - 1 and self._segments[keep].end_offset <= offset:
-            segment = self._segments[keep]
-            self._garbage.append(segment)
-            self._files.forget(segment)
+        while keep < len(self._segments) - 1 and self._segments[keep].end_offset <= self.start_offset:
+            self._garbage.append(self._segments[keep])
+            self._files.forget(self._segments[keep])
             keep += 1
         if keep:
             going = set(self._segments[:keep])
             self._indexes_due = [segment for segment in self._indexes_due if segment not in going]
             del self._segments[:keep], self._bases[:keep]
-        self._places.clear()
-        if self.leader_epochs.trim_to(offset):
-            self._epochs_dirty = True
-        if self.on_chores is not None:
-            self.on_chores()
 
     def truncate_to(self, offset: int) -> None:
         """Take back every batch that reaches to `offset` or beyond; a follower does that when its leader changed.
@@ -608,6 +611,8 @@ class Log:
         if error is not None:
             self.fail(error, f"cannot keep house in {self.directory}")
             return
+        # Only now: had the epochs been forgotten first, a crash could bring back records without theirs.
+        self.leader_epochs.trim_to(chores.checkpoint.start_offset)
         for due in chores.indexes:
             if due.segment is not self._active:
                 due.segment.max_timestamp_ms = due.sparse.max_timestamp_ms

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mansio.log.files import FileCache
     from mansio.log.segment import Segment
     from mansio.ports import DiskFile
-    from mansio.wire.records import BatchHeader
+    from mansio.wire.records import BatchHeader, Record
 
     Extents = Iterator[tuple[Segment, int, int]]
     Found = tuple[int, int, int]  # offset, timestamp in ms, leader epoch
@@ -77,53 +77,70 @@ def offset_for_time(
 def max_timestamp(
     extents: Extents, files: FileCache, start: int, limit: int, output_bytes_max: int
 ) -> Found | None:
-    """The first record in [start, limit) that has the largest timestamp there."""
-    best = NO_TIMESTAMP
-    where: tuple[DiskFile, int, BatchHeader] | None = None
+    """The first record in [start, limit) that has the largest timestamp there (KIP-734)."""
+    best: Found | None = None
     for segment, size, end in extents:
         if segment.base_offset >= limit:
             break
-        if segment.base_offset >= start and end <= limit and max_timestamp_of(segment, files) <= best:
+        whole = segment.base_offset >= start and end <= limit
+        if best is not None and whole and max_timestamp_of(segment, files) <= best[1]:
             continue
-        found = _largest_in(segment, size, files, start, limit)
-        if found is not None and found[2].max_timestamp_ms > best:
-            best, where = found[2].max_timestamp_ms, found
-    if where is None:
-        return None
-    file, position, header = where
-    return _record_at(file, position, header, best, start, limit, output_bytes_max)
+        found = _largest_in(segment, size, files, start, limit, output_bytes_max)
+        if found is not None and (best is None or found[1] > best[1]):
+            best = found
+    return best
 
 
 def _largest_in(
-    segment: Segment, size: int, files: FileCache, start: int, limit: int
-) -> tuple[DiskFile, int, BatchHeader] | None:
-    """The first batch with the largest timestamp among those of a segment that are in [start, limit)."""
+    segment: Segment, size: int, files: FileCache, start: int, limit: int, output_bytes_max: int
+) -> Found | None:
+    """The same in one segment: the index knows the largest timestamp before the last few batches; those are walked."""
     file = files.file(segment)
     index = files.index(segment)
     before, begin = NO_TIMESTAMP, 0
     if segment.base_offset >= start:
         before, begin = index.max_timestamp_before(index.floor_offset(limit - segment.base_offset))
-    best = _largest_batch(file, begin, size, segment.base_offset, start, limit)
-    if before == NO_TIMESTAMP or (best is not None and best[2].max_timestamp_ms > before):
-        return best
-    begin = index.floor_timestamp(before)
+    best: Found | None = None
+    lead: tuple[int, BatchHeader] | None = None
+    highest = before
     for position, header in walk(file, begin, size, segment.base_offset):
-        if header.max_timestamp_ms == before:
-            return file, position, header
-    raise CorruptLog(f"the index of {segment.path} speaks of a timestamp {before} that no batch has")
-
-
-def _largest_batch(
-    file: DiskFile, begin: int, size: int, lowest: int, start: int, limit: int
-) -> tuple[DiskFile, int, BatchHeader] | None:
-    best: tuple[DiskFile, int, BatchHeader] | None = None
-    for position, header in walk(file, begin, size, lowest):
-        if header.base_offset + header.last_offset_delta >= limit:
+        last_offset = header.base_offset + header.last_offset_delta
+        if header.base_offset >= limit:
             break
-        if header.base_offset + header.last_offset_delta < start:
+        if last_offset < start or header.max_timestamp_ms <= highest:
             continue
-        if best is None or header.max_timestamp_ms > best[2].max_timestamp_ms:
-            best = file, position, header
+        if header.base_offset >= start and last_offset < limit:
+            lead, highest, best = (position, header), header.max_timestamp_ms, None
+        else:  # a batch that reaches over an edge: its largest timestamp may be outside
+            found = _largest_record(file, position, header, start, limit, output_bytes_max)
+            if found is not None and found[1] > highest:
+                lead, highest, best = None, found[1], found
+    if best is not None:
+        return best
+    if lead is None and before != NO_TIMESTAMP:
+        begin = index.floor_timestamp(before)
+        lead = next(
+            (
+                (at, h)
+                for at, h in walk(file, begin, size, segment.base_offset)
+                if h.max_timestamp_ms == before
+            ),
+            None,
+        )
+        if lead is None:
+            raise CorruptLog(f"the index of {segment.path} speaks of a timestamp {before} that no batch has")
+    if lead is None:
+        return None
+    return _record_at(file, *lead, highest, start, limit, output_bytes_max)
+
+
+def _largest_record(
+    file: DiskFile, position: int, header: BatchHeader, start: int, limit: int, output_bytes_max: int
+) -> Found | None:
+    best: Found | None = None
+    for record in _open_batch(file, position, header, output_bytes_max):
+        if start <= record.offset < limit and (best is None or record.timestamp_ms > best[1]):
+            best = record.offset, record.timestamp_ms, header.leader_epoch
     return best
 
 
@@ -137,12 +154,15 @@ def _record_at(
     output_bytes_max: int,
 ) -> Found | None:
     """Open one batch: its first record at or after `timestamp_ms` in [start, limit)."""
-    data = read_exactly(file, header.batch_length + 12, position)
-    try:
-        records = read_records(data, max_output_bytes=output_bytes_max)
-    except RequestError as error:
-        raise CorruptLog(f"{file.path} holds a batch at {position} that cannot be read: {error}") from error
-    for record in records:
+    for record in _open_batch(file, position, header, output_bytes_max):
         if record.timestamp_ms >= timestamp_ms and start <= record.offset < limit:
             return record.offset, record.timestamp_ms, header.leader_epoch
     return None
+
+
+def _open_batch(file: DiskFile, position: int, header: BatchHeader, output_bytes_max: int) -> list[Record]:
+    data = read_exactly(file, header.batch_length + 12, position)
+    try:
+        return read_records(data, max_output_bytes=output_bytes_max)
+    except RequestError as error:
+        raise CorruptLog(f"{file.path} holds a batch at {position} that cannot be read: {error}") from error

@@ -75,6 +75,13 @@ def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
     disk.make_directory(directory)
     bases = _clear_and_list(disk, directory)
     checkpoint = load_checkpoint(disk, f"{directory}/{CHECKPOINT_NAME}")
+    if checkpoint is not None and bases and bases[0] > checkpoint.durable_end_offset == checkpoint.start_offset:
+        # The names of later segments survived a crash and that of the first one did not; nothing was durable yet.
+        logger.warning("%s: removed %d segments that no durable record leads to", directory, len(bases))
+        for base in reversed(bases):
+            remove_segment_files(disk, Segment(directory, base))
+        disk.sync_directory(directory)
+        bases = []
     if not bases:
         return _create(disk, directory, settings, checkpoint)
     bases = _drop_trimmed(disk, directory, bases, checkpoint)
@@ -156,6 +163,7 @@ class _Opening:
         self.epochs = EpochList()
         self.epochs_changed = False
         self.checked_bytes = 0
+        self.checked: list[tuple[Segment, int, int]] = []
         self.indexes_due: list[Segment] = []
 
     def run(self) -> Recovered:
@@ -202,6 +210,8 @@ class _Opening:
         """The epochs below `offset`, from their file, or from the batches when the file is no good."""
         loaded = load_epochs(self.disk, f"{self.directory}/{EPOCHS_NAME}")
         if loaded is not None:
+            # Epochs above are read from the batches again: their records may not have survived as the file has.
+            self.epochs_changed = loaded.truncate_to(offset + 1)
             self.epochs = loaded
             return
         self.epochs_changed = True
@@ -220,6 +230,7 @@ class _Opening:
         segment.file = file
         index = segment.index = self._index_below(segment, file, position)
         reason = ""
+        began = position
         for batch_position, header in _checked_batches(file, position, segment.size):
             if isinstance(header, str):
                 reason = header
@@ -227,7 +238,7 @@ class _Opening:
             if header.base_offset != offset:
                 reason = f"a batch begins at offset {header.base_offset} instead of {offset}"
                 break
-            if header.leader_epoch < self.epochs.epoch_at(offset):
+            if header.leader_epoch < self.epochs.last:
                 reason = f"a batch of the old leader epoch {header.leader_epoch}"
                 break
             if self.epochs.assign(header.leader_epoch, offset):
@@ -236,6 +247,7 @@ class _Opening:
             position = batch_position + header.batch_length + PREFIX_BYTES
             self.checked_bytes += header.batch_length + PREFIX_BYTES
             offset += header.last_offset_delta + 1
+        self.checked.append((segment, began, position))
         return position, offset, reason
 
     def _index_below(self, segment: Segment, file: DiskFile, position: int) -> SparseIndex:
@@ -297,7 +309,7 @@ class _Opening:
         )
 
     def _cut(self, active: Segment, size: int, torn: list[Segment]) -> None:
-        """Remove the torn segments, newest first, then shorten the last kept one. Durable on return."""
+        """Remove the torn segments, newest first, then shorten the last kept one (which `_make_durable` syncs)."""
         for segment in reversed(torn):
             segment.file = None
             remove_segment_files(self.disk, segment)
@@ -307,7 +319,6 @@ class _Opening:
             active.index = self._index_below(active, file, size)
         if active.size != size:
             file.truncate(size)
-            file.sync()
             active.size = size
         if self._drop_stale_indexes(active, size) or torn:
             # An index or segment that came back would describe bytes that will have been written anew by then.
@@ -333,16 +344,27 @@ class _Opening:
         return removed
 
     def _make_durable(self, kept: list[Segment], offset: int) -> None:
-        for segment in kept:
-            if segment.file is not None:
-                segment.file.sync()
+        """Write what was checked once more, and sync it.
+
+        Were these bytes left over from a sync that failed before a restart, the page cache would hold them as clean
+        although the disk never got them: syncing alone would succeed and do nothing.
+        """
+        for segment, position, end in self.checked:
+            file = segment.file
+            if file is None or segment not in kept:
+                continue
+            while position < end:
+                data = read_exactly(file, min(CHECK_CHUNK_BYTES, end - position), position)
+                file.write_at([data], position)
+                position += len(data)
+            file.sync()
         self.epochs.truncate_to(offset + 1)
         path = f"{self.directory}/{EPOCHS_NAME}"
         write_sealed(self.disk, path, self.epochs.encode(), durable=True)  # syncs the directory too
 
 
 def _checked_batches(file: DiskFile, position: int, size: int) -> Iterator[tuple[int, BatchHeader | str]]:
-    """(position, header) of every whole and undamaged batch; then (position, what is wrong), if something else follows."""
+    """(position, header) of each whole and undamaged batch; (position, what is wrong) when something else follows."""
     chunk = b""
     chunk_start = position
     while position < size:

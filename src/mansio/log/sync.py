@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mansio.log.sync_work import Chores, SyncWork
     from mansio.ports import Background, Disk, Scheduler, Timer
 
-SYNC_ALL_FILES_MIN = 5  # from so many files on one syncfs is quicker than syncing each: see the ADR
+SYNC_ALL_FILES_MIN = 4  # from so many files on one syncfs is quicker than syncing each: see the ADR
 BACKGROUND_SYNC_INTERVAL_MS = 100
 CHECKPOINT_INTERVAL_MS = 1000
 

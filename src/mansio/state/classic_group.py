@@ -230,7 +230,7 @@ class ClassicGroup:
             assignments = self._assignment_write[1]
             self._assignment_write = None
             if error is not None:
-                return [*self.roster.fail_syncs(error), *self._rebalance(now_ms)]
+                return [*self.roster.fail_syncs(error, now_ms), *self._rebalance(now_ms)]
             return self._become_stable(assignments, now_ms)
         if token in self._static_writes:
             member_id, waiter, answer = self._static_writes.pop(token)
@@ -293,14 +293,15 @@ class ClassicGroup:
             )
 
     def _check_room(self, request: Join) -> None:
-        """A full group takes nobody new; in a rebalance, the first that come keep their places."""
-        member = self.roster.members.get(request.member_id)
+        """A full group takes nobody new. In a rebalance those who have joined count, and the static members that
+        may still come back; the first to join keep their places."""
+        member_id = request.member_id or self.roster.static_members.get(request.instance_id or "", "")
+        member = self.roster.members.get(member_id)
         if self.state is PREPARING:
-            waiting = member is not None and member.join_waiter is not None
-            full = not waiting and self.roster.joined_count >= self.size_max
+            has_place = member is not None and self.roster.keeps_place(member)
+            full = not has_place and self.roster.places_taken() >= self.size_max
         else:
-            known = member is not None or request.instance_id in self.roster.static_members
-            full = not known and len(self.roster) >= self.size_max
+            full = member is None and len(self.roster) >= self.size_max
         if not request.member_id and request.must_know_member_id and request.instance_id is None:
             full = full or len(self.pending) >= self.size_max
         if full:
@@ -381,7 +382,7 @@ class ClassicGroup:
         """Make sure a rebalance is under way, and end it if everybody is there."""
         effects: list[Effect] = []
         if self.state is not PREPARING:
-            effects += self.roster.fail_syncs(RebalanceInProgress())
+            effects += self.roster.fail_syncs(RebalanceInProgress(), now_ms)
             self._assignment_write = None
             self._unsynced.clear()
             self.sync_deadline_ms = math.inf

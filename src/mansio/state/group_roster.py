@@ -120,6 +120,13 @@ class Roster:
     def everyone_joined(self) -> bool:
         return self.joined_count == len(self.members)
 
+    def keeps_place(self, member: Member) -> bool:
+        """Whether the end of the join phase leaves the member in: it has joined, or is static."""
+        return member.join_waiter is not None or member.instance_id is not None
+
+    def places_taken(self) -> int:
+        return sum(self.keeps_place(each) for each in self.members.values())
+
     def park_join(self, member: Member, waiter: Any) -> list[Answer]:
         """An older request of the same member is answered: its client has given up on it."""
         older = self.take_join_waiter(member)
@@ -133,10 +140,15 @@ class Roster:
             self.joined_count -= 1
         return waiter
 
-    def fail_syncs(self, error: MansioError) -> list[Answer]:
-        """Answer every parked sync with `error`."""
-        waiters = [take_sync_waiter(each) for each in self.members.values()]
-        return [Answer(waiter, error) for waiter in waiters if waiter is not None]
+    def fail_syncs(self, error: MansioError, now_ms: float) -> list[Answer]:
+        """Answer every parked sync with `error`. While it was parked its member could not send heartbeats, so
+        its session begins anew."""
+        answers = []
+        for member in self.members.values():
+            if (waiter := take_sync_waiter(member)) is not None:
+                member.heard_of(now_ms)
+                answers.append(Answer(waiter, error))
+        return answers
 
     # ------------------------------------------------------------------ views
 

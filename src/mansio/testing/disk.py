@@ -2,9 +2,9 @@
 
 The fault model. What a program wrote is seen by its own reads at once. It survives a crash for certain only after the
 sync that covers it: `DiskFile.sync` for bytes and length, `sync_directory` for names, `sync_all` for both. Of what was
-not synced, a crash keeps *any* subset, in whole or in sectors: later writes may survive earlier ones, a name may survive
-without its bytes, a removal may be undone. After a failed sync the bytes it was about can still be read, and no later
-sync makes them durable (that is what Linux does).
+not synced, a crash keeps *any* subset, in whole or in sectors: later writes may survive earlier ones, a name may
+survive without its bytes, a removal may be undone. After a failed sync the bytes it was about can still be read, and no
+later sync makes them durable (that is what Linux does).
 
 Always true: `crash` does not change the disk it is called on, so a test may take many crash images of one moment; every
 choice comes from the chance it is given, so a seed names an image.
@@ -113,7 +113,7 @@ def _sectors(change: _Change, chance: Random) -> list[_Change]:
 
 
 class _Directory:
-    """Names: as they are on the medium, as they are seen, and the changes between (each a dict name -> inode or None)."""
+    """Names on the medium, names as they are seen, and the changes between (each a dict name -> inode or None)."""
 
     __slots__ = ("durable", "entries", "pending")
 
@@ -326,7 +326,9 @@ class SimulatedDisk:
         self.called("list", path)
         directory = self._directory(path)
         prefix = path.rstrip("/") + "/"
-        below = {other[len(prefix) :].partition("/")[0] for other in self._directories if other.startswith(prefix)}
+        below = {
+            other[len(prefix) :].partition("/")[0] for other in self._directories if other.startswith(prefix)
+        }
         return sorted((below - {""}) | set(directory.entries))
 
     def make_directory(self, path: str) -> None:
@@ -392,9 +394,11 @@ class SimulatedDisk:
         self.changed()
         return True
 
-    def free_bytes(self, path: str) -> int:
+    def free_bytes(self, path: str) -> int:  # noqa: ARG002  # one device, one answer
         used = sum(
-            len(inode.content) for directory in self._directories.values() for inode in directory.entries.values()
+            len(inode.content)
+            for directory in self._directories.values()
+            for inode in directory.entries.values()
         )
         return max(0, self.capacity_bytes - used)
 

@@ -282,7 +282,8 @@ def _zstd_blocks(view: memoryview, position: int) -> tuple[int, int]:
 def _compress_xerial(data: Buffer) -> bytes:
     view = memoryview(data)
     parts = [_XERIAL_HEADER]
-    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+    # Nothing is written as one empty block: readers take a bare header for something else.
+    for start in range(0, max(len(view), 1), _XERIAL_BLOCK_BYTES):
         block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
         parts += (_BIG_32.pack(len(block)), block)
     return b"".join(parts)

@@ -43,7 +43,7 @@ from mansio.wire.hot import (
 from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mansio.ports import Buffer
 
@@ -67,6 +67,9 @@ _ABORTED: Final = Struct(">qq")
 # start.
 _FETCHED: Final = Struct(">ihqqq")
 _FETCHED_WITHOUT_START: Final = Struct(">ihqq")
+# The same, null for the aborted transactions, preferred read replica.
+_FETCHED_NO_ABORTED: Final = Struct(">ihqqqBi")
+_FETCHED_NO_ABORTED_CLASSIC: Final = Struct(">ihqqqii")
 
 
 class FetchPartition(NamedTuple):
@@ -314,19 +317,28 @@ def encode_response(
 _ERROR_SESSION: Final = Struct(">hi")
 
 
-def _pack_partition(version: int, partition: FetchedPartition, count: Any) -> bytes:
+def _pack_partition(version: int, partition: FetchedPartition, count: Callable[[int], bytes]) -> bytes:
     """One partition up to and with the length of its records."""
-    start = _FETCHED.pack(*partition[:5]) if version >= 5 else _FETCHED_WITHOUT_START.pack(*partition[:4])
+    index, error_code, high_watermark, last_stable, log_start, aborted, preferred, records_bytes, _ = (
+        partition
+    )
     flexible = version >= _FLEXIBLE
-    aborted = partition.aborted
+    if version >= 11 and aborted is None:  # the answer to nearly every fetch, in one go
+        layout, null = (_FETCHED_NO_ABORTED, 0) if flexible else (_FETCHED_NO_ABORTED_CLASSIC, -1)
+        start = layout.pack(index, error_code, high_watermark, last_stable, log_start, null, preferred)
+        return start + count(records_bytes)
+    if version >= 5:
+        start = _FETCHED.pack(index, error_code, high_watermark, last_stable, log_start)
+    else:
+        start = _FETCHED_WITHOUT_START.pack(index, error_code, high_watermark, last_stable)
     if aborted is None:
-        start += b"\x00" if flexible else b"\xff\xff\xff\xff"
+        start += count(-1)
     else:
         tags = b"\x00" if flexible else b""
         start += count(len(aborted)) + b"".join([_ABORTED.pack(*pair) + tags for pair in aborted])
     if version >= 11:
-        start += _INT.pack(partition.preferred_read_replica)
-    return start + count(partition.records_bytes)  # type: ignore[no-any-return]  # one of the two packers
+        start += _INT.pack(preferred)
+    return start + count(records_bytes)
 
 
 def encode_request(

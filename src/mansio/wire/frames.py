@@ -59,11 +59,10 @@ class FrameReader:
         """Room for the next bytes of the stream, at least one. Ends the life of the views from before."""
         start, end = self._start, self._end
         if start == end:
-            if start:
-                self._start = self._end = end = 0
+            self._start = self._end = 0
             if len(self._buffer) > INITIAL_BYTES:
-                self._shrink()
-            return self._view[end:]
+                self._shrink(end)
+            return self._view
         if start:
             self._view[: end - start] = self._view[start:end]
             self._start, self._end = 0, end - start
@@ -106,10 +105,10 @@ class FrameReader:
         self._view[: len(held)] = held
         self._quiet_reads = 0
 
-    def _shrink(self) -> None:
-        """Called between frames: give back what is not needed."""
+    def _shrink(self, used: int) -> None:
+        """Called between frames, the last of which ended at `used`: give back what is not needed."""
         capacity = len(self._buffer)
-        self._quiet_reads += 1
+        self._quiet_reads = self._quiet_reads + 1 if used * 4 < capacity else 0
         if capacity > KEPT_BYTES or self._quiet_reads > SHRINK_AFTER_READS:
             self._replace(INITIAL_BYTES)
             self._quiet_reads = 0

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 _REQUEST_START: Final = Struct(">hhih")
 _RESPONSE_START: Final = Struct(">i")
 _FRAMED_RESPONSE_START: Final = Struct(">ii")
-_MAX_VARINT_BYTES: Final = 5
 
 
 class RequestHeader(NamedTuple):
@@ -112,24 +111,35 @@ def read_response_header(api_key: int, api_version: int, frame: Buffer) -> tuple
 
 def read_unsigned_varint(buffer: Buffer, position: int) -> tuple[int, int]:
     """(value, position after it) of an unsigned varint of at most 32 bits. Raises `WireError`."""
-    value = 0
-    for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
-        if position >= len(buffer):
-            raise WireError("the message ends within a number")
+    try:
         byte = buffer[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
         if byte < 0x80:
-            if value >> 32:
-                raise WireError("a number of more than 32 bits")
-            return value, position
+            return byte, position + 1
+        value = byte & 0x7F
+        for shift in (7, 14, 21, 28):
+            position += 1
+            byte = buffer[position]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                if value >> 32:
+                    raise WireError("a number of more than 32 bits")
+                return value, position + 1
+    except IndexError as error:
+        raise WireError("the message ends within a number") from error
     raise WireError("a number of more than 5 bytes")
+
+
+_ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
 
 
 def unsigned_varint(value: int) -> bytes:
     """An unsigned varint, as KIP-482 writes lengths and tags."""
     if value < 0x80:
-        return bytes((value,))
+        return _ONE_BYTE[value]
+    if value < 0x4000:
+        return bytes((value & 0x7F | 0x80, value >> 7))
+    if value < 0x20_0000:
+        return bytes((value & 0x7F | 0x80, value >> 7 & 0x7F | 0x80, value >> 14))
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)

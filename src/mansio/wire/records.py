@@ -304,19 +304,39 @@ def _read_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
 def _read_record(
     data: bytes, position: int, batch: BatchHeader, fixed_timestamp_ms: int | None
 ) -> tuple[Record, int, int]:
-    """(record, its offset delta, position after it)."""
-    length, position = _read_varint(data, position)
+    """(record, its offset delta, position after it). Numbers of one byte, which most are, are read in place."""
+    length = data[position]
+    if length < 0x80:
+        length, position = (length >> 1) ^ -(length & 1), position + 1
+    else:
+        length, position = _read_varint(data, position)
     end = position + length
     if length < _MIN_RECORD_BYTES - 1 or end > len(data):
         raise InvalidRecord(f"a record of {length} bytes with {len(data) - position} left in the batch")
     timestamp_delta, position = _read_varint(data, position + 1)  # one byte of attributes, unused
     offset_delta, position = _read_varint(data, position)
-    key, position = _read_bytes(data, position)
-    value, position = _read_bytes(data, position)
-    count, position = _read_varint(data, position)
+    key_length = data[position]
+    if key_length == 1:
+        key, position = None, position + 1
+    elif key_length < 0x80 and not key_length & 1:
+        start = position + 1
+        position = start + (key_length >> 1)
+        key = data[start:position]
+    else:
+        key, position = _read_bytes(data, position)
+    value_length = data[position]
+    if value_length < 0x80 and not value_length & 1:
+        start = position + 1
+        position = start + (value_length >> 1)
+        value: bytes | None = data[start:position]
+    else:
+        value, position = _read_bytes(data, position)
     headers: tuple[Header, ...] = ()
-    if count:
+    if data[position]:
+        count, position = _read_varint(data, position)
         headers, position = _read_headers(data, position, count, end)
+    else:
+        position += 1
     if position != end:
         raise InvalidRecord("a record's length does not match its content")
     timestamp_ms = (

@@ -27,16 +27,12 @@ class View:
 
     def __init__(self) -> None:
         self.phase = "running"
-        self.failed: list[tuple[str, str]] = []
-        self.not_open: list[tuple[str, str]] = []
+        self.trouble: list[tuple[str, str]] = []
         self.samples = [PartitionSample("flights", 3, 2, 10, 110, 100, 4096, False)]
         self.numbers: list[Measurement] = []
 
-    def failed_logs(self) -> list[tuple[str, str]]:
-        return self.failed
-
-    def partitions_not_open(self) -> list[tuple[str, str]]:
-        return self.not_open
+    def problems(self) -> list[tuple[str, str]]:
+        return self.trouble
 
     def partition_samples(self) -> list[PartitionSample]:
         return self.samples
@@ -89,21 +85,20 @@ def test_a_healthy_broker_is_live_and_ready():
 def test_ready_names_every_reason_against_it():
     view = View()
     view.phase = "stopping"
-    view.failed = [("flights-3", "Input/output error")]
-    view.not_open = [("orders-0", "bad checksum")]
+    view.trouble = [("log_failed", "flights-3: Input/output error"), ("partition_not_open", "orders-0")]
     answer = get(view, "/health/ready")
     assert answer.status_code == 503
     assert [(reason["reason"], reason["detail"]) for reason in answer.json()["reasons"]] == [
         ("stopping", "the broker is stopping"),
         ("log_failed", "flights-3: Input/output error"),
-        ("partition_not_open", "orders-0: bad checksum"),
+        ("partition_not_open", "orders-0"),
     ]
     assert get(view, "/health/live").status_code == 200
 
 
 def test_a_thousand_reasons_make_a_short_answer():
     view = View()
-    view.failed = [(f"t-{n}", "gone") for n in range(1000)]
+    view.trouble = [("log_failed", f"t-{n}: gone") for n in range(1000)]
     body = get(view, "/health/ready").json()
     assert (len(body["reasons"]), body["more"]) == (REASONS_MAX, 1000 - REASONS_MAX)
 

@@ -1,10 +1,10 @@
-"""Moving a group: every way to say where, and never outside the log."""
+"""Moving a group: every way to say where."""
 
 from __future__ import annotations
 
 import pytest
 
-from mansio.cli.targets import Target, new_offset, parse_target
+from mansio.cli.targets import Target, parse_target
 
 
 @pytest.mark.parametrize(
@@ -32,23 +32,3 @@ def test_a_span_is_a_time_and_a_bare_number_is_not():
 def test_nonsense_is_refused(text: str):
     with pytest.raises(ValueError):  # noqa: PT011  # the words are those of the standard library
         parse_target(text)
-
-
-@pytest.mark.parametrize(
-    ("target", "committed", "at_time", "expected"),
-    [
-        (Target("earliest"), 50, None, 10),
-        (Target("latest"), 50, None, 100),
-        (Target("offset", 42), 50, None, 42),
-        (Target("offset", 5), 50, None, 10),
-        (Target("offset", 500), 50, None, 100),
-        (Target("relative", -5), 50, None, 45),
-        (Target("relative", -500), 50, None, 10),
-        (Target("relative", 500), 50, None, 100),
-        (Target("relative", 5), None, None, 15),
-        (Target("time", 1), 50, 77, 77),
-        (Target("time", 1), 50, None, 100),
-    ],
-)
-def test_the_new_offset_stays_within_the_log(target: Target, committed: int | None, at_time, expected: int):
-    assert new_offset(target, committed=committed, start=10, end=100, at_time=at_time) == expected

@@ -5,10 +5,10 @@
 
     {"ready": false, "reasons": [{"reason": "log_failed", "detail": "flights-3: ..."}]}
 
-Reasons: `starting` (the broker is not up yet), `stopping` (it drains), `log_failed` (a partition's log
-takes no more writes), `partition_not_open` (it should be here and is not), `loop_stalled` (the event loop
-stood still a moment ago). Always true: at most `REASONS_MAX` reasons are listed, the count of the rest is
-said.
+Reasons: `starting` (the broker is not up yet), `stopping` (it drains), `log_failed` (a partition's log takes no
+more writes), `partition_not_open` (it should be here and is not), `metadata_failed` (changes are not seen any more),
+`loop_stalled` (the event loop stood still a moment ago).
+Always true: at most `REASONS_MAX` reasons are listed, the count of the rest is said.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ def reasons(view: BrokerView, watch: LoopWatch) -> list[Reason]:
     found: list[Reason] = []
     if view.phase != "running":
         found.append(Reason(view.phase, f"the broker is {view.phase}"))
-    found += [Reason("log_failed", f"{name}: {why}") for name, why in view.failed_logs()]
-    found += [Reason("partition_not_open", f"{name}: {why}") for name, why in view.partitions_not_open()]
+    found += [Reason(reason, detail) for reason, detail in view.problems()]
     found += [
         Reason("loop_stalled", f"the event loop stood still for {stall.lag_ms:.0f} ms")
         for stall in watch.recent_stalls()

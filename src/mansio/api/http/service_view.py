@@ -28,12 +28,19 @@ class ServiceView:
             return "running"
         return "stopping" if self._was_ready else "starting"
 
-    def failed_logs(self) -> Iterator[tuple[str, str]]:
-        for partition in self._service.partitions.failed:
-            yield partition.name, str(partition.log.failure)
-
-    def partitions_not_open(self) -> Iterator[tuple[str, str]]:
-        yield from ()
+    def problems(self) -> Iterator[tuple[str, str]]:
+        state = self._service.topics.state
+        if state.failure is not None:
+            yield "metadata_failed", str(state.failure)
+        partitions = self._service.partitions
+        for partition in partitions:
+            if partition.log.failure is not None:
+                yield "log_failed", f"{partition.name}: {partition.log.failure}"
+        node_id = self._service.settings.node_id
+        for topic in state.topics.values():
+            for index, placed in enumerate(topic.partitions):
+                if placed.leader == node_id and partitions.get(topic.name, index) is None:
+                    yield "partition_not_open", f"{topic.name}-{index}"
 
     def partition_samples(self) -> Iterator[PartitionSample]:
         for partition in self._service.partitions:

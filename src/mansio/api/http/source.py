@@ -59,8 +59,6 @@ class BrokerView(MetricsSource, Protocol):
     @property
     def phase(self) -> Phase: ...
 
-    def failed_logs(self) -> Iterable[tuple[str, str]]:
-        """(`topic-partition`, why) of each log that takes no more writes."""
-
-    def partitions_not_open(self) -> Iterable[tuple[str, str]]:
-        """(`topic-partition`, why) of each partition that belongs here and is not open."""
+    def problems(self) -> Iterable[tuple[str, str]]:
+        """(reason, detail) of everything that keeps a running broker from doing its work. Reasons: `log_failed`,
+        `partition_not_open`, `metadata_failed`."""

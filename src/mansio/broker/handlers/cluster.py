@@ -14,9 +14,9 @@ import logging
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
-from mansio.broker.topics import INTERNAL_TOPICS, check_topic_name
 from mansio.cluster.metadata_response import encode_metadata, encode_missing_topic
 from mansio.cluster.state import BrokerState
+from mansio.cluster.topic_plan import INTERNAL_TOPICS, check_topic_name
 from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
 from mansio.wire.versions import announced
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.topics import check_topic_name
-from mansio.cluster.config_entries import ConfigEntry, Source, broker_entries
+from mansio.cluster.config_entries import ConfigEntry, broker_entries
 from mansio.cluster.topic_config import Change
+from mansio.cluster.topic_plan import check_topic_name
 from mansio.errors import InvalidRequest, MansioError
 
 if TYPE_CHECKING:
@@ -69,7 +69,6 @@ def _shown(entry: ConfigEntry, request: Struct) -> dict[str, Any]:
         "name": entry.name,
         "value": entry.value,
         "read_only": entry.read_only,
-        "is_default": entry.source is Source.DEFAULT,
         "config_source": int(entry.source),
         "config_type": int(entry.kind),
         "synonyms": [],

@@ -133,7 +133,7 @@ class ParkedFetch:
         self._service = service
         self._header = header._replace(body=0)
         self._request = request
-        self._slot: Slot = connection.defer(blocking=True)
+        self._slot: Slot = connection.defer()
         self._partitions: list[Partition] = []
         self._timer: Timer | None = None
         self._woken = False

@@ -11,8 +11,7 @@ Always true: the frame's memory is not used after `produce` returns; every reque
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import (
     CorruptMessage,
@@ -27,7 +26,7 @@ from mansio.wire.records import Codec
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.broker.connection import Connection, Slot
+    from mansio.broker.connection import Connection
     from mansio.broker.egress import Piece
     from mansio.broker.partition import Partition
     from mansio.broker.service import Service
@@ -35,8 +34,20 @@ if TYPE_CHECKING:
 
 ACKS_ALL = -1
 ZSTD_VERSION_MIN = 7
+CODEC_POSITION = 22  # the byte of a batch's attributes that holds the codec, and its bits
+CODEC_MASK = 7
 
 TopicResults = list[tuple[str | None, bytes | None, list[wire.PartitionResult]]]
+NOTHING: tuple[bytes, ...] = ()
+
+
+class Wait(NamedTuple):
+    """One batch that is in the log and not yet durable; where its result stands in the answer."""
+
+    partition: Partition
+    end_offset: int
+    topic_position: int
+    position: int
 
 
 def produce(
@@ -46,131 +57,146 @@ def produce(
     version = header.api_version
     request = wire.decode_request(version, frame, header.body)
     acks = request.acks
-    error: MansioError | None = None
-    if not -1 <= acks <= 1:
-        error = InvalidRequiredAcks(f"acks={acks}: must be 0, 1 or -1 (all)")
-    elif request.transactional_id is not None:
-        error = service.records.no_transactions()
-    waits: list[tuple[Partition, int, int, int]] = []
+    refusal = _refusal(service, request)
+    waits: list[Wait] = []
     results: TopicResults = []
-    for topic_index, (name, topic_id, entries) in enumerate(request.topics):
-        answers = []
+    for name, topic_id, entries in request.topics:
+        answers: list[wire.PartitionResult] = []
         for index, records in entries:
-            if error is None:
-                answer = _append(
-                    service, name, topic_id, index, records, version, acks, waits, topic_index, len(answers)
-                )
-            else:
-                answer = _refused(index, error)
+            try:
+                if refusal is not None:
+                    raise refusal
+                partition = service.records.writable(name, topic_id, index)
+                end_offset, answer = _append(partition, index, records, version, acks)
+            except MansioError as error:
+                service.records.counters.refused_batches += 1
+                answers.append(_refused(index, error))
+                continue
+            service.records.counters.appended(len(records))  # type: ignore[arg-type]  # _append refuses None
+            if acks == ACKS_ALL and end_offset > partition.replica.high_watermark:
+                waits.append(Wait(partition, end_offset, len(results), len(answers)))
             answers.append(answer)
         results.append((name, topic_id, answers))
     if acks == 0:
-        return ()
-    if waits:
-        pending = PendingProduce(connection, version, header.correlation_id, results)
-        if pending.wait(service, waits, request.timeout_ms):
-            return None
-    return [wire.encode_response(version, header.correlation_id, results)]
+        return NOTHING
+    answer = wire.encode_response(version, header.correlation_id, results)
+    if not waits:
+        return (answer,)
+    pending = PendingProduce(service, connection, header, results, answer)
+    connection.queue(pending)
+    pending.wait(waits, request.timeout_ms)
+    return None
+
+
+def _refusal(service: Service, request: wire.ProduceRequest) -> MansioError | None:
+    """Why the whole request is refused, if it is."""
+    if not -1 <= request.acks <= 1:
+        return InvalidRequiredAcks(f"acks={request.acks}: must be 0, 1 or -1 (all)")
+    if request.transactional_id is not None:
+        return service.records.no_transactions()
+    return None
 
 
 def _append(
-    service: Service,
-    name: str | None,
-    topic_id: bytes | None,
-    index: int,
-    records: memoryview | None,
-    version: int,
-    acks: int,
-    waits: list[tuple[Partition, int, int, int]],
-    topic_position: int,
-    position: int,
-) -> wire.PartitionResult:
-    try:
-        partition = service.records.writable(name, topic_id, index)
-        if records is None or len(records) == 0:
-            raise CorruptMessage(f"{partition.name}: the request carries no record batch")
-        if version < ZSTD_VERSION_MIN and len(records) > 22 and records[22] & 7 == Codec.ZSTD:
-            raise UnsupportedCompression("zstd needs Produce version 7 or later")
-        appended = partition.append(records, urgent=acks == ACKS_ALL)
-    except MansioError as error:
-        service.records.counters.refused_batches += 1
-        return _refused(index, error)
-    service.records.counters.appended(len(records))
-    if acks == ACKS_ALL and appended.end_offset > partition.high_watermark:
-        waits.append((partition, appended.end_offset, topic_position, position))
-    return wire.PartitionResult(
-        index, 0, appended.base_offset, appended.append_time_ms, partition.log.start_offset, None, ()
+    partition: Partition, index: int, records: memoryview | None, version: int, acks: int
+) -> tuple[int, wire.PartitionResult]:
+    """Append one partition's batch: (the end offset to wait for, the result). Raises why it was refused."""
+    if not records:
+        raise CorruptMessage(f"{partition.name}: the request carries no record batch")
+    if (
+        version < ZSTD_VERSION_MIN
+        and len(records) > CODEC_POSITION
+        and records[CODEC_POSITION] & CODEC_MASK == Codec.ZSTD
+    ):
+        raise UnsupportedCompression("zstd needs Produce version 7 or later")
+    base_offset, end_offset, append_time_ms, _ = partition.append(records, urgent=acks == ACKS_ALL)
+    return end_offset, wire.PartitionResult(
+        index, 0, base_offset, append_time_ms, partition.log.start_offset, None, ()
     )
 
 
 def _refused(index: int, error: MansioError) -> wire.PartitionResult:
-    record_errors: tuple[tuple[int, str | None], ...] = getattr(error, "record_errors", ())
-    return wire.PartitionResult(index, error.kafka_code, -1, -1, -1, error.message, record_errors)
+    return wire.PartitionResult(index, error.kafka_code, -1, -1, -1, error.message, ())
 
 
 class PendingProduce:
-    """A request with acks=all whose batches are in the log and not yet durable."""
+    """A request with acks=all whose batches are in the log and not yet durable; also its answer's place.
+
+    The answer for the usual end is there from the start; only a failure has it encoded anew.
+    """
 
     __slots__ = (
-        "_correlation_id",
+        "_answer",
+        "_connection",
+        "_failure",
+        "_header",
         "_left",
         "_results",
         "_service",
-        "_slot",
-        "_version",
         "_waits",
         "deadline",
+        "pieces",
     )
 
     def __init__(
-        self, connection: Connection, version: int, correlation_id: int, results: TopicResults
+        self,
+        service: Service,
+        connection: Connection,
+        header: RequestHeader,
+        results: TopicResults,
+        answer: bytes,
     ) -> None:
-        self._version = version
-        self._correlation_id = correlation_id
-        self._results = results
-        self._left = 0
-        self._slot: Slot = connection.defer(blocking=False)
-        self._waits: list[tuple[Partition, partial[None]]] = []
-        self.deadline = 0.0
-
-    def wait(self, service: Service, waits: list[tuple[Partition, int, int, int]], timeout_ms: int) -> bool:
-        """Wait for all of them. False if none had to be waited for after all."""
         self._service = service
+        self._connection = connection
+        self._header = header
+        self._results = results
+        self._answer = answer
+        self._failure: MansioError | None = None
+        self._waits: list[Wait] = []
+        self._left = 0
+        self.deadline = 0.0
+        self.pieces: Sequence[Piece] | None = None
+
+    def wait(self, waits: list[Wait], timeout_ms: int) -> None:
+        """Answer when all of `waits` are committed, or have failed, or the time is over."""
+        service = self._service
+        timeout_ms = min(timeout_ms, service.settings.produce_wait_ms_max)
         self.deadline = service.clock.monotonic() + timeout_ms / 1000
-        for partition, end_offset, topic_position, position in waits:
-            settle = partial(self._settled, topic_position, position)
-            self._left += 1
-            if partition.wait_committed(end_offset, settle):
-                self._left -= 1
-            else:
-                self._waits.append((partition, settle))
+        self._waits = waits
+        self._left = len(waits)
         service.records.pending_produces[self] = None
-        if not self._left:
-            self._answer()
-        return True
+        for wait in waits:
+            if wait.partition.wait_committed(wait.end_offset, self._settled):
+                self._settled(None)
 
-    def _settled(self, topic_position: int, position: int, error: MansioError | None) -> None:
+    def _settled(self, error: MansioError | None) -> None:
         if error is not None:
-            answers = self._results[topic_position][2]
-            answers[position] = _refused(answers[position].index, error)
+            self._failure = error
         self._left -= 1
-        if not self._left:
-            self._answer()
+        if self._left == 0:
+            self._finish()
 
-    def _answer(self) -> None:
+    def _finish(self) -> None:
         self._service.records.pending_produces.pop(self, None)
-        if not self._slot.abandoned:
-            self._slot.answer([wire.encode_response(self._version, self._correlation_id, self._results)])
+        if self._failure is not None:
+            self._answer = self._answer_with(self._failure)
+        self.pieces = (self._answer,)
+        self._connection.answered(self)
+
+    def _answer_with(self, error: MansioError) -> bytes:
+        for partition, end_offset, topic_position, position in self._waits:
+            if end_offset > partition.high_watermark:
+                answers = self._results[topic_position][2]
+                answers[position] = _refused(answers[position].index, partition.log.failure or error)
+        return wire.encode_response(self._header.api_version, self._header.correlation_id, self._results)
 
     def time_out(self) -> None:
         """The client's timeout is over: say so for the partitions that are still waiting."""
-        late = RequestTimedOut("the batch was appended, but did not become durable in time")
-        for partition, settle in self._waits:
-            partition.forget_commit_wait(settle)
-        waits, self._waits = self._waits, []
-        for _, settle in waits:
-            if self._left:
-                settle(late)
+        for wait in self._waits:
+            wait.partition.forget_commit_wait(self._settled)
+        self._left = 0
+        self._failure = RequestTimedOut("the batch was appended, but did not become durable in time")
+        self._finish()
 
 
 def time_out(service: Service, now: float) -> None:

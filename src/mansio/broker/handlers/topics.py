@@ -87,9 +87,9 @@ async def delete_topics(service: Service, request: Struct, context: RequestConte
         try:
             if isinstance(one, MansioError):
                 raise one
+            result = {"name": one.name, "topic_id": one.topic_id}
             if one.topic_id in repeated:
                 raise InvalidRequest(f"topic {one.name!r} is in the request more than once")
-            result = {"name": one.name, "topic_id": one.topic_id}
             await service.topics.delete(one)
         except MansioError as error:
             result |= _failure(error)

@@ -21,7 +21,7 @@ def noun() -> None:
 @app.command()
 def broker(
     count: Annotated[
-        int, typer.Option(help="How many of the flights to stream.", min=1_000, max=FLIGHTS)
+        int, typer.Option(metavar="N", help="How many of the flights to stream.", min=1_000, max=FLIGHTS)
     ] = FLIGHTS,
 ) -> None:
     """Stream 336,776 flights through a broker that is killed half way, and check what came out.

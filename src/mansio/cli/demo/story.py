@@ -18,12 +18,14 @@ from mansio.cli.demo.checker import Checker
 from mansio.cli.demo.flights import data_file, read_flights
 from mansio.cli.demo.process import BrokerProcess
 from mansio.cli.demo.screen import Bars, Figures, new_console, say, show_next, show_outcome
+from mansio.client.producer import ProducerOptions
 from mansio.errors import RequestTimedOut
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from mansio.cli.demo.flights import Flight
+    from mansio.client import Client
     from mansio.client.accumulator import Delivery
 
 TOPIC = "flights"
@@ -33,6 +35,9 @@ CONSUMERS = 3
 RUN_S_MAX = 80.0
 REDRAW_S = 0.1
 RECORDS_PER_TURN = 500
+POLL_MS = 200
+LINGER_MS = 5
+BUFFER_BYTES_MAX = 1 << 20
 
 
 @dataclass(slots=True)
@@ -107,3 +112,57 @@ async def _stream(console: Console, run: Run, process: BrokerProcess) -> None:
                     tasks.create_task(_show(run, bars))
         except TimeoutError:
             raise RequestTimedOut(f"the demo did not finish in {RUN_S_MAX:.0f} s") from None
+
+
+async def _publish(client: Client, run: Run) -> None:
+    """Send everything in the file's order; note each acknowledgement with the offset it names."""
+    pending: deque[tuple[Flight, Delivery]] = deque()
+    options = ProducerOptions(acks="all", linger_ms=LINGER_MS, buffer_bytes_max=BUFFER_BYTES_MAX)
+    async with client.producer(options) as producer:
+        for number, flight in enumerate(run.flights):
+            pending.append((flight, await producer.send(TOPIC, flight.value, key=flight.key)))
+            if number % RECORDS_PER_TURN == 0:
+                _note_acknowledged(run, pending)
+                await asyncio.sleep(0)
+        await producer.flush()
+        _note_acknowledged(run, pending)
+    run.published_at = time.monotonic()
+
+
+def _note_acknowledged(run: Run, pending: deque[tuple[Flight, Delivery]]) -> None:
+    while pending and pending[0][1].done():
+        flight, delivery = pending.popleft()
+        stored = delivery.result()
+        run.acknowledged(flight, stored.partition, stored.offset)
+
+
+async def _consume(broker: str, run: Run) -> None:
+    """One member of the group, until everything has come (to whichever member)."""
+    async with connect(broker) as client:
+        consumer = client.consume(TOPIC, group=GROUP, from_="earliest", auto_commit=True)
+        async with consumer:
+            while not run.delivered_all:
+                for message in await consumer.poll(POLL_MS):
+                    run.checker.on_delivered(
+                        message.partition, message.offset, message.key, message.value or b""
+                    )
+    run.delivered_at = time.monotonic()
+
+
+async def _kill_half_way(run: Run, process: BrokerProcess, bars: Bars) -> None:
+    await run.half.wait()
+    run.killed_after = len(run.checker.acknowledged)
+    run.killed_at = time.monotonic()
+    await asyncio.to_thread(process.kill)
+    bars.say("SIGKILL", f"at {run.killed_after:,} acknowledged; starting it again on the same port")
+    await asyncio.to_thread(process.start)
+    run.ready_again_at = time.monotonic()
+
+
+async def _show(run: Run, bars: Bars) -> None:
+    while True:
+        seconds = time.monotonic() - run.started_at
+        bars.show(len(run.checker.acknowledged), len(run.checker.delivered), seconds)
+        if run.delivered_all and run.published_at:
+            return
+        await asyncio.sleep(REDRAW_S)

@@ -1,0 +1,103 @@
+"""What the runs said: medians, spreads and ratios, as a table for people and JSON for later."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from mansio.version import __version__
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+    from bench.cases import Case
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The runs of one case: Mansio's and its reference's, pair by pair (results of `bench.load`)."""
+
+    case: Case
+    mansio: list[dict[str, Any]] = field(default_factory=list)
+    reference: list[dict[str, Any]] = field(default_factory=list)
+
+    def figures(self, side: str) -> list[float]:
+        return [run[self.case.figure] for run in getattr(self, side)]
+
+    def ratios(self) -> list[float]:
+        """Mansio's figure over its reference's, pair by pair."""
+        pairs = zip(self.figures("mansio"), self.figures("reference"), strict=False)
+        return [ours / theirs if theirs else 0.0 for ours, theirs in pairs]
+
+    def missed(self) -> bool:
+        ratios = self.ratios()
+        return bool(ratios and self.case.ratio_min and statistics.median(ratios) < self.case.ratio_min)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
+
+
+def _spread(values: list[float]) -> str:
+    if not values:
+        return "-"
+    return (
+        f"{_number(statistics.median(values))} [dim]({_number(min(values))} - {_number(max(values))})[/dim]"
+    )
+
+
+def table(outcomes: list[Outcome], extras: dict[str, Any]) -> Table:
+    title = (
+        f"Mansio {__version__} against the floor: median (min - max), requests/s where nothing else is said"
+    )
+    shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
+    shown.add_column("case", no_wrap=True)
+    for column in ("floor", "Mansio", "ratio", "asked", "p50 / p99 us", "load cpu"):
+        shown.add_column(column, justify="right", no_wrap=True)
+    for outcome in outcomes:
+        case, ratios = outcome.case, outcome.ratios()
+        colour = "red" if outcome.missed() else "green" if case.ratio_min and ratios else "default"
+        last = [statistics.median(run[name] for run in outcome.mansio) for name in ("p50_us", "p99_us")]
+        shown.add_row(
+            case.title if case.unit == "requests/s" else f"{case.title}, {case.unit}",
+            _spread(outcome.figures("reference")),
+            _spread(outcome.figures("mansio")),
+            f"[{colour}]{_spread(ratios)}[/]",
+            f">= {case.ratio_min}" if case.ratio_min else "",
+            f"{_number(last[0])} / {_number(last[1])}",
+            f"{max(run['load_cpu'] for run in outcome.mansio + outcome.reference):.2f}",
+        )
+    if "memory" in extras:
+        shown.add_row("idle memory, MB", "", str(extras["memory"]), "", "<= 100", "", "")
+    if "embedded-start" in extras:
+        shown.add_row("embedded start, ms", "", _spread(extras["embedded-start"]), "", "< 200", "", "")
+    return shown
+
+
+def save(path: Path, options: argparse.Namespace, outcomes: list[Outcome], extras: dict[str, Any]) -> None:
+    machine = {
+        "processors": os.cpu_count(),
+        "processor": platform.processor() or platform.machine(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+    }
+    content = {
+        "mansio": __version__,
+        "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": machine,
+        "pairs": options.pairs,
+        "seconds": options.seconds,
+        "cases": [{**asdict(one), "ratios": one.ratios(), "missed": one.missed()} for one in outcomes],
+        **extras,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")

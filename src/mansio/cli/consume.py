@@ -1,0 +1,159 @@
+"""`mansio consume`: records out, as raw values unless told otherwise.
+
+As with kcat it follows the topic until Ctrl-C, unless `--exit-at-end`, `--to-time` or `--max` gives it an end.
+Always true: a group's offsets cover only what was printed and flushed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.common import (
+    DEFAULT_BROKER,
+    BrokerOption,
+    connect,
+    parse_time,
+    refuse,
+    run,
+    time_option,
+    unescape,
+)
+from mansio.cli.output import Output
+
+if TYPE_CHECKING:
+    from mansio.cli.printing import Printer
+    from mansio.client import Client
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group", "-g", metavar="GROUP", help="Read as a member of this group, and keep its place."
+        ),
+    ] = None,
+    from_beginning: Annotated[
+        bool,
+        typer.Option("--from-beginning", help="From the first record (a group: where it has no place yet)."),
+    ] = False,
+    from_offset: Annotated[
+        int | None,
+        typer.Option(
+            "--from-offset", metavar="N", help="From this offset; -N: the last N of each partition."
+        ),
+    ] = None,
+    from_time: Annotated[
+        str | None,
+        typer.Option("--from-time", metavar="TIME", help="From the first record at or after this time."),
+    ] = None,
+    to_time: Annotated[
+        str | None,
+        typer.Option("--to-time", metavar="TIME", help="Stop before the first record at or after this time."),
+    ] = None,
+    exit_at_end: Annotated[
+        bool, typer.Option("--exit-at-end", "-e", help="Stop at the end as it is now; do not wait for more.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--max", "-n", min=0, metavar="N", help="Stop after so many records.")
+    ] = None,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", min=0, metavar="N", help="Only this one; may be given again."),
+    ] = None,
+    key_separator: Annotated[
+        str | None,
+        typer.Option("--key-separator", "-K", metavar="TEXT", help="Print the key too, and this after it."),
+    ] = None,
+    delimiter: Annotated[
+        str, typer.Option("--delimiter", "-D", metavar="TEXT", help="Printed after each value.")
+    ] = r"\n",
+    output: Annotated[
+        Output | None,
+        typer.Option(
+            "--output", "-o", help="json: one object per record; table: columns. [default: raw values]"
+        ),
+    ] = None,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Print the records of a topic, and wait for more until Ctrl-C.
+
+    Starts with new records; with an end (--exit-at-end, --to-time) at the beginning; a group goes on where it was.
+    The values are printed byte for byte.
+    """
+    from mansio.cli.printing import Printer
+
+    if sum((from_beginning, from_offset is not None, from_time is not None)) > 1:
+        refuse("only one of --from-beginning, --from-offset, --from-time", "--from-...")
+    if group is not None and (from_offset is not None or from_time is not None):
+        refuse("a group goes on where it was; move it with: mansio group reset-offsets", "--group")
+    if group is not None and partition:
+        refuse("a group shares the partitions out by itself", "--partition")
+    start_ms, stop_ms = time_option(from_time, "--from-time"), time_option(to_time, "--to-time")
+    if stop_ms is not None and stop_ms > parse_time("now"):
+        refuse("this time is still to come", "--to-time")
+    has_end = exit_at_end or stop_ms is not None
+    start: Any = "earliest" if from_beginning or has_end else "latest"
+    if start_ms is not None:
+        start = datetime.fromtimestamp(start_ms / 1000, UTC)
+    elif from_offset is not None:
+        start = from_offset
+    reading = Reading(topic, tuple(partition or ()), group, start, stop_ms, has_end, limit)
+    printer = Printer(
+        output,
+        delimiter=unescape(delimiter),
+        key_separator=None if key_separator is None else unescape(key_separator),
+    )
+    run(reading.perform(broker, printer))
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What to read. `start` is "earliest", "latest", a time, or an offset (negative: back from the end)."""
+
+    topic: str
+    partitions: tuple[int, ...]
+    group: str | None
+    start: Any
+    stop_ms: int | None
+    has_end: bool
+    limit: int | None
+
+    async def perform(self, broker: str, printer: Printer) -> None:
+        """Print to the end, or for ever."""
+        from mansio.client.types import TopicPartition
+
+        async with connect(broker) as client:
+            consumer = client.consume(
+                [TopicPartition(self.topic, index) for index in self.partitions] or self.topic,
+                group=self.group,
+                from_=await self._start(client),
+                to_time=self.stop_ms,
+                to_end=self.has_end and self.stop_ms is None,
+                max_records=self.limit,
+                auto_commit=self.group is not None,
+            )
+            async with consumer:
+                async for messages in consumer.batches():
+                    printer.show(messages)
+
+    async def _start(self, client: Client) -> Any:
+        """An offset becomes one for each partition, within what it holds; a negative one counts from its end."""
+        from mansio.client.types import TopicPartition
+
+        if not isinstance(self.start, int):
+            return self.start
+        topic = await client.admin.describe_topic(self.topic)
+        every = [TopicPartition(self.topic, partition.index) for partition in topic.partitions]
+        first = {
+            one: entry.offset for one, entry in (await client.admin.list_offsets(every, "earliest")).items()
+        }
+        ends = {
+            one: entry.offset for one, entry in (await client.admin.list_offsets(every, "latest")).items()
+        }
+        wanted = {one: self.start + (ends[one] if self.start < 0 else 0) for one in every}
+        return {one: min(max(offset, first[one]), ends[one]) for one, offset in wanted.items()}

@@ -1,0 +1,281 @@
+"""The client for programs without asyncio: the same names, waiting instead of awaiting.
+
+    with mansio.blocking.connect("127.0.0.1:9092") as client:
+        client.publish("greetings", b"hello", key=b"world")
+        for message in client.consume("greetings", max_records=1):
+            ...
+
+Every client runs one loop in one thread; its methods are made from those of the asyncio client (see
+`mansio.link.blocking`). Callbacks are called on that thread, and must not call the client.
+
+Always true: a public name here means what it means there, with the same parameters; objects may be shared between
+threads.
+"""
+
+from __future__ import annotations
+
+import functools
+from itertools import islice
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self
+
+from mansio.link.blocking import LoopThread, Twin, blocking, on_loop
+
+from . import admin as asyncio_admin
+from . import client as asyncio_client
+from . import consumer as asyncio_consumer
+from . import producer as asyncio_producer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Iterator
+    from types import TracebackType
+    from typing import Any
+
+    from .accumulator import Delivery as AsyncDelivery
+    from .fetcher import PartitionState
+    from .producer import Publishable
+    from .types import Message, RecordMetadata
+
+P = ParamSpec("P")
+
+HANDED_OVER_AT_ONCE = 10_000
+"""Records that `publish_many` takes from its iterable before it hands them to the loop."""
+
+
+class Admin(Twin[asyncio_admin.Admin]):
+    """Administration of one cluster; `client.admin` is one."""
+
+    describe_cluster = blocking(asyncio_admin.Admin.describe_cluster)
+    list_topics = blocking(asyncio_admin.Admin.list_topics)
+    describe_topic = blocking(asyncio_admin.Admin.describe_topic)
+    describe_topics = blocking(asyncio_admin.Admin.describe_topics)
+    create_topic = blocking(asyncio_admin.Admin.create_topic)
+    delete_topic = blocking(asyncio_admin.Admin.delete_topic)
+    create_partitions = blocking(asyncio_admin.Admin.create_partitions)
+    describe_config = blocking(asyncio_admin.Admin.describe_config)
+    alter_topic_config = blocking(asyncio_admin.Admin.alter_topic_config)
+    list_offsets = blocking(asyncio_admin.Admin.list_offsets)
+    group_offsets = blocking(asyncio_admin.Admin.group_offsets)
+    group_lag = blocking(asyncio_admin.Admin.group_lag)
+    reset_offsets = blocking(asyncio_admin.Admin.reset_offsets)
+    delete_offsets = blocking(asyncio_admin.Admin.delete_offsets)
+    list_groups = blocking(asyncio_admin.Admin.list_groups)
+    describe_group = blocking(asyncio_admin.Admin.describe_group)
+    delete_group = blocking(asyncio_admin.Admin.delete_group)
+
+
+class Delivery(Twin["AsyncDelivery"]):
+    """One record's way to the broker."""
+
+    def done(self) -> bool:
+        """Whether the outcome is known."""
+        return self._original.done()
+
+    def result(self) -> RecordMetadata:
+        """Wait for the outcome; raises the record's typed error."""
+        return self._thread.run(_awaited(self._original))
+
+
+def _delivering(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, AsyncDelivery]],
+) -> Callable[Concatenate[Any, P], Delivery]:
+    send = blocking(method)
+
+    @functools.wraps(method)
+    def call(self: Producer, /, *args: P.args, **kwargs: P.kwargs) -> Delivery:
+        return Delivery(self._thread, send(self, *args, **kwargs))
+
+    return call
+
+
+class Producer(Twin[asyncio_producer.Producer]):
+    """Publishes to any topic of one cluster. Use as `with`, or call `close()`."""
+
+    publish = blocking(asyncio_producer.Producer.publish)
+    send = _delivering(asyncio_producer.Producer.send)
+    flush = blocking(asyncio_producer.Producer.flush)
+    close = blocking(asyncio_producer.Producer.close)
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of records that are not acknowledged yet, about."""
+        return self._original.buffered_bytes
+
+    def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
+        """Publish values in order and wait until all are acknowledged; see the asyncio twin."""
+        return _publish_windows(self._thread, self._original.publish_many, topic, records)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(flush=error is None)
+
+
+class Consumer(Twin[asyncio_consumer.Consumer]):
+    """Made by `Client.consume`. Iterate it, or use `poll`/`batches`; close it by `with` or `close()`."""
+
+    def __init__(self, thread: LoopThread, original: asyncio_consumer.Consumer) -> None:
+        super().__init__(thread, original)
+        self._messages: list[Message] = []
+        self._index = 0
+        self._state: PartitionState | None = None
+        original.count_handed_out(lambda: self._index)
+
+    start = blocking(asyncio_consumer.Consumer.start)
+    close = blocking(asyncio_consumer.Consumer.close)
+    commit = blocking(asyncio_consumer.Consumer.commit)
+    positions = on_loop(asyncio_consumer.Consumer.positions)
+    assignment = on_loop(asyncio_consumer.Consumer.assignment)
+    lag = on_loop(asyncio_consumer.Consumer.lag)
+    pause = on_loop(asyncio_consumer.Consumer.pause)
+    resume = on_loop(asyncio_consumer.Consumer.resume)
+
+    @functools.wraps(asyncio_consumer.Consumer.seek)
+    def seek(self, *args: Any, **kwargs: Any) -> None:  # wraps
+        self._thread.run(self._original.seek(*args, **kwargs))
+        if self._state is not None and not self._state.is_active:
+            self._messages, self._index = [], 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the reading has come to the end that was asked for."""
+        return self._original.is_finished
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        index = self._index
+        if index < len(self._messages) and (self._state is None or self._state.is_active):
+            self._index = index + 1
+            return self._messages[index]
+        if not self._take(None):
+            raise StopIteration
+        self._index = 1
+        return self._messages[0]
+
+    def poll(self, timeout_ms: float | None = None) -> list[Message]:
+        """The next batch of messages; none when nothing came within the time, or when the reading is over."""
+        rest = self._messages[self._index :]
+        if not rest or (self._state is not None and not self._state.is_active):
+            rest = self._take(timeout_ms)
+        self._index = len(self._messages)
+        return rest
+
+    def batches(self) -> Iterator[list[Message]]:
+        """The messages in the batches they were stored in."""
+        while batch := self.poll():
+            yield batch
+
+    def _take(self, timeout_ms: float | None) -> list[Message]:
+        messages, state = self._thread.run(self._original.take(timeout_ms))
+        self._messages, self._index, self._state = messages, 0, state
+        return messages
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._thread.run(self._original.__aexit__(kind, error, trace))
+
+
+def _consuming(
+    method: Callable[Concatenate[asyncio_client.Client, P], asyncio_consumer.Consumer],
+) -> Callable[Concatenate[Any, P], Consumer]:
+    make = on_loop(method)
+
+    @functools.wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Consumer:
+        return Consumer(self._thread, make(self, *args, **kwargs))
+
+    return call
+
+
+def _producing(
+    method: Callable[Concatenate[asyncio_client.Client, P], asyncio_producer.Producer],
+) -> Callable[Concatenate[Any, P], Producer]:
+    make = on_loop(method)
+
+    @functools.wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> Producer:
+        return Producer(self._thread, make(self, *args, **kwargs))
+
+    return call
+
+
+class Client(Twin[asyncio_client.Client]):
+    """A connected client; see `connect`."""
+
+    def __init__(self, thread: LoopThread, original: asyncio_client.Client) -> None:
+        super().__init__(thread, original)
+        self.admin = Admin(thread, original.admin)
+
+    publish = blocking(asyncio_client.Client.publish)
+    flush = blocking(asyncio_client.Client.flush)
+    producer = _producing(asyncio_client.Client.producer)
+    consume = _consuming(asyncio_client.Client.consume)
+
+    def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
+        """Publish values in order and wait until all are acknowledged; see the asyncio twin."""
+        return _publish_windows(self._thread, self._original.publish_many, topic, records)
+
+    def close(self, *, flush: bool = True) -> None:
+        """Close consumers, flush and close producers, close the connections, end the thread."""
+        try:
+            self._thread.run(self._original.close(flush=flush))
+        finally:
+            self._thread.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(flush=error is None)
+
+
+def _connecting(make: Callable[P, asyncio_client.Client]) -> Callable[P, Client]:
+    @functools.wraps(make)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Client:
+        thread = LoopThread()
+        try:
+            return Client(thread, thread.run(_connected(make, *args, **kwargs)))
+        except BaseException:
+            thread.close()
+            raise
+
+    return call
+
+
+async def _connected(
+    make: Callable[P, asyncio_client.Client], *args: P.args, **kwargs: P.kwargs
+) -> asyncio_client.Client:
+    return await make(*args, **kwargs).__aenter__()
+
+
+async def _awaited(delivery: AsyncDelivery) -> RecordMetadata:
+    return await delivery
+
+
+def _publish_windows(
+    thread: LoopThread,
+    publish_many: Callable[[str, Iterable[Publishable]], Coroutine[Any, Any, list[RecordMetadata]]],
+    topic: str,
+    records: Iterable[Publishable],
+) -> list[RecordMetadata]:
+    """The iterable belongs to the caller's thread: it may block, and must not hold up the loop."""
+    given = iter(records)
+    stored: list[RecordMetadata] = []
+    while window := list(islice(given, HANDED_OVER_AT_ONCE)):
+        stored += thread.run(publish_many(topic, window))
+    return stored
+
+
+connect = _connecting(asyncio_client.connect)
+"""The blocking twin of `mansio.connect`; connected when it returns."""

@@ -1,0 +1,76 @@
+"""The benchmark measures what it says: its frames are what a broker expects, its floor stores what it answered."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from bench import frames
+
+from mansio.wire import fetch, produce
+from mansio.wire.headers import read_request_header
+from mansio.wire.records import check_batch, read_records
+from support.places import ROOT, free_port
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RECORDS = 10
+
+
+def test_prebuilt_produce_requests_mean_what_they_say() -> None:
+    batch = frames.batch(RECORDS, 100)
+    frame = memoryview(frames.produce_request("topic", 3, -1, batch))[4:]
+    header = read_request_header(frame)
+    assert (header.api_key, header.api_version) == (frames.PRODUCE, frames.PRODUCE_VERSION)
+    request = produce.decode_request(header.api_version, frame, header.body)
+    assert (request.acks, request.transactional_id) == (-1, None)
+    ((name, _, ((index, records),)),) = request.topics
+    assert (name, index, bytes(records)) == ("topic", 3, batch)
+    assert check_batch(batch).record_count == RECORDS
+    values = [record.value for record in read_records(batch, max_output_bytes=1 << 20)]
+    assert [len(value or b"") for value in values] == [100] * RECORDS
+
+
+def test_prebuilt_fetch_requests_mean_what_they_say() -> None:
+    frame = memoryview(frames.fetch_request("topic", 3, 42, 1 << 20))[4:]
+    header = read_request_header(frame)
+    request = fetch.decode_request(header.api_version, frame, header.body)
+    ((name, _, (want,)),) = request.topics
+    assert (name, want.index, want.fetch_offset, want.max_bytes) == ("topic", 3, 42, 1 << 20)
+    assert request.min_bytes == 1
+
+
+@pytest.mark.parametrize("modes", [(), ("sync",)], ids=["page-cache", "synced"])
+def test_the_floor_stored_every_byte_that_the_load_counted(tmp_path: Path, modes: tuple[str, ...]) -> None:
+    port, log = free_port(), tmp_path / "log"
+    floor = subprocess.Popen([sys.executable, "-m", "bench.floor", str(port), str(log), *modes], cwd=ROOT)
+    try:
+        produced = load("produce", port, "--records", str(RECORDS), "--depth", "4", "--connections", "2")
+        stored = log.stat().st_size / len(frames.batch(RECORDS, 100))
+        assert stored == int(stored)
+        assert 0 < produced["requests"] <= stored
+        assert produced["records_per_s"] == pytest.approx(produced["requests_per_s"] * RECORDS, rel=0.01)
+        fetched = load("fetch", port, "--fetch-bytes", "1000")
+        assert fetched["requests"] > 0
+    finally:
+        floor.kill()
+        floor.wait()
+
+
+def load(mode: str, port: int, *arguments: str) -> dict[str, float]:
+    """A short run of the load."""
+    command = [sys.executable, "-m", "bench.load", mode, "--port", str(port), *arguments]
+    done = subprocess.run(
+        [*command, "--seconds", "0.1", "--warm-up", "0"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))

@@ -1,0 +1,331 @@
+"""Power fails between any two changes of the disk: what was called durable is still there, and nothing is wrong.
+
+A workload runs on the simulated disk. After every write, truncation, creation, rename, removal and sync, crash images
+are taken (any subset of what was not synced survives, whole or in sectors). Each image is opened, checked in full,
+crashed again while it recovers, and opened once more.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mansio.errors import MansioError, StorageError
+from mansio.log.checkpoint import load_checkpoint
+from mansio.log.log import Log, LogSettings
+from mansio.log.sync import Syncer
+from mansio.testing.disk import SimulatedDisk
+from support.logs import (
+    ManualBackground,
+    ManualClock,
+    ManualScheduler,
+    append,
+    check_contents,
+    last_offset,
+    make_batch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = "/data"
+DIRECTORY = "/data/p"
+SETTINGS = LogSettings(segment_bytes=900, segment_ms=60_000, index_interval_bytes=1, index_snapshot_bytes=400)
+LARGE_SEGMENTS = LogSettings(segment_bytes=20_000, index_interval_bytes=1, index_snapshot_bytes=1)
+RARE_SNAPSHOTS = LogSettings(segment_bytes=20_000, index_interval_bytes=150, index_snapshot_bytes=1200)
+STATES = 10_000
+STEPS = 24
+
+
+class Workload:
+    """Random appends, syncs, housekeeping, trims, truncations, new leaders and reopenings of one log.
+
+    `promised` is the highest end anybody was told is durable; `written` all batches, in order; `also` those that a
+    truncation is taking back just now: until it returns, both pasts are right.
+    """
+
+    def __init__(self, disk: SimulatedDisk, chance: random.Random) -> None:
+        self.disk = disk
+        self.chance = chance
+        self.clock = ManualClock()
+        self.promised = 0
+        self.written: list[bytes] = []
+        self.also: list[bytes] = []
+        self.start_asked = 0
+        self.epoch = 0
+        self.tag = 0
+        self.log: Log | None = None
+        self.settings = chance.choice([SETTINGS, LARGE_SEGMENTS, RARE_SNAPSHOTS])
+
+    def open(self) -> None:
+        self.background = ManualBackground()
+        self.scheduler = ManualScheduler()
+        self.syncer = Syncer(
+            self.disk,
+            self.background,
+            ROOT,
+            scheduler=self.scheduler,  # type: ignore[arg-type]  # the part of a scheduler that a syncer uses
+            sync_all_files_min=self.chance.choice([1, 3, 99]),
+        )
+        self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
+        self.promised = self.log.durable_end_offset
+        self.log.on_durable = self.told
+        self.syncer.register(self.log)
+
+    def told(self, durable_end_offset: int) -> None:
+        assert durable_end_offset > self.promised
+        self.promised = durable_end_offset
+
+    def step(self) -> None:
+        assert self.log is not None
+        action = self.chance.choices(
+            [
+                self.write,
+                self.sync,
+                self.run_job,
+                self.tidy,
+                self.trim,
+                self.truncate,
+                self.new_leader,
+                self.reopen,
+            ],
+            [10, 4, 6, 2, 1, 1, 1, 1],
+        )[0]
+        action(self.log)
+
+    def write(self, log: Log) -> None:
+        self.tag += 1
+        count = self.chance.randint(1, 3)
+        times = [1000 + self.chance.randint(0, 99) for _ in range(count)]
+        batch = make_batch(times, self.chance.choice([20, 90, 700]), self.tag)
+        end = log.end_offset
+        self.written.append(_stored_ahead(batch, end, self.epoch))
+        try:
+            _, stored = append(log, batch, self.epoch)
+        except MansioError:
+            self.also = [*self.written]
+            self.written.pop()
+            raise
+        assert stored == self.written[-1]
+
+    def sync(self, log: Log) -> None:
+        self.syncer.request(log)
+
+    def run_job(self, log: Log) -> None:
+        self.background.run_one()
+
+    def tidy(self, log: Log) -> None:
+        self.scheduler.fire()
+
+    def trim(self, log: Log) -> None:
+        self.start_asked = log.start_offset + (log.end_offset - log.start_offset) // 3
+        log.trim_to(self.start_asked)
+
+    def truncate(self, log: Log) -> None:
+        self.background.run_all()
+        target = self.chance.randint((log.start_offset + log.end_offset) // 2, log.end_offset)
+        kept = [b for b in self.written if last_offset(b) < target]
+        self.also = self.written
+        self.promised = min(self.promised, last_offset(kept[-1]) + 1 if kept else log.start_offset)
+        self.promised = max(self.promised, min(log.start_offset, log.durable_end_offset))
+        log.truncate_to(target)
+        self.written, self.also = kept, []
+
+    def new_leader(self, log: Log) -> None:
+        self.epoch += 1
+
+    def reopen(self, log: Log) -> None:
+        self.background.run_all()
+        log.close()
+        self.open()
+
+
+def _stored_ahead(batch: bytes, base_offset: int, epoch: int) -> bytes:
+    return base_offset.to_bytes(8, "big") + batch[8:12] + epoch.to_bytes(4, "big") + batch[16:]
+
+
+def check_image(image: SimulatedDisk, workload: Workload, *, thorough: bool) -> Log:
+    """Open a crash image: it holds one of the right pasts, at least as far as was promised."""
+    log = Log.open(image, workload.clock, DIRECTORY, workload.settings)
+    assert log.end_offset >= workload.promised, (log.end_offset, workload.promised, log.recovery)
+    assert log.start_offset <= max(workload.start_asked, 0)
+    assert log.durable_end_offset == log.end_offset
+    try:
+        check_contents(log, workload.written, thorough=thorough)
+    except AssertionError:
+        if not workload.also:
+            raise
+        check_contents(log, workload.also, thorough=thorough)
+    return log
+
+
+def check_crash(disk: SimulatedDisk, workload: Workload, chance: random.Random) -> int:
+    """One crash image, and a crash in its recovery. The number of states seen."""
+    image = disk.crash(chance)
+    again: list[SimulatedDisk] = []
+    image.on_change = lambda: again.append(image.crash(chance)) if chance.random() < 0.3 else None
+    log = check_image(image, workload, thorough=chance.random() < 0.3)
+    image.on_change = None
+    first = (log.start_offset, log.end_offset, log.leader_epochs.entries())
+    second_image = image.crash(chance)
+    second = check_image(second_image, workload, thorough=False)
+    assert (second.start_offset, second.end_offset, second.leader_epochs.entries()) == first
+    assert second.recovery.checked_bytes == 0  # what the first recovery kept, it made durable
+    if chance.random() < 0.3:
+        _, stored = append(second, make_batch([5000], 30, 999), 1000)
+        second.sync()
+        third = Log.open(second_image.crash(chance), workload.clock, DIRECTORY, SETTINGS)
+        assert list(third.batches(third.start_offset))[-1] == stored
+    for torn in again[:2]:
+        check_image(torn, workload, thorough=False)
+    return 2 + len(again[:2])
+
+
+def test_durable_records_survive_a_crash_after_any_change_of_the_disk() -> None:
+    states = 0
+    seed = 0
+    while states < STATES:
+        seed += 1
+        chance = random.Random(seed)
+        disk = SimulatedDisk(can_sync_all=seed % 4 != 0)
+        workload = Workload(disk, chance)
+        seen = 0
+
+        def crash_here(disk: SimulatedDisk = disk, workload: Workload = workload, seed: int = seed) -> None:
+            nonlocal states, seen
+            seen += 1
+            states += check_crash(disk, workload, random.Random(seed * 100_003 + seen))
+
+        disk.on_change = crash_here
+        try:
+            workload.open()
+            for _ in range(STEPS):
+                workload.step()
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}, change {seen}: {error}") from error
+
+
+def run_with_failing_call(number: int, code: int, seed: int) -> int:
+    """The same workload with one failing call; the calls it made in all."""
+    chance = random.Random(seed)
+    disk = SimulatedDisk(can_sync_all=seed % 2 == 0)
+    disk.fail_call(number, code)
+    workload = Workload(disk, chance)
+    try:
+        workload.open()
+        for _ in range(STEPS):
+            workload.step()
+    except StorageError:  # anything but a StorageError (an OSError, say) fails the test
+        assert disk.calls >= number
+    if disk.calls < number and number < 1 << 30:
+        return disk.calls
+    disk.fail_when = None
+    calls = disk.calls
+    for _ in range(2):
+        log = check_image(disk.crash(chance), workload, thorough=False)
+        append(log, make_batch([5000], 30, 999), 1000)
+        log.sync()
+    return calls
+
+
+@pytest.mark.parametrize("code", [5, 28], ids=["EIO", "ENOSPC"])
+def test_any_single_failing_call_loses_nothing_durable_and_is_a_storage_error(code: int) -> None:
+    for seed in (1, 2):
+        calls = run_with_failing_call(1 << 30, code, seed)
+        assert calls > 60
+        for number in range(1, calls + 1):
+            run_with_failing_call(number, code, seed)
+
+
+def test_a_failed_sync_is_never_tried_again() -> None:
+    disk = SimulatedDisk()
+    log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+    failures: list[StorageError] = []
+    log.on_failure = failures.append
+    append(log, make_batch([1]))
+    disk.fail_when = lambda operation, path: 5 if operation == "sync" and path.endswith(".log") else None
+    with pytest.raises(StorageError, match="cannot sync"):
+        log.sync()
+    disk.fail_when = None
+    syncs = disk.syncs
+    for attempt in (log.sync, lambda: append(log, make_batch([2]))):
+        with pytest.raises(StorageError, match="cannot sync"):
+            attempt()
+    assert disk.syncs == syncs
+    assert log.durable_end_offset == 0
+    assert failures == [log.failure]
+
+
+def test_checkpoint_is_never_ahead_of_what_a_crash_leaves() -> None:
+    def check(disk: SimulatedDisk) -> Callable[[], None]:
+        def look() -> None:
+            checkpoint = load_checkpoint(disk, f"{DIRECTORY}/checkpoint")
+            if checkpoint is not None:
+                sizes = {path: len(data) for path, data in _durable_files(disk).items()}
+                path = f"{DIRECTORY}/{checkpoint.segment_base:020d}.log"
+                assert sizes.get(path, 0) >= checkpoint.position
+
+        return look
+
+    for seed in range(20):
+        disk = SimulatedDisk(can_sync_all=False)
+        workload = Workload(disk, random.Random(seed))
+        disk.on_change = check(disk)
+        workload.open()
+        for _ in range(STEPS):
+            workload.step()
+
+
+def _durable_files(disk: SimulatedDisk) -> dict[str, bytes]:
+    class Never(random.Random):
+        def random(self) -> float:
+            return 0.0  # a crash that keeps nothing unsynced
+
+    return disk.crash(Never()).files()
+
+
+def test_new_records_after_a_torn_tail_are_not_mixed_with_the_old_ones() -> None:
+    """Recovery cuts the tail for good: its bytes never come back, neither in the segment nor through an old index."""
+    for seed in range(400):
+        chance = random.Random(seed)
+        settings = chance.choice([SETTINGS, LARGE_SEGMENTS, RARE_SNAPSHOTS])
+        disk = SimulatedDisk()
+        clock = ManualClock()
+        stored: list[bytes] = []
+        durable = 0
+        for life in range(5):
+            log = Log.open(disk, clock, DIRECTORY, settings)
+            assert log.end_offset >= durable
+            stored = stored[: log.end_offset]
+            check_contents(log, stored)
+            for tag in range(chance.randint(1, 8)):
+                batch = make_batch(
+                    [1000 + chance.randint(0, 9)], chance.choice([20, 150, 400]), 10 * life + tag
+                )
+                stored.append(append(log, batch)[1])
+                if chance.random() < 0.3:
+                    log.sync()
+                    durable = log.durable_end_offset
+                elif chance.random() < 0.2 and log.end_offset > durable:
+                    log.truncate_to(log.end_offset - 1)
+                    stored.pop()
+                    durable = min(durable, log.end_offset)
+            disk = disk.crash(chance)
+
+
+def test_a_truncated_tail_does_not_come_back_through_an_old_index() -> None:
+    disk, clock = SimulatedDisk(), ManualClock()
+    log = Log.open(disk, clock, DIRECTORY, RARE_SNAPSHOTS)
+    stored = [append(log, make_batch([1000 + tag], 200, tag))[1] for tag in range(6)]
+    log.sync()  # saves an index of six batches
+    assert any(path.endswith(".index") for path in disk.files())
+    log.truncate_to(2)
+    stored = stored[:2]
+    stored += [append(log, make_batch([2000 + tag], 170, 50 + tag))[1] for tag in range(5)]
+    log.sync()
+    stored += [append(log, make_batch([2000 + tag], 170, 60 + tag))[1] for tag in range(2)]
+    log.sync()
+    for seed in range(40):
+        check_contents(Log.open(disk.crash(random.Random(seed)), clock, DIRECTORY, RARE_SNAPSHOTS), stored)

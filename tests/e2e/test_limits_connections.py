@@ -1,0 +1,134 @@
+"""The bounds that settings name hold over real connections, each with a small value."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from e2e.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed
+from mansio.broker.embedded import EmbeddedBroker
+from mansio.wire import fetch
+from mansio.wire.records import iterate_batches
+from mansio.wire.versions import ApiKey
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KIB = 1024
+MEBI = KIB * KIB
+
+
+def port_of(broker: EmbeddedBroker) -> int:
+    return int(broker.address.rpartition(":")[2])
+
+
+def serves(peer: RawPeer) -> bool:
+    try:
+        return peer.call(ApiKey.API_VERSIONS, 3).error_code == 0
+    except (OSError, AssertionError):
+        return False
+
+
+def connected_and_served(port: int) -> RawPeer | None:
+    peer = RawPeer(port)
+    if serves(peer):
+        return peer
+    peer.socket.close()
+    return None
+
+
+def test_connections_max_refuses_one_more_and_room_is_given_back(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path, connections_max=3) as broker:
+        peers = [RawPeer(port_of(broker)) for _ in range(3)]
+        assert all(serves(peer) for peer in peers)
+        with RawPeer(port_of(broker)) as refused:
+            assert not serves(refused)
+        peers.pop().socket.close()
+        again = wait_until(lambda: connected_and_served(port_of(broker)), 5, "room for one again")
+        for peer in (*peers, again):
+            assert serves(peer)
+            peer.socket.close()
+
+
+def test_idle_connection_is_closed_and_a_busy_one_is_not(tmp_path: Path) -> None:
+    with (
+        EmbeddedBroker(tmp_path, connection_idle_ms_max=300) as broker,
+        RawPeer(port_of(broker)) as idle,
+        RawPeer(port_of(broker)) as waiting,
+    ):
+        waiting.create_topic("quiet")
+        waiting.send(fetch_frame("quiet", wait_ms=3000))
+        begin = time.monotonic()
+        assert idle.closed(4.0)
+        assert time.monotonic() - begin < 3.0
+        assert waiting.frame() is not None, "a parked fetch is not idle"
+
+
+@pytest.mark.row("P5")
+def test_frame_bytes_max_closes_at_the_announcement(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path, frame_bytes_max=64 * KIB) as broker, RawPeer(port_of(broker)) as peer:
+        peer.create_topic("small")
+        fitting = batch_of(b"x" * 60 * KIB)
+        assert peer.produce("small", fitting).error_code == 0
+        peer.send(length_prefixed(b"x" * (64 * KIB + 1))[:8])
+        assert peer.closed(5.0)
+
+
+def test_fetch_bytes_max_bounds_an_answer_and_one_batch_always_fits(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path, fetch_bytes_max=50_000) as broker, RawPeer(port_of(broker)) as peer:
+        peer.create_topic("many")
+        for _ in range(20):
+            peer.produce("many", batch_of(b"x" * 10_000))
+        peer.produce("many", batch_of(b"y" * 200_000))
+
+        def fetched(offset: int, max_bytes: int) -> list[int]:
+            peer.send(fetch_frame("many", offset=offset, max_bytes=max_bytes))
+            answer = peer.frame()
+            assert answer is not None
+            records = fetch.decode_response(12, answer).topics[0][2][0].records
+            return [header.base_offset for _, header in iterate_batches(records)]
+
+        assert fetched(0, MEBI) == [0, 1, 2, 3]
+        assert fetched(0, 1) == [0], "a first batch larger than the bound is sent all the same"
+        assert fetched(20, MEBI) == [20]
+
+
+def test_fetch_wait_ms_max_ends_a_longer_wait(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path, fetch_wait_ms_max=200) as broker, RawPeer(port_of(broker)) as peer:
+        peer.create_topic("quiet")
+        begin = time.monotonic()
+        peer.send(fetch_frame("quiet", wait_ms=60_000))
+        assert peer.frame() is not None
+        assert 0.15 <= time.monotonic() - begin < 3.0
+
+
+def test_fetch_waits_for_min_bytes_and_is_woken_by_them(tmp_path: Path) -> None:
+    with (
+        EmbeddedBroker(tmp_path) as broker,
+        RawPeer(port_of(broker)) as reader,
+        RawPeer(port_of(broker)) as writer,
+    ):
+        writer.create_topic("drops")
+        reader.send(fetch_frame("drops", wait_ms=20_000, min_bytes=1000))
+        writer.produce("drops", batch_of(b"x" * 100))
+        assert not reader.closed(0.2), "too little to answer yet"
+        writer.produce("drops", batch_of(b"x" * 2000))
+        answer = reader.frame(5.0)
+        assert answer is not None
+        assert fetch.decode_response(12, answer).topics[0][2][0].high_watermark == 2
+
+
+@pytest.mark.row("L1")
+def test_partitions_max_refuses_a_topic_with_a_typed_error(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path, partitions_max=5) as broker, RawPeer(port_of(broker)) as peer:
+        topic = {"name": "wide", "num_partitions": 6, "replication_factor": 1}
+        refused = peer.call(ApiKey.CREATE_TOPICS, 5, {"topics": [topic], "timeout_ms": 5000}).topics[0]
+        assert refused.error_code != 0
+        assert refused.error_message
+        peer.create_topic("narrow", 5)
+        grow = {"topics": [{"name": "narrow", "count": 6}], "timeout_ms": 5000}
+        assert peer.call(ApiKey.CREATE_PARTITIONS, 1, grow).results[0].error_code != 0
+        assert peer.produce("narrow", batch_of(b"x"), partition=4).error_code == 0

@@ -1,0 +1,117 @@
+"""The members' own messages, held against kio's schemas in every version, and against garbage."""
+
+from __future__ import annotations
+
+import importlib
+from io import BytesIO
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kio.serial import entity_reader, entity_writer
+
+from mansio.client.consumer_protocol import (
+    Assignment,
+    Subscription,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from mansio.client.types import TopicPartition
+from mansio.errors import WireError
+
+names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+partitions = st.lists(
+    st.builds(TopicPartition, names, st.integers(0, 2**31 - 1)), unique=True, max_size=8
+).map(lambda found: tuple(sorted(found)))
+subscriptions = st.builds(
+    Subscription,
+    topics=st.lists(names, max_size=5).map(tuple),
+    owned=partitions,
+    generation=st.integers(-1, 2**31 - 1),
+    user_data=st.none() | st.binary(max_size=30),
+    rack=st.none() | names,
+)
+
+
+def entity(kind: str, version: int) -> Any:
+    module = importlib.import_module(f"kio.schema.consumer_protocol_{kind}.v{version}.data")
+    return getattr(module, f"ConsumerProtocol{kind.title()}")
+
+
+def read(kind: str, version: int, data: bytes) -> Any:
+    found, end = entity_reader(entity(kind, version))(data, 0)
+    assert end == len(data)
+    return found
+
+
+@given(subscriptions, st.integers(0, 3))
+def test_kio_reads_our_subscription(subscription: Subscription, version: int) -> None:
+    told = Subscription(
+        *[getattr(subscription, name) for name in ("topics", "owned", "generation")],
+        subscription.user_data,
+        subscription.rack,
+        version,
+    )
+    data = encode_subscription(told)
+    found = read("subscription", version, data[2:])
+    assert tuple(found.topics) == told.topics
+    assert found.user_data == told.user_data
+    if version >= 1:
+        owned = {(entry.topic, index) for entry in found.owned_partitions for index in entry.partitions}
+        assert owned == set(told.owned)
+    if version >= 2:
+        assert found.generation_id == told.generation
+    if version >= 3:
+        assert found.rack_id == told.rack
+
+
+@given(subscriptions)
+def test_our_subscription_reads_back(subscription: Subscription) -> None:
+    assert decode_subscription(encode_subscription(subscription)) == subscription
+
+
+@given(partitions, st.none() | st.binary(max_size=20))
+def test_assignment_reads_back_and_kio_agrees(given_partitions: Any, user_data: bytes | None) -> None:
+    assignment = Assignment(given_partitions, user_data)
+    data = encode_assignment(assignment)
+    assert set(decode_assignment(data).partitions) == set(given_partitions)
+    found = read("assignment", 3, data[2:])
+    assert {(e.topic, i) for e in found.assigned_partitions for i in e.partitions} == set(given_partitions)
+    buffer = BytesIO()
+    entity_writer(entity("assignment", 3))(buffer, found)
+    assert decode_assignment(b"\x00\x03" + buffer.getvalue()) == decode_assignment(data)
+
+
+@given(subscriptions, st.binary(max_size=10))
+def test_newer_version_is_read_as_the_newest_we_know(subscription: Subscription, more: bytes) -> None:
+    newer = b"\x00\x09" + encode_subscription(subscription)[2:] + more
+    assert decode_subscription(newer) == subscription
+
+
+@given(subscriptions, st.integers(0, 200), st.integers(0, 255))
+def test_damaged_subscription_is_a_wire_error_or_another_one(
+    s: Subscription, position: int, byte: int
+) -> None:
+    data = bytearray(encode_subscription(s))
+    data[position % len(data)] = byte
+    try:
+        decode_subscription(bytes(data))
+    except WireError:
+        pass
+
+
+@given(st.binary(max_size=60))
+def test_garbage_is_a_wire_error(data: bytes) -> None:
+    for decode in (decode_subscription, decode_assignment):
+        try:
+            decode(data)
+        except WireError:
+            pass
+
+
+def test_count_larger_than_the_bytes_is_refused_at_once() -> None:
+    with pytest.raises(WireError, match="announces"):
+        decode_subscription(b"\x00\x01\x7f\xff\xff\xff")

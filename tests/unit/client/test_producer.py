@@ -1,0 +1,308 @@
+"""The producer's promises, against a partition that keeps sequence numbers as Kafka does."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from unit.client.model_log import ModelLog, serve_log
+from unit.link.stub_broker import StubBroker
+
+from mansio.client import OutgoingRecord, ProducerOptions
+from mansio.client.producer import Producer
+from mansio.errors import (
+    ConnectionLost,
+    InvalidRecord,
+    MansioError,
+    MessageTooLarge,
+    OutOfOrderSequence,
+    QueueFull,
+    RequestTimedOut,
+    UnknownTopicOrPartition,
+)
+from mansio.link.cluster import Cluster
+from mansio.link.connection import ConnectionOptions
+from mansio.link.retry import Backoff
+from mansio.wire.produce import PartitionResult
+from mansio.wire.versions import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+FAST = Backoff(first_ms=1, longest_ms=10)
+
+
+@asynccontextmanager
+async def producing(
+    log: ModelLog, *, partitions: int = 1, **settings: Any
+) -> AsyncIterator[tuple[Producer, StubBroker]]:
+    async with StubBroker({"t": partitions}) as broker:
+        serve_log(broker, log)
+        cluster = Cluster(broker.address, options=ConnectionOptions(), backoff=FAST, topic_wait_ms=50)
+        async with Producer(cluster, ProducerOptions(backoff=FAST, **settings)) as producer:
+            yield producer, broker
+        await cluster.close()
+
+
+def run(scenario: Callable[[], Awaitable[None]]) -> None:
+    async def bounded() -> None:
+        await asyncio.wait_for(scenario(), 30)
+
+    asyncio.run(bounded())
+
+
+def values(count: int) -> list[bytes]:
+    return [b"%05d" % number for number in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_record_is_stored_once_and_in_order_whatever_is_lost_on_the_way(seed: int) -> None:
+    chance = random.Random(seed)
+    faults = [
+        None,
+        None,
+        None,
+        "lost before",
+        "lost after",
+        6,
+        7,
+    ]  # NOT_LEADER_OR_FOLLOWER, REQUEST_TIMED_OUT
+
+    async def scenario() -> None:
+        log = ModelLog(lambda number: chance.choice(faults) if number < 150 else None)
+        async with producing(log, batch_bytes_max=200) as (producer, _):
+            stored = await producer.publish_many("t", values(300))
+        assert log.values == values(300)
+        assert [metadata.offset for metadata in stored] == list(range(300))
+
+    run(scenario)
+
+
+def test_without_idempotence_a_lost_answer_may_store_twice() -> None:
+    """The other side of the promise above: shows that the model and the fault do what they say."""
+
+    async def scenario() -> None:
+        log = ModelLog(lambda number: "lost after" if number == 1 else None)
+        async with producing(log, idempotent=False) as (producer, broker):
+            await producer.publish("t", b"x")
+            assert not broker.asked(ApiKey.INIT_PRODUCER_ID)
+        assert log.values == [b"x", b"x"]
+
+    run(scenario)
+
+
+def test_records_behind_a_batch_that_was_given_up_are_still_stored_once() -> None:
+    async def scenario() -> None:
+        log = ModelLog(lambda number: 87 if number == 2 else None)  # INVALID_RECORD
+        async with producing(log, batch_bytes_max=100, in_flight_batches_max=5) as (producer, _):
+            deliveries = [await producer.send("t", value) for value in values(60)]
+            await producer.flush()
+        refused = [index for index, delivery in enumerate(deliveries) if _error(delivery)]
+        assert 0 < len(refused) < 60
+        assert log.values == [value for index, value in enumerate(values(60)) if index not in refused]
+        assert {type(_error(deliveries[index])) for index in refused} == {InvalidRecord}
+
+    run(scenario)
+
+
+def test_sequence_refused_without_reason_is_reported_and_the_next_records_go_on() -> None:
+    async def scenario() -> None:
+        log = ModelLog(lambda number: 45 if number == 2 else None)
+        async with producing(log) as (producer, _):
+            await producer.publish("t", b"a")
+            with pytest.raises(OutOfOrderSequence):
+                await producer.publish("t", b"b")
+            await producer.publish("t", b"c")
+            await producer.publish("t", b"d")
+        assert log.values == [b"a", b"c", b"d"]
+
+    run(scenario)
+
+
+def test_batch_that_is_too_large_is_split_until_it_fits() -> None:
+    async def scenario() -> None:
+        log = ModelLog()
+        log.batch_bytes_max = 300
+        async with producing(log) as (producer, _):
+            stored = await producer.publish_many("t", values(100))
+            assert [metadata.offset for metadata in stored] == list(range(100))
+            with pytest.raises(MessageTooLarge):
+                await producer.publish("t", bytes(400))
+            await producer.publish("t", b"last")
+        assert log.values == [*values(100), b"last"]
+
+    run(scenario)
+
+
+def test_named_bad_record_fails_with_its_message_and_the_others_of_its_batch_with_theirs() -> None:
+    async def scenario() -> None:
+        async with producing(ModelLog()) as (producer, broker):
+            broker.produce = lambda request: [
+                (name, topic_id, [PartitionResult(0, 87, record_errors=((1, "no key"),))])
+                for name, topic_id, _ in request.topics
+            ]
+            sent = [await producer.send("t", value) for value in values(3)]
+            await producer.flush()
+            assert [str(_error(delivery)) for delivery in sent] == [
+                "another record of the same batch was refused",
+                "no key",
+                "another record of the same batch was refused",
+            ]
+
+    run(scenario)
+
+
+def test_record_that_cannot_be_delivered_in_time_fails_and_frees_its_room() -> None:
+    async def scenario() -> None:
+        async with producing(ModelLog(lambda number: 6), delivery_timeout_ms=200) as (producer, _):
+            with pytest.raises(MansioError) as caught:
+                await producer.publish("t", b"x")
+            assert caught.value.retriable
+            assert producer.buffered_bytes == 0
+
+    run(scenario)
+
+
+def test_broker_that_is_gone_fails_waiting_records_after_the_delivery_timeout() -> None:
+    async def scenario() -> None:
+        async with producing(ModelLog(), delivery_timeout_ms=300) as (producer, broker):
+            await producer.publish("t", b"first")
+            broker._server.close()
+            broker.hang_up()
+            with pytest.raises((RequestTimedOut, ConnectionLost)):
+                await producer.publish("t", b"second")
+
+    run(scenario)
+
+
+def test_full_buffer_raises_or_waits_as_asked() -> None:
+    async def scenario() -> None:
+        for when_full in ("raise", "wait"):
+            settings = {"buffer_bytes_max": 2_000, "batch_bytes_max": 1_000, "when_full": when_full}
+            async with producing(ModelLog(), **settings) as (producer, broker):
+                answer, gate = broker.produce, asyncio.Event()
+
+                async def late(request: Any, answer: Any = answer, gate: asyncio.Event = gate) -> Any:
+                    await gate.wait()
+                    return answer(request)
+
+                broker.produce = late
+                for _ in range(4):
+                    await producer.send("t", bytes(400))
+                if when_full == "raise":
+                    with pytest.raises(QueueFull):
+                        await producer.send("t", bytes(600))
+                    gate.set()
+                else:
+                    fifth = asyncio.ensure_future(producer.send("t", bytes(600)))
+                    await asyncio.sleep(0)
+                    assert not fifth.done()
+                    gate.set()
+                    await (await fifth)
+                assert producer.buffered_bytes <= 2_000
+
+    run(scenario)
+
+
+def test_cancelled_publish_leaves_the_others_of_its_batch_alone() -> None:
+    async def scenario() -> None:
+        log = ModelLog()
+        async with producing(log, linger_ms=20) as (producer, _):
+            await producer.publish("t", b"the topic is known now")
+            tasks = [asyncio.ensure_future(producer.publish("t", value)) for value in values(3)]
+            await asyncio.sleep(0)
+            tasks[1].cancel()
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            assert isinstance(outcomes[1], asyncio.CancelledError)
+            assert [outcomes[0].offset, outcomes[2].offset] == [1, 3]  # type: ignore[union-attr]
+
+    run(scenario)
+
+
+def test_publishes_at_the_same_time_share_a_batch() -> None:
+    async def scenario() -> None:
+        log = ModelLog()
+        async with producing(log) as (producer, _):
+            await producer.publish("t", b"the topic is known now")
+            await asyncio.gather(*(producer.publish("t", value) for value in values(500)))
+        assert log.values[1:] == values(500)
+        assert log.batches <= 3
+
+    run(scenario)
+
+
+def test_unknown_topic_and_partition_are_refused_before_anything_is_buffered() -> None:
+    async def scenario() -> None:
+        async with producing(ModelLog()) as (producer, _):
+            with pytest.raises(UnknownTopicOrPartition):
+                await producer.publish("missing", b"x")
+            with pytest.raises(UnknownTopicOrPartition, match="no partition 9"):
+                await producer.publish("t", b"x", partition=9)
+            assert producer.buffered_bytes == 0
+
+    run(scenario)
+
+
+def test_acks_0_waits_for_nothing() -> None:
+    async def scenario() -> None:
+        async with producing(ModelLog(), acks=0) as (producer, broker):
+            broker.produce = lambda request: "say nothing"
+            stored = await producer.publish("t", b"x")
+            assert stored.offset == -1
+
+    run(scenario)
+
+
+def test_closing_without_flush_gives_up_what_waits_and_refuses_more() -> None:
+    async def scenario() -> None:
+        async with producing(ModelLog()) as (producer, broker):
+            broker.produce = lambda request: "say nothing"
+            delivery = await producer.send("t", b"x")
+            await producer.close(flush=False)
+            assert isinstance(_error(delivery), ConnectionLost)
+            with pytest.raises(ConnectionLost):
+                await producer.send("t", b"y")
+
+    run(scenario)
+
+
+def test_key_headers_text_null_and_timestamp_arrive_as_given() -> None:
+    async def scenario() -> None:
+        log = ModelLog()
+        async with producing(log) as (producer, _):
+            await producer.publish("t", "grüße", key="k", headers={"a": "b", "n": None}, timestamp_ms=5)
+            await producer.publish("t", None, key=b"")
+            await producer.publish_many("t", [OutgoingRecord(b"", b"k", (("h", b""),), 0, 9), "text", None])
+        found = [(r.timestamp_ms, r.key, r.value, r.headers) for r in log.records]
+        assert found[0] == (5, b"k", "grüße".encode(), (("a", b"b"), ("n", None)))
+        assert found[1][1:3] == (b"", None)
+        assert found[2] == (9, b"k", b"", (("h", b""),))
+        assert [entry[2] for entry in found[3:]] == [b"text", None]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"acks": 2},
+        {"codec": "rar"},
+        {"acks": 1, "idempotent": True},
+        {"in_flight_batches_max": 6},
+        {"batch_bytes_max": 1 << 30},
+    ],
+)
+def test_options_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"acks|codec|in_flight|batch"):
+        ProducerOptions(**settings)
+
+
+def _error(delivery: Any) -> MansioError | None:
+    try:
+        delivery.result()
+    except MansioError as error:
+        return error
+    return None

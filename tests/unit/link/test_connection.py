@@ -1,0 +1,193 @@
+"""One connection keeps its word: every waiter is answered, whatever the peer does."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from unit.link.stub_broker import HANG_UP, SAY_NOTHING, StubBroker
+
+from mansio.errors import ConnectionLost, RequestTimedOut, UnsupportedVersion
+from mansio.link.connection import Connection, ConnectionOptions
+from mansio.wire.versions import ApiKey
+
+HEARTBEAT = {"group_id": "g", "generation_id": 1, "member_id": "m"}
+
+
+def options(**changes: float) -> ConnectionOptions:
+    return ConnectionOptions(**{"connect_timeout_ms": 2_000, "request_timeout_ms": 2_000, **changes})  # type: ignore[arg-type]
+
+
+async def opened(broker: StubBroker, **changes: float) -> Connection:
+    return await Connection.open("127.0.0.1", broker.port, options(**changes))
+
+
+def test_pipelined_requests_get_their_own_answers() -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            broker.answers[ApiKey.HEARTBEAT] = lambda request: {"error_code": request.generation_id}
+            connection = await opened(broker)
+            answers = await asyncio.gather(
+                *(connection.request(ApiKey.HEARTBEAT, {**HEARTBEAT, "generation_id": i}) for i in range(200))
+            )
+            assert [answer.error_code for answer in answers] == list(range(200))
+            await connection.close()
+
+    asyncio.run(scenario())
+
+
+def test_highest_version_that_both_know_is_chosen() -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            broker.offered[ApiKey.HEARTBEAT] = (0, 2)
+            broker.offered[ApiKey.SYNC_GROUP] = (7, 9)
+            del broker.offered[ApiKey.LIST_GROUPS]
+            broker.answers[ApiKey.HEARTBEAT] = lambda request: {"error_code": 0}
+            connection = await opened(broker)
+            await connection.request(ApiKey.HEARTBEAT, HEARTBEAT)
+            assert broker.requests[-1][:2] == (ApiKey.HEARTBEAT, 2)
+            assert connection.version_for(ApiKey.HEARTBEAT, highest=1) == 1
+            for absent in (ApiKey.SYNC_GROUP, ApiKey.LIST_GROUPS):
+                with pytest.raises(UnsupportedVersion):
+                    connection.version_for(absent)
+            await connection.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("newest", [0, 1, 2, 3])
+def test_older_broker_is_asked_again_in_a_version_it_knows(newest: int) -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            broker.offered[ApiKey.API_VERSIONS] = (0, newest)
+            connection = await opened(broker)
+            assert broker.requests[-1][1] == newest
+            assert connection.versions[ApiKey.METADATA] == (0, 13)
+            await connection.close()
+
+    asyncio.run(scenario())
+
+
+def test_hang_up_fails_every_waiter_and_later_requests() -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            broker.answers[ApiKey.HEARTBEAT] = lambda request: (
+                SAY_NOTHING if request.generation_id < 5 else HANG_UP
+            )
+            connection = await opened(broker)
+            asked = [
+                connection.request(ApiKey.HEARTBEAT, {**HEARTBEAT, "generation_id": i}) for i in range(6)
+            ]
+            outcomes = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(outcome) for outcome in outcomes] == [ConnectionLost] * 6
+            assert connection.closed
+            with pytest.raises(ConnectionLost):
+                await connection.request(ApiKey.HEARTBEAT, HEARTBEAT)
+            await connection.close()
+
+    asyncio.run(scenario())
+
+
+def test_silent_broker_times_out_and_the_connection_ends() -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            broker.answers[ApiKey.HEARTBEAT] = lambda request: SAY_NOTHING
+            connection = await opened(broker)
+            other = asyncio.ensure_future(connection.request(ApiKey.HEARTBEAT, HEARTBEAT))
+            with pytest.raises(RequestTimedOut):
+                await connection.request(ApiKey.HEARTBEAT, HEARTBEAT, timeout_ms=50)
+            with pytest.raises(ConnectionLost):
+                await other
+            assert connection.closed
+            await connection.close()
+
+    asyncio.run(scenario())
+
+
+def test_cancelled_request_does_not_disturb_the_ones_behind_it() -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            gate = asyncio.Event()
+
+            async def answer(request: object) -> dict[str, int]:
+                await gate.wait()
+                return {"error_code": request.generation_id}  # type: ignore[attr-defined]
+
+            broker.answers[ApiKey.HEARTBEAT] = answer
+            connection = await opened(broker)
+            first, second = (
+                asyncio.ensure_future(connection.request(ApiKey.HEARTBEAT, {**HEARTBEAT, "generation_id": i}))
+                for i in (7, 8)
+            )
+            await asyncio.sleep(0)
+            first.cancel()
+            await asyncio.sleep(0)
+            gate.set()
+            assert (await second).error_code == 8
+            assert connection.in_flight == 0
+            await connection.close()
+
+    asyncio.run(scenario())
+
+
+def test_requests_under_way_are_bounded_and_the_rest_wait_in_order() -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            gate = asyncio.Event()
+            seen: list[int] = []
+
+            async def answer(request: object) -> dict[str, int]:
+                seen.append(request.generation_id)  # type: ignore[attr-defined]
+                await gate.wait()
+                return {"error_code": 0}
+
+            broker.answers[ApiKey.HEARTBEAT] = answer
+            connection = await opened(broker, in_flight_requests_max=3)
+            asked = [
+                asyncio.ensure_future(connection.request(ApiKey.HEARTBEAT, {**HEARTBEAT, "generation_id": i}))
+                for i in range(10)
+            ]
+            await asyncio.sleep(0)
+            assert connection.in_flight == 3
+            gate.set()
+            await asyncio.gather(*asked)
+            assert seen == list(range(10))
+            await connection.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    "rubbish",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        b"\x00\x00\x00\x02ab",
+        b"\x00\x00\x00\x08\x7f\xff\xff\xff1234",
+        b"\xff" * 64,
+    ],
+)
+def test_peer_that_does_not_speak_kafka_is_a_typed_error(rubbish: bytes) -> None:
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(rubbish)
+        await writer.drain()
+        writer.close()
+
+    async def scenario() -> None:
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        async with server:
+            with pytest.raises(ConnectionLost):
+                await Connection.open("127.0.0.1", server.sockets[0].getsockname()[1], options())
+
+    asyncio.run(scenario())
+
+
+def test_nobody_there_is_connection_lost() -> None:
+    async def scenario() -> None:
+        server = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
+        port = server.sockets[0].getsockname()[1]
+        server.close()
+        await server.wait_closed()
+        with pytest.raises(ConnectionLost, match=str(port)):
+            await Connection.open("127.0.0.1", port, options())
+
+    asyncio.run(scenario())

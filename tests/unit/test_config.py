@@ -1,0 +1,264 @@
+"""Settings: who wins, where each value came from, and errors that are one clear line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mansio import config_reference
+from mansio.config import SPECIFICATIONS, Origin, Settings, default_of, load_settings, parse_address
+from mansio.errors import ConfigError
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("MANSIO_"):
+            monkeypatch.delenv(name)
+
+
+def written(directory: Path, text: str, name: str = "mansio.yaml") -> str:
+    path = directory / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_flag_wins_over_environment_over_file_over_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, "num_partitions: 2\nnode_id: 2\nfetch_wait_ms_max: 2\n")
+    monkeypatch.setenv("MANSIO_NODE_ID", "3")
+    monkeypatch.setenv("MANSIO_FETCH_WAIT_MS_MAX", "3")
+    settings = load_settings(file, {"fetch_wait_ms_max": 4, "log_level": None})
+    assert (settings.num_partitions, settings.node_id, settings.fetch_wait_ms_max) == (2, 3, 4)
+    names = ("num_partitions", "node_id", "fetch_wait_ms_max", "log_level")
+    assert [settings.origin(name) for name in names] == [
+        Origin.FILE,
+        Origin.ENVIRONMENT,
+        Origin.FLAG,
+        Origin.DEFAULT,
+    ]
+
+
+def test_topic_defaults_are_merged_setting_by_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(
+        tmp_path, "topic_defaults:\n  retention.ms: 1\n  segment.ms: 1\n  cleanup.policy: [delete]\n"
+    )
+    monkeypatch.setenv("MANSIO_TOPIC_DEFAULTS", '{"segment.ms": 2}')
+    settings = load_settings(file, {"topic_defaults": {"retention.bytes": "3"}})
+    assert settings.topic_defaults == {
+        "retention.ms": "1",
+        "segment.ms": "2",
+        "cleanup.policy": "delete",
+        "retention.bytes": "3",
+    }
+    names = ("retention.ms", "segment.ms", "retention.bytes", "segment.bytes")
+    assert [settings.origin(f"topic_defaults.{name}") for name in names] == [
+        Origin.FILE,
+        Origin.ENVIRONMENT,
+        Origin.FLAG,
+        Origin.DEFAULT,
+    ]
+
+
+def test_toml_file(tmp_path: Path) -> None:
+    text = 'num_partitions = 2\nframe_bytes_max = "1 MiB"\n[topic_defaults]\n"retention.ms" = 5\n'
+    settings = load_settings(written(tmp_path, text, "mansio.toml"))
+    assert (settings.num_partitions, settings.frame_bytes_max) == (2, 1 << 20)
+    assert settings.topic_defaults == {"retention.ms": "5"}
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n"])
+def test_empty_file_is_all_defaults(tmp_path: Path, text: str) -> None:
+    assert load_settings(written(tmp_path, text)) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("64 MiB", 64 << 20), ("64MiB", 64 << 20), ("1mb", 10**6), ("70000", 70_000), ("1 GiB", 1 << 30)],
+)
+def test_bytes_with_units(text: str, value: int) -> None:
+    assert load_settings(flags={"frame_bytes_max": text}).frame_bytes_max == value
+
+
+@pytest.mark.parametrize(("text", "value"), [("5 s", 5000), ("5min", 300_000), ("2 h", 7_200_000), ("9", 9)])
+def test_times_with_units(text: str, value: int) -> None:
+    assert load_settings(flags={"shutdown_drain_ms": text}).shutdown_drain_ms == value
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {"num_partition": 1},
+            "num_partition: no such setting; did you mean num_partitions? (from the flag)",
+        ),
+        ({"xyzzy": 1}, "xyzzy: no such setting (from the flag)"),
+        ({"num_partitions": "many"}, "num_partitions: input should be a valid integer"),
+        ({"num_partitions": 0}, "num_partitions: 0 is below the least, 1 (from the flag)"),
+        ({"frame_bytes_max": "9 GiB"}, "frame_bytes_max: 9663676416 is above the most, 2147483647 bytes"),
+        ({"frame_bytes_max": "9 s"}, "frame_bytes_max: '9 s' is not a number of bytes"),
+        ({"frame_bytes_max": "-1"}, "frame_bytes_max: '-1' is not a number of bytes"),
+        ({"kafka_listen": "9092"}, "kafka_listen: '9092' is not host:port (from the flag)"),
+        ({"kafka_listen": ""}, "kafka_listen: '' is not host:port"),
+        ({"kafka_listen": "a:99999"}, "kafka_listen: 'a:99999' is not host:port"),
+        ({"log_level": "loud"}, "log_level: 'loud' is not one of debug, info, warning, error"),
+        ({"data_dir": ""}, "data_dir: must not be empty"),
+        (
+            {"topic_defaults": {"retention.msec": 1}},
+            "topic_defaults: retention.msec: no such topic setting; did",
+        ),
+        (
+            {"topic_defaults": {"cleanup.policy": "compact"}},
+            "topic_defaults: cleanup.policy: compaction is not",
+        ),
+        ({"topic_defaults": 5}, "topic_defaults: "),
+        (
+            {"in_flight_bytes_per_connection_max": "1 GiB"},
+            "in_flight_bytes_per_connection_max is larger than in_flight_bytes_max",
+        ),
+        ({"group_session_timeout_ms_min": "365 d"}, "group_session_timeout_ms_min is larger than"),
+    ],
+)
+def test_errors_are_one_line_that_names_the_key(flags: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_settings(flags=flags)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_unknown_key_in_a_file_names_the_file(tmp_path: Path) -> None:
+    file = written(tmp_path, "kafka_lisen: x\n")
+    with pytest.raises(ConfigError) as caught:
+        load_settings(file)
+    assert (
+        str(caught.value)
+        == f"kafka_lisen: no such setting; did you mean kafka_listen? (from the file {file})"
+    )
+
+
+@pytest.mark.parametrize("text", ["a: [", "- a\n- b\n", "just words", "\x00", "a: 1\n\ta: 2"])
+@pytest.mark.parametrize("name", ["m.yaml", "m.toml"])
+def test_file_that_is_no_configuration(tmp_path: Path, text: str, name: str) -> None:
+    file = written(tmp_path, text, name)
+    with pytest.raises(ConfigError) as caught:
+        load_settings(file)
+    assert file in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not there"):
+        load_settings(f"{tmp_path}/none.yaml")
+
+
+def test_unknown_variable_is_refused_with_the_near_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANSIO_NUM_PARTITION", "3")
+    with pytest.raises(ConfigError) as caught:
+        load_settings()
+    assert str(caught.value).startswith(
+        "MANSIO_NUM_PARTITION: no such setting; did you mean MANSIO_NUM_PARTITIONS?"
+    )
+    assert load_settings(environment=False) == Settings()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "MANSIO_BROKER",
+        "MANSIO_OUTPUT",
+        "MANSIO_SERVICE_HOST",
+        "MANSIO_SERVICE_PORT_KAFKA",
+        "MANSIO_PORT",
+        "MANSIO_KAFKA_PORT_9092_TCP_ADDR",
+        "MANSIO_KAFKA_SERVICE_PORT",
+    ],
+)
+def test_variables_of_clients_and_of_kubernetes_services_are_let_be(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Kubernetes sets such variables in every container beside a service that is named mansio."""
+    monkeypatch.setenv(name, "tcp://10.0.0.1:9092")
+    assert load_settings() == Settings()
+
+
+def test_topic_defaults_in_the_environment_that_are_no_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MANSIO_TOPIC_DEFAULTS", "retention.ms=5")
+    with pytest.raises(ConfigError, match="MANSIO_TOPIC_DEFAULTS: not JSON"):
+        load_settings()
+
+
+@pytest.mark.parametrize("value", ["true", "1", "yes"])
+def test_switches_in_the_environment(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("MANSIO_AUTO_CREATE_TOPICS", value)
+    assert load_settings().auto_create_topics is True
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("num_partitions", "3"), ("num_partitions", True), ("auto_create_topics", 1), ("data_dir", None)],
+)
+def test_settings_made_in_a_program_are_checked_too(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Settings(**{name: value})  # type: ignore[arg-type]  # on purpose
+
+
+def test_addresses() -> None:
+    assert parse_address("x", "[::1]:9092") == ("::1", 9092)
+    assert str(parse_address("x", "[::1]:9092")) == "[::1]:9092"
+    settings = Settings(kafka_listen="0.0.0.0:0", kafka_advertise="", http_listen="")
+    assert settings.kafka_address == ("0.0.0.0", 0)
+    assert settings.advertised_address is None
+    assert settings.http_address is None
+    for wrong in ("::1:9092", "host", ":9092", "host:", "host:-1", "host:1.0", "host:\u0661"):
+        with pytest.raises(ConfigError):
+            parse_address("x", wrong)
+
+
+def test_defaults_listen_on_loopback_only() -> None:
+    settings = Settings()
+    assert settings.kafka_address.host == "127.0.0.1"
+    assert settings.http_address is not None
+    assert settings.http_address.host == "127.0.0.1"
+
+
+def test_origin_of_settings_made_in_a_program() -> None:
+    settings = Settings(num_partitions=2, topic_defaults={"retention.ms": "1"})
+    assert settings.origin("num_partitions") is Origin.FLAG
+    assert settings.origin("node_id") is Origin.DEFAULT
+    assert settings.origin("topic_defaults.retention.ms") is Origin.FLAG
+
+
+def test_every_setting_has_a_meaning_and_every_number_a_bound() -> None:
+    for name, specification in SPECIFICATIONS.items():
+        assert specification.meaning.endswith("."), name
+        if type(default_of(name)) is int:
+            assert specification.minimum is not None, name
+            assert specification.maximum is not None, name
+            assert (specification.unit == "ms") == ("_ms" in name), name
+            assert (specification.unit == "bytes") == ("_bytes" in name), name
+
+
+def test_making_settings_in_a_program_imports_no_pydantic() -> None:
+    code = "import sys, mansio.config as c; c.Settings(); assert not {'pydantic', 'yaml'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_reference_agrees_with_the_tables() -> None:
+    """After a change of a setting run `python -m mansio.config_reference`."""
+    assert (ROOT / config_reference.DOCUMENT).read_text() == config_reference.document()
+    assert (ROOT / config_reference.EXAMPLE).read_text() == config_reference.example()
+
+
+def test_example_file_is_all_defaults() -> None:
+    settings = load_settings(str(ROOT / config_reference.EXAMPLE))
+    assert settings == Settings()
+    assert {settings.origin(name) for name in SPECIFICATIONS if name != "topic_defaults"} == {Origin.FILE}

@@ -1,0 +1,204 @@
+"""The codecs against the libraries of Kafka's clients, and against batches that want to be gigabytes."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+import subprocess
+import sys
+import zlib
+from random import Random
+
+import aiokafka.codec
+import lz4.frame
+import pytest
+import snappy
+import zstandard
+
+from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression
+from mansio.wire.compression import Codec, compress, decompress
+from unit.wire.foreign import kafka_codec
+
+NOISE = Random(7).randbytes(300_000)
+TEXTS = {
+    "empty": b"",
+    "one byte": b"x",
+    "repeats": b"mansio " * 60_000,
+    "noise": NOISE,
+    "mixed": b"a" * 70_000 + NOISE[:70_000] + b"b" * 40_000,
+    "a whole block": bytes(65_536),
+}
+PLENTY = 1 << 20
+texts = pytest.mark.parametrize("data", TEXTS.values(), ids=TEXTS.keys())
+
+
+def zstd_stream(data: bytes, **options: object) -> bytes:
+    out = zstandard.ZstdCompressor(write_content_size=False, **options).compressobj()
+    return out.compress(data) + out.flush()
+
+
+def zstd_flushed_often(data: bytes) -> bytes:
+    out = zstandard.ZstdCompressor().compressobj()
+    parts = [
+        out.compress(data[start : start + 999]) + out.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+        for start in range(0, len(data), 999)
+    ]
+    return b"".join(parts) + out.flush()
+
+
+def lz4_frame(**options: object) -> object:
+    return lambda data: lz4.frame.compress(data, **options)
+
+
+FOREIGN_WRITERS = {
+    "gzip": (Codec.GZIP, gzip.compress),
+    "gzip in two members": (Codec.GZIP, lambda d: gzip.compress(d[:100]) + gzip.compress(d[100:])),
+    "gzip, kafka-python": (Codec.GZIP, kafka_codec.gzip_encode),
+    "snappy raw, librdkafka's way": (Codec.SNAPPY, snappy.compress),
+    "snappy xerial, kafka-python": (Codec.SNAPPY, kafka_codec.snappy_encode),
+    "snappy xerial, aiokafka": (Codec.SNAPPY, aiokafka.codec.snappy_encode),
+    "lz4, kafka-python": (Codec.LZ4, kafka_codec.lz4_encode),
+    "lz4, aiokafka": (Codec.LZ4, aiokafka.codec.lz4_encode),
+    "lz4 with content size": (Codec.LZ4, lz4_frame(store_size=True)),
+    "lz4 without content size": (Codec.LZ4, lz4_frame(store_size=False)),
+    "lz4, linked blocks": (Codec.LZ4, lz4_frame(store_size=False, block_linked=True, block_size=4)),
+    "lz4, independent blocks": (Codec.LZ4, lz4_frame(block_linked=False, block_size=5)),
+    "lz4, 4 MiB blocks": (Codec.LZ4, lz4_frame(store_size=False, block_size=7)),
+    "lz4, all checksums": (Codec.LZ4, lz4_frame(content_checksum=True, block_checksum=True)),
+    "zstd with content size": (Codec.ZSTD, zstandard.ZstdCompressor().compress),
+    "zstd without content size": (Codec.ZSTD, zstd_stream),
+    "zstd with checksum": (Codec.ZSTD, lambda d: zstd_stream(d, write_checksum=True)),
+    "zstd, high level": (Codec.ZSTD, lambda d: zstd_stream(d, level=19)),
+    "zstd in many blocks": (Codec.ZSTD, zstd_flushed_often),
+    "zstd in two frames": (Codec.ZSTD, lambda d: zstd_stream(d[:9]) + zstandard.compress(d[9:])),
+    "zstd, kafka-python": (Codec.ZSTD, kafka_codec.zstd_encode),
+    "zstd, aiokafka": (Codec.ZSTD, aiokafka.codec.zstd_encode),
+}
+FOREIGN_READERS = {
+    "gzip": (Codec.GZIP, gzip.decompress),
+    "gzip, aiokafka": (Codec.GZIP, aiokafka.codec.gzip_decode),
+    "snappy, kafka-python": (Codec.SNAPPY, kafka_codec.snappy_decode),
+    "snappy, aiokafka": (Codec.SNAPPY, aiokafka.codec.snappy_decode),
+    "lz4": (Codec.LZ4, lz4.frame.decompress),
+    "lz4, kafka-python": (Codec.LZ4, kafka_codec.lz4_decode),
+    "lz4, aiokafka": (Codec.LZ4, aiokafka.codec.lz4_decode),
+    "zstd": (Codec.ZSTD, lambda d: zstandard.ZstdDecompressor().decompressobj().decompress(d)),
+    "zstd, kafka-python": (Codec.ZSTD, kafka_codec.zstd_decode),
+    "zstd, aiokafka": (Codec.ZSTD, aiokafka.codec.zstd_decode),
+}
+
+
+@pytest.mark.parametrize("codec", Codec)
+@texts
+def test_round_trip(codec: Codec, data: bytes) -> None:
+    packed = compress(codec, memoryview(bytearray(data)))
+    assert decompress(codec, memoryview(bytearray(packed)), len(data)) == data
+
+
+@pytest.mark.parametrize(("codec", "write"), FOREIGN_WRITERS.values(), ids=FOREIGN_WRITERS.keys())
+@texts
+def test_what_others_write_is_read(codec: Codec, write: object, data: bytes) -> None:
+    assert decompress(codec, write(data), len(data)) == data
+
+
+@pytest.mark.parametrize(("codec", "read"), FOREIGN_READERS.values(), ids=FOREIGN_READERS.keys())
+@texts
+def test_what_is_written_others_read(codec: Codec, read: object, data: bytes) -> None:
+    assert bytes(read(compress(codec, data))) == data
+
+
+@texts
+def test_lz4_is_written_as_the_java_client_demands(data: bytes) -> None:
+    """KafkaLZ4BlockInputStream refuses linked blocks."""
+    info = lz4.frame.get_frame_info(compress(Codec.LZ4, data))
+    assert info["block_linked"] is False
+    assert info["content_size"] == 0
+    assert info["block_size"] == 65_536
+
+
+@pytest.mark.parametrize(("codec", "write"), FOREIGN_WRITERS.values(), ids=FOREIGN_WRITERS.keys())
+def test_one_byte_more_than_allowed_is_refused(codec: Codec, write: object) -> None:
+    data = TEXTS["mixed"]
+    with pytest.raises(InvalidRecord):
+        decompress(codec, write(data), len(data) - 1)
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec != Codec.NONE])
+@pytest.mark.parametrize("cut", [1, 4, 9, 100])
+def test_truncated_data_is_corrupt(codec: Codec, cut: int) -> None:
+    packed = compress(codec, TEXTS["mixed"])
+    with pytest.raises(CorruptMessage):
+        decompress(codec, packed[:-cut], PLENTY)
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Codec if codec != Codec.NONE])
+@pytest.mark.parametrize("garbage", [b"", b"\x07", b"garbage that is longer than any header", b"\x01" * 64])
+def test_garbage_is_corrupt(codec: Codec, garbage: bytes) -> None:
+    with pytest.raises((CorruptMessage, InvalidRecord)):
+        decompress(codec, garbage, PLENTY)
+
+
+@pytest.mark.parametrize("codec", [Codec.GZIP, Codec.LZ4, Codec.ZSTD])
+def test_bytes_after_the_end_are_corrupt(codec: Codec) -> None:
+    with pytest.raises(CorruptMessage):
+        decompress(codec, compress(codec, b"data") + b"more", PLENTY)
+
+
+@pytest.mark.parametrize("number", [5, 6, 7, -1, 99])
+def test_unknown_codec_is_refused(number: int) -> None:
+    with pytest.raises(UnsupportedCompression):
+        decompress(number, b"", PLENTY)
+
+
+def bombs() -> dict[str, tuple[Codec, bytes]]:
+    """Small inputs that claim, or really hold, at least 64 MiB."""
+    huge = bytes(64 << 20)
+    repeat = b"".join((((1 << 17) << 3 | 2).to_bytes(3, "little"), b"\x00"))  # one byte, 128 Ki times
+    last = b"".join((((1 << 17) << 3 | 3).to_bytes(3, "little"), b"\x00"))
+    zstd_head = (0xFD2FB528).to_bytes(4, "little")
+    packer = zlib.compressobj(1, wbits=31)
+    zipped = packer.compress(huge) + packer.flush()
+    blocks = compress(Codec.SNAPPY, bytes(32 << 10))
+    return {
+        "gzip": (Codec.GZIP, zipped),
+        "gzip in members": (Codec.GZIP, gzip.compress(bytes(900_000)) * 100),
+        "snappy that claims 4 GiB": (Codec.SNAPPY, b"\xff\xff\xff\xff\x0f" + bytes(60)),
+        "snappy that is 64 MiB": (Codec.SNAPPY, snappy.compress(huge)),
+        "snappy in blocks": (Codec.SNAPPY, blocks[:16] + blocks[16:] * 2048),
+        "lz4": (Codec.LZ4, lz4.frame.compress(huge, store_size=False)),
+        "lz4 with its size": (Codec.LZ4, lz4.frame.compress(huge, store_size=True)),
+        "zstd of repeats": (Codec.ZSTD, zstd_head + b"\x00\x58" + repeat * 8192 + last),
+        "zstd": (Codec.ZSTD, zstd_stream(huge)),
+        "zstd with its size": (Codec.ZSTD, zstandard.compress(huge)),
+        "zstd that claims 2^60": (
+            Codec.ZSTD,
+            zstd_head + b"\xc0\x58" + (1 << 60).to_bytes(8, "little") + last,
+        ),
+    }
+
+
+def test_bombs_are_refused_before_they_take_memory() -> None:
+    """In a process of its own that could not hold even one of them."""
+    program = (
+        "import pickle, resource, sys\n"
+        "from mansio.errors import InvalidRecord\n"
+        "from mansio.wire.compression import decompress\n"
+        "bombs = pickle.load(sys.stdin.buffer)\n"
+        "pages = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (pages + (24 << 20),) * 2)\n"
+        "for name, (codec, data) in bombs.items():\n"
+        "    try:\n"
+        "        decompress(codec, data, 1 << 20)\n"
+        "    except InvalidRecord:\n"
+        "        print(name)\n"
+    )
+    cases = bombs()
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=pickle.dumps({name: (int(codec), data) for name, (codec, data) in cases.items()}),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.decode().split("\n")[:-1] == list(cases)

@@ -1,0 +1,124 @@
+"""The frame reader: same frames however the bytes come, and memory that follows what was received."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from mansio.errors import FrameTooLarge
+from mansio.wire.frames import INITIAL_BYTES, KEPT_BYTES, SHRINK_AFTER_READS, FrameReader
+
+LIMIT = 16 << 20
+
+
+def framed(data: bytes) -> bytes:
+    return len(data).to_bytes(4, "big") + data
+
+
+def feed(reader: FrameReader, data: bytes, step: int = 1 << 30) -> list[bytes]:
+    """Push bytes through as a socket would, at most `step` at a time; copies of the frames."""
+    frames: list[bytes] = []
+    view = memoryview(data)
+    while view:
+        room = reader.get_buffer(65536)
+        assert room
+        count = min(len(room), len(view), step)
+        room[:count] = view[:count]
+        view = view[count:]
+        frames += [bytes(frame) for frame in reader.received(count)]
+    return frames
+
+
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 7, 64, 1000, 65_536, 1 << 30])
+def test_frames_are_the_same_however_the_bytes_come(step: int) -> None:
+    random = Random(3)
+    sizes = [0, 1, 3, 4, 100, 1000, 70_000, 5, 200_000 if step > 3 else 900, 0, 12]
+    frames = [random.randbytes(size) for size in sizes]
+    reader = FrameReader(LIMIT)
+    assert feed(reader, b"".join(map(framed, frames)), step) == frames
+    assert reader.buffered == 0
+
+
+def test_frames_are_the_same_in_random_steps_with_partial_tails() -> None:
+    random = Random(4)
+    frames = [random.randbytes(random.randrange(random.choice((10, 1000, 100_000)))) for _ in range(300)]
+    reader = FrameReader(LIMIT)
+    stream = b"".join(map(framed, frames))
+    found: list[bytes] = []
+    while stream:
+        step = random.randrange(1, random.choice((20, 5_000, 200_000)))
+        found += feed(reader, stream[:step])
+        stream = stream[step:]
+    assert found == frames
+
+
+def test_whole_frame_in_one_read_is_not_copied() -> None:
+    reader = FrameReader(LIMIT)
+    room = reader.get_buffer(65536)
+    room[:8] = framed(b"abcd")
+    (frame,) = reader.received(8)
+    room[4:8] = b"wxyz"
+    assert frame == b"wxyz"
+
+
+def test_earlier_views_live_until_the_next_get_buffer_even_when_more_frames_come() -> None:
+    reader = FrameReader(LIMIT)
+    data = b"".join(framed(bytes([n]) * 50) for n in range(100))
+    room = reader.get_buffer(65536)
+    room[: len(data)] = data
+    frames = reader.received(len(data))
+    assert [bytes(frame) for frame in frames] == [bytes([n]) * 50 for n in range(100)]
+
+
+@pytest.mark.parametrize(
+    "length", [b"\xff\xff\xff\xff", b"\x80\x00\x00\x00", b"\x00\x00\x04\x01", b"\x7f\xff\xff\xff"]
+)
+@pytest.mark.parametrize("step", [1, 4, 100])
+def test_negative_and_huge_lengths_are_refused(length: bytes, step: int) -> None:
+    with pytest.raises(FrameTooLarge):
+        feed(FrameReader(1024), length + b"x" * 8, step)
+
+
+def test_largest_frame_allowed_is_accepted() -> None:
+    assert feed(FrameReader(1024), framed(b"x" * 1024), 100) == [b"x" * 1024]
+
+
+def test_memory_follows_what_was_received_not_what_was_announced() -> None:
+    reader = FrameReader(1 << 30)
+    feed(reader, (1 << 29).to_bytes(4, "big") + b"x" * 10)
+    reader.get_buffer(65536)
+    assert reader.capacity == INITIAL_BYTES
+    assert reader.buffered == 14
+    feed(reader, b"x" * 1_000_000)
+    reader.get_buffer(65536)
+    assert reader.capacity <= 2 * 1_000_014 + INITIAL_BYTES
+
+
+def test_large_frame_takes_no_more_than_itself() -> None:
+    reader = FrameReader(LIMIT)
+    feed(reader, framed(b"x" * 3_000_000)[:-1])
+    reader.get_buffer(65536)
+    assert reader.capacity == 3_000_004
+
+
+def test_buffer_of_a_huge_frame_is_given_back_at_once() -> None:
+    reader = FrameReader(LIMIT)
+    feed(reader, framed(b"x" * (KEPT_BYTES + 1)))
+    reader.get_buffer(65536)
+    assert reader.capacity == INITIAL_BYTES
+
+
+def test_buffer_of_a_busy_connection_is_kept_and_given_back_when_frames_are_small() -> None:
+    reader = FrameReader(LIMIT)
+    large, small = framed(b"x" * 500_000), framed(b"x" * 100)
+    feed(reader, large)
+    capacity = reader.capacity
+    for _ in range(SHRINK_AFTER_READS * 2):
+        reader.get_buffer(65536)
+        assert reader.capacity == capacity, "a connection in use keeps its buffer"
+        feed(reader, large)
+    for _ in range(SHRINK_AFTER_READS + 2):
+        feed(reader, small)
+    reader.get_buffer(65536)
+    assert reader.capacity == INITIAL_BYTES

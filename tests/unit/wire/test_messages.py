@@ -1,0 +1,257 @@
+"""Every API but Produce and Fetch: golden bytes, one shape for all versions, mistakes of either side."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tracemalloc
+import uuid
+from typing import Any
+
+import pytest
+
+from mansio.errors import WireError
+from mansio.wire import messages, schema_readers
+from mansio.wire.headers import read_request_header
+from mansio.wire.messages import (
+    Struct,
+    decode_request,
+    decode_response,
+    decode_response_frame,
+    encode_request,
+    encode_response,
+)
+from mansio.wire.versions import OFFERED, ApiKey
+
+METADATA_V12 = bytes.fromhex(
+    "0000005300000007"  # frame length, correlation id
+    "00"  # header tags
+    "00000000"  # throttle time
+    "02 00000001 02 68 0000 2384 00 00"  # one broker: id 1, "h", port 9092, no rack
+    "02 63 00000001"  # cluster id "c", controller 1
+    "02 0000 02 74 0101010101010101 0101010101010101 00"  # one topic "t" with its id
+    "02 0000 00000000 00000001 00000005 02 00000001 02 00000001 01 00"  # one partition
+    "80000000 00 00"  # authorized operations, tags
+)
+METADATA = {
+    "brokers": [{"node_id": 1, "host": "h", "port": 9092}],
+    "cluster_id": "c",
+    "controller_id": 1,
+    "topics": [
+        {
+            "name": "t",
+            "topic_id": b"\x01" * 16,
+            "partitions": [
+                {
+                    "partition_index": 0,
+                    "leader_id": 1,
+                    "leader_epoch": 5,
+                    "replica_nodes": [1],
+                    "isr_nodes": [1],
+                }
+            ],
+        }
+    ],
+}
+
+
+def body_of(frame: bytes) -> bytes:
+    return frame[4 + read_request_header(frame[4:]).body :]
+
+
+def test_golden_metadata_response() -> None:
+    assert encode_response(ApiKey.METADATA, 12, 7, METADATA).hex() == METADATA_V12.hex()
+
+
+def test_golden_api_versions_request_of_a_java_client() -> None:
+    frame = bytes.fromhex("00120003000000010004746573740012") + b"apache-kafka-java\x063.6.1\x00"
+    frame = frame[:14] + b"\x00" + frame[15:]
+    header = read_request_header(frame)
+    request = decode_request(header.api_key, header.api_version, frame[header.body :])
+    assert (request.client_software_name, request.client_software_version) == ("apache-kafka-java", "3.6.1")
+
+
+def test_one_shape_whatever_the_version() -> None:
+    old = decode_request(12, 0, body_of(encode_request(12, 0, 1, None, {"group_id": "g", "member_id": "m"})))
+    new = decode_request(12, 4, body_of(encode_request(12, 4, 1, None, {"group_id": "g", "member_id": "m"})))
+    assert old == new
+    assert repr(old) == "Struct(group_id='g', generation_id=0, member_id='m', group_instance_id=None)"
+
+
+def test_fields_only_older_versions_have() -> None:
+    v1 = body_of(
+        encode_request(
+            ApiKey.OFFSET_FETCH,
+            1,
+            1,
+            None,
+            {"group_id": "g", "topics": [{"name": "t", "partition_indexes": [3]}]},
+        )
+    )
+    request = decode_request(ApiKey.OFFSET_FETCH, 1, v1)
+    assert (request.group_id, request.topics[0].name, request.groups) == ("g", "t", [])
+    v9 = body_of(encode_request(ApiKey.OFFSET_FETCH, 9, 1, None, {"groups": [{"group_id": "g"}]}))
+    request = decode_request(ApiKey.OFFSET_FETCH, 9, v9)
+    assert (request.group_id, request.groups[0].group_id, request.groups[0].topics) == ("", "g", None)
+    commit = {"group_id": "g", "retention_time_ms": 5, "generation_id_or_member_epoch": 2}
+    assert decode_request(8, 2, body_of(encode_request(8, 2, 1, None, commit))).retention_time_ms == 5
+    assert decode_request(8, 9, body_of(encode_request(8, 9, 1, None, commit))).retention_time_ms == -1
+
+
+def test_defaults_are_kafkas_and_each_message_has_its_own() -> None:
+    one = decode_request(ApiKey.JOIN_GROUP, 0, body_of(encode_request(ApiKey.JOIN_GROUP, 0, 1, None, {})))
+    two = decode_request(ApiKey.JOIN_GROUP, 0, body_of(encode_request(ApiKey.JOIN_GROUP, 0, 1, None, {})))
+    assert (one.rebalance_timeout_ms, one.group_instance_id, one.reason) == (-1, None, None)
+    one.protocols.append("x")
+    assert two.protocols == []
+    old = decode_request(ApiKey.OFFSET_FETCH, 1, body_of(encode_request(ApiKey.OFFSET_FETCH, 1, 1, None, {})))
+    old.groups.append("x")
+    again = decode_request(
+        ApiKey.OFFSET_FETCH, 1, body_of(encode_request(ApiKey.OFFSET_FETCH, 1, 1, None, {}))
+    )
+    assert again.groups == []
+
+
+def test_response_frame_round_trip_in_every_version() -> None:
+    for version in range(14):
+        correlation_id, response = decode_response_frame(
+            ApiKey.METADATA, version, encode_response(ApiKey.METADATA, version, 7, METADATA)[4:]
+        )
+        assert correlation_id == 7
+        assert response.brokers[0].port == 9092
+        assert response.topics[0].partitions[0].isr_nodes == [1]
+
+
+def test_uuids_are_16_bytes_or_none() -> None:
+    for given, read in ((uuid.UUID(int=5), uuid.UUID(int=5).bytes), (None, None), (bytes(16), None)):
+        frame = encode_response(ApiKey.METADATA, 12, 7, {"topics": [{"name": "t", "topic_id": given}]})
+        assert decode_response_frame(ApiKey.METADATA, 12, frame[4:])[1].topics[0].topic_id == read
+
+
+def test_tagged_fields_nobody_knows_are_skipped() -> None:
+    body = body_of(encode_request(12, 4, 1, None, {"group_id": "g", "member_id": "m"}))
+    assert decode_request(12, 4, body[:-1] + b"\x02\x63\x03abc\x7f\x00").group_id == "g"
+
+
+def test_known_tagged_field_must_fill_its_length() -> None:
+    body = encode_response(18, 3, 1, {"finalized_features_epoch": 5})[8:]
+    assert decode_response(18, 3, body).finalized_features_epoch == 5
+    with pytest.raises(WireError):
+        decode_response(18, 3, body[:-9] + b"\x09" + body[-8:] + b"\x00")
+
+
+def test_error_codes_newer_than_kio_are_read() -> None:
+    assert decode_response(12, 4, b"\x00\x00\x00\x00\x27\x0f\x00").error_code == 9999
+
+
+WRONG_NAMES: list[tuple[int, dict[str, Any]]] = [
+    (12, {"throttle_time": 1}),
+    (3, {"topics": [{"nmae": "t"}]}),
+    (3, {"topics": [{"partitions": [{"leader": 1}]}]}),
+]
+
+
+@pytest.mark.parametrize(("api_key", "fields"), WRONG_NAMES)
+def test_name_no_version_knows_is_a_type_error(api_key: int, fields: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match="has no field"):
+        encode_response(api_key, 1, 1, fields)
+
+
+WRONG_VALUES: list[tuple[dict[str, Any], type[Exception]]] = [
+    ({"error_code": 70_000}, ValueError),
+    ({"error_code": "x"}, ValueError),
+    ({"leader": None}, TypeError),
+    ({"member_id": 5}, TypeError),
+    ({"members": None}, TypeError),
+    ({"members": [{"metadata": None}]}, TypeError),
+    ({"member_id": "\ud800"}, ValueError),
+    ({"member_id": "x" * 40_000}, ValueError),
+]
+
+
+@pytest.mark.parametrize(("fields", "kind"), WRONG_VALUES)
+def test_wrong_value_is_named(fields: dict[str, Any], kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        encode_response(ApiKey.JOIN_GROUP, 3, 1, fields)
+
+
+def test_version_kio_does_not_know_is_a_mistake_of_the_caller() -> None:
+    for api_key, version in ((12, 99), (999, 0)):
+        with pytest.raises((ValueError, KeyError)):
+            decode_request(api_key, version, b"")
+
+
+BAD_BODIES = {
+    "empty": (12, 4, b""),
+    "bytes after the end": (12, 4, body_of(encode_request(12, 4, 1, None, {})) + b"\x00"),
+    "a null where none may be": (12, 4, b"\x00\x00\x00\x00\x00\x01\x00\x00"),
+    "text that is not UTF-8": (12, 4, b"\x02\xff\x00\x00\x00\x00\x01\x00\x00"),
+    "a text longer than the message": (12, 4, b"\x7fabc"),
+    "a negative length": (12, 0, b"\xff\xfe\x00\x00\x00\x00\x00\x01m"),
+    "two thousand million topics": (3, 1, b"\x7f\xff\xff\xff" + b"\x00" * 50),
+    "four thousand million topics": (3, 9, b"\xff\xff\xff\xff\x0f" + b"\x00" * 50),
+    "a negative count": (3, 1, b"\xff\xff\xff\xfe"),
+    "a uuid cut off": (3, 12, b"\x02" + b"\x01" * 9),
+    "a tagged field longer than the message": (12, 4, b"\x01\x00\x00\x00\x00\x01\x00\x01\x00\x7f"),
+}
+
+
+@pytest.mark.parametrize(("api_key", "version", "body"), BAD_BODIES.values(), ids=BAD_BODIES.keys())
+def test_bytes_that_are_not_the_message_are_a_wire_error(api_key: int, version: int, body: bytes) -> None:
+    with pytest.raises(WireError):
+        decode_request(api_key, version, body)
+
+
+def test_lying_counts_take_no_memory() -> None:
+    for api_key, version, body in BAD_BODIES.values():
+        with pytest.raises(WireError):
+            decode_request(api_key, version, body)
+    tracemalloc.start()
+    try:
+        for api_key, version, body in BAD_BODIES.values():
+            with pytest.raises(WireError):
+                decode_request(api_key, version, body)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
+def test_message_of_many_tiny_structures_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A topic of a Metadata request takes 3 bytes on the wire and a hundred times that in memory."""
+    monkeypatch.setattr(messages, "MAX_STRUCTS", 1000)
+    body = b"\xe9\x07" + b"\x01\x00" * 1000 + b"\x01\x00\x00\x00"
+    assert len(decode_request(3, 9, body).topics) == 1000
+    body = b"\xea\x07" + b"\x01\x00" * 1001 + b"\x01\x00\x00\x00"
+    with pytest.raises(WireError, match="structures"):
+        decode_request(3, 9, body)
+    assert schema_readers.MAX_STRUCTS * 600 < 512 << 20
+
+
+def test_huge_body_is_refused_before_it_is_looked_at() -> None:
+    with pytest.raises(WireError, match="at most"):
+        decode_request(3, 9, memoryview(bytearray(messages.MAX_BODY_BYTES + 1)))
+
+
+def test_warm_up_leaves_nothing_to_import() -> None:
+    steps = sum(1 for _ in messages.warm_up())
+    assert steps == 2 * sum(api.highest - api.lowest + 1 for api in OFFERED.values() if api.handler)
+
+
+def test_importing_the_wire_imports_no_schema() -> None:
+    """All of kio's schemas take over a second; a broker must start in a fifth of that."""
+    program = (
+        "import sys\n"
+        "import mansio.wire.messages, mansio.wire.produce, mansio.wire.fetch, mansio.wire.frames\n"
+        "print([name for name in sys.modules if name.startswith('kio.schema.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    assert done.stdout.decode().strip() == "[]"
+
+
+def test_struct_compares_by_value() -> None:
+    assert Struct({"a": 1}) == Struct({"a": 1})
+    assert Struct({"a": 1}) != Struct({"a": 2})
+    assert Struct({"a": 1}) != {"a": 1}
+    with pytest.raises(AttributeError):
+        _ = Struct({"a": 1}).b

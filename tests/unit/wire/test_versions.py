@@ -1,0 +1,48 @@
+"""The one table, and the page that is made from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kio.schema.index import api_key_map
+
+from mansio.wire.compatibility import render
+from mansio.wire.versions import OFFERED, SKIPPED, ApiKey, announced, is_flexible, is_offered
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_compatibility_page_is_what_the_table_says() -> None:
+    assert (ROOT / "docs/COMPATIBILITY.md").read_text(encoding="utf-8") == render()
+
+
+def test_every_api_has_its_row_and_kafkas_name() -> None:
+    assert list(OFFERED) == list(ApiKey) == sorted(ApiKey)
+    for key, api in OFFERED.items():
+        assert api.key is key
+        assert api_key_map[key] == key.name.lower()
+        assert api.lowest <= api.highest
+        assert (api.handler is None) == (key in (ApiKey.PRODUCE, ApiKey.FETCH))
+
+
+def test_produce_is_announced_from_0_for_old_librdkafka_but_not_served() -> None:
+    """KAFKA-18659."""
+    assert (0, 0, 13) in announced()
+    assert not is_offered(ApiKey.PRODUCE, 2)
+    assert is_offered(ApiKey.PRODUCE, 3)
+    assert (1, 4, 17) in announced()
+    assert len(announced()) == len(OFFERED)
+
+
+def test_unknown_keys_and_versions_are_not_offered() -> None:
+    for key, version in ((-1, 0), (4, 0), (32767, 0), (18, 5), (18, -1), (68, 0)):
+        assert not is_offered(key, version)
+    assert not is_flexible(4, 30_000)
+    assert not is_flexible(ApiKey.OFFSET_DELETE, 30_000)
+
+
+def test_what_is_skipped_says_why() -> None:
+    assert all(SKIPPED.values())
+    page = render()
+    assert all(reason in page for reason in SKIPPED.values())
+    assert all(api.skipped in page and api.note in page for api in OFFERED.values())
