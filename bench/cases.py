@@ -103,10 +103,10 @@ CASES = (
     ),
     Case(
         "deliver",
-        "publish to deliver at 1,000/s, acks=all",
+        "publish to deliver, 1,000/s, acks=all",
         ("deliver", "--acks", "-1", "--rate", "1000"),
         figure="p50_us",
-        unit="us (p50)",
+        unit="us",
         against=None,
     ),
 )

@@ -50,18 +50,14 @@ def _number(value: float) -> str:
 def _spread(values: list[float]) -> str:
     if not values:
         return "-"
-    return (
-        f"{_number(statistics.median(values))} [dim]({_number(min(values))} - {_number(max(values))})[/dim]"
-    )
+    return f"{_number(statistics.median(values))}\n[dim]{_number(min(values))} - {_number(max(values))}[/dim]"
 
 
 def table(outcomes: list[Outcome], extras: dict[str, Any]) -> Table:
-    title = (
-        f"Mansio {__version__} against the floor: median (min - max), requests/s where nothing else is said"
-    )
+    title = f"Mansio {__version__} against the floor: median, lowest - highest; requests/s if nothing else is said"
     shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     shown.add_column("case", no_wrap=True)
-    for column in ("floor", "Mansio", "ratio", "asked", "p50 / p99 us", "load cpu"):
+    for column in ("floor", "Mansio", "ratio", "asked", "p50\np99, us", "load\ncpu"):
         shown.add_column(column, justify="right", no_wrap=True)
     for outcome in outcomes:
         case, ratios = outcome.case, outcome.ratios()
@@ -73,7 +69,7 @@ def table(outcomes: list[Outcome], extras: dict[str, Any]) -> Table:
             _spread(outcome.figures("mansio")),
             f"[{colour}]{_spread(ratios)}[/]",
             f">= {case.ratio_min}" if case.ratio_min else "",
-            f"{_number(last[0])} / {_number(last[1])}",
+            f"{_number(last[0])}\n{_number(last[1])}",
             f"{max(run['load_cpu'] for run in outcome.mansio + outcome.reference):.2f}",
         )
     if "memory" in extras:

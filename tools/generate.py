@@ -42,13 +42,24 @@ def _command_line() -> str:
     return reference.reference()
 
 
+def _settings(make: str) -> Callable[[], str]:
+    def content() -> str:
+        from mansio import config_reference
+
+        return str(getattr(config_reference, make)())
+
+    return content
+
+
 def documents() -> dict[str, Callable[[], str]]:
     """Path below the root -> what makes the whole content of that file."""
     return {
         "README.md": _readme,
         "docs/ARCHITECTURE.md": _architecture,
+        "config.example.yaml": _settings("example"),
         "docs/CLI.md": _command_line,
         "docs/COMPATIBILITY.md": compatibility.document,
+        "docs/CONFIGURATION.md": _settings("document"),
     }
 
 

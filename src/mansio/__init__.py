@@ -1,5 +1,70 @@
-"""Mansio: a durable, distributed message queue in Python."""
+"""Mansio: a durable, distributed message queue in Python. Kafka's log and wire, SQS's care for every record.
+
+>>> async with mansio.connect("127.0.0.1:9092") as client:      # asyncio
+...     await client.publish("orders", b"one", key=b"ada")
+>>> with mansio.blocking.connect("127.0.0.1:9092") as client:   # the same names, blocking
+...     client.publish("orders", b"two", key=b"ada")
+>>> with mansio.Broker("data") as broker:                       # a whole broker in this process
+...     print(broker.address)
+
+What stands here is loaded on first use, so that `import mansio` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from mansio.version import __version__
 
-__all__ = ["__version__"]
+if TYPE_CHECKING:
+    from mansio import errors
+    from mansio.broker.embedded import EmbeddedBroker as Broker
+    from mansio.client import (
+        Client,
+        Message,
+        RecordMetadata,
+        TopicPartition,
+        blocking,
+        connect,
+    )
+    from mansio.errors import MansioError
+
+__all__ = [
+    "Broker",
+    "Client",
+    "MansioError",
+    "Message",
+    "RecordMetadata",
+    "TopicPartition",
+    "__version__",
+    "blocking",
+    "connect",
+    "errors",
+]
+
+_LAZY = {
+    "Broker": ("mansio.broker.embedded", "EmbeddedBroker"),
+    "Client": ("mansio.client", "Client"),
+    "MansioError": ("mansio.errors", "MansioError"),
+    "Message": ("mansio.client", "Message"),
+    "RecordMetadata": ("mansio.client", "RecordMetadata"),
+    "TopicPartition": ("mansio.client", "TopicPartition"),
+    "blocking": ("mansio.client.blocking", ""),
+    "connect": ("mansio.client", "connect"),
+    "errors": ("mansio.errors", ""),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'mansio' has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    loaded = importlib.import_module(module)
+    value = getattr(loaded, attribute) if attribute else loaded
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

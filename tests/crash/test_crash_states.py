@@ -288,7 +288,7 @@ def _durable_files(disk: SimulatedDisk) -> dict[str, bytes]:
 
 def test_new_records_after_a_torn_tail_are_not_mixed_with_the_old_ones() -> None:
     """Recovery cuts the tail for good: its bytes never come back, neither in the segment nor through an old index."""
-    for seed in range(400):
+    for seed in range(200):
         chance = random.Random(seed)
         settings = chance.choice([SETTINGS, LARGE_SEGMENTS, RARE_SNAPSHOTS])
         disk = SimulatedDisk()

@@ -7,10 +7,15 @@ import os
 import signal
 import subprocess
 import sys
-from typing import TYPE_CHECKING, Any
+import tempfile
+import traceback
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
 
+import mansio.client  # noqa: F401  # so that forked children have it
+from mansio.cli.main import main
 from support.places import mansio_command
 from support.process import ServedBroker
 from support.waiting import wait_until
@@ -21,26 +26,51 @@ if TYPE_CHECKING:
 
 
 class Shell:
-    """Runs `mansio` with MANSIO_BROKER set."""
+    """Runs `mansio` with MANSIO_BROKER set: a child forked from here, so that it need not import everything anew.
+
+    `start` is the real command in a process of its own, for what is about processes.
+    """
 
     def __init__(self, broker: str) -> None:
         self.environment = {**os.environ, "MANSIO_BROKER": broker}
+        self.errors = ""
 
     def __call__(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> str:
         return self.bytes(*arguments, stdin=stdin, code=code).decode()
 
     def bytes(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> bytes:
-        done = subprocess.run(
-            [*mansio_command(), *arguments],
-            input=stdin,
-            capture_output=True,
-            timeout=60,
-            env=self.environment,
-        )
-        assert done.returncode == code, (done.stdout, done.stderr)
-        assert b"Traceback" not in done.stderr
-        self.errors = done.stderr.decode()
-        return done.stdout
+        with ExitStack() as stack:
+            given, out, errors = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(3))
+            given.write(stdin)
+            given.seek(0)
+            child = os.fork()
+            if child == 0:
+                self._be_the_command(arguments, given, out, errors)
+            _, status = os.waitpid(child, 0)
+            out.seek(0)
+            errors.seek(0)
+            self.errors = errors.read().decode()
+            assert os.waitstatus_to_exitcode(status) == code, self.errors
+            assert "Traceback" not in self.errors
+            return out.read()
+
+    def _be_the_command(self, arguments: tuple[str, ...], *files: BinaryIO) -> None:
+        ended = 99
+        try:
+            signal.alarm(60)
+            for descriptor, file in enumerate(files):
+                os.dup2(file.fileno(), descriptor)
+            sys.stdin, sys.stdout, sys.stderr = (open(fd, mode) for fd, mode in enumerate("rww"))  # noqa: SIM115  # for the life of the child
+            os.environ.update(self.environment)
+            main(arguments)
+        except SystemExit as end:
+            ended = 0 if end.code is None else int(end.code)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(ended)
 
     def json(self, *arguments: str, **more: Any) -> Any:
         return json.loads(self(*arguments, "--output", "json", **more))
@@ -60,7 +90,8 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    served = ServedBroker(tmp_path_factory.mktemp("cli") / "data")
+    at_once = {"MANSIO_GROUP_INITIAL_REBALANCE_DELAY_MS": "0"}
+    served = ServedBroker(tmp_path_factory.mktemp("cli") / "data", environment=at_once)
     try:
         yield served.start()
     finally:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from mansio.client import blocking
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -25,11 +26,9 @@ def numbers(broker: ServedBroker) -> dict[str, float]:
 
 @pytest.mark.row("T5")
 def test_metrics_follow_what_happens(served_broker: ServedBroker):
-    import mansio
-
     before = numbers(served_broker)
     assert before["mansio_partitions"] == 0
-    with mansio.connect_blocking(served_broker.bootstrap) as client:
+    with blocking.connect(served_broker.bootstrap) as client:
         client.admin.create_topic("counted", partitions=2)
         client.publish("counted", b"x" * 500, partition=1)
     after = numbers(served_broker)

@@ -219,12 +219,16 @@ def aiokafka_read(bootstrap: str, topic: str, count: int, *, partitions: int = 1
 # kcat (librdkafka 2.0.2): text only, no timestamps when writing, the same headers for all
 
 
+class KcatFailedError(Exception):
+    """kcat ended with an error; this is what it said."""
+
+
 def kcat(bootstrap: str, *arguments: str, stdin: bytes = b"") -> bytes:
     """Run kcat and return its output; raise with what it said when it fails."""
-    command = [required_tool("kcat"), "-b", bootstrap, "-q", *arguments]
+    command = [required_tool("kcat"), "-b", bootstrap, *arguments]
     done = subprocess.run(command, input=stdin, capture_output=True, timeout=2 * DEADLINE_S, check=False)
     if done.returncode:
-        raise RuntimeError(f"kcat {' '.join(arguments)}: {done.stderr.decode(errors='replace')}")
+        raise KcatFailedError(f"kcat {' '.join(arguments)}: {done.stderr.decode(errors='replace')}")
     return done.stdout
 
 

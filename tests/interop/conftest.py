@@ -10,8 +10,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 with warnings.catch_warnings():
-    # kafka-python reads its schemas through importlib.resources.read_text, when imported and later on.
-    warnings.filterwarnings("ignore", "read_text is deprecated", DeprecationWarning)
+    # kafka-python reads its schemas through what importlib.resources deprecated, when imported and later on.
+    warnings.filterwarnings("ignore", "(read|open)_text is deprecated", DeprecationWarning)
     from interop.clients import QUIET
 
 from support.process import ServedBroker, served
@@ -26,7 +26,7 @@ _numbers = itertools.count(1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("filterwarnings", "ignore:read_text is deprecated:DeprecationWarning")
+    config.addinivalue_line("filterwarnings", "ignore:(read|open)_text is deprecated:DeprecationWarning")
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mansio.errors import IllegalGeneration, MansioError, RebalanceInProgress, StorageError
 from mansio.state.classic_group import (
@@ -30,6 +30,7 @@ from mansio.state.group_types import Answer, Effect, Join, JoinAnswer, Persist, 
 SESSION_MS = 10_000
 REBALANCE_MS = 30_000
 SIZE_MAX = 4
+NUMBERS = st.integers(0, 5)
 PROTOCOLS = {
     "range": (Protocol("range", b"r"),),
     "both": (Protocol("sticky", b"s"), Protocol("range", b"r")),
@@ -45,22 +46,27 @@ class Client:
         self.member_id = ""
         self.generation = -1
         self.answer: JoinAnswer | None = None
+        self.stage = "heartbeat"
 
 
 class GroupMachine(RuleBasedStateMachine):
-    clients = Bundle("clients")
-
     def __init__(self) -> None:
         super().__init__()
         self.group = ClassicGroup("g", initial_delay_ms=200, size_max=SIZE_MAX)
         self.now_ms = 0.0
+        self.clients = [
+            Client(None, "both"),
+            Client(None, "range"),
+            Client(None, "both"),
+            Client("i1", "both"),
+        ]
+        self.clients += [Client("i1", "range"), Client(None, "both")]
         self.ids = itertools.count()
         self.waiting: dict[int, tuple[str, Client]] = {}
         self.writes: list[Persist] = []
         self.stored: dict[int, dict[str, bytes]] = {}  # generation -> assignments that are committed
         self.facts: dict[int, tuple[str | None, str]] = {}  # generation -> protocol, leader
         self.generation_seen = 0
-        self.member_ids: set[str] = set()
 
     # What the coordinator does
 
@@ -85,6 +91,7 @@ class GroupMachine(RuleBasedStateMachine):
             return
         client.generation = answer.generation
         client.answer = answer
+        client.stage = "sync"
         if answer.leader not in self.group.roster.members:
             return  # an old client of a static member that came back: it is told the id that was
         fact = self.facts.setdefault(answer.generation, (answer.protocol, answer.leader))
@@ -114,17 +121,33 @@ class GroupMachine(RuleBasedStateMachine):
 
     # What can happen
 
-    @rule(
-        target=clients,
-        instance=st.sampled_from([None, None, "i1", "i2"]),
-        protocols=st.sampled_from(list(PROTOCOLS)),
-    )
-    def start_client(self, instance: str | None, protocols: str) -> Any:
-        return multiple(Client(instance, protocols))
+    @rule(number=NUMBERS)
+    def go_on(self, number: int) -> None:
+        """What a well-behaved client does next: join, sync, or a heartbeat; it obeys what it is told."""
+        client = self.clients[number]
+        if any(each is client for _, each in self.waiting.values()):
+            return
+        if client.stage == "sync":
+            self.sync(number)
+            return
+        try:
+            self.group.heartbeat(client.member_id, client.instance_id, client.generation, self.now_ms)
+        except RebalanceInProgress:
+            pass
+        except MansioError:
+            client.member_id = ""
+        else:
+            return
+        self.join(number, recent=number != 1, lost=False)
 
-    @rule(client=clients, recent=st.booleans(), lost=st.sampled_from([False, False, False, True]))
-    def join(self, client: Client, recent: bool, lost: bool) -> None:
+    @rule(number=NUMBERS, protocols=st.sampled_from(list(PROTOCOLS)))
+    def restart_client(self, number: int, protocols: str) -> None:
+        self.clients[number] = Client(self.clients[number].instance_id, protocols)
+
+    @rule(number=NUMBERS, recent=st.booleans(), lost=st.sampled_from([False, False, False, True]))
+    def join(self, number: int, recent: bool, lost: bool) -> None:
         """`lost`: the answer never reaches the client, which goes on with what it knows."""
+        client = self.clients[number]
         request = Join(
             client.member_id,
             client.instance_id,
@@ -141,8 +164,10 @@ class GroupMachine(RuleBasedStateMachine):
         heir = copy.copy(client) if lost else client
         self.attempt("join", heir, lambda waiter: self.group.join(request, waiter, new_id, self.now_ms))
 
-    @rule(client=clients)
-    def sync(self, client: Client) -> None:
+    @rule(number=NUMBERS)
+    def sync(self, number: int) -> None:
+        client = self.clients[number]
+        client.stage = "heartbeat"
         assignments = {}
         if client.answer is not None and client.answer.member_id == client.answer.leader:
             listed = client.answer.members
@@ -150,8 +175,9 @@ class GroupMachine(RuleBasedStateMachine):
         request = Sync(client.member_id, client.instance_id, client.generation, assignments, "consumer")
         self.attempt("sync", client, lambda waiter: self.group.sync(request, waiter, self.now_ms))
 
-    @rule(client=clients)
-    def heartbeat_and_commit(self, client: Client) -> None:
+    @rule(number=NUMBERS)
+    def heartbeat_and_commit(self, number: int) -> None:
+        client = self.clients[number]
         member = self.group.roster.members.get(client.member_id)
         mine = member is not None and member.instance_id == client.instance_id
         current = mine and client.generation == self.group.generation
@@ -170,8 +196,9 @@ class GroupMachine(RuleBasedStateMachine):
                 fenced_off = call == self.group.check_commit and self.group.state is EMPTY
                 assert current or (fenced_off and client.generation == -1)
 
-    @rule(client=clients, forget=st.booleans())
-    def leave(self, client: Client, forget: bool) -> None:
+    @rule(number=NUMBERS, forget=st.booleans())
+    def leave(self, number: int, forget: bool) -> None:
+        client = self.clients[number]
         try:
             effects = self.group.leave(client.member_id, client.instance_id, self.now_ms)
         except MansioError:

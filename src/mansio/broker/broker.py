@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_NEVER_MS = 1 << 50
+WARM_UP_PAUSE_S = 0.001
+SYNC_POLL_S = 0.001
 
 
 class Broker:
@@ -110,7 +112,7 @@ class Broker:
             files=FileCache(disk, files_max=settings.open_files_max),
             background=file_thread,
         )
-        stack.push_async_callback(_close_partitions, partitions, syncer, scheduler)
+        stack.push_async_callback(_close_partitions, partitions, syncer)
         for topic in tuple(state.topics.values()):
             await partitions.open_known(topic)
         partitions.report_unknown_directories()
@@ -160,7 +162,7 @@ class Broker:
         self.kafka_address = Address(*await server.start(host, port, advertised=settings.advertised_address))
         self._server = service.server = server
         service.ready = True
-        service.scheduler.spawn(_warm_up(service), name="warm-up")
+        service.scheduler.spawn(_warm_up(), name="warm-up")
         logger.info("broker %d ready on %s", settings.node_id, self.kafka_address)
 
 
@@ -198,21 +200,17 @@ def _high_watermark(partitions: PartitionSet, topic: str, index: int) -> int | N
     return None if partition is None else partition.high_watermark
 
 
-async def _close_partitions(partitions: PartitionSet, syncer: Syncer, scheduler: AsyncioScheduler) -> None:
+async def _close_partitions(partitions: PartitionSet, syncer: Syncer) -> None:
     """One last sync of everything, then close the logs."""
     for partition in partitions:
         syncer.request(partition.log, urgent=True)
-    while not syncer.idle:
-        promise = scheduler.promise()
-        scheduler.call_later(1, promise.set_result, None)
-        await promise
+    while not syncer.idle:  # noqa: ASYNC110 - once per broker, for some milliseconds
+        await asyncio.sleep(SYNC_POLL_S)
     partitions.close()
     syncer.close()
 
 
-async def _warm_up(service: Service) -> None:
+async def _warm_up() -> None:
     """Import and compile the message schemas in small steps, so that no first request pays for them."""
     for _ in messages.warm_up():
-        promise = service.scheduler.promise()
-        service.scheduler.call_later(1, promise.set_result, None)
-        await promise
+        await asyncio.sleep(WARM_UP_PAUSE_S)

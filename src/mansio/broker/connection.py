@@ -117,7 +117,10 @@ class Connection(asyncio.BufferedProtocol):
         self.client_host = str(peer[0]) if peer else ""
         self.last_active = self._server.now
         self._egress = Egress(
-            self._server.loop, transport.get_extra_info("socket").fileno(), self.resume_reading, self._send_failed
+            self._server.loop,
+            transport.get_extra_info("socket").fileno(),
+            self.resume_reading,
+            self._send_failed,
         )
         self._server.connected(self)
 
@@ -162,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
         """A copy of the frame waits until the request before it has been answered."""
         self._backlog.append(bytes(frame))
         self._backlog_bytes += len(frame)
-        if self._backlog_bytes > self._server.limits.backlog_bytes_max:
+        if not self._may_read():
             self.pause_reading()
 
     def _begin(self, frame: memoryview) -> None:
@@ -260,7 +263,7 @@ class Connection(asyncio.BufferedProtocol):
     def _may_read(self) -> bool:
         limits = self._server.limits
         return (
-            len(self._slots) < limits.requests_max
+            len(self._slots) + len(self._backlog) < limits.requests_max
             and self._backlog_bytes <= limits.backlog_bytes_max
             and (self._egress is None or self._egress.waiting_bytes <= limits.unsent_bytes_max)
             and not self._server.reading_stopped(self)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.errors import MansioError
 from mansio.wire import messages
-from mansio.wire.versions import OFFERED, ApiKey
+from mansio.wire.versions import OFFERED, ApiKey, announced
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -69,8 +69,8 @@ class Dispatcher:
     def unsupported_api_versions(self, header: RequestHeader, slot: Slot) -> None:
         """KIP-511: whatever version was asked for, answer in version 0 with the list and the error."""
         api_keys = [
-            {"api_key": int(api.key), "min_version": api.announced_lowest, "max_version": api.highest}
-            for api in OFFERED.values()
+            {"api_key": key, "min_version": lowest, "max_version": highest}
+            for key, lowest, highest in announced()
         ]
         fields = {"error_code": UNSUPPORTED_VERSION, "api_keys": api_keys}
         slot.answer([messages.encode_response(ApiKey.API_VERSIONS, 0, header.correlation_id, fields)])

@@ -28,7 +28,7 @@ class EmbeddedBroker:
     """A broker in this process.
 
     >>> with mansio.Broker("data") as broker:
-    ...     client = mansio.connect_blocking(broker.address)
+    ...     client = mansio.blocking.connect(broker.address)
 
     `directory` holds everything it keeps. Further keywords are settings (`num_partitions=3`), see `mansio.config`.
     """

@@ -106,7 +106,9 @@ class PartitionSet:
     def of(self, topic: str) -> list[Partition]:
         """All partitions of a topic, none if there is no such topic. Raises the error of one that is not open."""
         found = self._by_name.get(topic)
-        return [] if found is None else [self.find(topic, None, index) for index in range(len(found.partitions))]
+        return (
+            [] if found is None else [self.find(topic, None, index) for index in range(len(found.partitions))]
+        )
 
     def is_internal(self, topic: str) -> bool:
         """Whether clients must not write to it."""

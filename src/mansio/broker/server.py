@@ -11,6 +11,7 @@ connection closed; large frames together never hold more than `in_flight_bytes_m
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,8 +25,7 @@ from mansio.wire import messages
 from mansio.wire.versions import OFFERED, ApiKey
 
 if TYPE_CHECKING:
-    import asyncio
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mansio.broker.egress import Piece
     from mansio.broker.service import Service
@@ -38,6 +38,7 @@ SMALL_FRAME_BYTES = 256 * 1024
 """Frames up to this size need no reservation: every connection may hold one."""
 
 SWEEP_INTERVAL_MS = 1000
+DRAIN_POLL_S = 0.005
 
 
 class Limits(NamedTuple):
@@ -108,19 +109,12 @@ class Server:
             connection.pause_reading()
         fetch.answer_parked(self.service)
         deadline = self.clock.monotonic() + drain_ms / 1000
-        while any(connection.busy for connection in self._connections) and self.clock.monotonic() < deadline:
-            await self._turn()
+        await _until(lambda: not any(connection.busy for connection in self._connections), self.clock, deadline)
         for connection in tuple(self._connections):
             connection.close()
-        while self._connections and self.clock.monotonic() < deadline:
-            await self._turn()
+        await _until(lambda: not self._connections, self.clock, deadline)
         for connection in tuple(self._connections):
             connection.abort()
-
-    async def _turn(self) -> None:
-        promise = self.service.scheduler.promise()
-        self.loop.call_later(0.005, promise.set_result, None)
-        await promise
 
     @property
     def connection_count(self) -> int:
@@ -245,3 +239,9 @@ class Server:
         due, self._flush_due = self._flush_due, []
         for connection in due:
             connection.flush()
+
+
+async def _until(condition: Callable[[], bool], clock: Clock, deadline: float) -> None:
+    """Look now and then whether `condition` holds; give up at `deadline` (monotonic seconds)."""
+    while not condition() and clock.monotonic() < deadline:  # noqa: ASYNC110 - only while the broker stops
+        await asyncio.sleep(DRAIN_POLL_S)

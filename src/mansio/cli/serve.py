@@ -20,7 +20,8 @@ from mansio.version import __version__
 if TYPE_CHECKING:
     import asyncio
 
-    from mansio.api.http import HttpServer
+    from mansio.api.http.server import HttpServer
+    from mansio.api.http.service_view import ServiceView
     from mansio.broker.broker import Broker
     from mansio.config import Address, Settings
 
@@ -101,45 +102,60 @@ def settings_from(
 
 
 async def _serve(settings: Settings) -> int:
-    """Start, say so, wait for a signal, stop. Returns the exit code."""
+    """Start, say so, wait for a signal, stop. Returns the exit code.
+
+    HTTP comes first, so that a broker which takes its time to recover answers probes (as not ready) meanwhile.
+    """
     import asyncio
 
+    from mansio.api.http.service_view import ServiceView
     from mansio.broker.broker import Broker
 
     stop = asyncio.Event()
     _stop_on_signals(stop)
+    view = ServiceView()
     broker = Broker(settings)
-    http: HttpServer | None = None
+    http = None
+    if settings.http_address is not None:
+        http = _http_server(view, settings.http_address)
+        http_address = await http.start()
     try:
-        await broker.start()
-    except OSError as error:
-        if error.errno not in LISTEN_ERRNOS:
-            raise
-        raise ConfigError(f"cannot listen on {settings.kafka_listen}: {os.strerror(error.errno)}") from error
-    try:
-        http, http_address = await _open_http(settings, broker)
-        _say_ready(settings, broker, http_address)
+        await _start(broker)
+        view.attach(broker.service)
+        _say_ready(settings, broker, http_address if http else None)
         await stop.wait()
     finally:
         code = await _close(settings, broker, http)
     return code
 
 
-async def _open_http(settings: Settings, broker: Broker) -> tuple[HttpServer | None, Address | None]:
+def _http_server(view: ServiceView, address: Address) -> HttpServer:
+    import asyncio
+
+    from mansio.api.http.app import assemble
+    from mansio.api.http.loop_watch import LoopWatch
+    from mansio.api.http.server import HttpServer
+    from mansio.broker.loop import AsyncioScheduler
+    from mansio.host import HostClock
+
+    watch = LoopWatch(AsyncioScheduler(asyncio.get_running_loop()), HostClock())
+    return HttpServer(assemble(view, watch), *address)
+
+
+async def _start(broker: Broker) -> None:
+    try:
+        await broker.start()
+    except OSError as error:
+        if error.errno not in LISTEN_ERRNOS:
+            raise
+        address = broker.settings.kafka_listen
+        raise ConfigError(f"cannot listen on {address}: {os.strerror(error.errno)}") from error
+
+
+def _say_ready(settings: Settings, broker: Broker, http: tuple[str, int] | None) -> None:
     from mansio.config import Address
 
-    if settings.http_address is None:
-        return None, None
-    from mansio.api.http import HttpServer, build_app
-
-    server = HttpServer(build_app(broker.service), *settings.http_address)
-    return server, Address(*await server.start())
-
-
-def _say_ready(settings: Settings, broker: Broker, http: Address | None) -> None:
-    from mansio.config import Address
-
-    doors = f"kafka={Address(*broker.kafka_address)} http={http or 'off'}"
+    doors = f"kafka={broker.kafka_address} http={Address(*http) if http else 'off'}"
     print(f"mansio {__version__} ready {doors} data={settings.data_dir} pid={os.getpid()}", flush=True)
 
 

@@ -103,32 +103,52 @@ def assign_sticky(members: Sequence[Member], partition_counts: Mapping[str, int]
 def assign_cooperative_sticky(members: Sequence[Member], partition_counts: Mapping[str, int]) -> Assignments:
     """Sticky, but a partition that someone else still has is left out this time."""
     given = assign_sticky(members, partition_counts)
-    claimed = {partition: member.member_id for member in members for partition in member.owned}
-    owners = {**claimed, **_claims(members, partition_counts)}
+    holders = _holders(members)
     return {
-        member: [partition for partition in partitions if owners.get(partition, member) == member]
+        member: [partition for partition in partitions if member in holders.get(partition, {member})]
         for member, partitions in given.items()
     }
+
+
+def _holders(members: Sequence[Member]) -> dict[TopicPartition, set[str]]:
+    """Who has what, as far as the newest generation that claims it knows, wanted or not."""
+    newest: dict[TopicPartition, int] = {}
+    holders: dict[TopicPartition, set[str]] = {}
+    for member in members:
+        for partition in member.owned:
+            if member.generation > newest.get(partition, -2):
+                newest[partition] = member.generation
+                holders[partition] = set()
+            if member.generation == newest[partition]:
+                holders[partition].add(member.member_id)
+    return holders
 
 
 def _balance(given: Assignments, subscribed: Mapping[str, list[str]]) -> None:
     """Move partitions from the fuller to the emptier until no move makes two members more even.
 
-    Ends because every move lowers the sum of the squares of the loads.
+    Always one move from the fullest that can give: taking more from one at once would leave it with less than its
+    share, and what it lost would have moved for nothing. Ends because every move lowers the sum of the squares of
+    the loads.
     """
-    moved = True
-    while moved:
-        moved = False
-        for member in sorted(given, key=lambda member: (-len(given[member]), member)):
-            lowest = min(len(partitions) for partitions in given.values())
-            for partition in sorted(given[member], reverse=True):
-                if len(given[member]) <= lowest + 1:
-                    break
-                target = _least_loaded(subscribed[partition.topic], given)
-                if len(given[target]) + 1 < len(given[member]):
-                    given[member].remove(partition)
-                    given[target].append(partition)
-                    moved = True
+    while _move_one(given, subscribed):
+        pass
+
+
+def _move_one(given: Assignments, subscribed: Mapping[str, list[str]]) -> bool:
+    emptiest = {topic: _least_loaded(members, given) for topic, members in subscribed.items()}
+    for member in sorted(given, key=lambda member: (-len(given[member]), member)):
+        partitions = given[member]
+        targets = {topic: emptiest[topic] for topic in {partition.topic for partition in partitions}}
+        if not targets:
+            return False
+        topic, target = min(targets.items(), key=lambda item: (len(given[item[1]]), item))
+        if len(given[target]) + 1 < len(partitions):
+            moving = max(partition for partition in partitions if partition.topic == topic)
+            partitions.remove(moving)
+            given[target].append(moving)
+            return True
+    return False
 
 
 def _least_loaded(candidates: Sequence[str], given: Assignments) -> str:

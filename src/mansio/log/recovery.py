@@ -75,7 +75,11 @@ def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
     disk.make_directory(directory)
     bases = _clear_and_list(disk, directory)
     checkpoint = load_checkpoint(disk, f"{directory}/{CHECKPOINT_NAME}")
-    if checkpoint is not None and bases and bases[0] > checkpoint.durable_end_offset == checkpoint.start_offset:
+    if (
+        checkpoint is not None
+        and bases
+        and bases[0] > checkpoint.durable_end_offset == checkpoint.start_offset
+    ):
         # The names of later segments survived a crash and that of the first one did not; nothing was durable yet.
         logger.warning("%s: removed %d segments that no durable record leads to", directory, len(bases))
         for base in reversed(bases):
@@ -231,7 +235,7 @@ class _Opening:
         index = segment.index = self._index_below(segment, file, position)
         reason = ""
         began = position
-        for batch_position, header in _checked_batches(file, position, segment.size):
+        for batch_position, header in checked_batches(file, position, segment.size):
             if isinstance(header, str):
                 reason = header
                 break
@@ -363,7 +367,7 @@ class _Opening:
         write_sealed(self.disk, path, self.epochs.encode(), durable=True)  # syncs the directory too
 
 
-def _checked_batches(file: DiskFile, position: int, size: int) -> Iterator[tuple[int, BatchHeader | str]]:
+def checked_batches(file: DiskFile, position: int, size: int) -> Iterator[tuple[int, BatchHeader | str]]:
     """(position, header) of each whole and undamaged batch; (position, what is wrong) when something else follows."""
     chunk = b""
     chunk_start = position
@@ -389,3 +393,23 @@ def _checked_batches(file: DiskFile, position: int, size: int) -> Iterator[tuple
             return
         yield position, header
         position += length
+
+
+def verify_segment(file: DiskFile, base_offset: int, size: int, end_offset: int, epochs: EpochList) -> int:
+    """Check all batches of a segment that should span [base_offset, end_offset); their number, or `CorruptLog`."""
+    count = 0
+    offset = base_offset
+    if file.size() < size:
+        raise CorruptLog(f"{file.path} has {file.size()} bytes, it should have {size}")
+    for position, header in checked_batches(file, 0, size):
+        if isinstance(header, str):
+            raise CorruptLog(f"{file.path} is damaged at {position}: {header}")
+        if header.base_offset != offset:
+            raise CorruptLog(f"{file.path} has offset {header.base_offset} at {position}, not {offset}")
+        if epochs.epoch_at(header.base_offset) not in (header.leader_epoch, -1):
+            raise CorruptLog(f"{file.path} has leader epoch {header.leader_epoch} at {position}")
+        offset = header.base_offset + header.last_offset_delta + 1
+        count += 1
+    if offset != end_offset:
+        raise CorruptLog(f"{file.path} ends at offset {offset}, not {end_offset}")
+    return count

@@ -156,39 +156,37 @@ def _open_snappy(data: Buffer, max_output_bytes: int) -> bytes:
 
 
 def _open_lz4(data: Buffer, max_output_bytes: int) -> bytes:
-    known, bound = _lz4_output_bytes(memoryview(data))
-    return _open_into(cramjam.lz4.decompress_into, data, known, bound, max_output_bytes)
+    stated, bound = _lz4_output_bytes(memoryview(data))
+    return _open_into(cramjam.lz4.decompress_into, data, stated, bound, max_output_bytes)
 
 
 def _open_zstd(data: Buffer, max_output_bytes: int) -> bytes:
-    known, bound = _zstd_output_bytes(memoryview(data))
-    return _open_into(cramjam.zstd.decompress_into, data, known, bound, max_output_bytes)
+    stated, bound = _zstd_output_bytes(memoryview(data))
+    return _open_into(cramjam.zstd.decompress_into, data, stated, bound, max_output_bytes)
 
 
 def _open_into(
     decompress_into: Callable[[Buffer, bytearray], int],
     data: Buffer,
-    known: bool,
+    stated: int | None,
     bound: int,
     max_output_bytes: int,
 ) -> bytes:
-    """Decompress into a buffer of the right size; `known` says that `bound` is what the frame itself
-    promises."""
-    if known and bound > max_output_bytes:
+    """Decompress into a buffer of the right size: what the data itself states, or else the upper bound."""
+    if stated is not None and stated > max_output_bytes:
         raise _too_long(max_output_bytes)
-    out = bytearray(min(bound, max_output_bytes))
+    out = bytearray(min(bound if stated is None else stated, bound, max_output_bytes))
     try:
         length = decompress_into(data, out)
     except cramjam.DecompressionError as error:
-        if not known and bound > max_output_bytes and "whole buffer" in str(error):
+        if stated is None and bound > max_output_bytes and "whole buffer" in str(error):
             raise _too_long(max_output_bytes) from error
         raise
     return bytes(memoryview(out)[:length])
 
 
-def _lz4_output_bytes(view: memoryview) -> tuple[bool, int]:
-    """(whether the frame states its size, the size or an upper bound of it) of one LZ4 frame that fills
-    `view`."""
+def _lz4_output_bytes(view: memoryview) -> tuple[int | None, int]:
+    """(size as the frame states it, or None; upper bound of it) of the one LZ4 frame that fills `view`."""
     if bytes(view[:4]) != _LZ4_MAGIC:
         raise CorruptMessage("the records do not begin with an LZ4 frame")
     flags, descriptor = view[4], view[5]
@@ -215,14 +213,14 @@ def _lz4_output_bytes(view: memoryview) -> tuple[bool, int]:
     position += 4 if flags & 0x04 else 0
     if position != len(view):
         raise CorruptMessage("the LZ4 frame does not end with the batch")
-    return (False, bound) if stated is None else (True, stated)
+    return stated, bound
 
 
-def _zstd_output_bytes(view: memoryview) -> tuple[bool, int]:
-    """(whether all frames state their size, the sum of sizes or upper bounds) of the zstd frames."""
+def _zstd_output_bytes(view: memoryview) -> tuple[int | None, int]:
+    """(size as all the frames state it, or None; upper bound of it) of the zstd frames that fill `view`."""
     position = 0
-    known = True
-    total = 0
+    stated: int | None = 0
+    bound = 0
     while position < len(view):
         (magic,) = _LITTLE_32.unpack_from(view, position)
         position += 4
@@ -232,14 +230,14 @@ def _zstd_output_bytes(view: memoryview) -> tuple[bool, int]:
             continue
         if magic != _ZSTD_MAGIC:
             raise CorruptMessage("the records do not begin with a zstd frame")
-        stated, position, has_checksum = _zstd_frame_header(view, position)
-        bound, position = _zstd_blocks(view, position)
+        frame_stated, position, has_checksum = _zstd_frame_header(view, position)
+        frame_bound, position = _zstd_blocks(view, position)
         position += 4 if has_checksum else 0
-        known = known and stated is not None
-        total += bound if stated is None else stated
+        stated = None if stated is None or frame_stated is None else stated + frame_stated
+        bound += frame_bound
     if position != len(view) or not position:
         raise CorruptMessage("the zstd frames do not end with the batch")
-    return known, total
+    return stated, bound
 
 
 def _zstd_frame_header(view: memoryview, position: int) -> tuple[int | None, int, bool]:

@@ -143,7 +143,8 @@ def _decode(api_key: int, version: int, direction: str, buffer: Buffer) -> Struc
         raise WireError("the message ends too early") from error
     except UnicodeDecodeError as error:
         raise WireError("a text that is not UTF-8") from error
-    if end != len(body):
+    if end != len(body) and direction == RESPONSE:
+        # A request may be longer than its schema: librdkafka's Metadata for all topics is, and brokers let it pass.
         raise WireError(f"{len(body) - end} bytes after the end of the message")
     result: Struct = message
     return result

@@ -183,7 +183,6 @@ def test_version_kio_does_not_know_is_a_mistake_of_the_caller() -> None:
 
 BAD_BODIES = {
     "empty": (12, 4, b""),
-    "bytes after the end": (12, 4, body_of(encode_request(12, 4, 1, None, {})) + b"\x00"),
     "a null where none may be": (12, 4, b"\x00\x00\x00\x00\x00\x01\x00\x00"),
     "text that is not UTF-8": (12, 4, b"\x02\xff\x00\x00\x00\x00\x01\x00\x00"),
     "a text longer than the message": (12, 4, b"\x7fabc"),

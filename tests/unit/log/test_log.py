@@ -1,0 +1,233 @@
+"""What one log promises to whoever writes and reads it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mansio.errors import ConcurrentChange, FencedLeaderEpoch, OffsetOutOfRange, StorageError
+from mansio.host import HostClock, HostDisk
+from mansio.log.files import FileCache
+from mansio.log.log import Log, LogSettings
+from mansio.testing.disk import SimulatedDisk
+from mansio.wire.records import TimestampType, check_batch, read_header, with_log_append_time
+from support.logs import ManualClock, append, check_contents, make_batch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SMALL = LogSettings(segment_bytes=500, index_interval_bytes=100)
+
+
+def open_log(disk: SimulatedDisk | None = None, settings: LogSettings = SMALL) -> Log:
+    return Log.open(disk or SimulatedDisk(), ManualClock(), "/data/p", settings)
+
+
+def test_append_gives_out_offsets_and_stamps_them_into_the_batch() -> None:
+    log = open_log()
+    assert append(log, make_batch([1, 2, 3]), leader_epoch=4)[0] == 0
+    base_offset, stored = append(log, make_batch([4]), leader_epoch=4)
+    assert base_offset == 3
+    piece = log.read(3, 1000, 4)
+    assert piece is not None
+    assert piece.read() == stored
+    header = check_batch(piece.read())
+    assert (header.base_offset, header.leader_epoch) == (3, 4)
+
+
+def test_read_gives_whole_batches_below_the_limit_and_at_least_one() -> None:
+    log = open_log(settings=LogSettings())
+    stored = [append(log, make_batch([n, n], 100))[1] for n in range(5)]
+    size = len(stored[0])
+    for max_bytes, count in [(0, 1), (1, 1), (size, 1), (2 * size - 1, 1), (2 * size, 2), (1 << 20, 5)]:
+        piece = log.read(0, max_bytes, log.end_offset)
+        assert piece is not None
+        assert piece.read() == b"".join(stored[:count]), max_bytes
+        assert piece.next_offset == 2 * count
+    inside = log.read(3, 1, log.end_offset)
+    assert inside is not None
+    assert inside.read() == stored[1]
+    limited = log.read(0, 1 << 20, 7)
+    assert limited is not None
+    assert limited.next_offset == 6
+    assert log.read(6, 1 << 20, 7) is None
+    assert log.read(10, 1, 10) is None
+
+
+def test_read_outside_the_log_says_so() -> None:
+    log = open_log()
+    append(log, make_batch([1, 2]))
+    log.trim_to(1)
+    for offset in (0, 3):
+        with pytest.raises(OffsetOutOfRange):
+            log.read(offset, 1, 2)
+
+
+def test_a_segment_is_closed_by_bytes_and_by_age() -> None:
+    clock = ManualClock()
+    log = Log.open(SimulatedDisk(), clock, "/data/p", LogSettings(segment_bytes=10_000, segment_ms=5_000))
+    append(log, make_batch([1], 100))
+    clock.seconds += 4.9
+    append(log, make_batch([1], 100))
+    assert len(log.segments()) == 1
+    clock.seconds += 0.2
+    append(log, make_batch([1], 100))
+    assert [info.base_offset for info in log.segments()] == [0, 2]
+    log.update_settings(LogSettings(segment_bytes=350, segment_ms=5_000))
+    append(log, make_batch([1], 100))
+    append(log, make_batch([1], 100))
+    assert len(log.segments()) == 3
+
+
+def test_log_append_time_is_what_lookups_by_time_find() -> None:
+    log = open_log()
+    batch = make_batch([5, 6])
+    header = check_batch(batch)
+    log.append(batch, header, 0, front=with_log_append_time(batch, header, 9_000))
+    piece = log.read(0, 1000, 2)
+    assert piece is not None
+    assert check_batch(piece.read()).timestamp_type is TimestampType.LOG_APPEND
+    assert log.offset_for_time(8_000, 2) == (0, 9_000, 0)
+    assert log.offset_for_time(9_001, 2) is None
+
+
+def test_an_older_leader_cannot_append() -> None:
+    log = open_log()
+    append(log, make_batch([1]), leader_epoch=3)
+    with pytest.raises(FencedLeaderEpoch):
+        append(log, make_batch([2]), leader_epoch=2)
+    assert log.end_offset == 1
+
+
+def test_a_full_disk_refuses_takes_back_and_goes_on_when_there_is_space_again() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk, LogSettings())
+    stored = [append(log, make_batch([1], 100))[1]]
+    disk.capacity_bytes = sum(len(data) for data in disk.files().values()) + 50
+    with pytest.raises(StorageError, match="No space left"):
+        append(log, make_batch([2], 100))
+    assert log.failure is None
+    assert log.end_offset == 1
+    assert disk.files()["/data/p/" + "0" * 20 + ".log"] == stored[0]
+    disk.capacity_bytes = 1 << 30
+    stored.append(append(log, make_batch([3], 100))[1])
+    log.sync()
+    check_contents(Log.open(disk, ManualClock(), "/data/p", SMALL), stored)
+
+
+def test_a_failed_write_ends_the_service_but_not_the_reading() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    _, stored = append(log, make_batch([1]))
+    disk.fail_when = lambda operation, path: errno.EIO if operation == "write" else None
+    told: list[StorageError] = []
+    log.on_failure = told.append
+    with pytest.raises(StorageError, match="Input/output error"):
+        append(log, make_batch([2]))
+    disk.fail_when = None
+    with pytest.raises(StorageError):
+        append(log, make_batch([2]))
+    assert told == [log.failure]
+    piece = log.read(0, 1, 1)
+    assert piece is not None
+    assert piece.read() == stored
+
+
+def test_a_closed_log_refuses_appends() -> None:
+    log = open_log()
+    append(log, make_batch([1]))
+    log.close()
+    log.close()
+    with pytest.raises(StorageError, match="closed"):
+        append(log, make_batch([1]))
+
+
+def test_truncating_and_deleting_wait_for_a_sync_that_runs() -> None:
+    log = open_log()
+    append(log, make_batch([1]))
+    work = log.prepare_sync()
+    assert work is not None
+    for change in (lambda: log.truncate_to(0), log.delete):
+        with pytest.raises(ConcurrentChange):
+            change()
+    log.finish_sync(work, None)
+    log.truncate_to(0)
+    assert (log.end_offset, log.durable_end_offset) == (0, 0)
+
+
+def test_the_durable_end_is_the_end_at_which_the_sync_started() -> None:
+    log = open_log()
+    append(log, make_batch([1]))
+    work = log.prepare_sync()
+    assert work is not None
+    append(log, make_batch([2]))
+    told: list[int] = []
+    log.on_durable = told.append
+    log.finish_sync(work, None)
+    assert log.durable_end_offset == 1
+    assert told == [1]
+
+
+def test_epochs_answer_as_kip_279_asks() -> None:
+    log = open_log()
+    for epoch, count in [(1, 2), (3, 3), (6, 1)]:
+        for _ in range(count):
+            append(log, make_batch([1]), leader_epoch=epoch)
+    assert log.leader_epochs.entries() == [(1, 0), (3, 2), (6, 5)]
+    answers = {epoch: log.end_offset_for_epoch(epoch) for epoch in range(8)}
+    assert answers == {
+        0: (0, 0),
+        1: (1, 2),
+        2: (1, 2),
+        3: (3, 5),
+        4: (3, 5),
+        5: (3, 5),
+        6: (6, 6),
+        7: (-1, -1),
+    }
+    log.truncate_to(5)
+    assert log.leader_epochs.entries() == [(1, 0), (3, 2)]
+
+
+def test_a_slice_can_be_read_after_its_segment_is_gone(tmp_path: Path) -> None:
+    log = Log.open(HostDisk(), HostClock(), str(tmp_path / "p"), SMALL)
+    stored = [append(log, make_batch([n], 300))[1] for n in range(4)]
+    piece = log.read(0, 1, log.end_offset)
+    assert piece is not None
+    log.trim_to(3)
+    log.sync()
+    assert not os.path.exists(piece.file.path)
+    assert piece.read() == stored[0]
+    log.delete()
+    assert piece.read() == stored[0]
+    assert os.listdir(tmp_path) == []
+
+
+def test_descriptors_do_not_grow_with_the_age_of_the_log(tmp_path: Path) -> None:
+    disk = HostDisk()
+    log = Log.open(
+        disk, HostClock(), str(tmp_path / "p"), SMALL, files=FileCache(disk, files_max=3, indexes_max=2)
+    )
+    for n in range(40):
+        append(log, make_batch([n], 300))
+    log.sync()
+    before = len(os.listdir("/proc/self/fd"))
+    for offset in range(40):
+        piece = log.read(offset, 1, log.end_offset)
+        assert piece is not None
+        assert read_header(piece.read()).base_offset == offset
+    del piece
+    assert len(os.listdir("/proc/self/fd")) - before <= 3
+    log.close()
+
+
+def test_sequential_readers_are_remembered_but_not_without_bound() -> None:
+    log = open_log(settings=LogSettings())
+    for n in range(200):
+        append(log, make_batch([n]))
+    for offset in range(200):
+        assert log.read(offset, 1, 200) is not None
+    assert len(log._places) <= 64

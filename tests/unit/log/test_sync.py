@@ -1,0 +1,176 @@
+"""Group commit: who shares a sync, who starts one, and what a failed one means."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+from mansio.log.log import Log, LogSettings
+from mansio.log.sync import Syncer
+from mansio.testing.disk import SimulatedDisk
+from support.logs import ManualBackground, ManualClock, ManualScheduler, append, make_batch
+
+if TYPE_CHECKING:
+    from mansio.errors import StorageError
+
+
+class Bench:
+    """A syncer with logs, and a worker and timers that move by hand."""
+
+    def __init__(self, logs: int = 1, *, can_sync_all: bool = True) -> None:
+        self.disk = SimulatedDisk(can_sync_all=can_sync_all)
+        self.background = ManualBackground()
+        self.scheduler = ManualScheduler()
+        self.syncer = Syncer(
+            self.disk, self.background, "/data", scheduler=self.scheduler, checkpoint_interval_ms=1000
+        )  # type: ignore[arg-type]  # the part of a scheduler that a syncer uses
+        self.logs = [Log.open(self.disk, ManualClock(), f"/data/{n}", LogSettings()) for n in range(logs)]
+        for log in self.logs:
+            log.sync()
+            self.syncer.register(log)
+
+    def write(self, number: int = 0) -> Log:
+        log = self.logs[number]
+        append(log, make_batch([1]))
+        return log
+
+
+def test_the_first_request_starts_a_sync_at_once_and_the_rest_share_the_next() -> None:
+    bench = Bench()
+    log = bench.write()
+    bench.syncer.request(log)
+    assert len(bench.background.jobs) == 1
+    for _ in range(5):
+        bench.syncer.request(bench.write())
+    assert len(bench.background.jobs) == 1
+    bench.background.run_one()
+    assert log.durable_end_offset == 1
+    assert len(bench.background.jobs) == 1
+    bench.background.run_one()
+    assert log.durable_end_offset == 6
+    assert not bench.background.jobs
+    assert bench.syncer.syncs == 2
+    assert bench.syncer.idle
+
+
+def test_few_files_are_synced_one_by_one_and_many_by_one_call() -> None:
+    for logs, sync_alls in [(2, 0), (20, 1)]:
+        bench = Bench(logs)
+        bench.syncer.request(bench.write(0))
+        bench.background.run_one()
+        for number in range(logs):
+            bench.syncer._dirty[bench.write(number)] = None
+        bench.syncer.request(bench.logs[0])
+        bench.background.run_one()
+        assert bench.syncer.sync_alls == sync_alls
+        assert all(log.durable_end_offset == log.end_offset for log in bench.logs)
+
+
+def test_without_syncfs_every_file_is_synced() -> None:
+    bench = Bench(20, can_sync_all=False)
+    for number in range(20):
+        bench.syncer._dirty[bench.write(number)] = None
+    bench.syncer.request(bench.logs[0])
+    bench.background.run_one()
+    assert all(log.durable_end_offset == 1 for log in bench.logs)
+
+
+def test_a_failed_sync_fails_its_log_only_and_is_not_repeated() -> None:
+    bench = Bench(2)
+    bench.syncer.request(bench.write(0))
+    bench.disk.fail_when = lambda operation, path: (
+        errno.EIO if operation == "sync" and path.startswith("/data/0/") else None
+    )
+    told: list[StorageError] = []
+    bench.logs[0].on_failure = told.append
+    bench.syncer.request(bench.write(1))
+    bench.background.run_all()
+    bench.disk.fail_when = None
+    assert told == [bench.logs[0].failure]
+    assert bench.logs[0].durable_end_offset == 0
+    assert bench.logs[1].failure is None
+    assert bench.logs[1].durable_end_offset == 1
+    syncs = bench.disk.syncs
+    bench.syncer.request(bench.logs[0])
+    bench.background.run_all()
+    bench.scheduler.fire()
+    bench.background.run_all()
+    assert bench.logs[0].durable_end_offset == 0
+    assert bench.disk.syncs == syncs + 1  # the other log's checkpoint
+
+
+def test_a_failed_syncfs_fails_every_log_it_covered() -> None:
+    bench = Bench(8)
+    for number in range(8):
+        bench.syncer._dirty[bench.write(number)] = None
+    bench.disk.fail_when = lambda operation, path: errno.EIO if operation == "sync_all" else None
+    bench.syncer.request(bench.logs[0])
+    bench.background.run_all()
+    assert all(log.failure is not None for log in bench.logs)
+    assert all(log.durable_end_offset == 0 for log in bench.logs)
+
+
+def test_a_defect_on_the_thread_fails_the_logs_and_is_not_lost() -> None:
+    bench = Bench()
+
+    def defect(_: str) -> bool:
+        raise ZeroDivisionError
+
+    bench.syncer._sync_all_files_min = 0
+    bench.disk.sync_all = defect  # type: ignore[method-assign]  # stands for any programming error
+    bench.syncer.request(bench.write())
+    bench.background.run_all()
+    assert isinstance(bench.logs[0].failure.__cause__, ZeroDivisionError)
+
+
+def test_a_request_nobody_waits_for_is_put_off_and_shares_an_urgent_one() -> None:
+    bench = Bench(2)
+    bench.syncer.request(bench.write(0), urgent=False)
+    bench.syncer.request(bench.write(1), urgent=False)
+    assert not bench.background.jobs
+    bench.scheduler.fire(up_to_ms=100)
+    bench.background.run_one()
+    assert [log.durable_end_offset for log in bench.logs] == [1, 1]
+    assert bench.syncer.syncs == 1
+
+
+def test_the_checkpoint_follows_within_its_interval_also_when_writing_stops() -> None:
+    bench = Bench()
+    bench.syncer.request(bench.write())
+    bench.background.run_all()
+    assert bench.logs[0].has_chores
+    bench.scheduler.fire(up_to_ms=1000)
+    bench.background.run_all()
+    assert not bench.logs[0].has_chores
+    again = Log.open(bench.disk, ManualClock(), "/data/0", LogSettings())
+    assert again.recovery.checked_bytes == 0
+    assert again.end_offset == 1
+    assert not bench.scheduler.timers  # an idle log wakes nobody
+
+
+def test_a_forgotten_log_is_not_synced_again() -> None:
+    bench = Bench()
+    log = bench.write()
+    bench.syncer.request(log)
+    bench.syncer.request(bench.write())
+    bench.syncer.forget(log)
+    log.close(save=False)
+    bench.background.run_all()
+    bench.scheduler.fire()
+    assert log.durable_end_offset == 0
+    assert not bench.background.jobs
+
+
+def test_trimmed_segments_leave_the_disk_with_the_next_chores() -> None:
+    bench = Bench()
+    log = bench.logs[0]
+    log.update_settings(LogSettings(segment_bytes=100))
+    for _ in range(4):
+        bench.write()
+    bench.syncer.request(log)
+    bench.background.run_all()
+    log.trim_to(2)
+    bench.scheduler.fire()
+    bench.background.run_all()
+    names = [path.rpartition("/")[2] for path in bench.disk.files() if path.endswith(".log")]
+    assert sorted(names) == [f"{n:020d}.log" for n in (2, 3)]
