@@ -221,6 +221,20 @@ def test_watch_waits_for_what_is_to_come(run: Run) -> None:
     run(check)
 
 
+def test_watch_sees_what_was_done_for_one_who_went_away(run: Run) -> None:
+    async def check(store: MetadataStore) -> None:
+        revision = await put(store, "/t/a")
+        watching = asyncio.create_task(collect(store, "/t/", revision + 1, 1))
+        leaving = asyncio.create_task(put(store, "/t/b"))
+        await asyncio.sleep(0)  # until the transaction is under way
+        leaving.cancel()
+        (event,) = await watching
+        assert event.key == "/t/b"
+        assert leaving.cancelled()
+
+    run(check)
+
+
 def test_all_changes_of_one_revision_come_together(run: Run) -> None:
     """Who applies them never sees half of a transaction, however many there are."""
 

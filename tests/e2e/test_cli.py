@@ -65,7 +65,7 @@ class Shell:
             main(arguments)
         except SystemExit as end:
             ended = 0 if end.code is None else int(end.code)
-        except BaseException:
+        except BaseException:  # noqa: BLE001  # whatever it is, the parent shows it
             traceback.print_exc()
         finally:
             sys.stdout.flush()

@@ -13,7 +13,7 @@ every later change until it is opened again.
 from __future__ import annotations
 
 import sqlite3
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from mansio.cluster.metadata import Compacted, Compare, Delete, Entry, Event, Listing, Put, Transacted
 from mansio.errors import InvalidRequest, StorageError, Unavailable
@@ -121,11 +121,7 @@ class SqliteStore:
             raise InvalidRequest(f"more than {OPERATIONS_MAX} conditions or operations in a transaction")
         if len({operation.key for operation in operations}) != len(operations):
             raise InvalidRequest("a key is named by two operations of a transaction")
-        done = await self._run(self._transact, tuple(compares), tuple(operations))
-        if done.revision > self._revision:
-            self._revision = done.revision
-            self._wake()
-        return done
+        return await self._run(self._transact, tuple(compares), tuple(operations), then=self._transacted)
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:
         position = from_revision
@@ -150,17 +146,31 @@ class SqliteStore:
         await self._run(self._database.close, even_closed=True)
         self._wake()
 
+    def _transacted(self, done: Transacted) -> None:
+        """Runs even when whoever asked has gone away: what happened, watches must see."""
+        if done.revision > self._revision:
+            self._revision = done.revision
+            self._wake()
+
     def _wake(self) -> None:
         for waiting in tuple(self._waiting):
             if not waiting.done():
                 waiting.set_result(None)
 
-    async def _run(self, work: Callable[..., T], *arguments: Any, even_closed: bool = False) -> T:
+    async def _run(
+        self,
+        work: Callable[..., T],
+        *arguments: Any,
+        then: Callable[[T], None] | None = None,
+        even_closed: bool = False,
+    ) -> T:
         if self._closed and not even_closed:
             raise Unavailable("the metadata store is closed")
         promise: Promise[Any] = self._promise()
 
         def done(result: T | None, error: BaseException | None) -> None:
+            if error is None and then is not None:
+                then(cast("T", result))
             if promise.done():  # whoever asked has gone away
                 return
             if error is None:

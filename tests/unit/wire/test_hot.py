@@ -9,6 +9,7 @@ import pytest
 from mansio.errors import WireError
 from mansio.wire import fetch, hot, produce
 from mansio.wire.fetch import FetchedPartition, FetchPartition
+from mansio.wire.headers import read_request_header
 from mansio.wire.produce import PartitionResult
 
 TOPIC = ("t", None)
@@ -124,15 +125,28 @@ def test_hostile_produce_request_is_a_wire_error_and_takes_no_memory(version: in
     assert peak < 50_000
 
 
-def test_number_of_partitions_in_one_request_is_bounded() -> None:
+@pytest.mark.parametrize("version", [3, 9])
+def test_number_of_partitions_in_one_request_is_bounded(version: int) -> None:
     def request(count: int) -> memoryview:
-        head = bytes.fromhex("ffff ffff 000003e8 00000001 000174") + count.to_bytes(4, "big")
-        return memoryview(head + b"\x00\x00\x00\x00\xff\xff\xff\xff" * count)
+        empty: list[tuple[int, None]] = [(0, None)] * count
+        data = b"".join(produce.encode_request(version, 1, None, -1, 1000, [(*TOPIC, empty)]))
+        return memoryview(data)[4:]
 
+    body = read_request_header(request(0)).body
     most = hot.MAX_ENTRIES - 1  # the topic is one
-    assert len(produce.decode_request(3, request(most), 0).topics[0][2]) == most
-    with pytest.raises(WireError):
-        produce.decode_request(3, request(most + 1), 0)
+    assert len(produce.decode_request(version, request(most), body).topics[0][2]) == most
+    with pytest.raises(WireError, match="a count of"):
+        produce.decode_request(version, request(most + 1), body)
+
+
+def test_bytes_after_a_fetch_message_are_a_wire_error() -> None:
+    with pytest.raises(WireError, match="after the end"):
+        fetch.decode_request(12, memoryview(FETCH_V12 + b"\x00"), 0)
+    for version in (4, 12):
+        data = b"".join(fetch.encode_response(version, 1, [(*TOPIC, [FetchedPartition(0)])]))[4:]
+        assert fetch.decode_response(version, data).topics[0][0] == "t"
+        with pytest.raises(WireError, match="after the end"):
+            fetch.decode_response(version, data + b"\x00")
 
 
 def test_every_truncation_of_a_message_is_a_wire_error() -> None:

@@ -201,6 +201,12 @@ def test_bytes_that_are_not_the_message_are_a_wire_error(api_key: int, version: 
         decode_request(api_key, version, body)
 
 
+@pytest.mark.parametrize("name", ["two thousand million topics", "four thousand million topics"])
+def test_lying_count_is_refused_before_the_first_item(name: str) -> None:
+    with pytest.raises(WireError, match="bytes left"):
+        decode_request(*BAD_BODIES[name])
+
+
 def test_lying_counts_take_no_memory() -> None:
     for api_key, version, body in BAD_BODIES.values():
         with pytest.raises(WireError):

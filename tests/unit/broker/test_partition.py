@@ -1,0 +1,329 @@
+"""A partition on a simulated disk: what is readable when, who is told when, and what a failed sync means."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+from support.logs import ManualBackground, ManualClock, ManualScheduler
+
+from mansio.broker.partition import AppendRules, Partition
+from mansio.broker.producer_hook import ProducerHook
+from mansio.errors import (
+    FencedLeaderEpoch,
+    InvalidRecord,
+    InvalidTimestamp,
+    MansioError,
+    MessageTooLarge,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    StorageError,
+    UnknownLeaderEpoch,
+)
+from mansio.log.log import Log
+from mansio.log.settings import LogSettings
+from mansio.log.sync import Syncer
+from mansio.state.replica import ReplicaProgress
+from mansio.testing.disk import SimulatedDisk
+from mansio.wire.records import TimestampType, build_batch, read_records
+
+if TYPE_CHECKING:
+    from mansio.wire.records import BatchHeader
+
+RULES = AppendRules(10_000, TimestampType.CREATE, 1 << 62, 1 << 62)
+
+
+class Bench:
+    """One partition with everything under it in the test's hand."""
+
+    def __init__(self, disk: SimulatedDisk | None = None, rules: AppendRules = RULES) -> None:
+        self.disk = disk or SimulatedDisk()
+        self.clock = ManualClock()
+        self.scheduler = ManualScheduler()
+        self.background = ManualBackground()
+        self.log = Log.open(self.disk, self.clock, "data/t-0", LogSettings(), leader_epoch=3)
+        self.syncer = Syncer(self.disk, self.background, "data", scheduler=self.scheduler)
+        self.syncer.register(self.log)
+        self.partition = Partition(
+            topic="t",
+            topic_id=UUID(int=1),
+            index=0,
+            broker_id=1,
+            log=self.log,
+            syncer=self.syncer,
+            replica=ReplicaProgress(1, 3, frozenset({1}), self.log.durable_end_offset),
+            rules=rules,
+            clock=self.clock,
+            scheduler=self.scheduler,  # type: ignore[arg-type]  # enough of one
+        )
+
+    def plug_in_producers(self) -> ProducerHook:
+        hook = ProducerHook(self.disk, self.clock, "data/t-0", self.log, expiration_ms=1 << 40)
+        self.partition.plug_in(hook)
+        return hook
+
+    def sync(self) -> None:
+        self.background.run_all()
+
+
+def batch(*values: bytes, sequence: int = -1, producer_id: int = -1, timestamp_ms: int = 0) -> bytes:
+    records = [(timestamp_ms, None, value, ()) for value in values]
+    epoch = 0 if producer_id >= 0 else -1
+    return build_batch(records, producer_id=producer_id, producer_epoch=epoch, base_sequence=sequence)
+
+
+def values(bench: Bench, offset: int = 0) -> list[bytes | None]:
+    found: list[bytes | None] = []
+    while (part := bench.partition.read(offset, 1)) is not None:
+        found += [record.value for record in read_records(part.read(), max_output_bytes=1 << 20)]
+        offset = part.next_offset
+    return found
+
+
+def test_nothing_is_readable_before_it_is_synced() -> None:
+    bench = Bench()
+    appended = bench.partition.append(batch(b"a", b"b"))
+    assert (appended.base_offset, appended.end_offset, bench.partition.end_offset) == (0, 2, 2)
+    assert bench.partition.high_watermark == 0
+    assert bench.partition.read(0, 1 << 20) is None
+    bench.sync()
+    assert bench.partition.high_watermark == 2
+    assert values(bench) == [b"a", b"b"]
+
+
+def test_a_sync_that_began_before_an_append_does_not_cover_it() -> None:
+    bench = Bench()
+    bench.partition.append(batch(b"a"))
+    told: list[str] = []
+    bench.partition.append(batch(b"b"))
+    assert not bench.partition.wait_committed(2, lambda error: told.append(f"b {error}"))
+    assert not bench.partition.wait_committed(1, lambda error: told.append(f"a {error}"))
+    bench.background.run_one()
+    assert told == ["a None"], "the first sync was taken for a alone"
+    bench.sync()
+    assert told == ["a None", "b None"]
+
+
+def test_waits_are_kept_in_the_order_of_their_offsets_when_an_old_batch_is_repeated() -> None:
+    bench = Bench()
+    told: list[int] = []
+    for _ in range(3):
+        bench.partition.append(batch(b"x"))
+    for end in (1, 3, 2):
+        bench.partition.wait_committed(end, lambda error, end=end: told.append(end))
+    bench.sync()
+    assert sorted(told) == [1, 2, 3]
+
+
+def test_failed_sync_fails_every_wait_and_every_later_append_and_keeps_serving_what_was_durable() -> None:
+    bench = Bench()
+    bench.partition.append(batch(b"kept"))
+    bench.sync()
+    bench.partition.append(batch(b"lost"))
+    errors: list[MansioError | None] = []
+    woken: list[int] = []
+    bench.partition.wait_committed(2, errors.append)
+    bench.partition.park(lambda: woken.append(1))
+    bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
+    bench.sync()
+    bench.disk.fail_when = None
+    assert len(errors) == 1
+    assert isinstance(errors[0], StorageError)
+    assert woken, "a parked fetch learns of it"
+    with pytest.raises(StorageError):
+        bench.partition.append(batch(b"later"))
+    bench.sync()
+    assert bench.partition.high_watermark == 1, "a failed sync is not made good by a later one"
+    assert values(bench) == [b"kept"]
+
+
+def test_closing_ends_all_waits_and_refuses_clients() -> None:
+    bench = Bench()
+    bench.partition.append(batch(b"a"))
+    errors: list[MansioError | None] = []
+    bench.partition.wait_committed(1, errors.append)
+    bench.partition.close()
+    assert [type(error) for error in errors] == [NotLeaderOrFollower]
+    with pytest.raises(NotLeaderOrFollower):
+        bench.partition.append(batch(b"b"))
+
+
+def test_parked_readers_are_woken_by_the_commit_and_not_after_they_left() -> None:
+    bench = Bench()
+    woken: list[str] = []
+
+    def first() -> None:
+        woken.append("first")
+        bench.partition.unpark(first)
+
+    def second() -> None:
+        woken.append("second")
+
+    bench.partition.park(first)
+    bench.partition.park(second)
+    for _ in range(2):
+        bench.partition.append(batch(b"a"), urgent=False)
+        assert "second" not in woken or len(woken) == 2
+        bench.sync()
+    assert woken == ["first", "second", "second"]
+
+
+@pytest.mark.parametrize(
+    ("rules", "sent", "error"),
+    [
+        (RULES._replace(message_bytes_max=70), batch(b"x" * 50), MessageTooLarge),
+        (RULES._replace(timestamp_after_max_ms=0), batch(b"x", timestamp_ms=1 << 50), InvalidTimestamp),
+        (RULES._replace(timestamp_before_max_ms=0), batch(b"x", timestamp_ms=1), InvalidTimestamp),
+        (RULES, build_batch([(0, b"k", b"v", ())], control=True), InvalidRecord),
+        (
+            RULES,
+            build_batch(
+                [(0, b"k", b"v", ())], transactional=True, producer_id=1, producer_epoch=0, base_sequence=0
+            ),
+            InvalidRecord,
+        ),
+    ],
+)
+def test_a_batch_that_breaks_a_rule_is_refused_and_leaves_no_trace(
+    rules: AppendRules, sent: bytes, error: type[MansioError]
+) -> None:
+    bench = Bench(rules=rules)
+    with pytest.raises(error):
+        bench.partition.append(sent)
+    assert bench.partition.end_offset == 0
+
+
+def test_log_append_time_is_stamped_and_checks_out() -> None:
+    bench = Bench(rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND))
+    appended = bench.partition.append(batch(b"a", b"b", timestamp_ms=5))
+    bench.sync()
+    part = bench.partition.read(0, 1 << 20)
+    assert part is not None
+    stamps = {record.timestamp_ms for record in read_records(part.read(), max_output_bytes=1 << 20)}
+    assert stamps == {appended.append_time_ms} == {bench.clock.wall_ms()}
+
+
+def test_leader_epochs_fence_readers_that_know_another_one() -> None:
+    partition = Bench().partition
+    partition.check_leader_epoch(-1)
+    partition.check_leader_epoch(3)
+    with pytest.raises(FencedLeaderEpoch):
+        partition.check_leader_epoch(2)
+    with pytest.raises(UnknownLeaderEpoch):
+        partition.check_leader_epoch(4)
+
+
+def test_reading_above_the_end_is_out_of_range_and_between_high_watermark_and_end_is_empty() -> None:
+    bench = Bench()
+    bench.partition.append(batch(b"a", b"b"))
+    assert bench.partition.read(1, 100) is None
+    assert bench.partition.read(2, 100) is None
+    with pytest.raises(OffsetOutOfRange):
+        bench.partition.read(3, 100)
+
+
+def test_a_hook_bounds_what_is_readable_and_what_retention_may_take() -> None:
+    bench = Bench()
+
+    class Bound:
+        trimmed = -1
+
+        def before_append(self, header: BatchHeader) -> None: ...
+
+        def on_append(self, header: BatchHeader, base_offset: int) -> None: ...
+
+        def on_committed(self, high_watermark: int) -> None: ...
+
+        def on_trim(self, start_offset: int) -> None:
+            self.trimmed = start_offset
+
+        def readable_end(self, isolation_level: int) -> int | None:
+            return 1 if isolation_level else None
+
+        def retention_floor(self) -> int | None:
+            return 7
+
+        def close(self) -> None: ...
+
+    bound = Bound()
+    bench.partition.plug_in(bound)
+    for value in (b"a", b"b"):
+        bench.partition.append(batch(value))
+    bench.sync()
+    assert bench.partition.readable_end(0) == 2
+    assert bench.partition.readable_end(1) == 1
+    assert bench.partition.read(1, 100, isolation_level=1) is None
+    assert bench.partition.retention_floor() == 7
+    bench.partition.trim(1)
+    assert bound.trimmed == bench.partition.start_offset == 1
+    with pytest.raises(OffsetOutOfRange):
+        bench.partition.trim(3)
+
+
+def test_a_repeated_batch_is_answered_from_memory_also_after_a_crash() -> None:
+    bench = Bench()
+    bench.plug_in_producers()
+    sent = batch(b"a", b"b", producer_id=9, sequence=0)
+    first = bench.partition.append(sent)
+    bench.sync()
+    again = bench.partition.append(sent)
+    assert (again.base_offset, again.end_offset, again.duplicate) == (first.base_offset, first.end_offset, True)
+
+    after = Bench(disk=bench.disk)  # no close: as after kill -9
+    after.plug_in_producers()
+    third = after.partition.append(sent)
+    assert third.duplicate
+    assert after.partition.end_offset == 2
+    assert not after.partition.append(batch(b"c", producer_id=9, sequence=2)).duplicate
+
+
+def test_a_producer_snapshot_saves_the_replay_and_a_damaged_one_is_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mansio.broker.producer_hook.SNAPSHOT_INTERVAL_BYTES", 100)
+    bench = Bench()
+    bench.plug_in_producers()
+    for sequence in range(20):
+        bench.partition.append(batch(b"v" * 40, producer_id=9, sequence=sequence))
+        bench.sync()
+    bench.partition.close()
+    names = sorted(path for path in bench.disk.files() if path.endswith(".producers"))
+    assert len(names) == 2
+    replayed: list[int] = []
+    true_headers = Log.batch_headers
+
+    def counted(self: Log, from_offset: int) -> Any:
+        replayed.append(from_offset)
+        return true_headers(self, from_offset)
+
+    monkeypatch.setattr(Log, "batch_headers", counted)
+    bench.disk.flip_bit(names[-1], 200)
+    after = Bench(disk=bench.disk)
+    hook = after.plug_in_producers()
+    assert 0 < replayed[-1] < 20, "the older snapshot was used"
+    assert hook.table.get(9) is not None
+    assert after.partition.append(batch(b"v" * 40, producer_id=9, sequence=19)).duplicate
+
+
+def test_committed_promise_is_kept_or_broken() -> None:
+    async def work() -> None:
+        bench = Bench()
+        bench.scheduler.promise = asyncio.get_running_loop().create_future  # type: ignore[attr-defined]  # as the real one
+        bench.partition.append(batch(b"a"))
+        promise = bench.partition.committed(1)
+        assert not promise.done()
+        bench.sync()
+        await promise
+        bench.partition.append(batch(b"b"))
+        broken = bench.partition.committed(2)
+        bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
+        bench.sync()
+        with pytest.raises(StorageError):
+            await broken
+        with pytest.raises(StorageError):
+            await bench.partition.committed(2)
+
+    asyncio.run(work())

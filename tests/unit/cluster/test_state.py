@@ -1,0 +1,128 @@
+"""The view of the metadata: what damaged or unexpected metadata does to it, and that waits never hang."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mansio.cluster.metadata import Delete, Entry, Put
+from mansio.cluster.state import ClusterState
+from mansio.cluster.topic_plan import NewTopic
+from mansio.errors import StorageError, Unavailable
+from mansio.host import HostRandom
+from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+
+def run(check: Callable[[Admin], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS), sqlite_store() as store, topic_admin(store) as admin:
+            await check(admin)
+
+    asyncio.run(main())
+
+
+def changed(entry: Entry, **fields: Any) -> Put:
+    return Put(entry.key, json.dumps({**json.loads(entry.value), **fields}).encode())
+
+
+def test_live_topic_without_one_of_its_partitions_is_reported_at_start() -> None:
+    async def check(admin: Admin) -> None:
+        topic = await admin.topics.create(NewTopic("a", 3))
+        await admin.store.transact([], [Delete(admin.state.keys.partition(topic.topic_id, 1))])
+        with pytest.raises(StorageError, match="topic a: partition 1 is missing"):
+            await ClusterState.load(admin.store, "", HostRandom())
+
+    run(check)
+
+
+def test_metadata_of_a_newer_version_is_refused_at_start() -> None:
+    async def check(admin: Admin) -> None:
+        await admin.topics.create(NewTopic("a"))
+        entry = await admin.store.get(admin.state.keys.topic("a"))
+        assert entry is not None
+        await admin.store.transact([], [changed(entry, schema=2)])
+        with pytest.raises(StorageError, match="schema 2"):
+            await ClusterState.load(admin.store, "", HostRandom())
+
+    run(check)
+
+
+def test_view_that_cannot_go_on_answers_whoever_waits(caplog: pytest.LogCaptureFixture) -> None:
+    async def check(admin: Admin) -> None:
+        waiting = asyncio.create_task(admin.state.reached(10**9, admin.scheduler))
+        await asyncio.sleep(0)
+        await admin.store.transact([], [Put(admin.state.keys.topic("a"), b"damaged")])
+        with pytest.raises(StorageError, match="damaged"):
+            await waiting
+        with pytest.raises(StorageError, match="damaged"):
+            await admin.state.reached(10**9, admin.scheduler)
+
+    run(check)
+    assert "follow metadata" in caplog.text
+
+
+def test_stopping_ends_waits() -> None:
+    async def check(admin: Admin) -> None:
+        waiting = asyncio.create_task(admin.state.reached(10**9, admin.scheduler))
+        await asyncio.sleep(0)
+        admin.state.stop()
+        with pytest.raises(Unavailable):
+            await waiting
+
+    run(check)
+
+
+def test_topic_deleted_and_made_again_between_two_looks_has_changed_twice() -> None:
+    async def check(admin: Admin) -> None:
+        topic = await admin.topics.create(NewTopic("a"))
+        late = await ClusterState.load(admin.store, "", HostRandom())
+        changes: list[tuple[Any, Any]] = []
+        late.on_change(
+            lambda change: changes.append(
+                (change.before and change.before.topic_id, change.after and change.after.topic_id)
+            )
+        )
+        await admin.topics.delete(topic)
+        again = await admin.topics.create(NewTopic("a", 2))
+        late._relist(await admin.store.list(late.keys.prefix))
+        assert changes == [(topic.topic_id, None), (None, again.topic_id)]
+        assert late.topics_by_id.keys() == {again.topic_id}
+        assert late.partition_count == 2
+
+    run(check)
+
+
+def test_brokers_come_and_go() -> None:
+    async def check(admin: Admin) -> None:
+        state = admin.state
+        assert state.controller_id == -1
+        document = {"schema": 1, "writer": "w", "host": "h", "port": 9, "rack": None}
+        value = json.dumps(document).encode()
+        keys = [state.keys.session(2), state.keys.session(1), f"{state.keys.brokers}1/reg"]
+        done = await admin.store.transact([], [Put(key, value) for key in keys])
+        await state.reached(done.revision, admin.scheduler)
+        assert sorted(state.brokers) == [1, 2]
+        assert state.brokers[2] == (2, "h", 9, None)
+        assert state.controller_id == 1
+        done = await admin.store.transact([], [Delete(keys[1])])
+        await state.reached(done.revision, admin.scheduler)
+        assert state.controller_id == 2
+
+    run(check)
+
+
+def test_cluster_id_is_kept_and_may_be_named() -> None:
+    async def check(admin: Admin) -> None:
+        first = admin.state.cluster_id
+        again = await ClusterState.load(admin.store, first, HostRandom())
+        assert again.cluster_id == first
+        unnamed = await ClusterState.load(admin.store, "", HostRandom())
+        assert unnamed.cluster_id == first
+
+    run(check)
