@@ -12,6 +12,7 @@ defaults. What concerns one topic has Kafka's own name and lives in `mansio.clus
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
+INT32_MAX: Final = (1 << 31) - 1
 SECOND_MS: Final = 1000
 MINUTE_MS: Final = 60 * SECOND_MS
 HOUR_MS: Final = 60 * MINUTE_MS
@@ -69,7 +71,7 @@ def _setting(default: Any, meaning: str, **more: Any) -> Any:
 
 
 def _count(
-    default: int, meaning: str, *, minimum: int = 1, maximum: int = 1 << 31, kafka_name: str = ""
+    default: int, meaning: str, *, minimum: int = 1, maximum: int = INT32_MAX, kafka_name: str = ""
 ) -> Any:
     return _setting(default, meaning, minimum=minimum, maximum=maximum, kafka_name=kafka_name)
 
@@ -151,7 +153,7 @@ class Settings:
         100 * MIB,
         "Largest request accepted.",
         minimum=64 * KIB,
-        maximum=(1 << 31) - 1,
+        maximum=INT32_MAX,
         kafka_name="socket.request.max.bytes",
     )
     in_flight_requests_per_connection_max: int = _count(
@@ -180,7 +182,7 @@ class Settings:
 
     # Storage
     background_sync_interval_ms: int = _ms(
-        10,
+        100,
         "Data written with acks=0 or 1 is synced this soon. It is delivered to consumers only then.",
         maximum=MINUTE_MS,
     )
@@ -331,6 +333,8 @@ def _check(name: str, value: Any, specification: Specification) -> None:
         raise ConfigError(f"{name}: {value} is above the most, {specification.maximum}{unit}")
     if name == "data_dir" and not value:
         raise ConfigError("data_dir: must not be empty")
+    if name == "cluster_id" and not re.fullmatch(r"[A-Za-z0-9_-]{0,64}", value):  # it is part of every key
+        raise ConfigError(f"cluster_id: {value!r} is not at most 64 letters, digits, '_' and '-'")
 
 
 _TYPE_NAMES: Final = {int: "a whole number", bool: "true or false", str: "a text"}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Generator, Sequence
+    from collections.abc import Callable, Coroutine, Generator, Sequence
 
     Buffer = bytes | bytearray | memoryview
 
@@ -148,7 +148,7 @@ class Scheduler(Protocol):
 
     def promise(self) -> Promise[Any]: ...
 
-    def spawn(self, work: Awaitable[Any], *, name: str) -> Timer:
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Timer:
         """Run a coroutine on its own; an exception in it is logged under `name`, never lost."""
 
 

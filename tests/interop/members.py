@@ -12,7 +12,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 from kafka import KafkaConsumer
 
 from interop.clients import QUIET
@@ -98,7 +98,7 @@ class ConfluentMember(Member):
                 error = message.error()
                 if error is None:
                     self.received.append((message.partition(), message.offset(), message.value()))
-                elif error.fatal():
+                elif error.fatal() or error.code() == KafkaError._FATAL:
                     raise AssertionError(error)
         finally:
             consumer.close()

@@ -11,11 +11,12 @@ import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka import TopicPartition as AiokafkaPartition
 from confluent_kafka import Consumer, KafkaError, TopicPartition
-from kafka import KafkaConsumer
+from kafka import KafkaConsumer, OffsetAndMetadata
 from kafka import TopicPartition as KafkaPythonPartition
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor as KafkaPythonRange
 
+from e2e.raw_peer import RawPeer
 from interop.clients import PYTHON_CLIENTS, QUIET, Item, confluent_write
 from interop.members import (
     MEMBERS,
@@ -25,6 +26,7 @@ from interop.members import (
     wait_for_shares,
     wait_for_values,
 )
+from mansio.wire.versions import ApiKey
 from support.places import required_tool
 from support.waiting import wait_until
 
@@ -235,9 +237,6 @@ def test_commit_of_an_expelled_member_is_refused(bootstrap: str, topic: str, uni
     second = Consumer({**options, "partition.assignment.strategy": "range"})
     second.subscribe([topic])
     wait_until(lambda: (first.poll(timeout_ms=20), second.poll(0.02), second.assignment())[-1], 15, "moved")
-    from e2e.raw_peer import RawPeer
-    from mansio.wire.versions import ApiKey
-
     illegal_generation, unknown_member = 22, 25
     partition = {"partition_index": 0, "committed_offset": 99, "committed_leader_epoch": -1}
     stale = {
@@ -267,8 +266,6 @@ def test_offset_committed_by_one_client_is_read_by_all(
         consumer.commit(offsets=[TopicPartition(topic, 1, 17, "a note")], asynchronous=False)
         consumer.close()
     elif writer == "kafka-python":
-        from kafka import OffsetAndMetadata
-
         second = KafkaConsumer(bootstrap_servers=bootstrap, group_id=unique, enable_auto_commit=False)
         second.assign([KafkaPythonPartition(topic, 1)])
         second.commit({KafkaPythonPartition(topic, 1): OffsetAndMetadata(17, "a note", -1)})

@@ -112,6 +112,8 @@ def test_times_with_units(text: str, value: int) -> None:
         ({"kafka_listen": "a:99999"}, "kafka_listen: 'a:99999' is not host:port"),
         ({"log_level": "loud"}, "log_level: 'loud' is not one of debug, info, warning, error"),
         ({"data_dir": ""}, "data_dir: must not be empty"),
+        ({"cluster_id": "a/b"}, "cluster_id: 'a/b' is not at most 64 letters"),
+        ({"node_id": 1 << 31}, "node_id: 2147483648 is above the most"),
         (
             {"topic_defaults": {"retention.msec": 1}},
             "topic_defaults: retention.msec: no such topic setting; did",

@@ -1,3 +1,1 @@
-"""The other doors: everything that is not the Kafka protocol. They only translate; the broker's service
-does the work.
-"""
+"""The other doors: everything that is not the Kafka protocol. The broker's service does the work."""

@@ -11,7 +11,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable, Coroutine
 
     from mansio.ports import Promise, Timer
 
@@ -48,8 +48,8 @@ class AsyncioScheduler:
     def promise(self) -> Promise[Any]:
         return self._loop.create_future()
 
-    def spawn(self, work: Awaitable[Any], *, name: str) -> Timer:
-        task = self._loop.create_task(_awaited(work), name=name)
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Timer:
+        task = self._loop.create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
         return _Cancel(task)
@@ -65,10 +65,6 @@ class AsyncioScheduler:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _awaited(work: Awaitable[Any]) -> Any:
-    return await work
 
 
 class _Cancel:

@@ -310,8 +310,13 @@ class Partition:
         return self.log.read(offset, max_bytes, limit)
 
     def park(self, wake: Callable[[], None]) -> None:
-        """Call `wake` whenever more may be readable, until `unpark`."""
+        """Call `wake` whenever more may be readable, until `unpark`.
+
+        What is in the log and not yet synced is made durable now: somebody waits for it.
+        """
         self._parked[wake] = None
+        if self.log.end_offset > self.replica.high_watermark:
+            self._syncer.request(self.log, urgent=True)
 
     def unpark(self, wake: Callable[[], None]) -> None:
         self._parked.pop(wake, None)

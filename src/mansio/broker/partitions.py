@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from mansio.broker.partition import AppendRules, Partition
 from mansio.broker.producer_hook import ProducerHook
 from mansio.cluster import topic_config
-from mansio.errors import MansioError, StorageError, UnknownTopicId, UnknownTopicOrPartition
+from mansio.errors import CorruptLog, MansioError, StorageError, UnknownTopicId, UnknownTopicOrPartition
 from mansio.log.log import Log
 from mansio.log.settings import LogSettings
 from mansio.state.replica import ReplicaProgress
@@ -142,10 +142,13 @@ class PartitionSet:
         served, and nobody else's."""
         for index in range(len(topic.partitions)):
             try:
+                directory = f"{self._directory(topic)}/{index}"
+                if not self._disk.exists(directory):  # it was made before the topic became live
+                    raise CorruptLog(f"{directory} is missing")
                 await self._open(topic, index)
             except StorageError as error:
                 logger.error("%s-%d is not served: %s", topic.name, index, error)
-                self._opened[topic.topic_id][index] = error
+                self._opened.setdefault(topic.topic_id, {})[index] = error
         self.serve(topic)
 
     async def open_partitions(self, topic: Topic) -> None:

@@ -1,5 +1,4 @@
-"""Reads records from a file or from standard input, as they come and without holding more than one of them
-whole.
+"""Reads records from a file or from standard input, as they come never more than one of them whole.
 
 Always true: bytes stay bytes; a pipe is read only when it has something, so Ctrl-C always gets through; a
 record longer than `RECORD_BYTES_MAX` is an error and not a growing buffer.

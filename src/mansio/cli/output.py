@@ -1,8 +1,8 @@
 """How results are printed: a table for people, JSON for programs, chosen by `--output`.
 
 Always true: results go to standard output, everything else to standard error; a table that does not go to a
-terminal is plain aligned text, one row per line, never cut; JSON carries every field a table shows, and
-more.
+terminal is plain aligned text, one row per line, never cut; JSON carries every field a table shows,
+and more.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`mansio serve`: one broker in the foreground, with its HTTP door.
 
 Always true: the line with `ready` comes when every port accepts and not before; SIGTERM or SIGINT stops
-accepting, lets requests being worked on finish for at most `shutdown_drain_ms`, closes every log and exits
-0; a second signal does not wait.
+accepting, lets requests being worked on finish for at most `shutdown_drain_ms`, closes every log and exits 0;
+a second signal does not wait.
 """
 
 from __future__ import annotations

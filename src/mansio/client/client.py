@@ -150,6 +150,7 @@ class Client:
         heartbeat_interval_ms: int = 3_000,
         rebalance_timeout_ms: int = 60_000,
         poll_interval_ms_max: int = 300_000,
+        metadata_interval_ms: int = 30_000,
         settle_ms_max: float = 3_000,
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         on_out_of_range: Literal["earliest", "latest", "error"] = "earliest",
@@ -168,6 +169,7 @@ class Client:
         `to_time`, `to_end`, `max_records`: end the iteration before the first record of that time, at the end as it
         is now, after so many records.
         `auto_commit`: commit what is done with, every `auto_commit_interval_ms`, before a rebalance and on close.
+        `metadata_interval_ms`: how often to look for partitions that were added.
         `instance_id`: static membership (KIP-345). `on_assigned`, `on_revoked`, `on_lost`: called (or awaited) with a
         list of partitions.
         """
@@ -193,6 +195,7 @@ class Client:
                 rebalance_timeout_ms=rebalance_timeout_ms,
                 heartbeat_interval_ms=heartbeat_interval_ms,
                 poll_interval_ms_max=poll_interval_ms_max,
+                metadata_interval_ms=metadata_interval_ms,
                 instance_id=instance_id,
             ),
         )

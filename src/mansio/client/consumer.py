@@ -355,6 +355,8 @@ class Consumer:
                 self._run(self._be_member(self._membership))
             else:
                 await self.assign(set(self._chosen) or await self._all_partitions())
+                if self._topics:
+                    self._run(self._watch_for_growth())
             if self._options.auto_commit:
                 self._run(self._commit_now_and_then())
             self._is_started = True
@@ -397,6 +399,20 @@ class Consumer:
                 await self._commit(self._positions(in_hand=False))
             except MansioError as error:
                 logger.info("group %s: auto commit failed: %s", self._options.group, error)
+
+    async def _watch_for_growth(self) -> None:
+        """Without a group: read partitions that are added later from their beginning."""
+        while True:
+            await asyncio.sleep(self._options.membership.metadata_interval_ms / 1000)
+            try:
+                await self._cluster.refresh(self._topics)
+                added = await self._all_partitions() - self._fetcher.states.keys()
+                starts = await start_offsets(self._cluster, added, "earliest")
+            except MansioError as error:
+                logger.info("looking for new partitions: %s", error)
+                continue
+            if not (self._options.to_end or self._options.to_time is not None):
+                self._fetcher.add(PartitionState(partition, starts[partition]) for partition in sorted(added))
 
     async def _all_partitions(self) -> set[TopicPartition]:
         found = set()

@@ -607,11 +607,11 @@ class Log:
         indexes = []
         for segment in [s for s in self._indexes_due if s.end_offset <= durable_end]:
             self._indexes_due.remove(segment)
-            indexes.append(IndexDue(segment, segment.index, segment.end_offset, segment.size))  # type: ignore[arg-type]  # kept until it is saved
+            indexes.append(IndexDue(segment, segment.index, segment.end_offset, segment.size, True))  # type: ignore[arg-type]  # kept until it is saved
         if closing or self._size - self._index_saved_at >= self.settings.index_snapshot_bytes:
             self._index_saved_at = self._size
             index: SparseIndex = self._active.index  # type: ignore[assignment]  # an active segment holds its index
-            indexes.append(IndexDue(self._active, index.frozen(), self.end_offset, self._size))
+            indexes.append(IndexDue(self._active, index.frozen(), self.end_offset, self._size, False))
         garbage = [segment for segment in self._garbage if segment.end_offset <= checkpoint.start_offset]
         self._garbage = [segment for segment in self._garbage if segment.end_offset > checkpoint.start_offset]
         self._checkpoint = checkpoint
@@ -627,7 +627,7 @@ class Log:
         # Only now: had the epochs been forgotten first, a crash could bring back records without theirs.
         self.leader_epochs.trim_to(chores.checkpoint.start_offset)
         for due in chores.indexes:
-            if due.segment is not self._active:
+            if due.closed:
                 due.segment.max_timestamp_ms = due.sparse.max_timestamp_ms
                 due.segment.index = None
 

@@ -153,7 +153,7 @@ class Syncer:
         if sum(work.file_count for _, work in works) >= self._sync_all_files_min:
             try:
                 for _, work in works:
-                    work.write_epochs(self._disk)
+                    work.write_epochs(self._disk, durable=False)
                 if self._disk.sync_all(self._root):
                     self.sync_alls += 1
                     return [Outcome(log, work, None) for log, work in works]

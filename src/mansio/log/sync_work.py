@@ -45,22 +45,29 @@ class SyncWork(NamedTuple):
             file.sync()
         if self.directory_dirty:
             disk.sync_directory(self.directory)
-        self.write_epochs(disk)
+        self.write_epochs(disk, durable=True)
         self.active.sync()
 
-    def write_epochs(self, disk: Disk) -> None:
-        """Replace the epochs file, when there is news (durable on return)."""
+    def write_epochs(self, disk: Disk, *, durable: bool) -> None:
+        """Replace the epochs file, when there is news; unless `durable`, the caller syncs the file system next.
+
+        A crash in between may leave a file that fails its checksum: recovery then reads the epochs from the batches.
+        """
         if self.epochs is not None:
-            write_sealed(disk, f"{self.directory}/{EPOCHS_NAME}", self.epochs, durable=True)
+            write_sealed(disk, f"{self.directory}/{EPOCHS_NAME}", self.epochs, durable=durable)
 
 
 class IndexDue(NamedTuple):
-    """An index to be saved: of the first `covered_bytes` of `segment`, which end at `end_offset`."""
+    """An index to be saved: of the first `covered_bytes` of `segment`, which end at `end_offset`.
+
+    `closed`: the segment is; otherwise this is a snapshot of one that still grows.
+    """
 
     segment: Segment
     sparse: SparseIndex
     end_offset: int
     covered_bytes: int
+    closed: bool
 
 
 class Chores(NamedTuple):

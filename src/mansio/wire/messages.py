@@ -14,7 +14,8 @@ Schemas are imported and compiled on first use: all of them take over a second, 
 `warm_up` does it beforehand, step by step.
 
 Always true: bytes that are not the message raise `WireError` and nothing else, in time and memory bounded by
-`MAX_BODY_BYTES` and `schema_readers.MAX_STRUCTS`; mistakes of the caller raise `TypeError` or `ValueError`.
+`MAX_BODY_BYTES` and `schema_readers.MAX_STRUCTS` (bytes after the end of a request are let pass, after that of a
+response not); mistakes of the caller raise `TypeError` or `ValueError`.
 """
 
 from __future__ import annotations

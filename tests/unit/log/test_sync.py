@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
+from mansio.log.index import load_index
 from mansio.log.log import Log, LogSettings
 from mansio.log.sync import Syncer
 from mansio.testing.disk import SimulatedDisk
@@ -174,3 +175,25 @@ def test_trimmed_segments_leave_the_disk_with_the_next_chores() -> None:
     bench.background.run_all()
     names = [path.rpartition("/")[2] for path in bench.disk.files() if path.endswith(".log")]
     assert sorted(names) == [f"{n:020d}.log" for n in (2, 3)]
+
+
+def test_a_segment_that_is_closed_while_its_index_is_saved_still_gets_its_whole_index() -> None:
+    bench = Bench()
+    log = bench.logs[0]
+    log.update_settings(LogSettings(segment_bytes=400, index_snapshot_bytes=1))
+    bench.syncer.request(bench.write())
+    bench.background.run_all()
+    bench.scheduler.fire()  # the chores, with a snapshot of the open segment's index, are on their way
+    assert bench.background.jobs
+    for _ in range(8):
+        bench.write()
+    bench.background.run_all()
+    bench.syncer.request(log)
+    bench.background.run_all()
+    bench.scheduler.fire()
+    bench.background.run_all()
+    assert log.failure is None
+    for info in log.segments()[:-1]:
+        loaded = load_index(bench.disk, f"/data/0/{info.base_offset:020d}.index", info.base_offset)
+        assert loaded is not None
+        assert (loaded.covered_bytes, loaded.end_offset) == (info.size_bytes, info.end_offset)

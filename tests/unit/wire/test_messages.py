@@ -140,6 +140,14 @@ def test_known_tagged_field_must_fill_its_length() -> None:
         decode_response(18, 3, body[:-9] + b"\x09" + body[-8:] + b"\x00")
 
 
+def test_bytes_after_the_end_are_let_pass_in_requests_and_refused_in_responses() -> None:
+    """librdkafka writes the null array of "all topics" as four bytes where one belongs; Kafka lets it pass."""
+    request = decode_request(ApiKey.METADATA, 13, bytes.fromhex("00000000010000"))  # librdkafka 2.16
+    assert request.topics is None
+    with pytest.raises(WireError, match="after the end"):
+        decode_response(12, 4, bytes(7) + b"\x00")
+
+
 def test_error_codes_newer_than_kio_are_read() -> None:
     assert decode_response(12, 4, b"\x00\x00\x00\x00\x27\x0f\x00").error_code == 9999
 

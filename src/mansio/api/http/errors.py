@@ -4,8 +4,9 @@
 
 `type` is the name of the class in `mansio.errors` (or the HTTP phrase without blanks for a failure of HTTP
 itself), `kafka_code` is Kafka's error code (null where HTTP itself refused). The status comes from the
-class. Always true: an unexpected exception is answered with 500 and no detail of it; the detail goes to the
-log.
+class.
+
+Always true: an unexpected exception is answered with 500 and no detail of it; the detail goes to the log.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ HTTP runs on the loop it watches: while the loop is stalled no probe is answered
 own timeout speaks. What is left to tell is the recent past: a heartbeat the loop should have run at a known
 moment ran late.
 
-Always true: the watch keeps at most `STALLS_KEPT` stalls; it costs one timer, nothing per request. A
-machine that was suspended looks like a stall too (the clock goes on), and that is right: clients were cut
-off.
+Always true: the watch keeps at most `STALLS_KEPT` stalls; it costs one timer, nothing per request.
+A machine that was suspended looks like a stall too (the clock goes on), and that is right: clients were cut off.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Serves an ASGI application on a loop that belongs to somebody else.
 
-uvicorn does the HTTP; it gets no loop of its own, no signals, no logging set-up and no right to end the
-process.
+uvicorn does the HTTP; it gets no loop of its own, no signals, no logging set-up and no right to end the process.
 
 Always true: after `start` returned the port accepts; after `stop` returned nothing of it is left. A port
 that cannot be had raises `OSError` from `start`, with the address in its message.

@@ -21,7 +21,7 @@ from mansio.errors import (
     UnsupportedCompression,
 )
 from mansio.wire import produce as wire
-from mansio.wire.records import Codec
+from mansio.wire.compression import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,10 +79,10 @@ def produce(
         results.append((name, topic_id, answers))
     if acks == 0:
         return NOTHING
-    answer = wire.encode_response(version, header.correlation_id, results)
+    frame_out = wire.encode_response(version, header.correlation_id, results)
     if not waits:
-        return (answer,)
-    pending = PendingProduce(service, connection, header, results, answer)
+        return (frame_out,)
+    pending = PendingProduce(service, connection, header, results, frame_out)
     connection.queue(pending)
     pending.wait(waits, request.timeout_ms)
     return None

@@ -1,6 +1,4 @@
-"""`mansio demo`: see for yourself what is promised. Each demo is one screen, needs no broker and cleans
-up.
-"""
+"""`mansio demo`: see for yourself what is promised. Each demo is one screen, needs no broker, cleans up."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mansio.cli.common import run
 from mansio.cli.demo.flights import FLIGHTS
 
 app = typer.Typer(no_args_is_help=True, help="Shows that run anywhere, need no broker and clean up.")
@@ -21,7 +20,7 @@ def noun() -> None:
 @app.command()
 def broker(
     count: Annotated[
-        int, typer.Option(metavar="N", help="How many of the flights to stream.", min=1_000, max=FLIGHTS)
+        int, typer.Option(metavar="N", help="How many of the flights to stream.", min=20_000, max=FLIGHTS)
     ] = FLIGHTS,
 ) -> None:
     """Stream 336,776 flights through a broker that is killed half way, and check what came out.
@@ -31,8 +30,6 @@ def broker(
     same time, the broker gets SIGKILL half way and is started again. Exit code 0 only if nothing
     acknowledged was lost, moved, duplicated or reordered. Takes under 90 s.
     """
-    import asyncio
-
     from mansio.cli.demo.story import tell
 
-    raise typer.Exit(asyncio.run(tell(count)))
+    raise typer.Exit(run(tell(count)))

@@ -1,5 +1,4 @@
-"""What the demo shows: one screen of at most 80 columns, with moving bars on a terminal and plain lines
-elsewhere.
+"""What the demo shows: one screen of at most 80 columns, with moving bars on a terminal, plain lines elsewhere.
 
 Always true: nothing here decides anything; the numbers come from the story, the verdict from the checker.
 """
@@ -32,10 +31,8 @@ class Figures(NamedTuple):
 
     publish_rate: float
     deliver_rate: float
-    killed_at: int
     ready_again_s: float
     first_acknowledged_s: float
-    total_s: float
 
 
 class Bars:
@@ -63,7 +60,8 @@ class Bars:
         """Move both bars."""
         if self._progress is not None:
             for task, count in zip(self._tasks, (acknowledged, delivered), strict=True):
-                self._progress.update(task, completed=count, rate=count / max(seconds, 0.001))
+                if not self._progress.tasks[task].finished:  # so that the rate of the one that is done stays
+                    self._progress.update(task, completed=count, rate=count / max(seconds, 0.001))
             return
         step = min(acknowledged, delivered) * PLAIN_STEPS // self._total
         if step > self._steps_said:
@@ -100,45 +98,34 @@ def show_outcome(console: Console, verdict: Verdict, figures: Figures) -> None:
     table.add_column(width=22)
     table.add_column(justify="right", width=11)
     table.add_column()
-    rows = [
-        ("acknowledged", verdict.acknowledged, "with acks=all: each was on disk before it was answered"),
+    for label, count, meaning in (
+        ("acknowledged", verdict.acknowledged, "acks=all: on disk before each answer"),
         ("delivered", verdict.delivered, f"to 3 consumers of a group; {verdict.redelivered:,} read twice"),
-    ]
-    must_be_zero = [
-        (
-            "acknowledged, missing",
-            verdict.missing + verdict.misplaced,
-            "every one came, from the offset answered",
-        ),
+    ):
+        table.add_row(f" {label}", f"{count:,}", Text(meaning, style="dim"))
+    for label, count, meaning in (
+        ("acknowledged, missing", verdict.missing + verdict.misplaced, "each came, from the offset answered"),
         ("duplicates", verdict.duplicates, "retries after the kill were recognised"),
         (
             "out of order",
             verdict.out_of_order + verdict.gaps,
             f"{verdict.keys:,} aircraft, each in order of departure",
         ),
-    ]
-    for label, count, meaning in rows:
-        table.add_row(f" {label}", f"{count:,}", Text(meaning, style="dim"))
-    for label, count, meaning in must_be_zero:
+    ):
         style = "bold green" if count == 0 else "bold red"
         table.add_row(
             f" {label}", Text(f"{count:,}", style=style), Text(meaning if count == 0 else "", style="dim")
         )
-    table.add_row(
-        " published", f"{figures.publish_rate:,.0f}/s", Text("over the whole run, kill included", style="dim")
-    )
-    table.add_row(
-        " delivered",
-        f"{figures.deliver_rate:,.0f}/s",
-        Text("at the same time, to the same process", style="dim"),
-    )
-    table.add_row(
-        " recovery",
-        f"{figures.first_acknowledged_s:.2f} s",
-        Text(
-            f"from SIGKILL to the next acknowledgement ({figures.ready_again_s:.2f} s to ready)", style="dim"
+    for label, figure, meaning in (
+        ("publish rate", f"{figures.publish_rate:,.0f}/s", "over the whole run, kill included"),
+        ("deliver rate", f"{figures.deliver_rate:,.0f}/s", "at the same time, in the same process"),
+        (
+            "recovery",
+            f"{figures.first_acknowledged_s:.2f} s",
+            f"SIGKILL to next ack; {figures.ready_again_s:.2f} s until ready",
         ),
-    )
+    ):
+        table.add_row(f" {label}", figure, Text(meaning, style="dim"))
     console.print()
     console.print(table)
 
@@ -147,7 +134,7 @@ def show_next(console: Console, good: bool) -> None:
     """The last lines: whether it held, and what to try."""
     console.print()
     if not good:
-        console.print(" [bold red]The broker broke a promise: see the red lines above.[/]")
+        console.print(" [bold red]A promise was broken: see the numbers above.[/]")
         return
     console.print(" [bold]Try next[/]  (each in a terminal of its own)")
     for command in (

@@ -1,0 +1,85 @@
+"""The segments of one log, in order, and where an offset is in them.
+
+Always true: there is at least one segment, the last is the active one; the others' sizes and ends are final, and each
+one's end offset is the next one's base. What is dropped here still has its file: whoever drops it sees to that.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from mansio.errors import CorruptLog
+from mansio.log.segment import WALK_CHUNK_BYTES, Segment, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mansio.log.files import FileCache
+    from mansio.ports import DiskFile
+    from mansio.wire.records import BatchHeader
+
+
+class SegmentTable:
+    """See the module. `segments` is read by everybody and changed only here."""
+
+    __slots__ = ("_bases", "_files", "active", "segments")
+
+    def __init__(self, segments: list[Segment], files: FileCache) -> None:
+        self.segments = segments
+        self.active = segments[-1]
+        self._bases = [segment.base_offset for segment in segments]
+        self._files = files
+
+    def add(self, segment: Segment) -> None:
+        """A new active segment; the one before is closed."""
+        self.segments.append(segment)
+        self._bases.append(segment.base_offset)
+        self.active = segment
+
+    def drop_below(self, offset: int) -> list[Segment]:
+        """Take out the closed segments that end at or below `offset`; returns them."""
+        keep = 0
+        while keep < len(self.segments) - 1 and self.segments[keep].end_offset <= offset:
+            self._files.forget(self.segments[keep])
+            keep += 1
+        dropped = self.segments[:keep]
+        del self.segments[:keep], self._bases[:keep]
+        return dropped
+
+    def drop_after(self, segment: Segment) -> None:
+        """Take out everything after a segment, which becomes the active one."""
+        at = self.segments.index(segment) + 1
+        for dropped in self.segments[at - 1 :]:
+            self._files.forget(dropped)
+        del self.segments[at:], self._bases[at:]
+        self.active = segment
+
+    def from_offset(self, offset: int) -> list[Segment]:
+        """The segments from the one that holds `offset` on."""
+        return self.segments[max(0, bisect_right(self._bases, offset) - 1) :]
+
+    def locate(self, offset: int) -> tuple[Segment, int]:
+        """The segment that holds `offset` (which is in the log) and the position of its batch."""
+        segment = self.segments[bisect_right(self._bases, offset) - 1]
+        position, base_offset = self.place_of(segment, offset)
+        if position >= segment.size:
+            raise CorruptLog(f"{segment.path} does not hold offset {offset} (it ends at {base_offset})")
+        return segment, position
+
+    def place_of(self, segment: Segment, offset: int) -> tuple[int, int]:
+        """(position, base offset) of the batch of a segment that holds `offset`; the segment's end when none does."""
+        start = self._files.index(segment).floor_offset(offset - segment.base_offset)
+        for position, header in walk(self._files.file(segment), start, segment.size, segment.base_offset):
+            if header.base_offset + header.last_offset_delta >= offset:
+                return position, header.base_offset
+        return segment.size, segment.end_offset
+
+    def walk(self, from_offset: int) -> Iterator[tuple[DiskFile, int, BatchHeader]]:
+        """(file, position, header) of every batch from the one that holds `from_offset` up to the end as it is now."""
+        for segment, size in [(segment, segment.size) for segment in self.from_offset(from_offset)]:
+            file = self._files.file(segment)
+            start = self._files.index(segment).floor_offset(max(0, from_offset - segment.base_offset))
+            for position, header in walk(file, start, size, segment.base_offset, WALK_CHUNK_BYTES):
+                if header.base_offset + header.last_offset_delta >= from_offset:
+                    yield file, position, header

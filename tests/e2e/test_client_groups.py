@@ -1,0 +1,284 @@
+"""Groups through the client and a real broker: shared, committed, taken over, never skipped."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Consumer as ConfluentConsumer
+from e2e.client_world import QUICK_MEMBER, broker_in, connected, run, until
+
+import mansio
+from mansio.client import OutgoingRecord, TopicPartition
+from mansio.errors import FencedInstanceId, InvalidRequest, UnknownMember
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
+    with broker_in(tmp_path_factory.mktemp("groups")) as started:
+        yield started
+
+
+async def fill(client: mansio.Client, topic: str, partitions: int, each: int, first: int = 0) -> None:
+    records = [
+        OutgoingRecord(b"%d:%d" % (p, n), None, (), p)
+        for n in range(first, first + each)
+        for p in range(partitions)
+    ]
+    await client.publish_many(topic, records)
+
+
+class Reader:
+    """A member in a task of its own that notes what it reads."""
+
+    def __init__(self, client: mansio.Client, topic: str, **how: Any) -> None:
+        self.seen: list[tuple[int, int]] = []
+        self.consumer = client.consume(topic, **{"group": topic, **QUICK_MEMBER, **how})
+        self.task = asyncio.ensure_future(self._read())
+
+    async def _read(self) -> None:
+        async with self.consumer:
+            async for message in self.consumer:
+                self.seen.append((message.partition, message.offset))
+
+    @property
+    def partitions(self) -> set[int]:
+        return {partition for _, partition in self.consumer.assignment()}
+
+    async def stop(self) -> None:
+        await self.consumer.close()
+        await self.task
+
+
+@pytest.mark.row("G1", "G3")
+def test_members_come_and_go_and_every_record_is_read(broker: mansio.Broker) -> None:
+    async def scenario() -> None:
+        async with connected(broker, shared=4) as client:
+            await fill(client, "shared", 4, 50)
+            first = Reader(client, "shared", auto_commit=True)
+            await until(lambda: len(first.seen) == 200)
+            second = Reader(client, "shared", auto_commit=True)
+            await until(lambda: len(first.partitions) == len(second.partitions) == 2)
+            assert not first.partitions & second.partitions
+            await fill(client, "shared", 4, 50, first=50)
+            await until(lambda: len(set(first.seen + second.seen)) == 400)
+            await first.stop()
+            await until(lambda: len(second.partitions) == 4)
+            await fill(client, "shared", 4, 50, first=100)
+            await until(lambda: len(set(first.seen + second.seen)) == 600)
+            await second.stop()
+            repeated = [place for place, times in Counter(first.seen + second.seen).items() if times > 1]
+            assert repeated == []
+
+    run(scenario)
+
+
+@pytest.mark.row("G3")
+def test_partition_that_stays_is_delivered_while_the_group_rebalances(broker: mansio.Broker) -> None:
+    events: list[tuple[str, set[int]]] = []
+
+    async def scenario() -> None:
+        async with connected(broker, staying=4) as client:
+            first = Reader(
+                client,
+                "staying",
+                on_assigned=lambda p: events.append(("assigned", {index for _, index in p})),
+                on_revoked=lambda p: events.append(("revoked", {index for _, index in p})),
+            )
+            await until(lambda: len(first.partitions) == 4)
+            second = Reader(client, "staying")
+            await until(lambda: len(first.partitions) == len(second.partitions) == 2)
+            assert events == [("assigned", {0, 1, 2, 3}), ("revoked", second.partitions)]
+            await first.stop()
+            await second.stop()
+
+    run(scenario)
+
+
+@pytest.mark.row("G4")
+def test_next_consumer_begins_where_the_group_committed(broker: mansio.Broker) -> None:
+    async def scenario() -> None:
+        async with connected(broker, resumed=1) as client:
+            await fill(client, "resumed", 1, 20)
+            async with client.consume("resumed", group="resumed", **QUICK_MEMBER) as consumer:
+                for _ in range(7):
+                    await anext(consumer)
+                assert consumer.positions() == {TopicPartition("resumed", 0): 7}
+                await consumer.commit()
+                await anext(consumer)
+            async with client.consume("resumed", group="resumed", **QUICK_MEMBER) as consumer:
+                assert (await anext(consumer)).offset == 7
+                await consumer.commit({TopicPartition("resumed", 0): 15})
+            lag = await client.admin.group_lag("resumed")
+            assert lag[TopicPartition("resumed", 0)].lag == 5
+
+    run(scenario)
+
+
+@pytest.mark.row("G4")
+def test_auto_commit_covers_what_is_done_with_and_not_what_failed(broker: mansio.Broker) -> None:
+    how: dict[str, Any] = {"group": "done", "auto_commit": True, **QUICK_MEMBER}
+
+    async def scenario() -> None:
+        async with connected(broker, done=1) as client:
+            await fill(client, "done", 1, 20)
+            async with client.consume("done", **how) as consumer:
+                async for message in consumer:
+                    if message.offset == 4:
+                        break
+            with pytest.raises(KeyError):
+                async with client.consume("done", **how) as consumer:
+                    async for message in consumer:
+                        if message.offset == 9:
+                            raise KeyError("the work on message 9 failed")
+            async with client.consume("done", **how) as consumer:
+                batch = await consumer.poll(10_000)
+                assert batch[0].offset == 9
+                await consumer.close()
+            async with client.consume("done", **how) as consumer:
+                assert (await anext(consumer)).offset == 9
+
+    run(scenario)
+
+
+@pytest.mark.row("G1")
+def test_dead_member_is_replaced_after_its_session(broker: mansio.Broker) -> None:
+    async def scenario() -> None:
+        async with connected(broker, deserted=2) as client, mansio.connect(broker.address) as other:
+            dying = Reader(other, "deserted")
+            await until(lambda: len(dying.partitions) == 2)
+            member = dying.consumer._membership
+            assert member is not None
+            for task in dying.consumer._tasks:
+                task.cancel()  # no heartbeat any more, and no goodbye
+            heir = Reader(client, "deserted")
+            await until(lambda: len(heir.partitions) == 2)
+            with pytest.raises(UnknownMember):
+                await dying.consumer.commit({TopicPartition("deserted", 0): 0})
+            await heir.stop()
+            member.member_id = ""
+            await dying.stop()
+
+    run(scenario)
+
+
+@pytest.mark.row("G1")
+def test_static_member_comes_back_to_its_partitions_without_a_rebalance(broker: mansio.Broker) -> None:
+    async def scenario() -> None:
+        async with connected(broker, static=4) as client:
+            moved: list[Any] = []
+            other = Reader(client, "static", instance_id="b", on_revoked=moved.append)
+            first = Reader(client, "static", instance_id="a")
+            await until(lambda: len(first.partitions) == len(other.partitions) == 2)
+            kept = first.partitions
+            moved.clear()
+            await first.stop()
+            back = Reader(client, "static", instance_id="a")
+            await until(lambda: len(back.partitions) == 2)
+            assert back.partitions == kept
+            assert moved == []
+            thief = client.consume("static", group="static", **{**QUICK_MEMBER, "instance_id": "a"})
+            taking = asyncio.ensure_future(thief.start())
+            with pytest.raises(FencedInstanceId):
+                await back.task
+            await taking
+            await thief.close()
+            await other.stop()
+
+    run(scenario)
+
+
+@pytest.mark.row("G1", "A1")
+@pytest.mark.parametrize("strategy", ["range", "roundrobin,range", "cooperative-sticky"])
+def test_group_is_shared_with_librdkafka(broker: mansio.Broker, strategy: str) -> None:
+    topic = "mixed-" + strategy.replace(",", "-")
+    foreign = ConfluentConsumer(
+        {
+            "bootstrap.servers": broker.address,
+            "group.id": topic,
+            "partition.assignment.strategy": strategy,
+            "session.timeout.ms": 6_000,
+            "heartbeat.interval.ms": 100,
+            "auto.offset.reset": "earliest",
+        }
+    )
+
+    async def scenario() -> None:
+        async with connected(broker, **{topic: 4}) as client:
+            ours = Reader(client, topic)
+            await until(lambda: len(ours.partitions) == 4)
+            foreign.subscribe([topic])
+            seen: set[tuple[int, int]] = set()
+
+            def poll() -> None:
+                message = foreign.poll(0)
+                if message is not None and not message.error():
+                    seen.add((message.partition(), message.offset()))
+
+            def shared() -> bool:
+                poll()
+                return len(ours.partitions) == 2 and len(foreign.assignment()) == 2
+
+            await until(shared)
+            await fill(client, topic, 4, 10)
+            await until(lambda: poll() is None and len(seen | set(ours.seen)) == 40)
+            assert {partition for partition, _ in seen} == {p.partition for p in foreign.assignment()}
+            await asyncio.to_thread(foreign.close)
+            await until(lambda: len(ours.partitions) == 4)
+            await ours.stop()
+
+    run(scenario)
+
+
+def test_member_that_asks_for_nothing_gives_way_and_comes_back(broker: mansio.Broker) -> None:
+    async def scenario() -> None:
+        async with connected(broker, stuck=1) as client:
+            await fill(client, "stuck", 1, 5)
+            lost: list[Any] = []
+            stuck = client.consume(
+                "stuck", group="stuck", on_lost=lost.append, **{**QUICK_MEMBER, "poll_interval_ms_max": 200}
+            )
+            assert (await anext(stuck)).offset == 0
+            await until(lambda: bool(lost))
+            other = Reader(client, "stuck")
+            await until(lambda: len(other.seen) == 5)
+            await other.stop()
+            assert (await anext(stuck)).offset == 0  # nothing was committed: it begins again
+            await stuck.close()
+
+    run(scenario)
+
+
+def test_new_partition_is_given_to_a_member(broker: mansio.Broker) -> None:
+    async def scenario() -> None:
+        async with connected(broker, grown=1) as client:
+            reader = Reader(client, "grown", metadata_interval_ms=100)
+            await until(lambda: reader.partitions == {0})
+            await client.admin.create_partitions("grown", 3)
+            await until(lambda: reader.partitions == {0, 1, 2})
+            await reader.stop()
+
+    run(scenario)
+
+
+def test_chosen_partitions_keep_offsets_in_a_group_without_joining_it(broker: mansio.Broker) -> None:
+    async def scenario() -> None:
+        async with connected(broker, loose=1) as client:
+            await fill(client, "loose", 1, 5)
+            chosen = TopicPartition("loose", 0)
+            async with client.consume(chosen, group="loose") as consumer:
+                await anext(consumer)
+                await consumer.commit()
+                assert (await client.admin.describe_group("loose")).members == ()
+            async with client.consume(chosen, group="loose") as consumer:
+                assert (await anext(consumer)).offset == 1
+            async with client.consume(chosen) as consumer:
+                with pytest.raises(InvalidRequest, match="group"):
+                    await consumer.commit()
+
+    run(scenario)
