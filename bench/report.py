@@ -50,7 +50,7 @@ def _number(value: float) -> str:
 def _spread(values: list[float]) -> str:
     if not values:
         return "-"
-    return f"{_number(statistics.median(values))}\n[dim]{_number(min(values))} - {_number(max(values))}[/dim]"
+    return f"{_number(statistics.median(values))}\n[dim]{_number(min(values))}-{_number(max(values))}[/dim]"
 
 
 def table(outcomes: list[Outcome], extras: dict[str, Any]) -> Table:
@@ -58,13 +58,13 @@ def table(outcomes: list[Outcome], extras: dict[str, Any]) -> Table:
     shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     shown.add_column("case", no_wrap=True)
     for column in ("floor", "Mansio", "ratio", "asked", "p50\np99, us", "load\ncpu"):
-        shown.add_column(column, justify="right", no_wrap=True)
+        shown.add_column(column, justify="right", overflow="fold")
     for outcome in outcomes:
         case, ratios = outcome.case, outcome.ratios()
         colour = "red" if outcome.missed() else "green" if case.ratio_min and ratios else "default"
         last = [statistics.median(run[name] for run in outcome.mansio) for name in ("p50_us", "p99_us")]
         shown.add_row(
-            case.title if case.unit == "requests/s" else f"{case.title}, {case.unit}",
+            case.title if case.unit == "requests/s" else f"{case.title}\n[dim]{case.unit}[/dim]",
             _spread(outcome.figures("reference")),
             _spread(outcome.figures("mansio")),
             f"[{colour}]{_spread(ratios)}[/]",

@@ -39,7 +39,7 @@ TOUCHED_TIMES = 3
 """How often the bytes of a run go through the page cache before anything is measured: memory that a virtual
 machine uses for the first time costs ten times as much, and whoever came first would pay for it."""
 LOAD_DEADLINE_S = 120
-WIDTH = 110
+WIDTH = 120
 """Columns, where the output is a file and has none of its own."""
 
 

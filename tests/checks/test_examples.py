@@ -109,7 +109,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 def test_the_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
     required_tool("kcat")
     expected = {
-        "topic": "flights",
+        "topic": "",
         "python": "b'EWR to IAH'",
         "kcat": "N24211: LGA to IAH",
         "next": "JFK to MIA",

@@ -8,15 +8,21 @@ without an answer) it does not write into the history as known. What goes wrong 
 from __future__ import annotations
 
 import threading
+import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
+import mansio
 from crash.checker import Acknowledged, History, Seen, sender_of, value_of
+from mansio import blocking
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
+
+    from mansio.client.blocking import Delivery
 
 PARTITIONS = 4
 SENT_AT_ONCE = 16
@@ -48,13 +54,16 @@ class Load:
     def start(self, *, idempotent: int, plain: int) -> None:
         self._producing.set()
         self._reading.set()
-        self.idempotent = [f"idempotent-{number}" for number in range(idempotent)]
-        for name in self.idempotent:
+        confluent = [f"idempotent-{number}" for number in range(idempotent)]
+        self.idempotent = [*confluent, "mansio"]
+        for name in confluent:
             self._spawn(self._producers, self._produce, name, {"enable.idempotence": True})
+        self._spawn(self._producers, self._produce_with_mansio, "mansio")
         for number in range(plain):
             retries = {"acks": "all", "max.in.flight": 1}
             self._spawn(self._producers, self._produce, f"plain-{number}", retries)
         self._spawn(self._others, self._read, "reader")
+        self._spawn(self._others, self._read_with_mansio, "mansio-reader")
         self._spawn(self._others, self._commit, "committer")
 
     def stop_producing(self, deadline_s: float = 40.0) -> None:
@@ -126,6 +135,37 @@ class Load:
                 f"{name}: {left} records without an answer {READ_DEADLINE_S:g} s after the last"
             )
 
+    def _produce_with_mansio(self, name: str) -> None:
+        """Our own client, idempotent as it is by default."""
+        with blocking.connect(self.bootstrap) as client, client.producer() as producer:
+            waiting: deque[tuple[bytes, Delivery]] = deque()
+            number = 0
+            while self._producing.is_set() or waiting:
+                if self._producing.is_set() and len(waiting) < IN_FLIGHT_MAX:
+                    for _ in range(SENT_AT_ONCE):
+                        value = value_of(name, number)
+                        self.history.sent[name] = number + 1
+                        waiting.append(
+                            (value, producer.send(self.topic, value, partition=number % PARTITIONS))
+                        )
+                        number += 1
+                while waiting and waiting[0][1].done():
+                    value, delivery = waiting.popleft()
+                    stored = delivery.result()
+                    self.history.acknowledged.append(Acknowledged(stored.partition, stored.offset, value))
+                time.sleep(0.005)  # the pace of this client, as `poll` is of the others
+
+    def _read_with_mansio(self, name: str) -> None:
+        seen = self.history.reads[name]
+        places = [mansio.TopicPartition(self.topic, partition) for partition in range(PARTITIONS)]
+        with (
+            blocking.connect(self.bootstrap) as client,
+            client.consume(places, on_out_of_range="error", fetch_wait_ms_max=20) as consumer,
+        ):
+            while self._reading.is_set():
+                for one in consumer.poll(50):
+                    seen.append(Seen(one.partition, one.offset, one.value or b""))
+
     def _read(self, name: str) -> None:
         seen = self.history.reads[name]
         consumer = Consumer(
@@ -184,9 +224,10 @@ def read_log(bootstrap: str, topic: str) -> list[Seen]:
     consumer.assign(partitions)
     seen: list[Seen] = []
     unfinished = {partition for partition, end in ends.items() if end}
+    end = time.monotonic() + READ_DEADLINE_S
     while unfinished:
-        messages = consumer.consume(5000, READ_DEADLINE_S)
-        assert messages, f"nothing more came of partitions {unfinished}"
+        messages = consumer.consume(2000, 0.2)
+        assert time.monotonic() < end, f"partitions {unfinished} were not read to their ends"
         for message in messages:
             if message.error() is None:
                 seen.append(Seen(message.partition(), message.offset(), message.value()))

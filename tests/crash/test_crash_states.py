@@ -332,3 +332,25 @@ def test_a_truncated_tail_does_not_come_back_through_an_old_index() -> None:
     log.sync()
     for seed in range(40):
         check_contents(Log.open(disk.crash(random.Random(seed)), clock, DIRECTORY, RARE_SNAPSHOTS), stored)
+
+
+def test_an_index_of_records_that_did_not_survive_is_not_believed() -> None:
+    """Neither at the next opening, nor later when its removal might be undone by another crash."""
+    disk, clock = SimulatedDisk(), ManualClock()
+    log = Log.open(disk, clock, DIRECTORY, LARGE_SEGMENTS)
+    stored = [append(log, make_batch([1000 + tag], 200, tag))[1] for tag in range(3)]
+    log.sync()
+    for tag in range(3):
+        append(log, make_batch([1500 + tag], 200, 10 + tag))
+    chores = log.prepare_chores(closing=True)
+    assert chores is not None
+    chores.run(disk)  # the index of all six batches reaches the disk, the last three of them do not
+    disk.sync_all(ROOT)
+    disk.cut_file(f"{DIRECTORY}/{0:020d}.log", sum(len(batch) for batch in stored))
+    no_snapshots = LogSettings(index_interval_bytes=1, index_snapshot_bytes=1 << 20)
+    log = Log.open(disk, clock, DIRECTORY, no_snapshots)
+    stored += [append(log, make_batch([900 + tag], 170, 20 + tag))[1] for tag in range(8)]
+    check_contents(log, stored)
+    log.sync()
+    for seed in range(30):
+        check_contents(Log.open(disk.crash(random.Random(seed)), clock, DIRECTORY, no_snapshots), stored)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from confluent_kafka import Consumer as ConfluentConsumer
-from e2e.client_world import QUICK_MEMBER, broker_in, connected, run, until
 
 import mansio
+from e2e.client_world import QUICK_MEMBER, broker_in, connected, run, until
 from mansio.client import OutgoingRecord, TopicPartition
 from mansio.errors import FencedInstanceId, InvalidRequest, UnknownMember
 
@@ -36,8 +36,9 @@ async def fill(client: mansio.Client, topic: str, partitions: int, each: int, fi
 class Reader:
     """A member in a task of its own that notes what it reads."""
 
-    def __init__(self, client: mansio.Client, topic: str, **how: Any) -> None:
+    def __init__(self, client: mansio.Client, topic: str, *, work_seconds: float = 0, **how: Any) -> None:
         self.seen: list[tuple[int, int]] = []
+        self.work_seconds = work_seconds
         self.consumer = client.consume(topic, **{"group": topic, **QUICK_MEMBER, **how})
         self.task = asyncio.ensure_future(self._read())
 
@@ -45,6 +46,8 @@ class Reader:
         async with self.consumer:
             async for message in self.consumer:
                 self.seen.append((message.partition, message.offset))
+                if self.work_seconds:
+                    await asyncio.sleep(self.work_seconds)
 
     @property
     def partitions(self) -> set[int]:
@@ -100,6 +103,27 @@ def test_partition_that_stays_is_delivered_while_the_group_rebalances(broker: ma
     run(scenario)
 
 
+@pytest.mark.row("G3")
+def test_message_in_hand_is_finished_before_its_partition_moves_and_none_is_read_twice(
+    broker: mansio.Broker,
+) -> None:
+    async def scenario() -> None:
+        async with connected(broker, slow=2) as client:
+            await fill(client, "slow", 2, 40)
+            first = Reader(client, "slow", auto_commit=True, work_seconds=0.01)
+            await until(lambda: len({partition for partition, _ in first.seen}) == 1 and len(first.seen) > 3)
+            second = Reader(client, "slow", auto_commit=True)
+            third = Reader(client, "slow", auto_commit=True)  # one of the three gets nothing
+            readers = (first, second, third)
+            await until(lambda: len({place for reader in readers for place in reader.seen}) == 80)
+            for reader in readers:
+                await reader.stop()
+            seen = Counter(place for reader in readers for place in reader.seen)
+            assert [place for place, times in seen.items() if times > 1] == []
+
+    run(scenario)
+
+
 @pytest.mark.row("G4")
 def test_next_consumer_begins_where_the_group_committed(broker: mansio.Broker) -> None:
     async def scenario() -> None:
@@ -131,7 +155,7 @@ def test_auto_commit_covers_what_is_done_with_and_not_what_failed(broker: mansio
                 async for message in consumer:
                     if message.offset == 4:
                         break
-            with pytest.raises(KeyError):
+            with pytest.raises(KeyError):  # noqa: PT012  # how the consumer is left is the point
                 async with client.consume("done", **how) as consumer:
                     async for message in consumer:
                         if message.offset == 9:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from e2e.client_world import broker_in, connected, run
 
-import mansio
+import mansio  # noqa: TC001  # fixtures are annotated with it
+from e2e.client_world import broker_in, connected, run, until
 from mansio.client import OutgoingRecord, ProducerOptions, TopicPartition
 from mansio.client.partitioner import partition_for_key
 from mansio.errors import (
@@ -79,7 +80,7 @@ def test_records_without_key_use_every_partition_in_large_batches(broker: mansio
             async with client.producer(ProducerOptions(batch_bytes_max=2_000)) as producer:
                 stored = await producer.publish_many("keyless", [bytes(100)] * 1_000)
             assert {metadata.partition for metadata in stored} == {0, 1, 2}
-            switches = sum(a.partition != b.partition for a, b in zip(stored, stored[1:], strict=False))
+            switches = sum(a.partition != b.partition for a, b in pairwise(stored))
             assert switches < 1_000 / 10
 
     run(scenario)
@@ -189,7 +190,10 @@ def test_little_room_to_read_ahead_and_large_records_still_give_all(broker: mans
 
 def test_partition_that_is_added_later_is_read(broker: mansio.Broker) -> None:
     async def scenario() -> None:
-        async with connected(broker, growing=1) as client, client.consume("growing", metadata_interval_ms=50) as c:
+        async with (
+            connected(broker, growing=1) as client,
+            client.consume("growing", metadata_interval_ms=50) as c,
+        ):
             await client.admin.create_partitions("growing", 2)
             await client.publish("growing", b"new", partition=1)
             message = await anext(c)
@@ -229,8 +233,7 @@ def test_broker_that_restarts_is_waited_for_and_nothing_is_lost_or_stored_twice(
                 publishing = asyncio.ensure_future(publish())
                 reading = asyncio.ensure_future(_collect(reader))
                 for halfway in (100, 250):
-                    while len(stored) < halfway:
-                        await asyncio.sleep(0.002)
+                    await until(lambda least=halfway: len(stored) >= least)
                     await asyncio.to_thread(broker.close)
                     await asyncio.to_thread(broker.start)
                 await publishing

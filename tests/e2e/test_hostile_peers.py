@@ -173,6 +173,23 @@ def test_thousand_pipelined_writes_keep_their_order_and_their_answers(view: Watc
         assert peer.end_offset("ordered") == PIPELINED
 
 
+def test_fetch_behind_a_durable_write_sees_it(view: Watched) -> None:
+    """A connection's requests are answered one after the other, whatever each of them waits for."""
+    with RawPeer(view.port) as peer:
+        peer.create_topic("seen")
+        for number in range(50):
+            peer.send(
+                produce_frame([("seen", None, [(0, batch_of(b"%d" % number))])])
+                + fetch_frame("seen", offset=number, number=2)
+                + messages.encode_request(ApiKey.API_VERSIONS, 3, 3, "p", {})
+            )
+            assert peer.frame() is not None
+            answer = peer.frame()
+            assert answer is not None
+            assert fetch.decode_response(12, answer).topics[0][2][0].high_watermark == number + 1
+            assert peer.frame() is not None
+
+
 def announce(peer: RawPeer, length: int, sent: int = 2000) -> None:
     """Begin a large produce request, and never finish it."""
     head = request_header(ApiKey.PRODUCE, 9, 1, "loris")

@@ -22,18 +22,17 @@ from typing import TYPE_CHECKING, Protocol, cast
 from mansio.broker.egress import Egress
 from mansio.errors import MansioError, WireError
 from mansio.wire.frames import FrameReader
-from mansio.wire.headers import read_request_header
-from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.broker.egress import Piece
     from mansio.broker.server import Server
+    from mansio.wire.produce_pattern import Pattern
 
 logger = logging.getLogger(__name__)
 
-PRODUCE = int(ApiKey.PRODUCE)
+PRODUCE_KEY = b"\x00\x00"  # the first two bytes of a produce request
 
 
 class Place(Protocol):
@@ -89,7 +88,9 @@ class Connection(asyncio.BufferedProtocol):
         "client_host",
         "closed",
         "last_active",
+        "pattern",
         "reserved_bytes",
+        "unlike_requests",
     )
 
     def __init__(self, server: Server) -> None:
@@ -108,6 +109,9 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = False
         self.last_active = 0.0
         self.reserved_bytes = 0
+        self.pattern: Pattern | None = None
+        """What the produce requests of this connection have in common, once there was one."""
+        self.unlike_requests = 0
 
     # The transport's side
 
@@ -142,7 +146,7 @@ class Connection(asyncio.BufferedProtocol):
         self.last_active = server.now
         try:
             for frame in frames.received(nbytes):
-                if self._blocked_by is None:
+                if not self._backlog and self._is_next(frame):
                     self._begin(frame)
                 else:
                     self._keep(frame)
@@ -169,8 +173,7 @@ class Connection(asyncio.BufferedProtocol):
             self.pause_reading()
 
     def _begin(self, frame: memoryview) -> None:
-        header = read_request_header(frame)
-        pieces = self._server.dispatch(self, header, frame)
+        pieces = self._server.begin(self, frame)
         if pieces is None:
             return
         if self._slots:
@@ -202,14 +205,14 @@ class Connection(asyncio.BufferedProtocol):
             self._server.flush_soon(self)
         if slot is self._blocked_by:
             self._blocked_by = None
-            if self._backlog:
-                self._server.loop.call_soon(self._drain_backlog)
+        if self._backlog and not slots:
+            self._server.loop.call_soon(self._drain_backlog)
         if self._paused:
             self.resume_reading()
 
     def _drain_backlog(self) -> None:
         try:
-            while self._backlog and self._blocked_by is None and not self.closed:
+            while self._backlog and self._is_next(self._backlog[0]) and not self.closed:
                 frame = self._backlog.popleft()
                 self._backlog_bytes -= len(frame)
                 self._begin(memoryview(frame))
@@ -218,6 +221,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._flush()
         self.resume_reading()
+
+    def _is_next(self, frame: memoryview | bytes) -> bool:
+        """Nothing is before it that must be answered first: nothing at all, or produce requests before another."""
+        return not self._slots or (self._blocked_by is None and frame[:2] == PRODUCE_KEY)
 
     # Answers
 

@@ -114,7 +114,6 @@ class InternalTopic:
         self._create = create
         self._scheduler = scheduler
         self._clock = clock
-        self._room = checkpoints
         self._files = None if checkpoints is None else ViewCheckpoints(checkpoints, name, scheduler)
         self._partitions: list[InternalPartition] = []
         self._started = False
@@ -243,7 +242,7 @@ class InternalTopic:
             for delta, (key, value) in enumerate(part):
                 self._view.apply(index, key, value, base_offset + delta)
             self._appended_bytes[index] += len(batch)
-        if self._room is not None and self._appended_bytes[index] >= self._room.interval_bytes:
+        if self._files is not None and self._appended_bytes[index] >= self._files.due_after_bytes(index):
             self._begin_checkpoint(index)
         return partition.committed(partition.end_offset)
 

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
 
+CONTROL_OR_TRANSACTIONAL = 0x30  # the two bits of a batch's attributes
+
 
 class Appended(NamedTuple):
     """What an append did. `append_time_ms` is -1 unless the topic stamps log-append time."""
@@ -207,12 +209,15 @@ class Partition:
                 f"{self.name}: a batch of {header.size} bytes is over max.message.bytes="
                 f"{self.rules.message_bytes_max}"
             )
-        if header.is_control:
-            raise InvalidRecord(f"{self.name}: clients may not write control batches")
-        if header.is_transactional:
-            raise InvalidRecord(f"{self.name}: transactional batches are not offered by this broker")
+        if header.attributes & CONTROL_OR_TRANSACTIONAL:
+            self._refuse_special(header)
         if self.rules.timestamp_type is TimestampType.CREATE:
             self._admit_timestamps(header)
+
+    def _refuse_special(self, header: BatchHeader) -> None:
+        if header.is_control:
+            raise InvalidRecord(f"{self.name}: clients may not write control batches")
+        raise InvalidRecord(f"{self.name}: transactional batches are not offered by this broker")
 
     def _admit_timestamps(self, header: BatchHeader) -> None:
         """KIP-937. A closed batch shows its first and its highest timestamp; those two are held to the limits."""

@@ -22,6 +22,8 @@ from mansio.broker.dispatch import Dispatcher
 from mansio.broker.handlers import fetch, produce
 from mansio.errors import UnsupportedVersion
 from mansio.wire import messages
+from mansio.wire.headers import read_request_header
+from mansio.wire.produce_pattern import recognise
 from mansio.wire.versions import OFFERED, ApiKey
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
     from mansio.wire.headers import RequestHeader
 
 logger = logging.getLogger(__name__)
+
+PRODUCE = int(ApiKey.PRODUCE)
 
 SMALL_FRAME_BYTES = 256 * 1024
 """Frames up to this size need no reservation: every connection may hold one."""
@@ -109,7 +113,9 @@ class Server:
             connection.pause_reading()
         fetch.answer_parked(self.service)
         deadline = self.clock.monotonic() + drain_ms / 1000
-        await _until(lambda: not any(connection.busy for connection in self._connections), self.clock, deadline)
+        await _until(
+            lambda: not any(connection.busy for connection in self._connections), self.clock, deadline
+        )
         for connection in tuple(self._connections):
             connection.close()
         await _until(lambda: not self._connections, self.clock, deadline)
@@ -190,10 +196,17 @@ class Server:
 
     # Requests
 
-    def dispatch(
+    def begin(self, connection: Connection, frame: memoryview) -> Sequence[Piece] | None:
+        """Begin a request. The answer, if it is there at once; None if it comes later."""
+        pattern = connection.pattern
+        if pattern is not None and (found := recognise(pattern, frame)) is not None:
+            self.counters.requests[PRODUCE] += 1
+            return produce.produce_alike(self.service, connection, pattern, frame, *found)
+        return self._dispatch(connection, read_request_header(frame), frame)
+
+    def _dispatch(
         self, connection: Connection, header: RequestHeader, frame: memoryview
     ) -> Sequence[Piece] | None:
-        """Begin a request. The answer, if it is there at once; None if it comes through a `Slot`."""
         key = header.api_key
         api = OFFERED.get(key)  # type: ignore[call-overload]  # an IntEnum's keys are ints
         if api is None or not api.lowest <= header.api_version <= api.highest:

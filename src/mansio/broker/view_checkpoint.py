@@ -56,14 +56,14 @@ def decode_checkpoint(data: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
 
 
 class CheckpointRoom(NamedTuple):
-    """Where checkpoints live, and the worker that writes them. `interval_bytes`: how much may be appended to
-    a
-    partition before its checkpoint is written anew, and so about how much a start has to read."""
+    """Where checkpoints live, and the worker that writes them. `interval_bytes`: how much may be appended to a
+    partition before its checkpoint is written anew, and so how much a start has to read (1 MiB of small commits
+    take a few tenths of a second). A view larger than that is written only after as much again was appended."""
 
     disk: Disk
     background: Background
     directory: str
-    interval_bytes: int = 16 * 1024 * 1024
+    interval_bytes: int = 1024 * 1024
 
 
 class ViewCheckpoints:
@@ -73,6 +73,11 @@ class ViewCheckpoints:
         self._room = room
         self._topic = topic
         self._scheduler = scheduler
+        self._sizes: dict[int, int] = {}
+
+    def due_after_bytes(self, index: int) -> int:
+        """How much to append before the next checkpoint: writing them may at most double what is written."""
+        return max(self._room.interval_bytes, self._sizes.get(index, 0))
 
     def path(self, index: int) -> str:
         return f"{self._room.directory}/{self._topic}-{index}.checkpoint"
@@ -89,6 +94,7 @@ class ViewCheckpoints:
         """Replace the file; raises `StorageError`, and then the old one is still there."""
         disk, directory, path = self._room.disk, self._room.directory, self.path(index)
         promise = self._scheduler.promise()
+        self._sizes[index] = len(data)
 
         def work() -> None:
             disk.make_directory(directory)

@@ -96,6 +96,11 @@ class Producer(Twin[asyncio_producer.Producer]):
     close = blocking(asyncio_producer.Producer.close)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._original.is_closed
+
+    @property
     def buffered_bytes(self) -> int:
         """Bytes of records that are not acknowledged yet, about."""
         return self._original.buffered_bytes
@@ -137,6 +142,11 @@ class Consumer(Twin[asyncio_consumer.Consumer]):
         self._thread.run(self._original.seek(*args, **kwargs))
         if self._state is not None and not self._state.is_active:
             self._messages, self._index = [], 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._original.is_closed
 
     @property
     def is_finished(self) -> bool:

@@ -18,7 +18,8 @@ from mansio.link.cluster import Cluster
 from mansio.link.connection import ConnectionOptions
 
 from .admin import Admin
-from .consumer import Consumer, ConsumerOptions
+from .consumer import Consumer
+from .consumer_options import ConsumerOptions
 from .membership import GroupOptions
 from .producer import Producer, ProducerOptions
 from .types import TopicPartition
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from .consumer import RebalanceCallback
+    from .consumer_options import RebalanceCallback
     from .producer import HeadersLike, Publishable
     from .types import RecordMetadata, StartAt
 
@@ -124,7 +125,7 @@ class Client:
     def producer(self, options: ProducerOptions | None = None) -> Producer:
         """A producer of its own: another setting of acks, codec, batching. Closed with the client, or before."""
         producer = Producer(self._cluster, options)
-        self._producers.append(producer)
+        self._producers = [*(other for other in self._producers if not other.is_closed), producer]
         return producer
 
     def _default_producer(self) -> Producer:
@@ -200,5 +201,5 @@ class Client:
             ),
         )
         consumer = Consumer(self._cluster, given, options)
-        self._consumers.append(consumer)
+        self._consumers = [*(other for other in self._consumers if not other.is_closed), consumer]
         return consumer

@@ -15,69 +15,28 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from mansio.errors import ConnectionLost, InvalidRequest, MansioError
-from mansio.link.offsets import READ_COMMITTED, READ_UNCOMMITTED, commit_offsets, fetch_offsets
+from mansio.link.offsets import commit_offsets, fetch_offsets
 
 from .decode import MessageBatch, decode_chunk
-from .fetcher import Fetcher, FetchOptions, PartitionState
-from .membership import GroupOptions, Membership
+from .fetcher import Fetcher, PartitionState
+from .membership import Membership
 from .positions import start_offsets, stop_offsets
 from .types import Message, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
-    from datetime import datetime
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
     from types import TracebackType
 
     from mansio.link.cluster import Cluster
 
+    from .consumer_options import ConsumerOptions, RebalanceCallback
     from .types import StartAt
 
-    RebalanceCallback = Callable[[list[TopicPartition]], Awaitable[object] | object]
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerOptions:
-    """How to consume; see `Client.consume` for the meaning."""
-
-    group: str | None = None
-    from_: StartAt | Mapping[TopicPartition, int] = "earliest"
-    to_time: datetime | int | None = None
-    to_end: bool = False
-    max_records: int | None = None
-    auto_commit: bool = False
-    auto_commit_interval_ms: float = 5_000
-    settle_ms_max: float = 3_000
-    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
-    on_out_of_range: Literal["earliest", "latest", "error"] = "earliest"
-    on_assigned: RebalanceCallback | None = None
-    on_revoked: RebalanceCallback | None = None
-    on_lost: RebalanceCallback | None = None
-    fetch_wait_ms_max: int = 500
-    prefetch_bytes_max: int = 32 << 20
-    partition_bytes_max: int = 1 << 20
-    membership: GroupOptions = field(default_factory=GroupOptions)
-
-    def __post_init__(self) -> None:
-        if self.auto_commit and self.group is None:
-            raise ValueError("auto_commit needs a group")
-        if self.max_records is not None and self.max_records < 0:
-            raise ValueError("max_records must not be negative")
-
-    def fetching(self) -> FetchOptions:
-        committed = self.isolation == "read_committed"
-        return FetchOptions(
-            wait_ms_max=self.fetch_wait_ms_max,
-            partition_bytes_max=self.partition_bytes_max,
-            prefetch_bytes_max=self.prefetch_bytes_max,
-            isolation_level=READ_COMMITTED if committed else READ_UNCOMMITTED,
-            on_out_of_range=self.on_out_of_range,
-        )
 
 
 class Consumer:
@@ -170,6 +129,11 @@ class Consumer:
         return taken
 
     @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    @property
     def is_finished(self) -> bool:
         """Whether the reading has come to the end that was asked for (`to_time`, `to_end`, `max_records`)."""
         if self._options.max_records is not None and self._handed_out >= self._options.max_records:
@@ -186,7 +150,10 @@ class Consumer:
         if not self._is_started:
             await self.start()
         while True:
-            if self._is_closed or self.is_finished:
+            if self._is_closed:
+                return False
+            if self.is_finished:
+                await self._fetcher.stop()
                 return False
             batch = self._next_decoded()
             if batch is not None:

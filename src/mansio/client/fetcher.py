@@ -12,6 +12,7 @@ nothing more, even if an answer with its batches is still under way; what waits 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections import deque
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 HIGHEST_VERSION_WITH_NAMES = 12
 UNREAD_PAUSE_SECONDS = 0.1
+_LANES = itertools.count()
 UNKNOWN_TOPIC_SECONDS_MAX = 30
 
 
@@ -122,6 +124,8 @@ class Fetcher:
         self._failure: MansioError | None = None
         self._arrival: asyncio.Event = asyncio.Event()
         self._is_closed = False
+        self._lane = f"fetch {next(_LANES)}"
+        """Connections of its own: a fetch waits at the broker, and would hold up those of other consumers."""
 
     # -- what the consumer says --------
 
@@ -181,8 +185,8 @@ class Fetcher:
         self._arrival.clear()
         await self._arrival.wait()
 
-    async def close(self) -> None:
-        """Stop. Answers still under way are thrown away."""
+    async def stop(self) -> None:
+        """Fetch nothing more. Answers still under way are thrown away; what is known of the partitions stays."""
         self._is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -190,6 +194,11 @@ class Fetcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._cluster.close_lane(self._lane)
+
+    async def close(self) -> None:
+        """Stop, and forget everything."""
+        await self.stop()
         self.remove(list(self.states))
 
     # -- choosing what to fetch --------
@@ -293,7 +302,7 @@ class Fetcher:
             self._wake()
 
     async def _exchange(self, node: int, states: list[PartitionState], *, may_wait: bool) -> Any:
-        connection = await self._cluster.connection(node, "fetch")
+        connection = await self._cluster.connection(node, self._lane)
         by_partition = {state.partition: state for state in states}
         topics = []
         names: dict[bytes, str] = {}

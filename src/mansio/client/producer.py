@@ -115,6 +115,11 @@ class Producer:
         await self.close(flush=error is None)
 
     @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    @property
     def buffered_bytes(self) -> int:
         """Bytes of records that are not acknowledged yet, about."""
         return self._sender.buffered_bytes
@@ -158,7 +163,9 @@ class Producer:
             partition,
             None if timestamp_ms is None else milliseconds(timestamp_ms),
         )
-        view = self._cluster.cached_topic(topic) or await self._cluster.topic(topic)
+        view = self._cluster.cached_topic(topic)
+        if view is None or (partition is not None and partition >= len(view.partitions)):
+            view = await self._look_up(topic)
         size = _size(record)
         if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
             await self._wait_for_room(size)
@@ -175,7 +182,9 @@ class Producer:
         deliveries = []
         for given in records:
             record = given if isinstance(given, OutgoingRecord) else OutgoingRecord(_bytes(given))
-            view = self._cluster.cached_topic(topic) or await self._cluster.topic(topic)
+            view = self._cluster.cached_topic(topic)
+            if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
+                view = await self._look_up(topic)
             size = _size(record)
             if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
                 await self._wait_for_room(size)
@@ -224,7 +233,6 @@ class Producer:
         queue = queues.queues.get(partition)
         if queue is None:
             if not 0 <= partition < len(view.partitions):
-                self._cluster.mark_stale((topic,))
                 raise UnknownTopicOrPartition(f"topic {topic} has no partition {partition}")
             queue = queues.queues[partition] = PartitionQueue(topic, partition)
         batch = queue.open
@@ -244,6 +252,11 @@ class Producer:
         batch.size += size
         self._sender.buffered_bytes += size
         return sealed, Delivery(batch, len(records) - 1)
+
+    async def _look_up(self, topic: str) -> TopicView:
+        """A topic that is not known, or has grown perhaps."""
+        self._cluster.mark_stale((topic,))
+        return await self._cluster.topic(topic)
 
     async def _wait_for_room(self, size: int) -> None:
         while (

@@ -68,6 +68,7 @@ class Sender:
         self._in_flight: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._locating: set[str] = set()
+        self._refreshing: set[str] = set()
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
@@ -189,10 +190,22 @@ class Sender:
         ):
             leader = view.partitions[queue.partition].leader
             if leader in self._cluster.nodes:
+                if self._cluster.is_old(queue.topic) and queue.topic not in self._refreshing:
+                    self._refreshing.add(queue.topic)
+                    self._spawn(self._refresh(queue.topic))
                 return leader
         self._locating.add(queue.topic)
         self._spawn(self._locate(queue))
         return None
+
+    async def _refresh(self, topic: str) -> None:
+        """Look, while records go on being sent, whether the topic has grown."""
+        try:
+            await self._cluster.refresh((topic,))
+        except MansioError as error:
+            logger.info("metadata of topic %s: %s", topic, error)
+        finally:
+            self._refreshing.discard(topic)
 
     async def _locate(self, queue: PartitionQueue) -> None:
         try:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEFAULT_PORT = 9092
-TOPIC_WAIT_MS = 2_000
+TOPIC_WAIT_MS = 1_000
 METADATA_AGE_MS_MAX = 300_000
 UNKNOWN_TOPIC_OR_PARTITION = 3
 GROUP_KEY = 0
@@ -236,6 +236,12 @@ class Cluster:
             cached = self._topics.get(name)
             if cached is not None:
                 self._topics[name] = (float("-inf"), cached[1])
+
+    def is_old(self, name: str) -> bool:
+        """Whether what the cache says is older than `metadata_age_ms_max`."""
+        return not self._fetched_since(
+            name, asyncio.get_running_loop().time() - self.metadata_age_ms_max / 1000
+        )
 
     def is_stale(self, name: str) -> bool:
         """Whether a topic was marked stale and not asked for again."""

@@ -20,23 +20,24 @@ from __future__ import annotations
 
 import errno
 import struct
-from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.errors import ConcurrentChange, CorruptLog, FencedLeaderEpoch, OffsetOutOfRange, StorageError
+from mansio.errors import ConcurrentChange, FencedLeaderEpoch, OffsetOutOfRange, StorageError
 from mansio.log import lookup
 from mansio.log.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
 from mansio.log.files import FileCache, max_timestamp_of
 from mansio.log.index import SparseIndex
+from mansio.log.ledger import Ledger
 from mansio.log.recovery import EPOCHS_NAME, Recovered, recover, remove_segment_files, verify_segment
 from mansio.log.sealed import write_sealed
 from mansio.log.segment import WALK_CHUNK_BYTES, Segment, read_exactly, walk
 from mansio.log.settings import LogSettings
-from mansio.log.sync_work import Chores, IndexDue, SyncWork
+from mansio.log.table import SegmentTable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mansio.log.sync_work import Chores, SyncWork
     from mansio.ports import Buffer, Clock, Disk, DiskFile
     from mansio.wire.records import BatchHeader
 
@@ -113,24 +114,14 @@ class Log:
         self._disk = disk
         self._clock = clock
         self._files = files
-        self._segments = recovery.segments
-        self._bases = [segment.base_offset for segment in recovery.segments]
-        self._active = recovery.segments[-1]
-        self._size = self._active.size
+        self._table = SegmentTable(recovery.segments, files)
+        self._active = self._table.active
+        self._active.end_offset = recovery.end_offset
         self._front = bytearray(_FRONT_BYTES)
         self._roll_at = clock.monotonic() + settings.segment_ms / 1000
         self._segment_bytes = settings.segment_bytes
         self._places: dict[int, tuple[Segment, int]] = {}
-        self._generation = 0
-        self._durable_segment = self._active
-        self._durable_position = self._size
-        self._undurable: list[Segment] = []
-        self._directory_dirty = recovery.created
-        self._epochs_dirty = False
-        self._checkpoint = recovery.checkpoint
-        self._indexes_due: list[Segment] = list(recovery.indexes_due)
-        self._index_saved_at = 0
-        self._garbage: list[Segment] = []
+        self._ledger = Ledger(directory, recovery)
 
     @classmethod
     def open(
@@ -164,15 +155,13 @@ class Log:
     @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
-        return sum(segment.size for segment in self._segments[:-1]) + self._size
+        return sum(segment.size for segment in self._table.segments)
 
     def segments(self) -> list[SegmentInfo]:
         """All segments, oldest first."""
-        self._active.size = self._size
-        self._active.end_offset = self.end_offset
         return [
             SegmentInfo(s.base_offset, s.end_offset, s.size, max_timestamp_of(s, self._files))
-            for s in self._segments
+            for s in self._table.segments
         ]
 
     def update_settings(self, settings: LogSettings) -> None:
@@ -184,7 +173,7 @@ class Log:
     def assign_leader_epoch(self, epoch: int) -> None:
         """`epoch` writes from the end of the log on. An epoch at or below the newest changes nothing."""
         if self.leader_epochs.assign(epoch, self.end_offset):
-            self._epochs_dirty = True
+            self._ledger.epochs_dirty = True
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(epoch, end offset) as OffsetForLeaderEpoch wants it: see `EpochList.end_offset_for`."""
@@ -202,17 +191,18 @@ class Log:
         log stays in service for when there is space again; any other failure ends its service.
         """
         size = header.batch_length + 12
-        position = self._size
+        active = self._active
+        position = active.size
         if (
             self.failure is not None
             or position + size > self._segment_bytes
             or leader_epoch != self.leader_epochs.last
             or self._clock.monotonic() >= self._roll_at
-            or self.end_offset - self._active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX
+            or self.end_offset - active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX
         ):
-            position = self._prepare_append(position, size, leader_epoch, header)
+            active = self._prepare_append(position, size, leader_epoch, header)
+            position = active.size
         base_offset = self.end_offset
-        active = self._active
         if front is None:
             _FRONT.pack_into(self._front, 0, base_offset, header.batch_length, leader_epoch)
             buffers: list[Buffer] = [self._front, memoryview(batch)[16:]]
@@ -229,12 +219,12 @@ class Log:
         index = active.index
         if position >= index.due_position or timestamp > index.max_timestamp_ms:  # type: ignore[union-attr]  # so its index
             index.add(base_offset - active.base_offset, position, timestamp)  # type: ignore[union-attr]  # the same
-        self._size = position + size
-        self.end_offset = base_offset + header.last_offset_delta + 1
+        active.size = position + size
+        self.end_offset = active.end_offset = base_offset + header.last_offset_delta + 1
         return base_offset
 
-    def _prepare_append(self, position: int, size: int, leader_epoch: int, header: BatchHeader) -> int:
-        """The rare part of `append`: refuse, begin an epoch, close the segment. The position to write at."""
+    def _prepare_append(self, position: int, size: int, leader_epoch: int, header: BatchHeader) -> Segment:
+        """The rare part of `append`: refuse, begin an epoch, close the segment. The segment to write to."""
         if self.failure is not None:
             raise self.failure
         if self.closed:
@@ -252,10 +242,9 @@ class Log:
             or self.end_offset - self._active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX
         ):
             self._roll(now)
-            position = 0
         if self.leader_epochs.assign(leader_epoch, self.end_offset):
-            self._epochs_dirty = True
-        return position
+            self._ledger.epochs_dirty = True
+        return self._active
 
     def _roll(self, now: float) -> None:
         """Close the active segment and make the next one. The old one is synced before an end in the new one counts."""
@@ -269,16 +258,9 @@ class Log:
             raise self.fail(error, f"cannot begin the segment {segment.path}") from error
         segment.index = SparseIndex(self.settings.index_interval_bytes)
         closing = self._active
-        closing.size = self._size
-        closing.end_offset = self.end_offset
-        self._undurable.append(closing)
-        self._indexes_due.append(closing)
-        self._directory_dirty = True
-        self._segments.append(segment)
-        self._bases.append(segment.base_offset)
+        self._ledger.segment_closed(closing)
+        self._table.add(segment)
         self._active = segment
-        self._size = 0
-        self._index_saved_at = 0
         self._roll_at = now + self.settings.segment_ms / 1000
         if closing.end_offset <= self.start_offset:
             self._drop_trimmed()
@@ -318,23 +300,16 @@ class Log:
         if offset >= limit_offset or offset == end:
             return None
         place = self._places.get(offset)
-        segment, position = place if place is not None else self._locate(offset)
-        active = self._active
-        if segment is active:
-            segment_end, stop = end, self._size
-        else:
-            segment_end, stop = segment.end_offset, segment.size
-            if position >= stop:  # remembered as the end of what was the newest segment then
-                segment, position = self._locate(offset)
-                segment_end, stop = (
-                    (end, self._size) if segment is active else (segment.end_offset, segment.size)
-                )
+        segment, position = place if place is not None else self._table.locate(offset)
+        if position >= segment.size:  # remembered as the end of what was the newest segment then
+            segment, position = self._table.locate(offset)
+        segment_end, stop = segment.end_offset, segment.size
         next_offset = segment_end
         if limit_offset < segment_end:
-            if limit_offset == self.durable_end_offset and segment is self._durable_segment:
-                stop, next_offset = self._durable_position, limit_offset
+            if limit_offset == self.durable_end_offset and segment is self._ledger.segment:
+                stop, next_offset = self._ledger.position, limit_offset
             else:
-                stop, next_offset = self._place_of(segment, limit_offset)
+                stop, next_offset = self._table.place_of(segment, limit_offset)
             if stop <= position:
                 return None
         file = segment.file or self._files.file(segment)
@@ -344,39 +319,9 @@ class Log:
         if next_offset not in places:
             if len(places) >= PLACES_MAX:
                 del places[next(iter(places))]
-            if stop < segment.size or segment is active:
+            if stop < segment.size or segment is self._active:
                 places[next_offset] = (segment, stop)
         return LogSlice(file, position, stop - position, next_offset)
-
-    def _locate(self, offset: int) -> tuple[Segment, int]:
-        """The segment that holds `offset` (below the end) and the position of its batch."""
-        at = bisect_right(self._bases, offset) - 1
-        segment = self._segments[at]
-        position, base_offset = self._place_of(segment, offset)
-        if position >= (self._size if segment is self._active else segment.size):
-            raise CorruptLog(f"{segment.path} does not hold offset {offset} (it ends at {base_offset})")
-        return segment, position
-
-    def _place_of(self, segment: Segment, offset: int) -> tuple[int, int]:
-        """(position, base offset) of the batch of a segment that holds `offset`; the segment's end when none does."""
-        size, end = self._extent(segment)
-        start = self._files.index(segment).floor_offset(offset - segment.base_offset)
-        for position, header in walk(self._files.file(segment), start, size, segment.base_offset):
-            if header.base_offset + header.last_offset_delta >= offset:
-                return position, header.base_offset
-        return size, end
-
-    def _extent(self, segment: Segment) -> tuple[int, int]:
-        return (
-            (self._size, self.end_offset) if segment is self._active else (segment.size, segment.end_offset)
-        )
-
-    def _extents(self, from_offset: int) -> Iterator[tuple[Segment, int, int]]:
-        """(segment, its size, its end offset) of the segments from the one that holds `from_offset` on."""
-        for at in range(max(0, bisect_right(self._bases, from_offset) - 1), len(self._segments)):
-            segment = self._segments[at]
-            size, end = self._extent(segment)
-            yield segment, size, end
 
     def batch_headers(self, from_offset: int) -> Iterator[BatchHeader]:
         """The headers of all batches from the one that holds `from_offset` on, up to the end as it is now."""
@@ -390,14 +335,7 @@ class Log:
 
     def _walk(self, from_offset: int) -> Iterator[tuple[DiskFile, int, BatchHeader]]:
         from_offset = max(from_offset, self.start_offset)
-        if from_offset >= self.end_offset:
-            return
-        for segment, size, _ in list(self._extents(from_offset)):
-            file = self._files.file(segment)
-            start = self._files.index(segment).floor_offset(max(0, from_offset - segment.base_offset))
-            for position, header in walk(file, start, size, segment.base_offset, WALK_CHUNK_BYTES):
-                if header.base_offset + header.last_offset_delta >= from_offset:
-                    yield file, position, header
+        return self._table.walk(from_offset) if from_offset < self.end_offset else iter(())
 
     def verify(self) -> int:
         """Read and check everything the log holds; the number of batches. Raises `CorruptLog` at the first damage.
@@ -406,16 +344,15 @@ class Log:
         under a batch's CRC). It blocks for as long as reading the log takes: not for a broker's loop.
         """
         count = 0
-        for segment, size, end in list(self._extents(self.start_offset)):
-            count += verify_segment(
-                self._files.file(segment), segment.base_offset, size, end, self.leader_epochs
-            )
+        for segment in self._table.segments:
+            file, end = self._files.file(segment), segment.end_offset
+            count += verify_segment(file, segment.base_offset, segment.size, end, self.leader_epochs)
         return count
 
     def offset_for_time(self, timestamp_ms: int, limit_offset: int) -> tuple[int, int, int] | None:
         """(offset, timestamp in ms, leader epoch) of the first record at or after a moment; None when there is none."""
         return lookup.offset_for_time(
-            self._extents(self.start_offset),
+            self._table.from_offset(self.start_offset),
             self._files,
             timestamp_ms,
             self.start_offset,
@@ -426,7 +363,7 @@ class Log:
     def max_timestamp(self, limit_offset: int) -> tuple[int, int, int] | None:
         """(offset, timestamp in ms, leader epoch) of the first record with the largest timestamp (KIP-734)."""
         return lookup.max_timestamp(
-            self._extents(self.start_offset),
+            self._table.from_offset(self.start_offset),
             self._files,
             self.start_offset,
             min(limit_offset, self.end_offset),
@@ -449,15 +386,7 @@ class Log:
 
     def _drop_trimmed(self) -> None:
         """Segments wholly below the start leave the log; their files go with the next chores."""
-        keep = 0
-        while keep < len(self._segments) - 1 and self._segments[keep].end_offset <= self.start_offset:
-            self._garbage.append(self._segments[keep])
-            self._files.forget(self._segments[keep])
-            keep += 1
-        if keep:
-            going = set(self._segments[:keep])
-            self._indexes_due = [segment for segment in self._indexes_due if segment not in going]
-            del self._segments[:keep], self._bases[:keep]
+        self._ledger.segments_trimmed(self._table.drop_below(self.start_offset))
 
     def truncate_to(self, offset: int) -> None:
         """Take back every batch that reaches to `offset` or beyond; a follower does that when its leader changed.
@@ -472,8 +401,8 @@ class Log:
             raise OffsetOutOfRange(f"cannot truncate to {offset}, the log starts at {self.start_offset}")
         if self.busy:
             raise ConcurrentChange(f"{self.directory} is being synced; truncate when that is done")
-        segment, position = self._locate(offset)
-        end = next(walk(self._files.file(segment), position, self._extent(segment)[0], segment.base_offset))[
+        segment, position = self._table.locate(offset)
+        end = next(walk(self._files.file(segment), position, segment.size, segment.base_offset))[
             1
         ].base_offset
         try:
@@ -482,54 +411,37 @@ class Log:
             raise self.fail(error, f"cannot truncate {self.directory}") from error
 
     def _truncate(self, segment: Segment, position: int, end: int) -> None:
-        self._generation += 1
+        ledger = self._ledger
+        ledger.generation += 1
         self._places.clear()
         if end < self.durable_end_offset:
             # First the checkpoint: were it ahead of the log, the next opening would report loss.
-            lowered = Checkpoint(
-                self._checkpoint.sequence + 1, end, segment.base_offset, position, min(self.start_offset, end)
-            )
-            self._checkpoint = write_both_slots(self._disk, f"{self.directory}/{CHECKPOINT_NAME}", lowered)
-        at = self._segments.index(segment)
+            sequence, start = ledger.checkpoint.sequence + 1, min(self.start_offset, end)
+            lowered = Checkpoint(sequence, end, segment.base_offset, position, start)
+            ledger.checkpoint = write_both_slots(self._disk, f"{self.directory}/{CHECKPOINT_NAME}", lowered)
         index = SparseIndex(self.settings.index_interval_bytes)
         for where, header in walk(
             self._files.file(segment), 0, position, segment.base_offset, WALK_CHUNK_BYTES
         ):
             index.add(header.base_offset - segment.base_offset, where, header.max_timestamp_ms)
-        for gone in reversed(self._segments[at + 1 :]):
-            self._files.forget(gone)
+        for gone in reversed(self._table.from_offset(segment.base_offset)[1:]):
             gone.file = None
             remove_segment_files(self._disk, gone)
-        self._files.forget(segment)
         if self._disk.exists(segment.index_path):
             self._disk.remove(segment.index_path)
         file = segment.file or self._disk.open(segment.path)
         file.truncate(position)
-        for earlier in self._undurable:
-            if (
-                earlier is not segment
-                and earlier.base_offset < segment.base_offset
-                and earlier.file is not None
-            ):
-                earlier.file.sync()
-                earlier.file = None
+        ledger.sync_closed_before(segment)
         file.sync()
         self._disk.sync_directory(self.directory)
-        if self.leader_epochs.truncate_to(end):
-            self._epochs_dirty = True
-        if self._epochs_dirty:
-            write_sealed(
-                self._disk, f"{self.directory}/{EPOCHS_NAME}", self.leader_epochs.encode(), durable=True
-            )
-            self._epochs_dirty = False
-        del self._segments[at + 1 :], self._bases[at + 1 :]
-        self._undurable.clear()
-        self._indexes_due = [due for due in self._indexes_due if due.base_offset < segment.base_offset]
+        if self.leader_epochs.truncate_to(end) or ledger.epochs_dirty:
+            data = self.leader_epochs.encode()
+            write_sealed(self._disk, f"{self.directory}/{EPOCHS_NAME}", data, durable=True)
+        self._table.drop_after(segment)
         segment.file, segment.index, segment.max_timestamp_ms = file, index, None
-        self._active = self._durable_segment = segment
-        self._size = self._durable_position = segment.size = position
-        self._directory_dirty = False
-        self._index_saved_at = 0
+        segment.size, segment.end_offset = position, end
+        self._active = segment
+        ledger.truncated(segment, position, end)
         self.end_offset = self.durable_end_offset = end
 
     # Becoming durable: the values that `Syncer` carries to its thread, and what comes back
@@ -538,28 +450,9 @@ class Log:
         """What a sync has to do to make the log durable up to its end as it is now; None when it is."""
         if self.failure is not None or self.closed:
             return None
-        if (
-            self.end_offset == self.durable_end_offset
-            and not self._undurable
-            and not self._epochs_dirty
-            and not self._directory_dirty
-        ):
-            return None
-        epochs = self.leader_epochs.encode() if self._epochs_dirty else None
-        work = SyncWork(
-            directory=self.directory,
-            closing=tuple(s.file for s in self._undurable if s.file is not None),
-            active=self._active.file,  # type: ignore[arg-type]  # an active segment holds its file
-            directory_dirty=self._directory_dirty,
-            epochs=epochs,
-            generation=self._generation,
-            segment=self._active,
-            position=self._size,
-            end_offset=self.end_offset,
-            closing_count=len(self._undurable),
-        )
-        self._directory_dirty = self._epochs_dirty = False
-        self.busy += 1
+        work = self._ledger.prepare_sync(self._active, self.leader_epochs)
+        if work is not None:
+            self.busy += 1
         return work
 
     def finish_sync(self, work: SyncWork, error: BaseException | None) -> None:
@@ -567,56 +460,22 @@ class Log:
         self.busy -= 1
         if error is not None:
             self.fail(error, f"cannot sync {self.directory}")
-            return
-        if work.generation != self._generation or self.failure is not None:
-            return
-        for segment in self._undurable[: work.closing_count]:
-            segment.file = None
-        del self._undurable[: work.closing_count]
-        self._durable_segment = work.segment
-        self._durable_position = work.position
-        if work.end_offset > self.durable_end_offset:
+        elif self.failure is None and self._ledger.synced(work):
             self.durable_end_offset = work.end_offset
             self.on_durable(work.end_offset)
 
     @property
     def has_chores(self) -> bool:
         """Is there something on disk that should follow what is durable by now?"""
-        return (
-            self.failure is None
-            and not self.closed
-            and (
-                self._checkpoint.durable_end_offset != self.durable_end_offset
-                or self._checkpoint.start_offset != min(self.start_offset, self.durable_end_offset)
-                or bool(self._indexes_due)
-            )
-        )
+        return self.failure is None and not self.closed and self._ledger.has_chores(self.start_offset)
 
     def prepare_chores(self, *, closing: bool = False) -> Chores | None:
         """The housekeeping that is due: checkpoint, index files, removal of trimmed segments."""
-        if not self.has_chores and not closing:
+        if not self.has_chores and not (closing and self._ledger.has_chores(self.start_offset, self._active)):
             return None
-        durable_end = self.durable_end_offset
-        checkpoint = Checkpoint(
-            self._checkpoint.sequence + 1,
-            durable_end,
-            self._durable_segment.base_offset,
-            self._durable_position,
-            min(self.start_offset, durable_end),
-        )
-        indexes = []
-        for segment in [s for s in self._indexes_due if s.end_offset <= durable_end]:
-            self._indexes_due.remove(segment)
-            indexes.append(IndexDue(segment, segment.index, segment.end_offset, segment.size, True))  # type: ignore[arg-type]  # kept until it is saved
-        if closing or self._size - self._index_saved_at >= self.settings.index_snapshot_bytes:
-            self._index_saved_at = self._size
-            index: SparseIndex = self._active.index  # type: ignore[assignment]  # an active segment holds its index
-            indexes.append(IndexDue(self._active, index.frozen(), self.end_offset, self._size, False))
-        garbage = [segment for segment in self._garbage if segment.end_offset <= checkpoint.start_offset]
-        self._garbage = [segment for segment in self._garbage if segment.end_offset > checkpoint.start_offset]
-        self._checkpoint = checkpoint
         self.busy += 1
-        return Chores(self.directory, checkpoint, tuple(indexes), tuple(garbage))
+        snapshot_bytes = self.settings.index_snapshot_bytes
+        return self._ledger.prepare_chores(self._active, self.start_offset, snapshot_bytes, closing=closing)
 
     def finish_chores(self, chores: Chores, error: BaseException | None) -> None:
         """The housekeeping ended."""
@@ -667,13 +526,11 @@ class Log:
 
     def _let_go(self) -> None:
         self.closed = True
-        self._generation += 1
         self._segment_bytes = -1  # an append now takes the rare path, which refuses
         self._places.clear()
-        for segment in (*self._segments, *self._garbage):
+        self._ledger.let_go()
+        for segment in self._table.segments:
             self._files.forget(segment)
-            if segment is not self._active:
-                segment.file = None
 
     def delete(self) -> None:
         """Remove the log and everything in its directory. Not while a sync of this log runs (`busy`)."""

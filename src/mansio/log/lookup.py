@@ -1,6 +1,6 @@
 """Finding things in segments: where a read has to end, the first record of a moment, the largest timestamp.
 
-Stateless; `Log` hands in its segments as (segment, size in bytes, end offset). Batches are opened only where a
+Stateless; `Log` hands in its segments, oldest first. Batches are opened only where a
 timestamp has to be matched to a record. Always true: a search costs a few index intervals per segment it cannot rule
 out by the segment's largest timestamp.
 """
@@ -16,14 +16,13 @@ from mansio.log.segment import read_exactly, walk
 from mansio.wire.records import read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from mansio.log.files import FileCache
     from mansio.log.segment import Segment
     from mansio.ports import DiskFile
     from mansio.wire.records import BatchHeader, Record
 
-    Extents = Iterator[tuple[Segment, int, int]]
     Found = tuple[int, int, int]  # offset, timestamp in ms, leader epoch
 
 
@@ -50,17 +49,22 @@ def cut(
 
 
 def offset_for_time(
-    extents: Extents, files: FileCache, timestamp_ms: int, start: int, limit: int, output_bytes_max: int
+    segments: Sequence[Segment],
+    files: FileCache,
+    timestamp_ms: int,
+    start: int,
+    limit: int,
+    output_bytes_max: int,
 ) -> Found | None:
     """The first record at or after `timestamp_ms` whose offset is in [start, limit)."""
-    for segment, size, _ in extents:
+    for segment in segments:
         if segment.base_offset >= limit:
             return None
         if max_timestamp_of(segment, files) < timestamp_ms:
             continue
         file = files.file(segment)
         begin = files.index(segment).floor_timestamp(timestamp_ms)
-        for position, header in walk(file, begin, size, segment.base_offset):
+        for position, header in walk(file, begin, segment.size, segment.base_offset):
             if header.base_offset >= limit:
                 return None
             if (
@@ -75,24 +79,24 @@ def offset_for_time(
 
 
 def max_timestamp(
-    extents: Extents, files: FileCache, start: int, limit: int, output_bytes_max: int
+    segments: Sequence[Segment], files: FileCache, start: int, limit: int, output_bytes_max: int
 ) -> Found | None:
     """The first record in [start, limit) that has the largest timestamp there (KIP-734)."""
     best: Found | None = None
-    for segment, size, end in extents:
+    for segment in segments:
         if segment.base_offset >= limit:
             break
-        whole = segment.base_offset >= start and end <= limit
+        whole = segment.base_offset >= start and segment.end_offset <= limit
         if best is not None and whole and max_timestamp_of(segment, files) <= best[1]:
             continue
-        found = _largest_in(segment, size, files, start, limit, output_bytes_max)
+        found = _largest_in(segment, files, start, limit, output_bytes_max)
         if found is not None and (best is None or found[1] > best[1]):
             best = found
     return best
 
 
 def _largest_in(
-    segment: Segment, size: int, files: FileCache, start: int, limit: int, output_bytes_max: int
+    segment: Segment, files: FileCache, start: int, limit: int, output_bytes_max: int
 ) -> Found | None:
     """The same in one segment: the index knows the largest timestamp before the last few batches; those are walked."""
     file = files.file(segment)
@@ -103,7 +107,7 @@ def _largest_in(
     best: Found | None = None
     lead: tuple[int, BatchHeader] | None = None
     highest = before
-    for position, header in walk(file, begin, size, segment.base_offset):
+    for position, header in walk(file, begin, segment.size, segment.base_offset):
         last_offset = header.base_offset + header.last_offset_delta
         if header.base_offset >= limit:
             break
@@ -122,7 +126,7 @@ def _largest_in(
         lead = next(
             (
                 (at, h)
-                for at, h in walk(file, begin, size, segment.base_offset)
+                for at, h in walk(file, begin, segment.size, segment.base_offset)
                 if h.max_timestamp_ms == before
             ),
             None,

@@ -54,7 +54,8 @@ class Recovered:
     """What `Log` starts from. Everything in it is durable.
 
     `checked_bytes` were read and checked; `cut_bytes` (and `cut_segments` whole files) were a torn tail.
-    `indexes_due` are closed segments whose index file has to be written.
+    `indexes_due` are closed segments whose index file has to be written. Of the active segment, `index_saved_bytes` are
+    in its index file already.
     """
 
     segments: list[Segment]
@@ -68,6 +69,7 @@ class Recovered:
     cut_segments: int = 0
     cut_reason: str = ""
     indexes_due: list[Segment] = field(default_factory=list)
+    index_saved_bytes: int = 0
 
 
 def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
@@ -168,6 +170,7 @@ class _Opening:
         self.epochs_changed = False
         self.checked_bytes = 0
         self.checked: list[tuple[Segment, int, int]] = []
+        self.index_saved_bytes = 0
         self.indexes_due: list[Segment] = []
 
     def run(self) -> Recovered:
@@ -261,6 +264,7 @@ class _Opening:
         loaded = load_index(self.disk, segment.index_path, segment.base_offset) if position else None
         if loaded is not None and loaded.covered_bytes <= position:
             index, start, lowest = loaded.index, loaded.covered_bytes, loaded.end_offset
+        self.index_saved_bytes = start
         for at, header in walk(file, start, position, lowest, WALK_CHUNK_BYTES):
             index.add(header.base_offset - segment.base_offset, at, header.max_timestamp_ms)
         return index
@@ -310,6 +314,7 @@ class _Opening:
             cut_segments=len(torn),
             cut_reason=cut,
             indexes_due=self.indexes_due,
+            index_saved_bytes=self.index_saved_bytes,
         )
 
     def _cut(self, active: Segment, size: int, torn: list[Segment]) -> None:

@@ -176,6 +176,12 @@ def test_java_and_we_agree_on_the_partition_of_a_group() -> None:
     assert java_string_hash("\U0001f600") == 31 * 0xD83D + 0xDE00  # two UTF-16 code units
 
 
+def test_a_group_whose_hash_is_negative_in_java_has_kafkas_partition() -> None:
+    broker = Broker()
+    code(broker.commit(1))
+    assert broker.groups.store.index_of("polygenelubricants") == 0  # Utils.abs(Integer.MIN_VALUE) is 0
+
+
 def test_members_carry_on_after_a_restart_without_a_rebalance() -> None:
     broker = Broker()
     joined = broker.stable()
@@ -357,8 +363,10 @@ def test_names_that_were_only_tried_leave_nothing_behind() -> None:
     assert broker.join(session_timeout_ms=1).result().error_code == 26
     assert broker.join(group_id="").result().error_code == 24
     assert broker.join(protocols=[]).result().error_code == 23
+    assert broker.groups.store.entries == {}
     assert broker.join("unknown").result().error_code == 25
     assert code(broker.commit(1, topic="nowhere")) == 3
+    assert broker.groups.store.entries == {}
     broker.join()  # is given an id and never comes back
     broker.scheduler.pass_time(10_001)
     assert broker.groups.store.entries == {}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.internal_topic import InternalTopic
+from mansio.broker.internal_topic import RECORDS_PER_TURN, InternalTopic
 from mansio.broker.view_checkpoint import CheckpointRoom, decode_checkpoint, encode_checkpoint
 from mansio.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, CorruptLog, StorageError
 from mansio.testing.disk import SimulatedDisk
@@ -207,6 +207,25 @@ def test_a_checkpoint_never_holds_what_is_not_committed() -> None:
     assert again.view.values[0] == {b"a": b"1"}
 
 
+def test_a_write_during_a_checkpoint_is_in_it_only_once_it_is_durable() -> None:
+    disk = SimulatedDisk()
+    room = Room(disk=disk).begin()
+    room.write(b"first", b"1")
+    room.topic.append(0, [(b"%d" % number, b"old") for number in range(RECORDS_PER_TURN)])
+    room.scheduler.turn()
+    last = b"%d" % (RECORDS_PER_TURN - 1)
+
+    def write_late() -> None:
+        room.partitions[0].holds = True
+        room.topic.append(0, [(last, b"not durable")])
+
+    room.scheduler.spawn(room.topic._checkpoint(0), name="checkpoint")
+    room.scheduler.call_soon(write_late)  # between the first slice of the snapshot and the second
+    room.scheduler.turn()
+    assert room.view.values[0][last] == b"not durable"
+    assert room.restarted(disk=disk).view.values[0][last] == b"old"
+
+
 @pytest.mark.parametrize("harm", ["flip", "cut", "beyond"])
 def test_a_bad_checkpoint_costs_time_and_nothing_else(harm: str, caplog: pytest.LogCaptureFixture) -> None:
     disk = SimulatedDisk()
@@ -226,6 +245,9 @@ def test_a_bad_checkpoint_costs_time_and_nothing_else(harm: str, caplog: pytest.
     kept = 4 if harm == "beyond" else 5
     assert again.view.values[0] == {b"%d" % number: b"x" for number in range(kept)}
     assert len(caplog.records) == 1
+    again.write(b"later", b"y")
+    again.write(b"latest", b"z")
+    assert again.restarted(disk=disk).view.values[0] == again.view.values[0]
 
 
 @pytest.mark.parametrize("seed", range(20))

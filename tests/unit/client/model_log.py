@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from unit.link.stub_broker import HANG_UP, StubBroker
-
 from mansio.wire.produce import PartitionResult, ProduceRequest
 from mansio.wire.records import check_batch, read_records
 from mansio.wire.versions import ApiKey
+from unit.link.stub_broker import HANG_UP, StubBroker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

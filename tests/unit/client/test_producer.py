@@ -8,8 +8,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from unit.client.model_log import ModelLog, serve_log
-from unit.link.stub_broker import StubBroker
 
 from mansio.client import OutgoingRecord, ProducerOptions
 from mansio.client.producer import Producer
@@ -28,6 +26,8 @@ from mansio.link.connection import ConnectionOptions
 from mansio.link.retry import Backoff
 from mansio.wire.produce import PartitionResult
 from mansio.wire.versions import ApiKey
+from unit.client.model_log import ModelLog, serve_log
+from unit.link.stub_broker import StubBroker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

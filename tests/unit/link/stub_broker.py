@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mansio.wire import fetch, headers, messages, produce
 from mansio.wire.versions import OFFERED, ApiKey, announced
@@ -38,7 +38,7 @@ class StubBroker:
         self.connections = 0
         self._writers: set[asyncio.StreamWriter] = set()
 
-    async def __aenter__(self) -> StubBroker:
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         self.address = f"127.0.0.1:{self.port}"

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from unit.link.stub_broker import HANG_UP, StubBroker
 
 from mansio.errors import (
     ConnectionLost,
@@ -21,12 +20,18 @@ from mansio.link.metadata import TopicPartition
 from mansio.link.offsets import EARLIEST, commit_offsets, list_offsets
 from mansio.link.retry import Backoff, error_for, retrying
 from mansio.wire.versions import ApiKey
+from unit.link.stub_broker import HANG_UP, StubBroker
 
 FAST = Backoff(first_ms=1, longest_ms=5)
 
 
 def cluster_of(*brokers: str, **changes: Any) -> Cluster:
     return Cluster(brokers, options=ConnectionOptions(connect_timeout_ms=2_000), backoff=FAST, **changes)
+
+
+async def asked_for_metadata(broker: StubBroker) -> None:
+    while not broker.asked(ApiKey.METADATA):  # noqa: ASYNC110  # the stub has no event for it
+        await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +69,7 @@ def test_new_topic_is_waited_for_and_a_missing_one_is_not_for_ever() -> None:
         async with StubBroker() as broker:
             cluster = cluster_of(broker.address, topic_wait_ms=2_000)
             waiting = asyncio.ensure_future(cluster.topic("late"))
-            while not broker.asked(ApiKey.METADATA):
-                await asyncio.sleep(0)
+            await asked_for_metadata(broker)
             broker.topics["late"] = 2
             assert len((await waiting).partitions) == 2
             with pytest.raises(UnknownTopicOrPartition, match="missing"):
@@ -184,8 +188,7 @@ def test_close_fails_what_waits_and_opens_nothing_more() -> None:
         async with StubBroker() as broker:
             cluster = cluster_of(broker.address)
             waiting = asyncio.ensure_future(cluster.topic("never", wait_ms=60_000))
-            while not broker.asked(ApiKey.METADATA):
-                await asyncio.sleep(0)
+            await asked_for_metadata(broker)
             await cluster.close()
             with pytest.raises((ConnectionLost, UnknownTopicOrPartition)):
                 await waiting

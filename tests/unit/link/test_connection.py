@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from unit.link.stub_broker import HANG_UP, SAY_NOTHING, StubBroker
 
 from mansio.errors import ConnectionLost, RequestTimedOut, UnsupportedVersion
 from mansio.link.connection import Connection, ConnectionOptions
 from mansio.wire.versions import ApiKey
+from unit.link.stub_broker import HANG_UP, SAY_NOTHING, StubBroker
 
 HEARTBEAT = {"group_id": "g", "generation_id": 1, "member_id": "m"}
 

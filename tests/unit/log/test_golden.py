@@ -22,7 +22,9 @@ def build() -> tuple[dict[str, bytes], list[bytes]]:
     """The files of a log of three segments and two leader epochs, trimmed to offset 1, and its batches."""
     disk = SimulatedDisk()
     log = Log.open(disk, ManualClock(), "/data/p", SETTINGS)
-    stored = [append(log, make_batch([1000 + n, 1005 - n], 30, n), leader_epoch=2 + n // 4)[1] for n in range(7)]
+    stored = [
+        append(log, make_batch([1000 + n, 1005 - n], 30, n), leader_epoch=2 + n // 4)[1] for n in range(7)
+    ]
     log.trim_to(1)
     log.close()
     return {path.rpartition("/")[2]: data for path, data in disk.files().items()}, stored

@@ -145,6 +145,18 @@ def test_a_closed_log_refuses_appends() -> None:
         append(log, make_batch([1]))
 
 
+def test_opening_and_closing_an_unchanged_log_writes_nothing() -> None:
+    disk = SimulatedDisk()
+    log = open_log(disk)
+    for n in range(5):
+        append(log, make_batch([n], 100))
+    log.close()
+    changes: list[int] = []
+    disk.on_change = lambda: changes.append(disk.calls)
+    open_log(disk).close()
+    assert changes == []
+
+
 def test_truncating_and_deleting_wait_for_a_sync_that_runs() -> None:
     log = open_log()
     append(log, make_batch([1]))

@@ -412,3 +412,38 @@ def test_a_member_whose_parked_sync_is_sent_back_has_a_whole_session_to_join_aga
     assert isinstance(room.answers["s"], RebalanceInProgress)
     room.after(9_999)
     assert b in room.group.roster.members
+
+
+def test_a_stable_group_stays_stable_as_long_as_its_members_are_heard_of() -> None:
+    room = Room()
+    ids = room.stable(None, "i")
+    for _ in range(20):
+        room.after(9_000)
+        room.group.heartbeat(ids[0], None, 1, room.now_ms)
+        room.group.heartbeat(ids[1], "i", 1, room.now_ms)
+    assert room.group.state is STABLE
+
+
+def test_a_new_member_whose_join_is_never_answered_does_not_wait_for_ever() -> None:
+    room = Room()
+    room.join("slow", session_timeout_ms=900_000, rebalance_timeout_ms=900_000)
+    room.after(200)
+    slow = room.answers["slow"].member_id
+    room.sync("s", slow, {slow: b"x"})
+    room.stored()
+    room.join("new")
+    room.after(299_999)
+    assert "new" not in room.answers
+    room.after(1)
+    assert isinstance(room.answers["new"], UnknownMember)
+
+
+def test_the_eldest_that_is_left_leads_when_the_leader_leaves() -> None:
+    room = Room()
+    leader, second, third = room.stable(None, None, None)
+    room.perform(room.group.leave(leader, None, room.now_ms))
+    assert room.group.roster.leader == second
+    room.join("third", third)
+    room.join("second", second)
+    assert room.answers["third"].leader == second
+    assert len(room.answers["second"].members) == 2

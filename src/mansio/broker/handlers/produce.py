@@ -11,6 +11,7 @@ Always true: the frame's memory is not used after `produce` returns; every reque
 
 from __future__ import annotations
 
+from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import (
@@ -21,6 +22,7 @@ from mansio.errors import (
     UnsupportedCompression,
 )
 from mansio.wire import produce as wire
+from mansio.wire import produce_pattern
 from mansio.wire.compression import Codec
 
 if TYPE_CHECKING:
@@ -31,11 +33,16 @@ if TYPE_CHECKING:
     from mansio.broker.partition import Partition
     from mansio.broker.service import Service
     from mansio.wire.headers import RequestHeader
+    from mansio.wire.produce_pattern import Pattern
 
 ACKS_ALL = -1
 ZSTD_VERSION_MIN = 7
 CODEC_POSITION = 22  # the byte of a batch's attributes that holds the codec, and its bits
 CODEC_MASK = 7
+CORRELATION_ID = Struct(">i")
+
+LEARN_EVERY = 8
+"""A producer whose requests differ every time is not looked at closely every time."""
 
 TopicResults = list[tuple[str | None, bytes | None, list[wire.PartitionResult]]]
 NOTHING: tuple[bytes, ...] = ()
@@ -58,6 +65,10 @@ def produce(
     request = wire.decode_request(version, frame, header.body)
     acks = request.acks
     refusal = _refusal(service, request)
+    if refusal is None:
+        if connection.unlike_requests % LEARN_EVERY == 0:
+            connection.pattern = produce_pattern.learn(header, frame, request)
+        connection.unlike_requests += 1
     waits: list[Wait] = []
     results: TopicResults = []
     for name, topic_id, entries in request.topics:
@@ -82,9 +93,41 @@ def produce(
     frame_out = wire.encode_response(version, header.correlation_id, results)
     if not waits:
         return (frame_out,)
-    pending = PendingProduce(service, connection, header, results, frame_out)
+    pending = PendingProduce(service, connection, version, header.correlation_id, results, frame_out)
     connection.queue(pending)
     pending.wait(waits, request.timeout_ms)
+    return None
+
+
+def produce_alike(
+    service: Service,
+    connection: Connection,
+    pattern: Pattern,
+    frame: memoryview,
+    index: int,
+    records: memoryview,
+) -> Sequence[Piece] | None:
+    """The same for a request of the connection's pattern: one batch, and most of its answer known beforehand."""
+    (correlation_id,) = CORRELATION_ID.unpack_from(frame, 4)
+    try:
+        partition = service.records.writable(pattern.topic, pattern.topic_id, index)
+        end_offset, result = _append(partition, index, records, pattern.version, pattern.acks)
+    except MansioError as error:
+        service.records.counters.refused_batches += 1
+        if pattern.acks == 0:
+            return NOTHING
+        results = [(pattern.topic, pattern.topic_id, [_refused(index, error)])]
+        return (wire.encode_response(pattern.version, correlation_id, results),)
+    service.records.counters.appended(len(records))
+    if pattern.acks == 0:
+        return NOTHING
+    answer = produce_pattern.answer(pattern, correlation_id, index, *result[2:5])
+    if pattern.acks != ACKS_ALL or end_offset <= partition.replica.high_watermark:
+        return (answer,)
+    results = [(pattern.topic, pattern.topic_id, [result])]
+    pending = PendingProduce(service, connection, pattern.version, correlation_id, results, answer)
+    connection.queue(pending)
+    pending.wait([Wait(partition, end_offset, 0, 0)], pattern.timeout_ms)
     return None
 
 
@@ -128,11 +171,12 @@ class PendingProduce:
     __slots__ = (
         "_answer",
         "_connection",
+        "_correlation_id",
         "_failure",
-        "_header",
         "_left",
         "_results",
         "_service",
+        "_version",
         "_waits",
         "deadline",
         "pieces",
@@ -142,13 +186,15 @@ class PendingProduce:
         self,
         service: Service,
         connection: Connection,
-        header: RequestHeader,
+        version: int,
+        correlation_id: int,
         results: TopicResults,
         answer: bytes,
     ) -> None:
         self._service = service
         self._connection = connection
-        self._header = header
+        self._version = version
+        self._correlation_id = correlation_id
         self._results = results
         self._answer = answer
         self._failure: MansioError | None = None
@@ -188,7 +234,7 @@ class PendingProduce:
             if end_offset > partition.high_watermark:
                 answers = self._results[topic_position][2]
                 answers[position] = _refused(answers[position].index, partition.log.failure or error)
-        return wire.encode_response(self._header.api_version, self._header.correlation_id, self._results)
+        return wire.encode_response(self._version, self._correlation_id, self._results)
 
     def time_out(self) -> None:
         """The client's timeout is over: say so for the partitions that are still waiting."""

@@ -1,0 +1,60 @@
+"""How to consume: what `Client.consume` was asked for, checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from mansio.link.offsets import READ_COMMITTED, READ_UNCOMMITTED
+
+from .fetcher import FetchOptions
+from .membership import GroupOptions
+from .types import TopicPartition
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from .types import StartAt
+
+RebalanceCallback = Callable[[list[TopicPartition]], Awaitable[object] | object]
+"""Called with the partitions that were given or taken; awaited when it returns an awaitable."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """How to consume; see `Client.consume` for the meaning."""
+
+    group: str | None = None
+    from_: StartAt | Mapping[TopicPartition, int] = "earliest"
+    to_time: datetime | int | None = None
+    to_end: bool = False
+    max_records: int | None = None
+    auto_commit: bool = False
+    auto_commit_interval_ms: float = 5_000
+    settle_ms_max: float = 3_000
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    on_out_of_range: Literal["earliest", "latest", "error"] = "earliest"
+    on_assigned: RebalanceCallback | None = None
+    on_revoked: RebalanceCallback | None = None
+    on_lost: RebalanceCallback | None = None
+    fetch_wait_ms_max: int = 500
+    prefetch_bytes_max: int = 32 << 20
+    partition_bytes_max: int = 1 << 20
+    membership: GroupOptions = field(default_factory=GroupOptions)
+
+    def __post_init__(self) -> None:
+        if self.auto_commit and self.group is None:
+            raise ValueError("auto_commit needs a group")
+        if self.max_records is not None and self.max_records < 0:
+            raise ValueError("max_records must not be negative")
+
+    def fetching(self) -> FetchOptions:
+        committed = self.isolation == "read_committed"
+        return FetchOptions(
+            wait_ms_max=self.fetch_wait_ms_max,
+            partition_bytes_max=self.partition_bytes_max,
+            prefetch_bytes_max=self.prefetch_bytes_max,
+            isolation_level=READ_COMMITTED if committed else READ_UNCOMMITTED,
+            on_out_of_range=self.on_out_of_range,
+        )

@@ -1,0 +1,155 @@
+"""What of one log is on stable storage, and what is still owed to it.
+
+`Log` reports what it did (a segment closed, segments trimmed, an epoch begun); the ledger turns that into the work of a
+sync and of the housekeeping, and takes note when they are done.
+
+Always true: `end_offset`, at `position` of `segment`, is durable, and so is all before it. Work that fails ends the
+log's service, so nothing is owed twice. Work prepared before a truncation or the end of the log (another `generation`)
+changes nothing any more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mansio.log.checkpoint import Checkpoint
+from mansio.log.sync_work import Chores, IndexDue, SyncWork
+
+if TYPE_CHECKING:
+    from mansio.log.epochs import EpochList
+    from mansio.log.index import SparseIndex
+    from mansio.log.recovery import Recovered
+    from mansio.log.segment import Segment
+
+
+class Ledger:
+    """See the module. `epochs_dirty`: the epochs have news that are not on disk."""
+
+    __slots__ = (
+        "_closed",
+        "_directory",
+        "_directory_dirty",
+        "_garbage",
+        "_index_saved_at",
+        "_indexes_due",
+        "checkpoint",
+        "end_offset",
+        "epochs_dirty",
+        "generation",
+        "position",
+        "segment",
+    )
+
+    def __init__(self, directory: str, recovered: Recovered) -> None:
+        self._directory = directory
+        self.segment = recovered.segments[-1]
+        self.position = self.segment.size
+        self.end_offset = recovered.end_offset
+        self.checkpoint = recovered.checkpoint
+        self.generation = 0
+        self.epochs_dirty = False
+        self._directory_dirty = recovered.created
+        self._closed: list[Segment] = []  # not yet durable
+        self._indexes_due = list(recovered.indexes_due)
+        self._index_saved_at = recovered.index_saved_bytes
+        self._garbage: list[Segment] = []
+
+    def segment_closed(self, segment: Segment) -> None:
+        """A segment was closed and a new file made."""
+        self._closed.append(segment)
+        self._indexes_due.append(segment)
+        self._directory_dirty = True
+        self._index_saved_at = 0
+
+    def segments_trimmed(self, segments: list[Segment]) -> None:
+        """Segments left the log; their files may go when a checkpoint says so."""
+        self._garbage += segments
+        self._indexes_due = [segment for segment in self._indexes_due if segment not in segments]
+
+    def sync_closed_before(self, segment: Segment) -> None:
+        """Sync, here and now, the closed segments before one that a truncation makes the last. Raises `OSError`."""
+        for closed in self._closed:
+            if closed.base_offset < segment.base_offset and closed.file is not None:
+                closed.file.sync()
+                closed.file = None
+
+    def truncated(self, segment: Segment, position: int, end_offset: int) -> None:
+        """The log now ends there, and that is durable."""
+        self.segment, self.position, self.end_offset = segment, position, end_offset
+        self._closed.clear()
+        self._indexes_due = [due for due in self._indexes_due if due.base_offset < segment.base_offset]
+        self._directory_dirty = self.epochs_dirty = False
+        self._index_saved_at = 0
+
+    def prepare_sync(self, active: Segment, epochs: EpochList) -> SyncWork | None:
+        """What makes the log durable up to the end of its active segment as it is now; None when it is."""
+        clean = not (self._closed or self.epochs_dirty or self._directory_dirty)
+        if clean and active.end_offset == self.end_offset:
+            return None
+        work = SyncWork(
+            directory=self._directory,
+            closing=tuple(segment.file for segment in self._closed if segment.file is not None),
+            active=active.file,  # type: ignore[arg-type]  # an active segment holds its file
+            directory_dirty=self._directory_dirty,
+            epochs=epochs.encode() if self.epochs_dirty else None,
+            generation=self.generation,
+            segment=active,
+            position=active.size,
+            end_offset=active.end_offset,
+            closing_count=len(self._closed),
+        )
+        self._directory_dirty = self.epochs_dirty = False
+        return work
+
+    def synced(self, work: SyncWork) -> bool:
+        """A sync ended well. True when the durable end moved."""
+        if work.generation != self.generation:
+            return False
+        for segment in self._closed[: work.closing_count]:
+            segment.file = None
+        del self._closed[: work.closing_count]
+        self.segment, self.position = work.segment, work.position
+        moved = work.end_offset > self.end_offset
+        self.end_offset = work.end_offset
+        return moved
+
+    def has_chores(self, start_offset: int, active: Segment | None = None) -> bool:
+        """Is there something on disk that should follow what is durable by now? With `active`, its index counts too."""
+        return (
+            (active is not None and active.size != self._index_saved_at)
+            or self.checkpoint.durable_end_offset != self.end_offset
+            or self.checkpoint.start_offset != min(start_offset, self.end_offset)
+            or bool(self._indexes_due)
+        )
+
+    def next_checkpoint(self, start_offset: int) -> Checkpoint:
+        """The checkpoint that says what is durable now."""
+        start = min(start_offset, self.end_offset)
+        return Checkpoint(
+            self.checkpoint.sequence + 1, self.end_offset, self.segment.base_offset, self.position, start
+        )
+
+    def prepare_chores(
+        self, active: Segment, start_offset: int, snapshot_bytes: int, *, closing: bool
+    ) -> Chores:
+        """Checkpoint, the index files that are due, the trimmed segments that may be removed."""
+        self.checkpoint = checkpoint = self.next_checkpoint(start_offset)
+        due = [segment for segment in self._indexes_due if segment.end_offset <= self.end_offset]
+        self._indexes_due = [segment for segment in self._indexes_due if segment.end_offset > self.end_offset]
+        indexes = [
+            IndexDue(segment, segment.index, segment.end_offset, segment.size, True)  # type: ignore[arg-type]  # kept until it is saved
+            for segment in due
+        ]
+        if closing or active.size - self._index_saved_at >= snapshot_bytes:
+            self._index_saved_at = active.size
+            index: SparseIndex = active.index  # type: ignore[assignment]  # an active segment holds its index
+            indexes.append(IndexDue(active, index.frozen(), active.end_offset, active.size, False))
+        garbage = tuple(s for s in self._garbage if s.end_offset <= checkpoint.start_offset)
+        self._garbage = [s for s in self._garbage if s.end_offset > checkpoint.start_offset]
+        return Chores(self._directory, checkpoint, tuple(indexes), garbage)
+
+    def let_go(self) -> None:
+        """The log ends: forget the files of closed segments."""
+        self.generation += 1
+        for segment in (*self._closed, *self._garbage):
+            segment.file = None

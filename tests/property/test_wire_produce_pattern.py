@@ -1,0 +1,96 @@
+"""The short way through Produce must never differ from the long one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mansio.errors import WireError
+from mansio.wire import produce, produce_pattern
+from mansio.wire.headers import read_request_header
+
+VERSIONS = range(3, 14)
+texts = st.text(max_size=20)
+
+
+def frame_of(
+    version: int, correlation_id: int, client_id: str | None, acks: int, topic: str, index: int, batch: bytes
+) -> memoryview:
+    topics = [(topic if version < 13 else None, b"\x07" * 16, [(index, memoryview(batch))])]
+    buffers = produce.encode_request(version, correlation_id, client_id, acks, 1000, topics)
+    return memoryview(b"".join(bytes(buffer) for buffer in buffers))[4:]
+
+
+def learned(frame: memoryview) -> produce_pattern.Pattern | None:
+    header = read_request_header(frame)
+    request = produce.decode_request(header.api_version, frame, header.body)
+    return produce_pattern.learn(header, frame, request)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    version=st.sampled_from(VERSIONS),
+    client_id=st.none() | texts,
+    topic=texts.filter(bool),
+    sizes=st.tuples(st.integers(1, 300), st.sampled_from([1, 126, 127, 128, 16382, 16383, 16384, 70000])),
+    index=st.integers(0, 1 << 30),
+    correlation_id=st.integers(0, (1 << 31) - 1),
+)
+def test_a_request_of_the_pattern_is_read_as_the_long_way_reads_it(
+    version: int, client_id: str | None, topic: str, sizes: tuple[int, int], index: int, correlation_id: int
+) -> None:
+    pattern = learned(frame_of(version, 1, client_id, -1, topic, 3, b"x" * sizes[0]))
+    assert pattern is not None
+    frame = frame_of(version, correlation_id, client_id, -1, topic, index, b"y" * sizes[1])
+    header = read_request_header(frame)
+    request = produce.decode_request(version, frame, header.body)
+    assert produce_pattern.recognise(pattern, frame) == request.topics[0][2][0]
+    result = produce.PartitionResult(index, 0, 123456789, -1, 17)
+    expected = produce.encode_response(version, correlation_id, [(*request.topics[0][:2], [result])])
+    assert produce_pattern.answer(pattern, correlation_id, index, 123456789, -1, 17) == expected
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    version=st.sampled_from(VERSIONS),
+    position=st.integers(0, 400),
+    change=st.integers(1, 255),
+    cut=st.integers(0, 40),
+    more=st.binary(max_size=5),
+)
+def test_a_changed_frame_is_never_read_otherwise_than_the_long_way_reads_it(
+    version: int, position: int, change: int, cut: int, more: bytes
+) -> None:
+    original = bytes(frame_of(version, 5, "me", 1, "topic", 2, b"z" * 150))
+    pattern = learned(memoryview(original))
+    assert pattern is not None
+    mutated = bytearray(original[: len(original) - cut] + more)
+    if position < len(mutated):
+        mutated[position] ^= change
+    frame = memoryview(bytes(mutated))
+    found = produce_pattern.recognise(pattern, frame)
+    if found is None:
+        return
+    header = read_request_header(frame)
+    request = produce.decode_request(header.api_version, frame, header.body)
+    assert request.acks == pattern.acks
+    assert request.timeout_ms == pattern.timeout_ms
+    assert request.topics == [(pattern.topic, pattern.topic_id, [found])]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_requests_with_more_than_one_batch_make_no_pattern(version: int) -> None:
+    batch = memoryview(b"x" * 70)
+    name = "t" if version < 13 else None
+    for topics in (
+        [(name, b"\x01" * 16, [(0, batch), (1, batch)])],
+        [(name, b"\x01" * 16, [(0, batch)]), (name, b"\x02" * 16, [(0, batch)])],
+        [(name, b"\x01" * 16, [(0, None)])],
+    ):
+        buffers = produce.encode_request(version, 1, None, 1, 1000, topics)
+        frame = memoryview(b"".join(bytes(buffer) for buffer in buffers))[4:]
+        try:
+            assert learned(frame) is None
+        except WireError:
+            pytest.fail("these requests are sound")
