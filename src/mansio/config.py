@@ -229,6 +229,14 @@ class Settings:
         kafka_name="offset.metadata.max.bytes",
     )
 
+    offsets_retention_ms: int = _ms(
+        7 * DAY_MS,
+        "How long the offsets of a group without members are kept.",
+        minimum=1,
+        maximum=100 * 365 * DAY_MS,
+        kafka_name="offsets.retention.minutes",
+    )
+
     # Stopping
     shutdown_drain_ms: int = _ms(
         5 * SECOND_MS, "How long requests being worked on may take to finish when stopping."

@@ -37,6 +37,7 @@ from mansio.wire import messages
 
 if TYPE_CHECKING:
     from mansio.broker.partition import Partition
+    from mansio.cluster.state import TopicChange
     from mansio.config import Settings
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,8 @@ class Broker:
             scheduler=scheduler,
             syncer=syncer,
             files=FileCache(disk, files_max=settings.open_files_max),
-            background=file_thread,
+            sync_thread=sync_thread,
+            file_thread=file_thread,
         )
         stack.push_async_callback(_close_partitions, partitions, syncer)
         for topic in tuple(state.topics.values()):
@@ -131,6 +133,8 @@ class Broker:
             close_partitions=partitions.close_partitions,
         )
         await topics.recover()
+        for partition in partitions.shortened():
+            await topics.begin_leader_epoch(partition.topic, partition.index)
         records = RecordService(partitions, ProducerIds(store, state.keys, random).take)
         groups = GroupCoordinator(
             settings=_group_settings(settings),
@@ -143,6 +147,7 @@ class Broker:
         )
         await groups.start(partitions.of(OFFSETS_TOPIC))
         stack.push_async_callback(groups.close)
+        state.on_change(partial(_forget_offsets, groups, scheduler))
         service = Service(
             settings=settings,
             clock=clock,
@@ -185,6 +190,7 @@ def _group_settings(settings: Settings) -> GroupSettings:
         initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
         members_max=settings.group_members_max,
         offset_metadata_bytes_max=settings.offset_metadata_bytes_max,
+        offsets_retention_ms=settings.offsets_retention_ms,
     )
 
 
@@ -193,6 +199,13 @@ async def _offsets_partitions(topics: TopicAdmin, partitions: PartitionSet, coun
     with contextlib.suppress(TopicAlreadyExists):
         await topics.create(NewTopic(OFFSETS_TOPIC, count), internal=True)
     return partitions.of(OFFSETS_TOPIC)
+
+
+def _forget_offsets(groups: GroupCoordinator, scheduler: AsyncioScheduler, change: TopicChange) -> None:
+    """The offsets of a deleted topic mean nothing to the next one of its name."""
+    before, after = change.before, change.after
+    if before is not None and (after is None or after.topic_id != before.topic_id):
+        scheduler.spawn(groups.offsets.forget_topic(before.name), name=f"forget offsets of {before.name}")
 
 
 def _high_watermark(partitions: PartitionSet, topic: str, index: int) -> int | None:

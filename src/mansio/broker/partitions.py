@@ -53,7 +53,7 @@ class ServedTopic:
 
 
 class PartitionSet:
-    """See the module. Everything but the work handed to `background` runs on the broker's loop."""
+    """See the module. Everything but the work handed to the threads runs on the broker's loop."""
 
     def __init__(
         self,
@@ -64,7 +64,8 @@ class PartitionSet:
         scheduler: Scheduler,
         syncer: Syncer,
         files: FileCache,
-        background: Background,
+        sync_thread: Background,
+        file_thread: Background,
     ) -> None:
         self._settings = settings
         self._disk = disk
@@ -72,7 +73,8 @@ class PartitionSet:
         self._scheduler = scheduler
         self._syncer = syncer
         self._files = files
-        self._background = background
+        self._sync_thread = sync_thread
+        self._file_thread = file_thread
         self._opened: dict[UUID, dict[int, Partition | StorageError]] = {}
         self._by_name: dict[str, ServedTopic] = {}
         self._by_id: dict[bytes, ServedTopic] = {}
@@ -162,7 +164,7 @@ class PartitionSet:
             return
         directory = f"{self._directory(topic)}/{index}"
         if not self._disk.exists(directory):
-            await self._off_loop(lambda: self._disk.make_directory(directory))
+            await self._off_loop(lambda: self._disk.make_directory(directory), self._file_thread)
         if index not in opened:  # nobody else opened it meanwhile
             opened[index] = self._open_one(topic, index, directory)
 
@@ -171,8 +173,9 @@ class PartitionSet:
         opened = self._opened[topic.topic_id]
         served = ServedTopic(topic, [opened[index] for index in range(len(topic.partitions))])
         settings = self._settings_of(topic)
-        for partition in served.partitions:
+        for partition, state in zip(served.partitions, topic.partitions, strict=True):
             if isinstance(partition, Partition):
+                partition.replica.leader_epoch = state.leader_epoch
                 partition.rules = _append_rules(settings)
                 partition.log.update_settings(_log_settings(settings))
         self._by_name[topic.name] = served
@@ -223,9 +226,10 @@ class PartitionSet:
                 partition.close(save=False)
                 self._syncer.forget(partition.log)
                 partition.log.close(save=False)
+        await self._off_loop(lambda: None, self._sync_thread)  # a sync or checkpoint of these logs has ended now
         directory = self._directory(topic)
         if self._disk.exists(directory):
-            await self._off_loop(lambda: self._disk.remove_tree(directory))
+            await self._off_loop(lambda: self._disk.remove_tree(directory), self._file_thread)
 
     def close(self) -> None:
         """Close every partition, saving what makes the next start quick. The last sync has been done."""
@@ -242,6 +246,10 @@ class PartitionSet:
         self._by_name.clear()
         self._by_id.clear()
 
+    def shortened(self) -> list[Partition]:
+        """Partitions whose recovery cut a torn tail: their next records need a leader epoch of their own."""
+        return [partition for partition in self if partition.log.recovery.cut_bytes]
+
     def report_unknown_directories(self) -> list[str]:
         """Directories under `topics/` that belong to no topic of the metadata: logged, never removed."""
         root = f"{self._settings.data_dir}/topics"
@@ -257,7 +265,7 @@ class PartitionSet:
         tag = base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=")
         return f"{self._settings.data_dir}/topics/{topic.name[:NAME_BYTES_IN_DIRECTORY]}.{tag}"
 
-    async def _off_loop(self, work: Callable[[], Any]) -> None:
+    async def _off_loop(self, work: Callable[[], Any], thread: Background) -> None:
         promise = self._scheduler.promise()
 
         def done(_: Any, error: BaseException | None) -> None:
@@ -270,7 +278,7 @@ class PartitionSet:
                     StorageError(str(error)) if isinstance(error, OSError | MansioError) else error
                 )
 
-        self._background.submit(work, done)
+        thread.submit(work, done)
         await promise
 
 
