@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 import mansio
 from mansio.wire.records import iterate_batches
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 TOPIC = "restarts"
 

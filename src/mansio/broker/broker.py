@@ -50,8 +50,10 @@ SYNC_POLL_S = 0.001
 class Broker:
     """See the module. `start` and `stop` are called once each, on the same running loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, *, warm_up: bool = False) -> None:
+        """`warm_up`: once ready, import what first requests would otherwise wait for; it takes about a second."""
         self.settings = settings
+        self._warm_up = warm_up
         self.kafka_address = Address("", 0)
         self._stack = AsyncExitStack()
         self._service: Service | None = None
@@ -167,7 +169,8 @@ class Broker:
         self.kafka_address = Address(*await server.start(host, port, advertised=settings.advertised_address))
         self._server = service.server = server
         service.ready = True
-        service.scheduler.spawn(_warm_up(), name="warm-up")
+        if self._warm_up:
+            service.scheduler.spawn(_warm_up(), name="warm-up")
         logger.info("broker %d ready on %s", settings.node_id, self.kafka_address)
 
 

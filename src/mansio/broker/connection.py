@@ -35,6 +35,11 @@ logger = logging.getLogger(__name__)
 PRODUCE_KEY = b"\x00\x00"  # the first two bytes of a produce request
 
 
+def is_loopback(host: str) -> bool:
+    """The peer is on this machine."""
+    return host.startswith("127.") or host in ("", "::1")
+
+
 class Place(Protocol):
     """An answer's place in the queue of its connection: `pieces` is None until the answer is there."""
 
@@ -123,6 +128,7 @@ class Connection(asyncio.BufferedProtocol):
         self._egress = Egress(
             self._server.loop,
             transport.get_extra_info("socket").fileno(),
+            self._server.scratch if is_loopback(self.client_host) else None,
             self.resume_reading,
             self._send_failed,
         )

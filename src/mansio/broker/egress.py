@@ -1,10 +1,12 @@
 """The way out of one connection: response bytes and file slices, in order, without copying what is large.
 
 Everything leaves through a duplicate of the socket's descriptor, written directly: a response of small pieces is one
-`send`, a large file slice is `sendfile` from the page cache, and what the peer does not take yet waits here until the
-socket is writable. Writing past the transport keeps one queue where two would have to be kept in order.
+`send`; a large file slice goes from the page cache to the socket, by `sendfile` to other machines and through one
+scratch buffer to this one (docs/adr/0004-how-fetched-bytes-leave.md); and what the peer does not take yet waits here
+until the socket is writable. Writing past the transport keeps one queue where two would have to be kept in order.
 
-Always true: bytes leave in the order of `send`; `waiting_bytes` is what the peer has not taken yet.
+Always true: bytes leave in the order of `send`; `waiting_bytes` is what the peer has not taken yet; a slice that
+waits holds no memory, only its place in the file; a disk that fails while a slice is read ends the connection.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ if TYPE_CHECKING:
 
     Piece = bytes | LogSlice
 
-SENDFILE_BYTES_MIN = 64 * 1024
-"""Below this a read and one `send` together with the header are cheaper than a call of their own."""
+SLICE_BYTES_MIN = 64 * 1024
+"""Below this a read and one `send` together with the header are cheaper than calls of their own."""
+
+SCRATCH_BYTES = 512 * 1024
+"""So much of a slice is read at a time; what the peer does not take of it is read again later."""
 
 JOIN_BYTES_MAX = 256 * 1024
 """Small pieces are joined into one `send` up to this size."""
@@ -35,13 +40,17 @@ _MORE = getattr(socket, "MSG_MORE", 0)
 
 
 class Egress:
-    """See the module. `on_room` is called when everything waiting has left; `on_lost` when the peer is gone."""
+    """See the module. `on_room` is called when everything waiting has left; `on_lost` when the peer is gone.
+
+    `scratch` is the buffer for slices, shared by all connections of a loop; None for `sendfile`.
+    """
 
     __slots__ = (
         "_loop",
         "_on_lost",
         "_on_room",
         "_queue",
+        "_scratch",
         "_slice_sent",
         "_socket",
         "_writing",
@@ -52,12 +61,14 @@ class Egress:
         self,
         loop: asyncio.AbstractEventLoop,
         descriptor: int,
+        scratch: memoryview | None,
         on_room: Callable[[], None],
         on_lost: Callable[[OSError], None],
     ) -> None:
         self._loop = loop
         self._socket: socket.socket | None = socket.socket(fileno=os.dup(descriptor))
         self._socket.setblocking(False)
+        self._scratch = scratch
         self._queue: deque[memoryview | LogSlice] = deque()
         self._slice_sent = 0
         self._writing = False
@@ -109,7 +120,7 @@ class Egress:
         for piece in pieces:
             if type(piece) is bytes:
                 data = piece
-            elif piece.length < SENDFILE_BYTES_MIN or piece.file.fileno() < 0:  # type: ignore[union-attr]  # not bytes
+            elif piece.length < SLICE_BYTES_MIN or piece.file.fileno() < 0:  # type: ignore[union-attr]  # not bytes
                 data = piece.read()  # type: ignore[union-attr]  # not bytes, as above
             else:
                 self._flush_small(small, small_bytes)
@@ -162,9 +173,13 @@ class Egress:
     def _send_slice(self, piece: LogSlice) -> None:
         assert self._socket is not None
         done = self._slice_sent
-        sent = os.sendfile(
-            self._socket.fileno(), piece.file.fileno(), piece.position + done, piece.length - done
-        )
+        position, left = piece.position + done, piece.length - done
+        scratch = self._scratch
+        if scratch is None:
+            sent = os.sendfile(self._socket.fileno(), piece.file.fileno(), position, left)
+        else:
+            count = os.preadv(piece.file.fileno(), [scratch[:left]], position)
+            sent = self._socket.send(scratch[:count]) if count else 0
         if sent == 0:
             raise OSError(f"{piece.file.path} ends before byte {piece.position + piece.length}")
         self.waiting_bytes -= sent

@@ -226,7 +226,9 @@ class PartitionSet:
                 partition.close(save=False)
                 self._syncer.forget(partition.log)
                 partition.log.close(save=False)
-        await self._off_loop(lambda: None, self._sync_thread)  # a sync or checkpoint of these logs has ended now
+        await self._off_loop(
+            lambda: None, self._sync_thread
+        )  # a sync or checkpoint of these logs has ended now
         directory = self._directory(topic)
         if self._disk.exists(directory):
             await self._off_loop(lambda: self._disk.remove_tree(directory), self._file_thread)

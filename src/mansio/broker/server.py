@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from mansio.broker.connection import Connection
 from mansio.broker.context import RequestContext
 from mansio.broker.dispatch import Dispatcher
+from mansio.broker.egress import SCRATCH_BYTES
 from mansio.broker.handlers import fetch, produce
 from mansio.errors import UnsupportedVersion
 from mansio.wire import messages
@@ -77,6 +78,7 @@ class Server:
         self.limits = limits
         self.loop = loop
         self.clock: Clock = service.clock
+        self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.now = self.clock.monotonic()
         """Monotonic seconds, as of the last sweep: good enough to tell who is idle."""
         self.counters = Counters()

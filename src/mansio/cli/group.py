@@ -13,7 +13,7 @@ import typer
 from mansio.cli.common import DEFAULT_BROKER, BrokerOption, connect, refuse, run
 from mansio.cli.output import Output, OutputOption, cell, show_json, show_rows, show_table
 from mansio.cli.targets import TARGET_HELP, Target, parse_target
-from mansio.errors import GroupIdNotFound, RequestError
+from mansio.errors import GroupIdNotFound, NonEmptyGroup, RequestError, UnknownMember
 
 if TYPE_CHECKING:
     from mansio.client import Client
@@ -162,7 +162,10 @@ async def _reset(
         chosen = {one for one in chosen if one.partition in indexes}
     if not chosen:
         return []
-    new = await client.admin.reset_offsets(group, sorted(chosen), **target.arguments(), dry_run=dry_run)
+    try:
+        new = await client.admin.reset_offsets(group, sorted(chosen), **target.arguments(), dry_run=dry_run)
+    except UnknownMember as error:  # what Kafka answers to a commit from outside while the group has members
+        raise NonEmptyGroup(f"group {group} still has members; stop them first") from error
     return [
         {
             "topic": one.topic,

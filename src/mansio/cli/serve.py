@@ -114,7 +114,7 @@ async def _serve(settings: Settings) -> int:
     stop = asyncio.Event()
     _stop_on_signals(stop)
     view = ServiceView()
-    broker = Broker(settings)
+    broker = Broker(settings, warm_up=True)
     http = None
     if settings.http_address is not None:
         http = _http_server(view, settings.http_address)

@@ -21,9 +21,9 @@ from mansio.link.offsets import (
     list_offsets,
 )
 from mansio.link.retry import raise_for
+from mansio.wire.consumer_protocol import decode_assignment
 from mansio.wire.versions import ApiKey
 
-from .consumer_protocol import decode_assignment
 from .positions import start_offsets
 from .types import TopicPartition, milliseconds
 

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mansio.errors import MansioError, OffsetOutOfRange, UnknownTopicOrPartition
 from mansio.link.cluster import group_by_topic
-from mansio.link.metadata import NO_TOPIC_ID, TopicPartition
+from mansio.link.metadata import NO_TOPIC_ID
 from mansio.link.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
 from mansio.link.retry import DEFAULT_BACKOFF, Backoff, error_for
 from mansio.wire import fetch
 from mansio.wire.records import iterate_batches
+from mansio.wire.topic_partition import TopicPartition
 from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:

@@ -28,10 +28,7 @@ from mansio.errors import (
 )
 from mansio.link.cluster import check_top_level
 from mansio.link.retry import raise_for
-from mansio.wire.versions import ApiKey
-
-from .assignors import BY_NAME, COOPERATIVE_STICKY, RANGE, Assignor, Member
-from .consumer_protocol import (
+from mansio.wire.consumer_protocol import (
     Assignment,
     Subscription,
     decode_assignment,
@@ -39,12 +36,15 @@ from .consumer_protocol import (
     encode_assignment,
     encode_subscription,
 )
+from mansio.wire.versions import ApiKey
+
+from .assignors import BY_NAME, COOPERATIVE_STICKY, RANGE, Assignor, Member
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.link.cluster import Cluster
-    from mansio.link.metadata import TopicPartition
+    from mansio.wire.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 

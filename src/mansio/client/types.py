@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Literal, NamedTuple
 
-from mansio.link.metadata import TopicPartition
+from mansio.wire.topic_partition import TopicPartition
 
 __all__ = [
     "Headers",

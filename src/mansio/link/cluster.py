@@ -26,11 +26,13 @@ from mansio.errors import (
 from mansio.wire.versions import ApiKey
 
 from .connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
-from .metadata import Node, TopicPartition, TopicView, topic_view
+from .metadata import Node, TopicView, topic_view
 from .retry import DEFAULT_BACKOFF, Backoff, raise_for, retrying
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+    from mansio.wire.topic_partition import TopicPartition
 
 T = TypeVar("T")
 

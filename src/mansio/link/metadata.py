@@ -13,13 +13,6 @@ from mansio.errors import LeaderNotAvailable, UnknownTopicOrPartition
 NO_TOPIC_ID = bytes(16)
 
 
-class TopicPartition(NamedTuple):
-    """One partition of one topic."""
-
-    topic: str
-    partition: int
-
-
 class Node(NamedTuple):
     """One broker's address."""
 

@@ -17,10 +17,10 @@ from mansio.errors import (
     NotLeaderOrFollower,
     UnknownTopicOrPartition,
 )
+from mansio.wire.topic_partition import TopicPartition
 from mansio.wire.versions import ApiKey
 
 from .cluster import Cluster, group_by_topic
-from .metadata import TopicPartition
 from .retry import error_for, raise_for
 
 if TYPE_CHECKING:

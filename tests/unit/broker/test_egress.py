@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.egress import SENDFILE_BYTES_MIN, Egress
+from mansio.broker.egress import SLICE_BYTES_MIN, Egress
 from mansio.broker.loop import new_event_loop
 from mansio.host import HostDisk
 from mansio.log.log import LogSlice
@@ -32,6 +32,11 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
     theirs.close()
 
 
+SCRATCHES = pytest.mark.parametrize(
+    "scratch", [None, memoryview(bytearray(100_000))], ids=["sendfile", "through a buffer"]
+)
+
+
 def slice_of(path: Path, position: int, length: int) -> LogSlice:
     return LogSlice(HostDisk().open_readonly(str(path)), position, length, 0)
 
@@ -41,8 +46,9 @@ def run_on_new_loop(work: object) -> None:
         runner.run(work)  # type: ignore[arg-type]  # a coroutine
 
 
+@SCRATCHES
 def test_bytes_and_file_slices_arrive_in_order_and_whole_at_a_slow_reader(
-    pair: tuple[socket.socket, socket.socket], tmp_path: Path
+    pair: tuple[socket.socket, socket.socket], tmp_path: Path, scratch: memoryview | None
 ) -> None:
     chance = random.Random(7)
     content = chance.randbytes(3_000_000)
@@ -56,7 +62,7 @@ def test_bytes_and_file_slices_arrive_in_order_and_whole_at_a_slow_reader(
             expected.update(small)
         else:
             position = chance.randrange(0, 2_000_000)
-            length = chance.randrange(1, 4 * SENDFILE_BYTES_MIN)
+            length = chance.randrange(1, 4 * SLICE_BYTES_MIN)
             pieces.append(slice_of(tmp_path / "segment", position, length))
             expected.update(content[position : position + length])
     total = sum(len(p) if isinstance(p, bytes) else p.length for p in pieces)
@@ -65,7 +71,7 @@ def test_bytes_and_file_slices_arrive_in_order_and_whole_at_a_slow_reader(
         loop = asyncio.get_running_loop()
         room = asyncio.Event()
         ours, theirs = pair
-        egress = Egress(loop, ours.fileno(), room.set, lambda error: pytest.fail(str(error)))
+        egress = Egress(loop, ours.fileno(), scratch, room.set, lambda error: pytest.fail(str(error)))
         while pieces:  # in several sends, while the reader lags behind
             count = chance.randrange(1, 6)
             egress.send(pieces[:count])
@@ -92,7 +98,7 @@ def test_a_peer_that_is_gone_is_reported_once_and_nothing_more_is_sent(
     async def work() -> None:
         errors: list[OSError] = []
         ours, theirs = pair
-        egress = Egress(asyncio.get_running_loop(), ours.fileno(), lambda: None, errors.append)
+        egress = Egress(asyncio.get_running_loop(), ours.fileno(), None, lambda: None, errors.append)
         theirs.close()
         egress.send([b"hello"])
         assert len(errors) == 1
@@ -103,17 +109,18 @@ def test_a_peer_that_is_gone_is_reported_once_and_nothing_more_is_sent(
     run_on_new_loop(work())
 
 
+@SCRATCHES
 def test_a_file_that_is_shorter_than_promised_ends_the_connection_instead_of_sending_other_bytes(
-    pair: tuple[socket.socket, socket.socket], tmp_path: Path
+    pair: tuple[socket.socket, socket.socket], tmp_path: Path, scratch: memoryview | None
 ) -> None:
     (tmp_path / "segment").write_bytes(b"x" * 1000)
 
     async def work() -> None:
         errors: list[OSError] = []
-        egress = Egress(asyncio.get_running_loop(), pair[0].fileno(), lambda: None, errors.append)
-        egress.send([b"header", slice_of(tmp_path / "segment", 0, SENDFILE_BYTES_MIN)])
+        egress = Egress(asyncio.get_running_loop(), pair[0].fileno(), scratch, lambda: None, errors.append)
+        egress.send([b"header", slice_of(tmp_path / "segment", 0, SLICE_BYTES_MIN)])
         async with asyncio.timeout(5):
-            while not errors:
+            while not errors:  # noqa: ASYNC110 - the error comes within some turns of the loop
                 await asyncio.sleep(0)
         assert "ends before byte" in str(errors[0])
         egress.close()

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from support.logs import ManualBackground, ManualClock, ManualScheduler
 
 from mansio.broker.partition import AppendRules, Partition
 from mansio.broker.producer_hook import ProducerHook
@@ -29,6 +28,7 @@ from mansio.log.sync import Syncer
 from mansio.state.replica import ReplicaProgress
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.records import TimestampType, build_batch, read_records
+from support.logs import ManualBackground, ManualClock, ManualScheduler
 
 if TYPE_CHECKING:
     from mansio.wire.records import BatchHeader
@@ -270,7 +270,11 @@ def test_a_repeated_batch_is_answered_from_memory_also_after_a_crash() -> None:
     first = bench.partition.append(sent)
     bench.sync()
     again = bench.partition.append(sent)
-    assert (again.base_offset, again.end_offset, again.duplicate) == (first.base_offset, first.end_offset, True)
+    assert (again.base_offset, again.end_offset, again.duplicate) == (
+        first.base_offset,
+        first.end_offset,
+        True,
+    )
 
     after = Bench(disk=bench.disk)  # no close: as after kill -9
     after.plug_in_producers()

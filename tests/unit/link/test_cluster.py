@@ -16,9 +16,9 @@ from mansio.errors import (
 )
 from mansio.link.cluster import Cluster, check_top_level, parse_addresses
 from mansio.link.connection import ConnectionOptions
-from mansio.link.metadata import TopicPartition
 from mansio.link.offsets import EARLIEST, commit_offsets, list_offsets
 from mansio.link.retry import Backoff, error_for, retrying
+from mansio.wire.topic_partition import TopicPartition
 from mansio.wire.versions import ApiKey
 from unit.link.stub_broker import HANG_UP, StubBroker
 

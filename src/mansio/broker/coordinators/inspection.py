@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.client.consumer_protocol import decode_assignment, decode_subscription
 from mansio.errors import WireError
 from mansio.state.classic_group import DEAD, STABLE
+from mansio.wire.consumer_protocol import decode_assignment, decode_subscription
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection

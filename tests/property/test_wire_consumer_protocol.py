@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kio.serial import entity_reader, entity_writer
 
-from mansio.client.consumer_protocol import (
+from mansio.client.types import TopicPartition
+from mansio.errors import WireError
+from mansio.wire.consumer_protocol import (
     Assignment,
     Subscription,
     decode_assignment,
@@ -20,8 +22,6 @@ from mansio.client.consumer_protocol import (
     encode_assignment,
     encode_subscription,
 )
-from mansio.client.types import TopicPartition
-from mansio.errors import WireError
 
 names = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 partitions = st.lists(
