@@ -40,6 +40,10 @@ class FrameTooLarge(WireError):
     """A frame announces more bytes than this listener accepts."""
 
 
+class FrameStalled(WireError):
+    """A peer began a large frame and does not go on, while others wait for the memory."""
+
+
 class RequestError(MansioError):
     """The request itself is wrong."""
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KILLS = 20
+NIGHTLY_KILLS = 3_000
 KILLS_WHILE_STARTING = 3
 PROGRESS_RECORDS = 100
 LOAD_S_MAX = 0.4
@@ -68,13 +69,12 @@ def kill_while_starting(broker: ServedBroker, chance: random.Random) -> bool:
     return False
 
 
-@pytest.mark.row("L4", "L5", "P3", "G4")
-def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_moments(tmp_path: Path) -> None:
-    seed = int(os.environ.get("MANSIO_TEST_SEED") or random.randrange(1 << 32))
+def kill_and_judge(data: Path, seed: int) -> None:
+    """One life of a broker: `KILLS` kills at random moments under load, then the verdict over all of it."""
     print(f"MANSIO_TEST_SEED={seed}")
     chance = random.Random(seed)
     early = 0
-    with served(tmp_path / "data", arguments=SETTINGS, http=False) as broker:
+    with served(data, arguments=SETTINGS, http=False) as broker:
         load = Load(broker.bootstrap, "killed")
         load.create_topic(segment_bytes="200000")
         load.start(idempotent=2, plain=1)
@@ -106,6 +106,18 @@ def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_mom
         assert verdict.acknowledged > KILLS * PROGRESS_RECORDS / 2
         assert min(read.values()) > verdict.acknowledged / 2, "the readers took part"
         assert "Traceback" not in broker.text()
+
+
+@pytest.mark.row("L4", "L5", "P3", "G4")
+def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_moments(tmp_path: Path) -> None:
+    kill_and_judge(tmp_path / "data", int(os.environ.get("MANSIO_TEST_SEED") or random.randrange(1 << 32)))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+def test_three_thousand_kills_leave_everything_acknowledged_in_place(tmp_path: Path) -> None:
+    for life in range(NIGHTLY_KILLS // KILLS):
+        kill_and_judge(tmp_path / f"data-{life}", random.randrange(1 << 32))
 
 
 @pytest.mark.row("L4", "L5", "P3", "G4")

@@ -40,7 +40,7 @@ class Member:
         self.assignments: list[frozenset[int]] = []
         self.received: list[tuple[int, int, bytes | None]] = []
         self.failure: BaseException | None = None
-        self._stop = threading.Event()
+        self.stopping = threading.Event()
         self._thread = threading.Thread(target=self._guarded, name=f"{group} member", daemon=True)
 
     def join(self) -> Member:
@@ -49,7 +49,7 @@ class Member:
 
     def leave(self) -> None:
         """Close the client and return when it is closed."""
-        self._stop.set()
+        self.stopping.set()
         self._thread.join(20)
         assert not self._thread.is_alive(), "the client did not close within 20 s"
         if self.failure is not None:
@@ -91,7 +91,7 @@ class ConfluentMember(Member):
         )
         consumer.subscribe([self.topic], on_assign=self._given, on_revoke=self._taken, on_lost=self._taken)
         try:
-            while not self._stop.is_set():
+            while not self.stopping.is_set():
                 message = consumer.poll(POLL_S)
                 if message is None:
                     continue
@@ -125,7 +125,7 @@ class KafkaPythonMember(Member):
             **self.options,
         )
         try:
-            while not self._stop.is_set():
+            while not self.stopping.is_set():
                 for messages in consumer.poll(timeout_ms=int(POLL_S * 1000)).values():
                     self.received += [(one.partition, one.offset, one.value) for one in messages]
                 now = frozenset(one.partition for one in consumer.assignment())
@@ -162,7 +162,7 @@ class AiokafkaMember(Member):
         consumer.subscribe([self.topic], listener=Listener())
         await consumer.start()
         try:
-            while not self._stop.is_set():
+            while not self.stopping.is_set():
                 for messages in (await consumer.getmany(timeout_ms=int(POLL_S * 1000))).values():
                     self.received += [(one.partition, one.offset, one.value) for one in messages]
         finally:

@@ -49,7 +49,7 @@ def topic(make_topic: Callable[..., str]) -> str:
 
 
 def enter(members: ExitStack, member: Member) -> Member:
-    members.callback(member._stop.set)
+    members.callback(member.stopping.set)
     return member.join()
 
 

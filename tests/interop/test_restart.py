@@ -89,7 +89,7 @@ def test_members_and_producers_of_all_clients_go_on_after_a_restart(tmp_path: Pa
                 member.leave()
         finally:
             for member in members.values():
-                member._stop.set()
+                member.stopping.set()
             second.close(5)
         read = READERS["confluent-kafka"](broker.bootstrap, topic, 2 * COUNT, partitions=PARTITIONS)
         assert {one.item.value for one in read} == expected

@@ -94,7 +94,6 @@ class Connection(asyncio.BufferedProtocol):
         "closed",
         "last_active",
         "pattern",
-        "reserved_bytes",
         "unlike_requests",
     )
 
@@ -113,7 +112,6 @@ class Connection(asyncio.BufferedProtocol):
         self.client_host = ""
         self.closed = False
         self.last_active = 0.0
-        self.reserved_bytes = 0
         self.pattern: Pattern | None = None
         """What the produce requests of this connection have in common, once there was one."""
         self.unlike_requests = 0
@@ -161,8 +159,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._out:
             self._flush()
-        if frames.buffered or self.reserved_bytes:
-            server.received_part(self, frames.frame_bytes)
+        if frames.buffered or server.memory.held_bytes:
+            server.received_part(self, frames.frame_bytes, frames.buffered)
         if len(self._slots) >= server.limits.requests_max:
             self.pause_reading()
 
@@ -281,6 +279,10 @@ class Connection(asyncio.BufferedProtocol):
             and (self._egress is None or self._egress.waiting_bytes <= limits.unsent_bytes_max)
             and not self._server.reading_stopped(self)
         )
+
+    def let_go_of_memory(self) -> None:
+        """Nothing came for a while: the next frame can begin with a small buffer."""
+        self._frames.let_go()
 
     def refuse(self, error: MansioError) -> None:
         """The peer does not speak the protocol, or breaks a limit: one line, and the connection ends."""

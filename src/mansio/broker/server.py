@@ -3,7 +3,7 @@
 Two requests are hot and have synchronous handlers that see the raw frame (`handlers.produce`, `handlers.fetch`).
 Every other one is decoded by `wire.messages` and runs as a coroutine; its module is imported on first use.
 
-Owns the listening sockets, the set of connections and the shared budget of receive memory.
+Owns the listening sockets, the set of connections and their shared receive memory.
 
 Always true: what a peer sends can end its own connection, never anybody else's; a request is answered or its
 connection closed; large frames together never hold more than `in_flight_bytes_max` of memory.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.broker.connection import Connection
@@ -21,7 +20,8 @@ from mansio.broker.context import RequestContext
 from mansio.broker.dispatch import Dispatcher
 from mansio.broker.egress import SCRATCH_BYTES
 from mansio.broker.handlers import fetch, produce
-from mansio.errors import UnsupportedVersion
+from mansio.broker.receive_memory import SMALL_FRAME_BYTES, ReceiveMemory
+from mansio.errors import FrameStalled, UnsupportedVersion
 from mansio.wire import messages
 from mansio.wire.headers import read_request_header
 from mansio.wire.produce_pattern import recognise
@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 PRODUCE = int(ApiKey.PRODUCE)
 
-SMALL_FRAME_BYTES = 256 * 1024
-"""Frames up to this size need no reservation: every connection may hold one."""
+STALL_S = 2.0
+"""A frame that keeps others from memory and does not move for this long ends its connection."""
 
 SWEEP_INTERVAL_MS = 1000
 DRAIN_POLL_S = 0.005
@@ -87,8 +87,7 @@ class Server:
         self._dispatcher = Dispatcher(service)
         self._connections: set[Connection] = set()
         self._flush_due: list[Connection] = []
-        self._reserved_bytes = 0
-        self._memory_waits: deque[tuple[Connection, int]] = deque()
+        self.memory = ReceiveMemory(limits.in_flight_bytes_max)
         self._sweep: Timer | None = None
         self._draining = False
 
@@ -148,6 +147,11 @@ class Server:
     def _sweep_idle(self) -> None:
         now = self.now = self.clock.monotonic()
         oldest = now - self.limits.idle_ms_max / 1000
+        for connection in self.memory.stalled(now - STALL_S):
+            connection.refuse(FrameStalled(f"nothing came of a frame for {STALL_S:.0f} s while others wait"))
+        for connection in self._connections:
+            if connection.last_active < now - STALL_S:
+                connection.let_go_of_memory()
         for connection in [c for c in self._connections if c.last_active < oldest and not c.busy]:
             logger.info("closed idle connection from %s", connection.client_host)
             connection.close()
@@ -156,45 +160,22 @@ class Server:
 
     # Receive memory
 
-    def received_part(self, connection: Connection, frame_bytes: int) -> None:
-        """`connection` is in the middle of a frame of `frame_bytes`, or (0) has ended a large one."""
-        if frame_bytes <= SMALL_FRAME_BYTES:
-            if connection.reserved_bytes:
-                self._release(connection)
-            return
-        if connection.reserved_bytes >= frame_bytes or self._waits_for_memory(connection):
-            return
-        self._release(connection)
-        if not self._reserve(connection, frame_bytes):
-            self._memory_waits.append((connection, frame_bytes))
-            connection.pause_reading()
+    def received_part(self, connection: Connection, frame_bytes: int, buffered: int) -> None:
+        """`connection` holds `buffered` bytes of a frame of `frame_bytes` (0: it is between frames)."""
+        wanted = min(frame_bytes, 2 * buffered)  # what its buffer, which doubles, is going to be
+        if wanted > SMALL_FRAME_BYTES:
+            if not self.memory.take(connection, wanted):
+                connection.pause_reading()
+        elif self.memory.holds(connection):
+            self._release(connection)
 
     def reading_stopped(self, connection: Connection) -> bool:
-        """The broker stops, or the connection's next frame is large and there is no room for it yet."""
-        return self._draining or self._waits_for_memory(connection)
-
-    def _waits_for_memory(self, connection: Connection) -> bool:
-        return any(waiting is connection for waiting, _ in self._memory_waits)
-
-    def _reserve(self, connection: Connection, frame_bytes: int) -> bool:
-        if self._reserved_bytes and self._reserved_bytes + frame_bytes > self.limits.in_flight_bytes_max:
-            return False
-        self._reserved_bytes += frame_bytes
-        connection.reserved_bytes = frame_bytes
-        return True
+        """The broker stops, or there is no room for the connection's frame yet."""
+        return self._draining or self.memory.waits(connection)
 
     def _release(self, connection: Connection) -> None:
-        self._reserved_bytes -= connection.reserved_bytes
-        connection.reserved_bytes = 0
-        waits = self._memory_waits
-        if connection.closed and waits:
-            self._memory_waits = waits = deque(wait for wait in waits if wait[0] is not connection)
-        while waits:
-            waiting, frame_bytes = waits[0]
-            if not waiting.closed and not self._reserve(waiting, frame_bytes):
-                return
-            waits.popleft()
-            waiting.resume_reading()
+        for served in self.memory.release(connection):
+            served.resume_reading()
 
     # Requests
 

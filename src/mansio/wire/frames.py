@@ -92,6 +92,12 @@ class FrameReader:
         self._start = start
         return frames
 
+    def let_go(self) -> None:
+        """Give a grown buffer back, if no frame has begun. Ends the life of the views handed out before."""
+        if self._start == self._end and len(self._buffer) > INITIAL_BYTES:
+            self._start = self._end = 0
+            self._replace(INITIAL_BYTES)
+
     def _replace(self, capacity: int) -> None:
         # A new object, because the old one cannot change its size while views into it are alive.
         self._buffer = bytearray(capacity)
