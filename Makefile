@@ -65,10 +65,10 @@ format: $(VENV)/.dev
 	@$(BIN)/python -m tools.generate
 
 test: setup check
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15 -m "not nightly" $(ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15 $(ARGS)
 
 nightly: setup check
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --timeout 7200 \
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --timeout 7200 -m "" \
 		--hypothesis-profile nightly $(ARGS)
 
 bench: $(VENV)/.dev
