@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tools import compatibility, features, file_map
+from mansio.wire import compatibility
+from tools import features, file_map
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,7 @@ def documents() -> dict[str, Callable[[], str]]:
         "docs/ARCHITECTURE.md": _architecture,
         "config.example.yaml": _settings("example"),
         "docs/CLI.md": _command_line,
-        "docs/COMPATIBILITY.md": compatibility.document,
+        "docs/COMPATIBILITY.md": compatibility.render,
         "docs/CONFIGURATION.md": _settings("document"),
     }
 
