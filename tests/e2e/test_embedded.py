@@ -1,0 +1,67 @@
+"""A broker inside another program: it stays out of that program's way, with and without uvloop."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mansio
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def roundtrip(broker: mansio.Broker, topic: str) -> list[bytes | None]:
+    with mansio.blocking.connect(broker.address) as client:
+        client.admin.create_topic(topic, partitions=1)
+        for value in (b"one", b"x" * 300_000, b"three"):
+            client.publish(topic, value)
+        return [message.value for message in client.consume(topic, from_="earliest", max_records=3)]
+
+
+def test_without_uvloop_plain_asyncio_carries_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mansio.broker.embedded.new_event_loop", asyncio.SelectorEventLoop)
+    with mansio.Broker(tmp_path) as broker:
+        assert roundtrip(broker, "plain") == [b"one", b"x" * 300_000, b"three"]
+
+
+def test_a_program_with_a_loop_of_its_own_keeps_it(tmp_path: Path) -> None:
+    async def program() -> list[bytes | None]:
+        before = asyncio.get_running_loop()
+        with mansio.Broker(tmp_path) as broker:
+            values = await asyncio.to_thread(roundtrip, broker, "own")
+        assert asyncio.get_running_loop() is before
+        return values
+
+    policy = asyncio.get_event_loop_policy()
+    assert asyncio.run(program()) == [b"one", b"x" * 300_000, b"three"]
+    assert asyncio.get_event_loop_policy() is policy
+
+
+def test_two_brokers_in_one_process_do_not_meet(tmp_path: Path) -> None:
+    with mansio.Broker(tmp_path / "a") as one, mansio.Broker(tmp_path / "b") as other:
+        assert one.address != other.address
+        assert roundtrip(one, "same") == roundtrip(other, "same")
+
+
+def test_a_program_that_forgets_to_close_ends_all_the_same(tmp_path: Path) -> None:
+    program = f"import mansio; b = mansio.Broker({str(tmp_path)!r}).start(); print(b.address)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=True)
+    assert done.stdout.startswith(b"127.0.0.1:")
+
+
+def test_what_keeps_it_from_starting_is_raised_and_nothing_stays_behind(tmp_path: Path) -> None:
+    with (
+        mansio.Broker(tmp_path / "a") as broker,
+        pytest.raises(OSError, match=r"[Aa]ddress already in use"),
+        mansio.Broker(tmp_path / "b", kafka_listen=broker.address),
+    ):
+        pytest.fail("two brokers on one port")
+    with mansio.Broker(tmp_path / "b") as again:
+        assert roundtrip(again, "after") == [b"one", b"x" * 300_000, b"three"]
+    with pytest.raises(mansio.errors.Unavailable):
+        _ = again.address
