@@ -29,13 +29,15 @@ from mansio.broker.view_checkpoint import CheckpointRoom
 from mansio.cluster.sqlite_store import SqliteStore
 from mansio.cluster.state import ClusterState
 from mansio.config import Address
-from mansio.errors import TopicAlreadyExists
+from mansio.errors import StorageError, TopicAlreadyExists
 from mansio.host import BackgroundThread, HostClock, HostDisk, HostRandom
 from mansio.log.files import FileCache
 from mansio.log.sync import Syncer
 from mansio.wire import messages
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mansio.broker.partition import Partition
     from mansio.cluster.state import TopicChange
     from mansio.config import Settings
@@ -116,7 +118,7 @@ class Broker:
             sync_thread=sync_thread,
             file_thread=file_thread,
         )
-        stack.push_async_callback(_close_partitions, partitions, syncer)
+        stack.push_async_callback(_close_partitions, partitions, syncer, settings.shutdown_drain_ms)
         for topic in tuple(state.topics.values()):
             await partitions.open_known(topic)
         partitions.report_unknown_directories()
@@ -137,7 +139,9 @@ class Broker:
         await topics.recover()
         for partition in partitions.shortened():
             await topics.begin_leader_epoch(partition.topic, partition.index)
-        records = RecordService(partitions, ProducerIds(store, state.keys, random).take)
+        records = RecordService(
+            partitions, ProducerIds(store, state.keys, random).take, settings.produce_wait_ms_max
+        )
         groups = GroupCoordinator(
             settings=_group_settings(settings),
             clock=clock,
@@ -197,7 +201,9 @@ def _group_settings(settings: Settings) -> GroupSettings:
     )
 
 
-async def _offsets_partitions(topics: TopicAdmin, partitions: PartitionSet, count: int) -> list[Partition]:
+async def _offsets_partitions(
+    topics: TopicAdmin, partitions: PartitionSet, count: int
+) -> Sequence[Partition | StorageError]:
     """The partitions of `__consumer_offsets`, made on the first commit or join."""
     with contextlib.suppress(TopicAlreadyExists):
         await topics.create(NewTopic(OFFSETS_TOPIC, count), internal=True)
@@ -216,13 +222,19 @@ def _high_watermark(partitions: PartitionSet, topic: str, index: int) -> int | N
     return None if partition is None else partition.high_watermark
 
 
-async def _close_partitions(partitions: PartitionSet, syncer: Syncer) -> None:
-    """One last sync of everything, then close the logs."""
+async def _close_partitions(partitions: PartitionSet, syncer: Syncer, wait_ms: int) -> None:
+    """One last sync of everything, then close the logs. A disk that hangs is not waited for longer than `wait_ms`."""
     for partition in partitions:
         syncer.request(partition.log, urgent=True)
-    while not syncer.idle:  # noqa: ASYNC110 - once per broker, for some milliseconds
-        await asyncio.sleep(SYNC_POLL_S)
-    partitions.close()
+    try:
+        async with asyncio.timeout(wait_ms / 1000):
+            while not syncer.idle:  # noqa: ASYNC110 - once per broker, for some milliseconds
+                await asyncio.sleep(SYNC_POLL_S)
+    except TimeoutError:
+        logger.error("the last sync did not end within %d ms; closing without it", wait_ms)
+        partitions.close(save=False)
+        return
+    partitions.close(save=True)
     syncer.close()
 
 

@@ -20,11 +20,11 @@ from collections import deque
 from typing import TYPE_CHECKING, Protocol, cast
 
 from mansio.broker.egress import Egress
-from mansio.errors import MansioError, WireError
+from mansio.errors import MansioError, StorageError, WireError
 from mansio.wire.frames import FrameReader
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mansio.broker.egress import Piece
     from mansio.broker.server import Server
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PRODUCE_KEY = b"\x00\x00"  # the first two bytes of a produce request
+
+ANSWERS_PER_SEND = 64
+"""So many answers are sent together at the most, so that one read of many requests cannot pile up answers."""
 
 
 def is_loopback(host: str) -> bool:
@@ -49,11 +52,13 @@ class Place(Protocol):
 class Slot:
     """The place of one answer, for whoever works on it."""
 
-    __slots__ = ("_connection", "pieces")
+    __slots__ = ("_connection", "on_lost", "pieces")
 
     def __init__(self, connection: Connection, pieces: Sequence[Piece] | None = None) -> None:
         self._connection: Connection | None = connection
         self.pieces = pieces
+        self.on_lost: Callable[[], None] | None = None
+        """Called when the connection ends before the answer."""
 
     def answer(self, pieces: Sequence[Piece]) -> None:
         """Fill the place; an empty sequence means that this request gets no answer. Only the first call counts."""
@@ -82,6 +87,7 @@ class Connection(asyncio.BufferedProtocol):
         "_backlog",
         "_backlog_bytes",
         "_blocked_by",
+        "_drain_due",
         "_egress",
         "_flush_due",
         "_frames",
@@ -94,6 +100,7 @@ class Connection(asyncio.BufferedProtocol):
         "closed",
         "last_active",
         "pattern",
+        "received_bytes",
         "unlike_requests",
     )
 
@@ -106,12 +113,14 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked_by: Slot | None = None
         self._out: list[Piece] = []
         self._flush_due = False
+        self._drain_due = False
         self._paused = False
         self._transport: asyncio.Transport | None = None
         self._egress: Egress | None = None
         self.client_host = ""
         self.closed = False
         self.last_active = 0.0
+        self.received_bytes = 0
         self.pattern: Pattern | None = None
         """What the produce requests of this connection have in common, once there was one."""
         self.unlike_requests = 0
@@ -136,6 +145,11 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         if self._egress is not None:
             self._egress.close()
+        self._egress = None  # they refer to each other: memory must not wait for the collector
+        self._transport = None
+        for place in self._slots:
+            if isinstance(place, Slot) and place.on_lost is not None:
+                place.on_lost()
         self._slots.clear()
         self._backlog.clear()
         self._out.clear()
@@ -148,6 +162,7 @@ class Connection(asyncio.BufferedProtocol):
         server = self._server
         frames = self._frames
         self.last_active = server.now
+        self.received_bytes += nbytes
         try:
             for frame in frames.received(nbytes):
                 if not self._backlog and self._is_next(frame):
@@ -158,7 +173,7 @@ class Connection(asyncio.BufferedProtocol):
             self.refuse(error)
             return
         if self._out:
-            self._flush()
+            self.flush()
         if frames.buffered or server.memory.held_bytes:
             server.received_part(self, frames.frame_bytes, frames.buffered)
         if len(self._slots) >= server.limits.requests_max:
@@ -182,8 +197,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         if self._slots:
             self._slots.append(Slot(self, pieces))
-        else:
-            self._out.extend(pieces)
+            return
+        self._out.extend(pieces)
+        if len(self._out) >= ANSWERS_PER_SEND:
+            self.flush()
 
     def defer(self) -> Slot:
         """The request at hand is answered later, and those behind it wait until then."""
@@ -209,48 +226,63 @@ class Connection(asyncio.BufferedProtocol):
             self._server.flush_soon(self)
         if slot is self._blocked_by:
             self._blocked_by = None
-        if self._backlog and not slots:
-            self._server.loop.call_soon(self._drain_backlog)
+        if self._backlog:
+            self._drain_soon()
         if self._paused:
             self.resume_reading()
 
+    def _drain_soon(self) -> None:
+        if not self._drain_due:
+            self._drain_due = True
+            self._server.loop.call_soon(self._drain_backlog)
+
     def _drain_backlog(self) -> None:
+        self._drain_due = False
         try:
-            while self._backlog and self._is_next(self._backlog[0]) and not self.closed:
+            while self._backlog and self._is_next(self._backlog[0]):
                 frame = self._backlog.popleft()
                 self._backlog_bytes -= len(frame)
                 self._begin(memoryview(frame))
         except MansioError as error:
             self.refuse(error)
             return
-        self._flush()
+        self.flush()
         self.resume_reading()
 
     def _is_next(self, frame: memoryview | bytes) -> bool:
-        """Nothing is before it that must be answered first: nothing at all, or produce requests before another."""
-        return not self._slots or (self._blocked_by is None and frame[:2] == PRODUCE_KEY)
+        """It may begin now: nothing is before it that must be answered first (nothing at all, or produce requests
+        before another), and the peer takes its answers."""
+        if self.closed or (self._paused and not self._may_answer()):
+            return False
+        slots = self._slots
+        return not slots or (
+            self._blocked_by is None
+            and frame[:2] == PRODUCE_KEY
+            and len(slots) < self._server.limits.requests_max
+        )
 
     # Answers
 
     def flush(self) -> None:
         """Send what is ready."""
         self._flush_due = False
-        if not self.closed:
-            self._flush()
-
-    def _flush(self) -> None:
         out = self._out
-        if not out or self._egress is None:
+        egress = self._egress
+        if not out or self.closed or egress is None:
             return
         self._out = []
         if len(out) > 1 and all(type(piece) is bytes for piece in out):
             out = [b"".join(out)]  # type: ignore[arg-type]  # all are bytes
-        self._egress.send(out)
-        if self._egress.waiting_bytes > self._server.limits.unsent_bytes_max:
+        try:
+            egress.send(out)
+        except (OSError, StorageError) as error:  # of the disk: a small slice is read while it is sent
+            self._send_failed(error)
+            return
+        if egress.waiting_bytes > self._server.limits.unsent_bytes_max:
             self.pause_reading()
 
-    def _send_failed(self, error: OSError) -> None:
-        logger.info("%s: connection lost while sending: %s", self.client_host, error)
+    def _send_failed(self, error: Exception) -> None:
+        logger.warning("%s: connection lost while sending: %s", self.client_host, error)
         self.abort()
 
     # Reading on and off
@@ -269,14 +301,20 @@ class Connection(asyncio.BufferedProtocol):
         """Read on, unless a bound still says no."""
         if self._paused and self._transport is not None and not self.closed and self._may_read():
             self._paused = False
+            self.last_active = self._server.now
             self._transport.resume_reading()
+        if self._backlog:
+            self._drain_soon()
+
+    def _may_answer(self) -> bool:
+        return self._egress is None or self._egress.waiting_bytes <= self._server.limits.unsent_bytes_max
 
     def _may_read(self) -> bool:
         limits = self._server.limits
         return (
             len(self._slots) + len(self._backlog) < limits.requests_max
             and self._backlog_bytes <= limits.backlog_bytes_max
-            and (self._egress is None or self._egress.waiting_bytes <= limits.unsent_bytes_max)
+            and self._may_answer()
             and not self._server.reading_stopped(self)
         )
 
@@ -286,7 +324,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def refuse(self, error: MansioError) -> None:
         """The peer does not speak the protocol, or breaks a limit: one line, and the connection ends."""
-        kind = "not the Kafka protocol" if isinstance(error, WireError) else type(error).__name__
+        kind = "not the Kafka protocol" if type(error) is WireError else type(error).__name__
         logger.warning("closed connection from %s: %s: %s", self.client_host, kind, error)
         self.abort()
 
@@ -299,5 +337,5 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         """End the connection; what the socket took still arrives."""
         if self._transport is not None and not self.closed:
-            self._flush()
+            self.flush()
             self._transport.close()

@@ -104,7 +104,7 @@ class InternalTopic:
         name: str,
         *,
         view: View,
-        create: Callable[[], Awaitable[Sequence[InternalPartition]]],
+        create: Callable[[], Awaitable[Sequence[InternalPartition | StorageError]]],
         scheduler: Scheduler,
         clock: Clock,
         checkpoints: CheckpointRoom | None = None,
@@ -115,7 +115,7 @@ class InternalTopic:
         self._scheduler = scheduler
         self._clock = clock
         self._files = None if checkpoints is None else ViewCheckpoints(checkpoints, name, scheduler)
-        self._partitions: list[InternalPartition] = []
+        self._partitions: list[InternalPartition | StorageError] = []
         self._started = False
         self._loaded: set[int] = set()
         self._failures: dict[int, MansioError] = {}
@@ -131,7 +131,7 @@ class InternalTopic:
         """0 while the topic does not exist."""
         return len(self._partitions)
 
-    async def start(self, partitions: Sequence[InternalPartition]) -> None:
+    async def start(self, partitions: Sequence[InternalPartition | StorageError]) -> None:
         """Load what is there; none if the topic has not been created yet."""
         await self._adopt(partitions)
         self._started = True
@@ -152,6 +152,12 @@ class InternalTopic:
                 if not creating.done():
                     creating.set_result(None)
 
+    def _partition(self, index: int) -> InternalPartition:
+        partition = self._partitions[index]
+        if isinstance(partition, StorageError):  # it could not be opened
+            raise partition
+        return partition
+
     def check_loaded(self, index: int) -> None:
         """Raise `CoordinatorLoadInProgress` or `CoordinatorNotAvailable` unless the view of `index` is
         whole.
@@ -167,7 +173,7 @@ class InternalTopic:
     def is_started(self) -> bool:
         return self._started
 
-    async def _adopt(self, partitions: Sequence[InternalPartition]) -> None:
+    async def _adopt(self, partitions: Sequence[InternalPartition | StorageError]) -> None:
         self._partitions = list(partitions)
         self._appended_bytes = [0] * len(self._partitions)
         for index in range(len(self._partitions)):
@@ -182,7 +188,7 @@ class InternalTopic:
                 self._view.loaded(index)
 
     async def _load(self, index: int) -> None:
-        partition = self._partitions[index]
+        partition = self._partition(index)
         position = partition.log.start_offset
         if self._files is not None and (found := self._read_checkpoint(index)) is not None:
             position, pairs = found
@@ -206,7 +212,7 @@ class InternalTopic:
 
     def _read_checkpoint(self, index: int) -> tuple[int, list[tuple[bytes, bytes]]] | None:
         assert self._files is not None
-        partition = self._partitions[index]
+        partition = self._partition(index)
         data = self._files.read(index)
         if data is None:
             return None
@@ -233,7 +239,7 @@ class InternalTopic:
         raises; then nothing was applied of that batch (of 1,000 records) or those after it. The topic must be
         `ready` and the partition loaded."""
         self.check_loaded(index)
-        partition = self._partitions[index]
+        partition = self._partition(index)
         now_ms = self._clock.wall_ms()
         for first in range(0, len(records), RECORDS_PER_BATCH):
             part = records[first : first + RECORDS_PER_BATCH]
@@ -248,12 +254,12 @@ class InternalTopic:
 
     def is_committed(self, index: int) -> bool:
         """Whether everything the view of `index` holds is committed."""
-        partition = self._partitions[index]
+        partition = self._partition(index)
         return partition.high_watermark >= partition.end_offset
 
     async def committed(self, index: int) -> None:
         """Wait until everything the view of `index` holds now is committed; raise if it never will be."""
-        partition = self._partitions[index]
+        partition = self._partition(index)
         if partition.high_watermark < partition.end_offset:
             await partition.committed(partition.end_offset)
 
@@ -262,7 +268,7 @@ class InternalTopic:
     async def close(self) -> None:
         """Write the checkpoints that are not up to date, so that the next start reads little."""
         for index in sorted(self._loaded):
-            if self._files is not None and self._tails.get(index) != self._partitions[index].end_offset:
+            if self._files is not None and self._tails.get(index) != self._partition(index).end_offset:
                 try:
                     await self._checkpoint(index)
                 except (MansioError, OSError) as error:
@@ -281,7 +287,7 @@ class InternalTopic:
             return
         self._checkpointing.add(index)
         try:
-            partition = self._partitions[index]
+            partition = self._partition(index)
             self._appended_bytes[index] = 0
             end_offset = partition.end_offset
             pairs: list[tuple[bytes, bytes]] = []

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
 
 from mansio.errors import (
     FencedLeaderEpoch,
@@ -185,14 +185,30 @@ class Partition:
         `internal` is for the broker's own batches: no size limit of the topic, control batches allowed.
         """
         header = check_batch(batch)
+        rules = self.rules
+        by_client = rules.timestamp_type is TimestampType.CREATE
         if not internal:
-            self._admit(header)
+            if (
+                self.closed
+                or len(batch) > rules.message_bytes_max
+                or header.attributes & CONTROL_OR_TRANSACTIONAL
+            ):
+                self._refuse(header)
+            if by_client:
+                now_ms = self._clock.wall_ms()
+                if (
+                    header.max_timestamp_ms > now_ms + rules.timestamp_after_max_ms
+                    or 0 <= header.base_timestamp_ms < now_ms - rules.timestamp_before_max_ms
+                ):
+                    self._refuse_timestamps(header, now_ms)
+        if self.log.failure is not None:
+            raise self.log.failure  # also for a repeat: what was not durable never will be
         for before in self._before_append:
             if (known := before(header)) is not None:
                 return known
         append_time_ms = -1
         front = None
-        if self.rules.timestamp_type is TimestampType.LOG_APPEND:
+        if not by_client:
             append_time_ms = self._clock.wall_ms()
             front = with_log_append_time(batch, header, append_time_ms)
         base_offset = self.log.append(batch, header, self.replica.leader_epoch, front=front)
@@ -201,7 +217,8 @@ class Partition:
         self._syncer.request(self.log, urgent=urgent or bool(self._parked))
         return Appended(base_offset, base_offset + header.last_offset_delta + 1, append_time_ms, False)
 
-    def _admit(self, header: BatchHeader) -> None:
+    def _refuse(self, header: BatchHeader) -> NoReturn:
+        """Say why a client's batch is not taken."""
         if self.closed:
             raise NotLeaderOrFollower(f"{self.name} is closed on this broker")
         if header.size > self.rules.message_bytes_max:
@@ -209,30 +226,22 @@ class Partition:
                 f"{self.name}: a batch of {header.size} bytes is over max.message.bytes="
                 f"{self.rules.message_bytes_max}"
             )
-        if header.attributes & CONTROL_OR_TRANSACTIONAL:
-            self._refuse_special(header)
-        if self.rules.timestamp_type is TimestampType.CREATE:
-            self._admit_timestamps(header)
-
-    def _refuse_special(self, header: BatchHeader) -> None:
         if header.is_control:
             raise InvalidRecord(f"{self.name}: clients may not write control batches")
         raise InvalidRecord(f"{self.name}: transactional batches are not offered by this broker")
 
-    def _admit_timestamps(self, header: BatchHeader) -> None:
+    def _refuse_timestamps(self, header: BatchHeader, now_ms: int) -> NoReturn:
         """KIP-937. A closed batch shows its first and its highest timestamp; those two are held to the limits."""
         rules = self.rules
-        now_ms = self._clock.wall_ms()
         if header.max_timestamp_ms > now_ms + rules.timestamp_after_max_ms:
             raise InvalidTimestamp(
                 f"{self.name}: timestamp {header.max_timestamp_ms} is more than message.timestamp.after.max.ms="
                 f"{rules.timestamp_after_max_ms} ahead of the broker's clock"
             )
-        if 0 <= header.base_timestamp_ms < now_ms - rules.timestamp_before_max_ms:
-            raise InvalidTimestamp(
-                f"{self.name}: timestamp {header.base_timestamp_ms} is more than message.timestamp.before.max.ms="
-                f"{rules.timestamp_before_max_ms} behind the broker's clock"
-            )
+        raise InvalidTimestamp(
+            f"{self.name}: timestamp {header.base_timestamp_ms} is more than message.timestamp.before.max.ms="
+            f"{rules.timestamp_before_max_ms} behind the broker's clock"
+        )
 
     def wait_committed(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> bool:
         """True if everything below `end_offset` is committed now. Otherwise `callback` is called once, later,
@@ -246,10 +255,6 @@ class Partition:
         ):  # a duplicate of an older batch that is still in flight
             self._commit_waits = deque(sorted(waits, key=itemgetter(0)))
         return False
-
-    def forget_commit_wait(self, callback: Callable[[MansioError | None], None]) -> None:
-        """Whoever waited gave up (its time is over)."""
-        self._commit_waits = deque(wait for wait in self._commit_waits if wait[1] != callback)
 
     def committed(self, end_offset: int) -> Promise[None]:
         """A promise kept when everything below `end_offset` is durable on every in-sync replica."""

@@ -148,10 +148,15 @@ class PartitionSet:
                 if not self._disk.exists(directory):  # it was made before the topic became live
                     raise CorruptLog(f"{directory} is missing")
                 await self._open(topic, index)
+            except OSError as error:
+                self._not_served(topic, index, StorageError(f"{self._directory(topic)}/{index}: {error}"))
             except StorageError as error:
-                logger.error("%s-%d is not served: %s", topic.name, index, error)
-                self._opened.setdefault(topic.topic_id, {})[index] = error
+                self._not_served(topic, index, error)
         self.serve(topic)
+
+    def _not_served(self, topic: Topic, index: int, error: StorageError) -> None:
+        logger.error("%s-%d is not served: %s", topic.name, index, error)
+        self._opened.setdefault(topic.topic_id, {})[index] = error
 
     async def open_partitions(self, topic: Topic) -> None:
         """Make the directories and logs that are missing, and open them. Nobody finds them before `serve`."""
@@ -195,6 +200,18 @@ class PartitionSet:
         node_id = self._settings.node_id
         leader_epoch = topic.partitions[index].leader_epoch
         log = Log.open(self._disk, self._clock, directory, _log_settings(settings), files=self._files)
+        try:
+            producers = ProducerHook(
+                self._disk,
+                self._clock,
+                self._file_thread,
+                directory,
+                log,
+                expiration_ms=self._settings.producer_id_expiration_ms,
+            )
+        except BaseException:
+            log.close(save=False)
+            raise
         self._syncer.register(log)
         partition = Partition(
             topic=topic.name,
@@ -208,8 +225,7 @@ class PartitionSet:
             clock=self._clock,
             scheduler=self._scheduler,
         )
-        expiration_ms = self._settings.producer_id_expiration_ms
-        partition.plug_in(ProducerHook(self._disk, self._clock, directory, log, expiration_ms=expiration_ms))
+        partition.plug_in(producers)
         if log.end_offset > log.durable_end_offset:
             self._syncer.request(log, urgent=True)
         return partition
@@ -233,15 +249,15 @@ class PartitionSet:
         if self._disk.exists(directory):
             await self._off_loop(lambda: self._disk.remove_tree(directory), self._file_thread)
 
-    def close(self) -> None:
-        """Close every partition, saving what makes the next start quick. The last sync has been done."""
+    def close(self, *, save: bool) -> None:
+        """Close every partition; with `save`, keep what makes the next start quick. The last sync has been done."""
         for opened in self._opened.values():
             for partition in opened.values():
                 if isinstance(partition, StorageError):
                     continue
                 try:
-                    partition.close()
-                    partition.log.close()
+                    partition.close(save=save)
+                    partition.log.close(save=save)
                 except (OSError, StorageError) as error:
                     logger.error("%s: could not be closed cleanly: %s", partition.name, error)
         self._opened.clear()

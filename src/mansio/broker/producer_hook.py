@@ -5,7 +5,8 @@ of reading all batch headers again.
 
 Always true: a snapshot on disk describes the log up to an offset that was durable when the snapshot was written. So a
 crash cannot leave a snapshot that knows batches which the log has lost; one beyond the log's end is ignored anyway.
-Snapshots are not synced: their checksum tells a torn one, and the one before it is kept until the next.
+Snapshots are written off the loop and not synced: their checksum tells a torn one, and the one before it is kept until
+the next.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from mansio.state.producers import ProducerTable
 
 if TYPE_CHECKING:
     from mansio.log.log import Log
-    from mansio.ports import Clock, Disk
+    from mansio.ports import Background, Clock, Disk
     from mansio.wire.records import BatchHeader
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,7 @@ class ProducerHook:
     """`PartitionHook` for idempotent producers."""
 
     __slots__ = (
+        "_background",
         "_clock",
         "_directory",
         "_disk",
@@ -47,9 +49,19 @@ class ProducerHook:
         "table",
     )
 
-    def __init__(self, disk: Disk, clock: Clock, directory: str, log: Log, *, expiration_ms: int) -> None:
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        background: Background,
+        directory: str,
+        log: Log,
+        *,
+        expiration_ms: int,
+    ) -> None:
         self._disk = disk
         self._clock = clock
+        self._background = background
         self._directory = directory
         self._log = log
         self._unsaved_bytes = 0
@@ -86,7 +98,7 @@ class ProducerHook:
         if self._waiting_snapshot is not None and self._waiting_snapshot[0] <= high_watermark:
             end_offset, data = self._waiting_snapshot
             self._waiting_snapshot = None
-            self._save(end_offset, data)
+            self._background.submit(lambda: self._save(end_offset, data), self._saved)
 
     def on_trim(self, start_offset: int) -> None:
         """Producers are remembered by time, not by whether their batches are still there."""
@@ -101,6 +113,10 @@ class ProducerHook:
         end_offset = self._log.end_offset
         if end_offset == self._log.durable_end_offset and self._log.failure is None:
             self._save(end_offset, self.table.to_bytes(end_offset))
+
+    def _saved(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
+        if error is not None:  # a snapshot saves time, never data: the one before it still stands
+            logger.warning("%s: producer snapshot not written: %s", self._directory, error)
 
     # Snapshots
 
@@ -119,7 +135,7 @@ class ProducerHook:
                 table, end_offset = ProducerTable.from_bytes(
                     self._disk.read_file(self._path(name)), expiration_ms=self._expiration_ms
                 )
-            except CorruptLog as error:
+            except (CorruptLog, OSError) as error:
                 logger.warning("%s: %s; using an older one", self._path(name), error)
                 continue
             if self._log.start_offset <= end_offset <= self._log.end_offset:

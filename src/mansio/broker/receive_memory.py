@@ -5,8 +5,8 @@ budget what its buffer will hold, as the bytes come: what a peer announces and d
 budget is used up a connection waits (it is not read), until others have ended their frames.
 
 Always true: what is held is at most the budget plus one frame. That one frame is how it cannot come to a standstill:
-when all that hold a part of a frame wait for each other, the first in line gets its room. A holder that sends nothing
-while others wait is `stalled`, and the server closes it.
+when all that hold a part of a frame wait for each other, the first in line gets its room. A holder that sends hardly
+anything while others wait is `stalled`, and the server closes it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 SMALL_FRAME_BYTES = 256 * 1024
 
+STALL_S = 2.0
+PROGRESS_BYTES_MIN = 64 * 1024
+"""Who keeps others from memory must send so much in that time, or its connection ends."""
+
 
 class ReceiveMemory:
     """See the module. Sizes in bytes."""
 
-    __slots__ = ("_budget", "_favoured", "_held", "_total", "_waiting")
+    __slots__ = ("_budget", "_favoured", "_held", "_seen", "_total", "_waiting")
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget = budget_bytes
@@ -30,6 +34,7 @@ class ReceiveMemory:
         self._waiting: dict[Connection, int] = {}
         self._total = 0
         self._favoured: Connection | None = None
+        self._seen: dict[Connection, tuple[int, float]] = {}  # holder -> (received bytes, since when)
 
     @property
     def held_bytes(self) -> int:
@@ -44,27 +49,42 @@ class ReceiveMemory:
         """There was no room for it yet; do not read from it."""
         return connection in self._waiting
 
-    def take(self, connection: Connection, wanted: int) -> bool:
-        """The connection's buffer is about to hold `wanted`. False: there is no room, it waits in line now."""
+    def take(self, connection: Connection, wanted: int) -> list[Connection]:
+        """The connection's buffer is about to hold `wanted`. If there is no room it `waits` in line from now on.
+
+        Returns those that got room by it (it may be the last that keeps the first in line waiting): read from them.
+        """
         if self._grant(connection, wanted):
-            return True
+            return []
         self._waiting[connection] = wanted
-        self._help_the_first()
-        return connection not in self._waiting
+        helped = self._help_the_first()
+        return [] if helped is None or helped is connection else [helped]
 
     def release(self, connection: Connection) -> list[Connection]:
         """The connection holds no large frame any more. Those that got room by it: read from them again."""
         self._waiting.pop(connection, None)
+        self._seen.pop(connection, None)
         if connection is self._favoured:
             self._favoured = None
         self._total -= self._held.pop(connection, 0)
         return self._serve_the_line()
 
-    def stalled(self, since: float) -> list[Connection]:
-        """Who holds a part, keeps others waiting, and has sent nothing since then (monotonic seconds)."""
+    def stalled(self, now: float) -> list[Connection]:
+        """Who holds a part, keeps others waiting, and sends too slowly. Look every second or so (`now`: monotonic)."""
         if not self._waiting:
+            self._seen.clear()
             return []
-        return [c for c in self._held if c not in self._waiting and c.last_active < since]
+        found = []
+        for holder in self._held:
+            if holder in self._waiting:
+                self._seen.pop(holder, None)
+                continue
+            received, since = self._seen.setdefault(holder, (holder.received_bytes, now))
+            if holder.received_bytes - received >= PROGRESS_BYTES_MIN:
+                self._seen[holder] = (holder.received_bytes, now)
+            elif now - since >= STALL_S:
+                found.append(holder)
+        return found
 
     def _grant(self, connection: Connection, wanted: int) -> bool:
         held = self._held.get(connection, 0)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from mansio.broker.handlers.fetch import ParkedFetch
-    from mansio.broker.handlers.produce import PendingProduce
+    from mansio.broker.handlers.produce import PendingBatch, PendingProduce
     from mansio.broker.partition import Partition
     from mansio.broker.partitions import PartitionSet
 
@@ -54,13 +54,22 @@ class RecordCounters:
 class RecordService:
     """See the module."""
 
-    def __init__(self, partitions: PartitionSet, take_producer_ids: Callable[[int], Awaitable[int]]) -> None:
+    def __init__(
+        self,
+        partitions: PartitionSet,
+        take_producer_ids: Callable[[int], Awaitable[int]],
+        produce_wait_ms_max: int,
+    ) -> None:
         self._partitions = partitions
         self._take_producer_ids = take_producer_ids
+        self._produce_wait_ms_max = produce_wait_ms_max
         self._next_producer_id = 0
         self._producer_ids_end = 0
         self.counters = RecordCounters()
-        self.pending_produces: dict[PendingProduce, None] = {}
+        self.pending_produces: dict[PendingProduce | PendingBatch, None] = {}
+        self.now = 0.0
+        """Monotonic seconds, as of the server's last look at deadlines, which comes every `look_interval_s`."""
+        self.look_interval_s = 1.0
         self.parked_fetches: dict[ParkedFetch, None] = {}
 
     def readable(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
@@ -87,6 +96,11 @@ class RecordService:
         producer_id = self._next_producer_id
         self._next_producer_id += 1
         return producer_id
+
+    def deadline(self, timeout_ms: int) -> float:
+        """When a produce request that comes now has waited for `timeout_ms` (bounded), in monotonic seconds. Late by
+        at most the interval of looking, and never early."""
+        return self.now + self.look_interval_s + min(timeout_ms, self._produce_wait_ms_max) / 1000
 
     def look_up(self, partition: Partition, timestamp_ms: int, isolation_level: int) -> tuple[int, int, int]:
         """ListOffsets for one partition: (offset, timestamp in ms, leader epoch), -1 where there is none.

@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 
 PRODUCE = int(ApiKey.PRODUCE)
 
-STALL_S = 2.0
-"""A frame that keeps others from memory and does not move for this long ends its connection."""
+QUIET_S = 2.0
+"""A connection that sent nothing for so long gives back what its receive buffer has grown."""
 
 SWEEP_INTERVAL_MS = 1000
 DRAIN_POLL_S = 0.005
@@ -89,6 +89,8 @@ class Server:
         self._flush_due: list[Connection] = []
         self.memory = ReceiveMemory(limits.in_flight_bytes_max)
         self._sweep: Timer | None = None
+        service.records.now = self.now
+        service.records.look_interval_s = SWEEP_INTERVAL_MS / 1000
         self._draining = False
 
     # Life
@@ -145,12 +147,12 @@ class Server:
         self._release(connection)
 
     def _sweep_idle(self) -> None:
-        now = self.now = self.clock.monotonic()
+        now = self.now = self.service.records.now = self.clock.monotonic()
         oldest = now - self.limits.idle_ms_max / 1000
-        for connection in self.memory.stalled(now - STALL_S):
-            connection.refuse(FrameStalled(f"nothing came of a frame for {STALL_S:.0f} s while others wait"))
+        for connection in self.memory.stalled(now):
+            connection.refuse(FrameStalled("a large frame comes too slowly while others wait for memory"))
         for connection in self._connections:
-            if connection.last_active < now - STALL_S:
+            if connection.last_active < now - QUIET_S:
                 connection.let_go_of_memory()
         for connection in [c for c in self._connections if c.last_active < oldest and not c.busy]:
             logger.info("closed idle connection from %s", connection.client_host)
@@ -164,8 +166,11 @@ class Server:
         """`connection` holds `buffered` bytes of a frame of `frame_bytes` (0: it is between frames)."""
         wanted = min(frame_bytes, 2 * buffered)  # what its buffer, which doubles, is going to be
         if wanted > SMALL_FRAME_BYTES:
-            if not self.memory.take(connection, wanted):
+            helped = self.memory.take(connection, wanted)
+            if self.memory.waits(connection):
                 connection.pause_reading()
+            for other in helped:
+                other.resume_reading()
         elif self.memory.holds(connection):
             self._release(connection)
 

@@ -61,7 +61,9 @@ class Bench:
         )
 
     def plug_in_producers(self) -> ProducerHook:
-        hook = ProducerHook(self.disk, self.clock, "data/t-0", self.log, expiration_ms=1 << 40)
+        hook = ProducerHook(
+            self.disk, self.clock, self.background, "data/t-0", self.log, expiration_ms=1 << 40
+        )
         self.partition.plug_in(hook)
         return hook
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.broker.receive_memory import ReceiveMemory
+from mansio.broker.receive_memory import PROGRESS_BYTES_MIN, STALL_S, ReceiveMemory
 
 if TYPE_CHECKING:
     from mansio.broker.connection import Connection
@@ -21,7 +21,7 @@ class Peer:
     def __init__(self, size: int) -> None:
         self.size = size
         self.got = 1
-        self.last_active = 0.0
+        self.received_bytes = 0
 
 
 def as_connection(peer: Peer) -> Connection:
@@ -46,21 +46,27 @@ def test_every_frame_is_received_in_the_end_and_the_bound_holds(sizes: list[int]
         if peer.got == peer.size:
             peers.remove(peer)
             memory.release(as_connection(peer))
-        elif memory.take(as_connection(peer), min(peer.size, 2 * peer.got)):
-            peer.got = min(peer.size, 2 * peer.got)
+        else:
+            memory.take(as_connection(peer), min(peer.size, 2 * peer.got))
+            if not memory.waits(as_connection(peer)):
+                peer.got = min(peer.size, 2 * peer.got)
         assert memory.held_bytes <= BUDGET + largest
     raise AssertionError("not all frames were received")
 
 
-def test_only_a_holder_that_keeps_others_waiting_is_stalled() -> None:
+def test_only_a_holder_that_keeps_others_waiting_and_hardly_sends_is_stalled() -> None:
     memory = ReceiveMemory(BUDGET)
     lazy, busy, late = Peer(90), Peer(90), Peer(90)
-    busy.last_active = 10.0
-    assert memory.take(as_connection(lazy), 50)
-    assert memory.take(as_connection(busy), 50)
-    assert memory.stalled(5.0) == [], "nobody waits"
-    assert not memory.take(as_connection(late), 50)
-    assert memory.stalled(5.0) == [as_connection(lazy)]
+    memory.take(as_connection(lazy), 50)
+    memory.take(as_connection(busy), 50)
+    assert memory.stalled(0.0) == []
+    assert memory.stalled(100.0) == [], "nobody waits"
+    memory.take(as_connection(late), 50)
+    assert memory.waits(as_connection(late))
+    assert memory.stalled(101.0) == [], "they have just been seen"
+    busy.received_bytes += PROGRESS_BYTES_MIN
+    lazy.received_bytes += 1  # a byte now and then is no progress
+    assert memory.stalled(101.0 + STALL_S) == [as_connection(lazy)]
     assert memory.release(as_connection(lazy)) == [as_connection(late)]
     assert memory.held_bytes == 100
     for peer in (busy, late):
@@ -68,8 +74,21 @@ def test_only_a_holder_that_keeps_others_waiting_is_stalled() -> None:
     assert memory.held_bytes == 0
 
 
+def test_whoever_is_helped_by_anothers_wait_is_told() -> None:
+    memory = ReceiveMemory(BUDGET)
+    first, second = Peer(200), Peer(200)
+    memory.take(as_connection(first), 50)
+    memory.take(as_connection(second), 50)
+    assert memory.take(as_connection(first), 100) == []
+    assert memory.waits(as_connection(first))
+    assert memory.take(as_connection(second), 100) == [as_connection(first)], "all wait: the first goes on"
+    assert not memory.waits(as_connection(first))
+    assert memory.waits(as_connection(second))
+
+
 def test_a_frame_larger_than_the_budget_still_gets_through_when_alone() -> None:
     memory = ReceiveMemory(BUDGET)
     giant = as_connection(Peer(500))
-    assert memory.take(giant, 90)
-    assert memory.take(giant, 500)
+    for wanted in (90, 500):
+        memory.take(giant, wanted)
+        assert not memory.waits(giant)

@@ -70,7 +70,7 @@ class GroupCoordinator:
         clock: Clock,
         scheduler: Scheduler,
         random: Random,
-        create_topic: Callable[[], Awaitable[Sequence[InternalPartition]]],
+        create_topic: Callable[[], Awaitable[Sequence[InternalPartition | StorageError]]],
         end_offset: Callable[[str, int], int | None],
         checkpoints: CheckpointRoom | None = None,
     ) -> None:
@@ -94,7 +94,7 @@ class GroupCoordinator:
         self.offsets = Offsets(self.store, settings, clock, end_offset)
         self.inspection = Inspection(self.store, end_offset)
 
-    async def start(self, partitions: Sequence[InternalPartition]) -> None:
+    async def start(self, partitions: Sequence[InternalPartition | StorageError]) -> None:
         """Load the groups from `__consumer_offsets`; no partitions if it has not been created yet."""
         await self.topic.start(partitions)
         for entry in list(self.store.entries.values()):

@@ -134,6 +134,7 @@ class ParkedFetch:
         self._header = header._replace(body=0)
         self._request = request
         self._slot: Slot = connection.defer()
+        self._slot.on_lost = self._leave
         self._partitions: list[Partition] = []
         self._timer: Timer | None = None
         self._woken = False
@@ -159,9 +160,6 @@ class ParkedFetch:
     def _try(self) -> None:
         self._woken = False
         if self._timer is None:
-            return
-        if self._slot.abandoned:
-            self._leave()
             return
         gathered = gather(self._service, self._request)
         if gathered.total_bytes >= self._request.min_bytes or gathered.has_error:

@@ -3,8 +3,9 @@
 Version notes: 3 first with record batches v2; 7 first that may carry zstd (KIP-110); 8 names the record that was
 refused (KIP-467); 9 flexible; 10 adds the current leader (KIP-951, not filled with one broker); 13 names topics by id.
 
-acks=0: no answer. acks=1: when the bytes are with the operating system. acks=all (-1): when they are fdatasync-ed
-and the high watermark has passed them. A partition's batch stands or falls alone; the others of the request go on.
+acks=0: no answer, and the connection ends if a batch is refused, as in Kafka. acks=1: when the bytes are with the
+operating system. acks=all (-1): when they are fdatasync-ed and the high watermark has passed them. A partition's batch
+stands or falls alone; the others of the request go on.
 
 Always true: the frame's memory is not used after `produce` returns; every request with acks is answered once.
 """
@@ -40,6 +41,8 @@ ZSTD_VERSION_MIN = 7
 CODEC_POSITION = 22  # the byte of a batch's attributes that holds the codec, and its bits
 CODEC_MASK = 7
 CORRELATION_ID = Struct(">i")
+
+TOO_LATE = "the batch was appended, but did not become durable in time"
 
 LEARN_EVERY = 8
 """A producer whose requests differ every time is not looked at closely every time."""
@@ -81,6 +84,8 @@ def produce(
                 end_offset, answer = _append(partition, index, records, version, acks)
             except MansioError as error:
                 service.records.counters.refused_batches += 1
+                if acks == 0:
+                    raise  # nobody reads an answer: the end of the connection makes the client look again
                 answers.append(_refused(index, error))
                 continue
             service.records.counters.appended(len(records))  # type: ignore[arg-type]  # _append refuses None
@@ -109,26 +114,34 @@ def produce_alike(
 ) -> Sequence[Piece] | None:
     """The same for a request of the connection's pattern: one batch, and most of its answer known beforehand."""
     (correlation_id,) = CORRELATION_ID.unpack_from(frame, 4)
+    acks = pattern.acks
     try:
         partition = service.records.writable(pattern.topic, pattern.topic_id, index)
-        end_offset, result = _append(partition, index, records, pattern.version, pattern.acks)
+        _check_codec(records, pattern.version)
+        appended = partition.append(records, urgent=acks == ACKS_ALL)
     except MansioError as error:
         service.records.counters.refused_batches += 1
-        if pattern.acks == 0:
-            return NOTHING
-        results = [(pattern.topic, pattern.topic_id, [_refused(index, error)])]
-        return (wire.encode_response(pattern.version, correlation_id, results),)
+        if acks == 0:
+            raise
+        return (_refusal_alike(pattern, correlation_id, index, error),)
     service.records.counters.appended(len(records))
-    if pattern.acks == 0:
+    if acks == 0:
         return NOTHING
-    answer = produce_pattern.answer(pattern, correlation_id, index, *result[2:5])
-    if pattern.acks != ACKS_ALL or end_offset <= partition.replica.high_watermark:
+    base_offset, end_offset, append_time_ms, _ = appended
+    answer = produce_pattern.answer(
+        pattern, correlation_id, index, base_offset, append_time_ms, partition.log.start_offset
+    )
+    if acks != ACKS_ALL or end_offset <= partition.replica.high_watermark:
         return (answer,)
-    results = [(pattern.topic, pattern.topic_id, [result])]
-    pending = PendingProduce(service, connection, pattern.version, correlation_id, results, answer)
+    pending = PendingBatch(service, connection, pattern, correlation_id, index, answer)
     connection.queue(pending)
-    pending.wait([Wait(partition, end_offset, 0, 0)], pattern.timeout_ms)
+    partition.wait_committed(end_offset, pending.settled)
     return None
+
+
+def _refusal_alike(pattern: Pattern, correlation_id: int, index: int, error: MansioError) -> bytes:
+    results = [(pattern.topic, pattern.topic_id, [_refused(index, error)])]
+    return wire.encode_response(pattern.version, correlation_id, results)
 
 
 def _refusal(service: Service, request: wire.ProduceRequest) -> MansioError | None:
@@ -146,16 +159,20 @@ def _append(
     """Append one partition's batch: (the end offset to wait for, the result). Raises why it was refused."""
     if not records:
         raise CorruptMessage(f"{partition.name}: the request carries no record batch")
+    _check_codec(records, version)
+    base_offset, end_offset, append_time_ms, _ = partition.append(records, urgent=acks == ACKS_ALL)
+    return end_offset, wire.PartitionResult(
+        index, 0, base_offset, append_time_ms, partition.log.start_offset, None, ()
+    )
+
+
+def _check_codec(records: memoryview, version: int) -> None:
     if (
         version < ZSTD_VERSION_MIN
         and len(records) > CODEC_POSITION
         and records[CODEC_POSITION] & CODEC_MASK == Codec.ZSTD
     ):
         raise UnsupportedCompression("zstd needs Produce version 7 or later")
-    base_offset, end_offset, append_time_ms, _ = partition.append(records, urgent=acks == ACKS_ALL)
-    return end_offset, wire.PartitionResult(
-        index, 0, base_offset, append_time_ms, partition.log.start_offset, None, ()
-    )
 
 
 def _refused(index: int, error: MansioError) -> wire.PartitionResult:
@@ -206,8 +223,7 @@ class PendingProduce:
     def wait(self, waits: list[Wait], timeout_ms: int) -> None:
         """Answer when all of `waits` are committed, or have failed, or the time is over."""
         service = self._service
-        timeout_ms = min(timeout_ms, service.settings.produce_wait_ms_max)
-        self.deadline = service.clock.monotonic() + timeout_ms / 1000
+        self.deadline = service.records.deadline(timeout_ms)
         self._waits = waits
         self._left = len(waits)
         service.records.pending_produces[self] = None
@@ -216,6 +232,8 @@ class PendingProduce:
                 self._settled(None)
 
     def _settled(self, error: MansioError | None) -> None:
+        if self.pieces is not None:
+            return  # timed out before
         if error is not None:
             self._failure = error
         self._left -= 1
@@ -238,11 +256,57 @@ class PendingProduce:
 
     def time_out(self) -> None:
         """The client's timeout is over: say so for the partitions that are still waiting."""
-        for wait in self._waits:
-            wait.partition.forget_commit_wait(self._settled)
-        self._left = 0
-        self._failure = RequestTimedOut("the batch was appended, but did not become durable in time")
+        self._failure = RequestTimedOut(TOO_LATE)
         self._finish()
+
+
+class PendingBatch:
+    """The same for a request of one batch, the usual one: nothing to count, and its parts are enough for a refusal."""
+
+    __slots__ = (
+        "_answer",
+        "_connection",
+        "_correlation_id",
+        "_index",
+        "_pattern",
+        "_pending",
+        "deadline",
+        "pieces",
+    )
+
+    def __init__(
+        self,
+        service: Service,
+        connection: Connection,
+        pattern: Pattern,
+        correlation_id: int,
+        index: int,
+        answer: bytes,
+    ) -> None:
+        self._connection = connection
+        self._pattern = pattern
+        self._correlation_id = correlation_id
+        self._index = index
+        self._answer = answer
+        self._pending = service.records.pending_produces
+        self._pending[self] = None
+        self.deadline = service.records.deadline(pattern.timeout_ms)
+        self.pieces: Sequence[Piece] | None = None
+
+    def settled(self, error: MansioError | None) -> None:
+        """The batch is durable, or never will be."""
+        if self.pieces is not None:
+            return  # timed out before
+        del self._pending[self]
+        if error is None:
+            self.pieces = (self._answer,)
+        else:
+            self.pieces = (_refusal_alike(self._pattern, self._correlation_id, self._index, error),)
+        self._connection.answered(self)
+
+    def time_out(self) -> None:
+        """The client's timeout is over."""
+        self.settled(RequestTimedOut(TOO_LATE))
 
 
 def time_out(service: Service, now: float) -> None:
