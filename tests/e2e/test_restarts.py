@@ -94,3 +94,34 @@ def test_a_data_directory_belongs_to_one_broker_at_a_time(tmp_path: Path) -> Non
         pytest.fail("two brokers on one directory")
     with mansio.Broker(tmp_path):
         pass
+
+
+def test_a_damaged_partition_of_group_offsets_keeps_only_its_own_groups_waiting(tmp_path: Path) -> None:
+    groups = [f"group-{number}" for number in range(6)]
+    with mansio.Broker(tmp_path, offsets_topic_partitions=3) as broker:
+        create(broker)
+        publish(broker, b"one")
+        with mansio.blocking.connect(broker.address) as client:
+            for group in groups:
+                client.admin.reset_offsets(group, [TOPIC], to="latest")
+    damaged = next((tmp_path / "topics").glob("__consumer_offsets.*/*/*.log"))
+    sizes = {path: path.stat().st_size for path in damaged.parent.parent.glob("*/*.log")}
+    damaged = max(sizes, key=lambda path: sizes[path])
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    damaged.write_bytes(content)
+    for checkpoint in (tmp_path / "views").glob("*"):
+        checkpoint.unlink()  # else the view would not need the log
+    with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
+        coordinator = broker.broker.service.groups
+        served = []
+        for group in groups:
+            try:
+                coordinator.topic.check_loaded(coordinator.store.find(group))
+            except mansio.errors.CoordinatorNotAvailable as error:
+                assert "could not be loaded" in str(error)
+            else:
+                served.append(group)
+        assert 0 < len(served) < len(groups)
+        for group in served:
+            assert client.admin.group_lag(group)[mansio.TopicPartition(TOPIC, 0)].committed == 1

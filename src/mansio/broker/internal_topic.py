@@ -32,7 +32,7 @@ from mansio.errors import (
     MansioError,
     StorageError,
 )
-from mansio.wire.records import build_batch, read_records
+from mansio.wire.records import build_batch, check_batch, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -201,6 +201,7 @@ class InternalTopic:
             return
         since_breath = 0
         for batch in partition.log.batches(position):
+            check_batch(batch)  # a flipped bit must not become somebody's offset
             for record in read_records(batch, max_output_bytes=BATCH_OUTPUT_BYTES_MAX):
                 if record.offset >= position and record.key is not None:
                     self._view.apply(index, record.key, record.value, record.offset)

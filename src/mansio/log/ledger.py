@@ -4,8 +4,8 @@
 sync and of the housekeeping, and takes note when they are done.
 
 Always true: `end_offset`, at `position` of `segment`, is durable, and so is all before it. Work that fails ends the
-log's service, so nothing is owed twice. Work prepared before a truncation or the end of the log (another `generation`)
-changes nothing any more.
+log's service, unless it failed for want of room before anything could be lost: that is owed again (`put_back`). Work
+prepared before a truncation or the end of the log (another `generation`) changes nothing any more.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ from typing import TYPE_CHECKING
 
 from mansio.log.checkpoint import Checkpoint
 from mansio.log.sync_work import Chores, IndexDue, SyncWork
+from mansio.log.times import times_of
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from mansio.log.epochs import EpochList
     from mansio.log.index import SparseIndex
     from mansio.log.recovery import Recovered
@@ -32,6 +35,7 @@ class Ledger:
         "_garbage",
         "_index_saved_at",
         "_indexes_due",
+        "_times_due",
         "checkpoint",
         "end_offset",
         "epochs_dirty",
@@ -53,6 +57,7 @@ class Ledger:
         self._indexes_due = list(recovered.indexes_due)
         self._index_saved_at = recovered.index_saved_bytes
         self._garbage: list[Segment] = []
+        self._times_due = recovered.times_due
 
     def segment_closed(self, segment: Segment) -> None:
         """A segment was closed and a new file made."""
@@ -80,6 +85,7 @@ class Ledger:
         self._indexes_due = [due for due in self._indexes_due if due.base_offset < segment.base_offset]
         self._directory_dirty = self.epochs_dirty = False
         self._index_saved_at = 0
+        self._times_due = True  # the file went with the truncation
 
     def prepare_sync(self, active: Segment, epochs: EpochList) -> SyncWork | None:
         """What makes the log durable up to the end of its active segment as it is now; None when it is."""
@@ -113,6 +119,12 @@ class Ledger:
         self.end_offset = work.end_offset
         return moved
 
+    def put_back(self, work: SyncWork) -> None:
+        """There was no room for what a sync had to write first, so it synced nothing: all of it is owed again."""
+        if work.generation == self.generation:
+            self._directory_dirty |= work.directory_dirty
+            self.epochs_dirty |= work.epochs is not None
+
     def has_chores(self, start_offset: int, active: Segment | None = None) -> bool:
         """Is there something on disk that should follow what is durable by now? With `active`, its index counts too."""
         return (
@@ -120,6 +132,8 @@ class Ledger:
             or self.checkpoint.durable_end_offset != self.end_offset
             or self.checkpoint.start_offset != min(start_offset, self.end_offset)
             or bool(self._indexes_due)
+            or self._times_due
+            or any(segment.end_offset <= self.checkpoint.start_offset for segment in self._garbage)
         )
 
     def next_checkpoint(self, start_offset: int) -> Checkpoint:
@@ -130,9 +144,10 @@ class Ledger:
         )
 
     def prepare_chores(
-        self, active: Segment, start_offset: int, snapshot_bytes: int, *, closing: bool
+        self, segments: Sequence[Segment], start_offset: int, snapshot_bytes: int, *, closing: bool
     ) -> Chores:
-        """Checkpoint, the index files that are due, the trimmed segments that may be removed."""
+        """Checkpoint, the index files that are due, the trimmed segments that may be removed. `segments`: all."""
+        active, previous, index_saved_bytes = segments[-1], self.checkpoint, self._index_saved_at
         self.checkpoint = checkpoint = self.next_checkpoint(start_offset)
         due = [segment for segment in self._indexes_due if segment.end_offset <= self.end_offset]
         self._indexes_due = [segment for segment in self._indexes_due if segment.end_offset > self.end_offset]
@@ -146,7 +161,35 @@ class Ledger:
             indexes.append(IndexDue(active, index.frozen(), active.end_offset, active.size, False))
         garbage = tuple(s for s in self._garbage if s.end_offset <= checkpoint.start_offset)
         self._garbage = [s for s in self._garbage if s.end_offset > checkpoint.start_offset]
-        return Chores(self._directory, checkpoint, tuple(indexes), garbage)
+        times = times_of(segments, self.end_offset) if due or self._times_due else None
+        self._times_due = False
+        return Chores(
+            self._directory,
+            checkpoint,
+            tuple(indexes),
+            garbage,
+            times,
+            self.generation,
+            previous,
+            index_saved_bytes,
+        )
+
+    def put_back_chores(self, chores: Chores, *, checkpointed: bool) -> None:
+        """There was no room for housekeeping; it is owed again. `checkpointed`: its checkpoint is on disk.
+
+        Otherwise the one before counts on, and the next attempt writes the same slot: that one may be spoilt by now.
+        """
+        if chores.generation != self.generation:
+            return
+        if not checkpointed:
+            self.checkpoint = chores.previous
+        trimmed = set(self._garbage)
+        self._indexes_due[:0] = [
+            due.segment for due in chores.indexes if due.closed and due.segment not in trimmed
+        ]
+        self._index_saved_at = min(self._index_saved_at, chores.index_saved_bytes)
+        self._garbage[:0] = chores.garbage
+        self._times_due |= chores.times is not None
 
     def let_go(self) -> None:
         """The log ends: forget the files of closed segments."""

@@ -19,25 +19,26 @@ another one, on values taken here.
 from __future__ import annotations
 
 import errno
+import logging
 import struct
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import ConcurrentChange, FencedLeaderEpoch, OffsetOutOfRange, StorageError
 from mansio.log import lookup
-from mansio.log.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
 from mansio.log.files import FileCache, max_timestamp_of
 from mansio.log.index import SparseIndex
 from mansio.log.ledger import Ledger
-from mansio.log.recovery import EPOCHS_NAME, Recovered, recover, remove_segment_files, verify_segment
-from mansio.log.sealed import write_sealed
-from mansio.log.segment import WALK_CHUNK_BYTES, Segment, read_exactly, walk
+from mansio.log.recovery import Recovered, recover, verify_segment
+from mansio.log.segment import Segment, read_exactly, walk
 from mansio.log.settings import LogSettings
+from mansio.log.sync_work import NO_ROOM, NoRoom, SyncWork
 from mansio.log.table import SegmentTable
+from mansio.log.truncation import take_back
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mansio.log.sync_work import Chores, SyncWork
+    from mansio.log.sync_work import Chores
     from mansio.ports import Buffer, Clock, Disk, DiskFile
     from mansio.wire.records import BatchHeader
 
@@ -49,8 +50,10 @@ _FRONT = struct.Struct(">qii")  # base offset, batch length, leader epoch: what 
 _FRONT_BYTES = 16
 _MAX_TIMESTAMP = struct.Struct(">q")
 _MAX_TIMESTAMP_POSITION = 35
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-_NOTHING_OPENED = _NO_ROOM | {errno.EMFILE, errno.ENFILE}
+_NOTHING_OPENED = NO_ROOM | {errno.EMFILE, errno.ENFILE}
+
+
+logger = logging.getLogger(__name__)
 
 
 class LogSlice(NamedTuple):
@@ -122,6 +125,7 @@ class Log:
         self._segment_bytes = settings.segment_bytes
         self._places: dict[int, tuple[Segment, int]] = {}
         self._ledger = Ledger(directory, recovery)
+        self._no_room_said = False
 
     @classmethod
     def open(
@@ -267,7 +271,7 @@ class Log:
 
     def _append_failed(self, error: OSError, position: int) -> StorageError:
         message = f"cannot write to {self._active.path}"
-        if error.errno in _NO_ROOM:
+        if error.errno in NO_ROOM:
             try:
                 self._active.file.truncate(position)  # type: ignore[union-attr]  # an active segment holds its file
             except OSError as second:
@@ -352,7 +356,7 @@ class Log:
     def offset_for_time(self, timestamp_ms: int, limit_offset: int) -> tuple[int, int, int] | None:
         """(offset, timestamp in ms, leader epoch) of the first record at or after a moment; None when there is none."""
         return lookup.offset_for_time(
-            self._table.from_offset(self.start_offset),
+            self._table,
             self._files,
             timestamp_ms,
             self.start_offset,
@@ -363,7 +367,7 @@ class Log:
     def max_timestamp(self, limit_offset: int) -> tuple[int, int, int] | None:
         """(offset, timestamp in ms, leader epoch) of the first record with the largest timestamp (KIP-734)."""
         return lookup.max_timestamp(
-            self._table.from_offset(self.start_offset),
+            self._table,
             self._files,
             self.start_offset,
             min(limit_offset, self.end_offset),
@@ -405,43 +409,24 @@ class Log:
         end = next(walk(self._files.file(segment), position, segment.size, segment.base_offset))[
             1
         ].base_offset
+        end = max(end, self.start_offset)
+        self._places.clear()
         try:
-            self._truncate(segment, position, max(end, self.start_offset))
+            take_back(
+                self._disk,
+                self._table,
+                self._files,
+                self._ledger,
+                self.leader_epochs,
+                segment=segment,
+                position=position,
+                end_offset=end,
+                start_offset=self.start_offset,
+                index_interval_bytes=self.settings.index_interval_bytes,
+            )
         except OSError as error:
             raise self.fail(error, f"cannot truncate {self.directory}") from error
-
-    def _truncate(self, segment: Segment, position: int, end: int) -> None:
-        ledger = self._ledger
-        ledger.generation += 1
-        self._places.clear()
-        if end < self.durable_end_offset:
-            # First the checkpoint: were it ahead of the log, the next opening would report loss.
-            sequence, start = ledger.checkpoint.sequence + 1, min(self.start_offset, end)
-            lowered = Checkpoint(sequence, end, segment.base_offset, position, start)
-            ledger.checkpoint = write_both_slots(self._disk, f"{self.directory}/{CHECKPOINT_NAME}", lowered)
-        index = SparseIndex(self.settings.index_interval_bytes)
-        for where, header in walk(
-            self._files.file(segment), 0, position, segment.base_offset, WALK_CHUNK_BYTES
-        ):
-            index.add(header.base_offset - segment.base_offset, where, header.max_timestamp_ms)
-        for gone in reversed(self._table.from_offset(segment.base_offset)[1:]):
-            gone.file = None
-            remove_segment_files(self._disk, gone)
-        if self._disk.exists(segment.index_path):
-            self._disk.remove(segment.index_path)
-        file = segment.file or self._disk.open(segment.path)
-        file.truncate(position)
-        ledger.sync_closed_before(segment)
-        file.sync()
-        self._disk.sync_directory(self.directory)
-        if self.leader_epochs.truncate_to(end) or ledger.epochs_dirty:
-            data = self.leader_epochs.encode()
-            write_sealed(self._disk, f"{self.directory}/{EPOCHS_NAME}", data, durable=True)
-        self._table.drop_after(segment)
-        segment.file, segment.index, segment.max_timestamp_ms = file, index, None
-        segment.size, segment.end_offset = position, end
         self._active = segment
-        ledger.truncated(segment, position, end)
         self.end_offset = self.durable_end_offset = end
 
     # Becoming durable: the values that `Syncer` carries to its thread, and what comes back
@@ -456,9 +441,12 @@ class Log:
         return work
 
     def finish_sync(self, work: SyncWork, error: BaseException | None) -> None:
-        """A sync ended. Its listeners are told."""
+        """A sync ended. Its listeners are told. `NoRoom`: nothing was synced, the next sync does it all."""
         self.busy -= 1
-        if error is not None:
+        if isinstance(error, NoRoom):
+            self._ledger.put_back(work)
+            self._say_no_room(error)
+        elif error is not None:
             self.fail(error, f"cannot sync {self.directory}")
         elif self.failure is None and self._ledger.synced(work):
             self.durable_end_offset = work.end_offset
@@ -475,20 +463,33 @@ class Log:
             return None
         self.busy += 1
         snapshot_bytes = self.settings.index_snapshot_bytes
-        return self._ledger.prepare_chores(self._active, self.start_offset, snapshot_bytes, closing=closing)
+        return self._ledger.prepare_chores(
+            self._table.segments, self.start_offset, snapshot_bytes, closing=closing
+        )
 
     def finish_chores(self, chores: Chores, error: BaseException | None) -> None:
-        """The housekeeping ended."""
+        """The housekeeping ended. `NoRoom`: it is due again."""
         self.busy -= 1
+        if isinstance(error, NoRoom):
+            self._ledger.put_back_chores(chores, checkpointed=error.checkpointed)
+            self._say_no_room(error)
+            return
         if error is not None:
             self.fail(error, f"cannot keep house in {self.directory}")
             return
+        self._no_room_said = False
         # Only now: had the epochs been forgotten first, a crash could bring back records without theirs.
         self.leader_epochs.trim_to(chores.checkpoint.start_offset)
         for due in chores.indexes:
             if due.closed:
                 due.segment.max_timestamp_ms = due.sparse.max_timestamp_ms
                 due.segment.index = None
+
+    def _say_no_room(self, error: NoRoom) -> None:
+        """One line per spell of a full disk."""
+        if not self._no_room_said:
+            logger.warning("%s; tried again until there is", error)
+        self._no_room_said = True
 
     def sync(self) -> None:
         """Make the log durable here and now, blocking. A broker uses a `Syncer` instead. Raises `StorageError`."""
@@ -502,6 +503,11 @@ class Log:
             return
         try:
             work.run(self._disk)
+        except NoRoom as error:
+            finish(work, error)
+            if isinstance(work, SyncWork):  # the records are not durable; housekeeping can wait
+                raise
+            return
         except OSError as error:
             finish(work, error)
             raise self.failure or StorageError(str(error)) from error

@@ -1,25 +1,25 @@
 """Finding things in segments: where a read has to end, the first record of a moment, the largest timestamp.
 
-Stateless; `Log` hands in its segments, oldest first. Batches are opened only where a
-timestamp has to be matched to a record. Always true: a search costs a few index intervals per segment it cannot rule
-out by the segment's largest timestamp.
+Stateless; `Log` hands in its table of segments. Batches are opened only where a timestamp has to be matched to a
+record; one that its writer filled with something else than records answers by its header. Always true: a search reads a
+few index intervals of three segments at most, however many there are; only batches whose headers promise a time that
+their records do not have make it go on.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.errors import CorruptLog, RequestError
+from mansio.errors import CorruptLog, CorruptMessage, RequestError
 from mansio.log.files import max_timestamp_of
 from mansio.log.index import NO_TIMESTAMP
 from mansio.log.segment import read_exactly, walk
-from mansio.wire.records import read_records
+from mansio.wire.records import check_batch, read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from mansio.log.files import FileCache
     from mansio.log.segment import Segment
+    from mansio.log.table import SegmentTable
     from mansio.ports import DiskFile
     from mansio.wire.records import BatchHeader, Record
 
@@ -49,7 +49,7 @@ def cut(
 
 
 def offset_for_time(
-    segments: Sequence[Segment],
+    table: SegmentTable,
     files: FileCache,
     timestamp_ms: int,
     start: int,
@@ -57,11 +57,9 @@ def offset_for_time(
     output_bytes_max: int,
 ) -> Found | None:
     """The first record at or after `timestamp_ms` whose offset is in [start, limit)."""
-    for segment in segments:
+    for segment in table.reaching(timestamp_ms):
         if segment.base_offset >= limit:
             return None
-        if max_timestamp_of(segment, files) < timestamp_ms:
-            continue
         file = files.file(segment)
         begin = files.index(segment).floor_timestamp(timestamp_ms)
         for position, header in walk(file, begin, segment.size, segment.base_offset):
@@ -79,11 +77,11 @@ def offset_for_time(
 
 
 def max_timestamp(
-    segments: Sequence[Segment], files: FileCache, start: int, limit: int, output_bytes_max: int
+    table: SegmentTable, files: FileCache, start: int, limit: int, output_bytes_max: int
 ) -> Found | None:
     """The first record in [start, limit) that has the largest timestamp there (KIP-734)."""
     best: Found | None = None
-    for segment in segments:
+    for segment in table.leading(limit):
         if segment.base_offset >= limit:
             break
         whole = segment.base_offset >= start and segment.end_offset <= limit
@@ -135,14 +133,23 @@ def _largest_in(
             raise CorruptLog(f"the index of {segment.path} speaks of a timestamp {before} that no batch has")
     if lead is None:
         return None
-    return _record_at(file, *lead, highest, start, limit, output_bytes_max)
+    header = lead[1]
+    found = _record_at(file, *lead, highest, start, limit, output_bytes_max)
+    return found or (
+        header.base_offset,
+        highest,
+        header.leader_epoch,
+    )  # its records do not have it: by its header
 
 
 def _largest_record(
     file: DiskFile, position: int, header: BatchHeader, start: int, limit: int, output_bytes_max: int
 ) -> Found | None:
     best: Found | None = None
-    for record in _open_batch(file, position, header, output_bytes_max):
+    records = _open_batch(file, position, header, output_bytes_max)
+    if records is None:
+        return max(header.base_offset, start), header.max_timestamp_ms, header.leader_epoch
+    for record in records:
         if start <= record.offset < limit and (best is None or record.timestamp_ms > best[1]):
             best = record.offset, record.timestamp_ms, header.leader_epoch
     return best
@@ -158,15 +165,31 @@ def _record_at(
     output_bytes_max: int,
 ) -> Found | None:
     """Open one batch: its first record at or after `timestamp_ms` in [start, limit)."""
-    for record in _open_batch(file, position, header, output_bytes_max):
+    records = _open_batch(file, position, header, output_bytes_max)
+    if records is None:
+        return max(header.base_offset, start), header.max_timestamp_ms, header.leader_epoch
+    for record in records:
         if record.timestamp_ms >= timestamp_ms and start <= record.offset < limit:
             return record.offset, record.timestamp_ms, header.leader_epoch
     return None
 
 
-def _open_batch(file: DiskFile, position: int, header: BatchHeader, output_bytes_max: int) -> list[Record]:
+def _open_batch(
+    file: DiskFile, position: int, header: BatchHeader, output_bytes_max: int
+) -> list[Record] | None:
+    """The records of one batch. None when they cannot be had although the batch is as it was written (its CRC).
+
+    A client can write such a batch, and it must not cost others their look-ups. A wrong CRC is `CorruptLog`.
+    """
     data = read_exactly(file, header.batch_length + 12, position)
     try:
         return read_records(data, max_output_bytes=output_bytes_max)
     except RequestError as error:
-        raise CorruptLog(f"{file.path} holds a batch at {position} that cannot be read: {error}") from error
+        try:
+            check_batch(data)
+        except CorruptMessage as damage:
+            message = f"{file.path} holds a batch at {position} that cannot be read: {damage}"
+            raise CorruptLog(message) from error
+        except RequestError:
+            return None  # past its CRC: what the header says of the content is wrong as well
+        return None

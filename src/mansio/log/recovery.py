@@ -34,6 +34,7 @@ from mansio.log.segment import (
     read_exactly,
     walk,
 )
+from mansio.log.times import apply_times
 from mansio.wire.records import HEADER_BYTES, check_batch, read_header
 
 if TYPE_CHECKING:
@@ -70,10 +71,17 @@ class Recovered:
     cut_reason: str = ""
     indexes_due: list[Segment] = field(default_factory=list)
     index_saved_bytes: int = 0
+    times_due: bool = False
 
 
 def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
     """Open the log in `directory`, making it when there is none. Raises `CorruptLog`, or `OSError` from the disk."""
+    recovered = _recover(disk, directory, settings)
+    recovered.times_due = not apply_times(disk, directory, recovered.segments)
+    return recovered
+
+
+def _recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
     disk.make_directory(directory)
     bases = _clear_and_list(disk, directory)
     checkpoint = load_checkpoint(disk, f"{directory}/{CHECKPOINT_NAME}")

@@ -5,23 +5,29 @@ asks while none runs gets one at once, so an idle broker pays no waiting and a b
 (docs/adr/0003-syncing-many-partitions.md).
 
 Always true: a log's durable end moves only after a sync that started later than the append; a failed sync is never
-tried again, because the kernel may have dropped the pages it failed on: every log it covered has failed.
+tried again, because the kernel may have dropped the pages it failed on: every log it covered has failed. Work that
+found no room before anything could be lost (`NoRoom`) is done again at the next tidy interval. What one log's listener
+does never keeps the others of a job from being finished.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, NamedTuple
+
+from mansio.log.sync_work import Chores, NoRoom, SyncWork, telling_no_room
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.log.log import Log
-    from mansio.log.sync_work import Chores, SyncWork
     from mansio.ports import Background, Disk, Scheduler, Timer
 
 SYNC_ALL_FILES_MIN = 4  # from so many files on one syncfs is quicker than syncing each: see the ADR
 BACKGROUND_SYNC_INTERVAL_MS = 100
 CHECKPOINT_INTERVAL_MS = 1000
+
+logger = logging.getLogger(__name__)
 
 
 class Outcome(NamedTuple):
@@ -61,10 +67,12 @@ class Syncer:
         self._dirty: dict[Log, None] = {}
         self._later: dict[Log, None] = {}
         self._untidy: dict[Log, None] = {}
+        self._put_back: dict[Log, None] = {}
         self._running = False
         self._later_timer: Timer | None = None
         self._tidy_timer: Timer | None = None
         self._tidy_due = False
+        self._sync_all_trusted = True
         self.syncs = 0
         self.sync_alls = 0
 
@@ -77,7 +85,7 @@ class Syncer:
     def forget(self, log: Log) -> None:
         """No new sync for this log. One that runs may still end after this."""
         log.on_chores = None
-        for waiting in (self._dirty, self._later, self._untidy):
+        for waiting in (self._dirty, self._later, self._untidy, self._put_back):
             waiting.pop(log, None)
 
     def request(self, log: Log, *, urgent: bool = True) -> None:
@@ -95,7 +103,7 @@ class Syncer:
 
     @property
     def idle(self) -> bool:
-        """Nothing runs and nothing is asked for."""
+        """Nothing runs and nothing is asked for, but for what waits until there is room on the disk."""
         return not (self._running or self._dirty or self._later)
 
     def close(self) -> None:
@@ -104,8 +112,9 @@ class Syncer:
             if timer is not None:
                 timer.cancel()
         self._scheduler = None
-        self._dirty.update(self._later)
+        self._dirty.update(self._later | self._put_back)
         self._later.clear()
+        self._put_back.clear()
         if not self._running:
             self._start()
 
@@ -150,45 +159,76 @@ class Syncer:
     # On the thread
 
     def _sync(self, works: Sequence[tuple[Log, SyncWork]]) -> list[Outcome]:
-        if sum(work.file_count for _, work in works) >= self._sync_all_files_min:
-            try:
-                for _, work in works:
-                    work.write_epochs(self._disk, durable=False)
-                if self._disk.sync_all(self._root):
-                    self.sync_alls += 1
-                    return [Outcome(log, work, None) for log, work in works]
-            except OSError as error:  # it does not say which file: all of them have failed
-                return [Outcome(log, work, error) for log, work in works]
+        together = self._together(sum(work.file_count for _, work in works))
         outcomes = []
+        ready = []
         for log, work in works:
-            failed = None
             try:
-                work.run(self._disk)
-            except OSError as error:
+                work.write_epochs(self._disk, durable=not together)
+            except (OSError, NoRoom) as error:
+                outcomes.append(Outcome(log, work, error))
+            else:
+                ready.append((log, work))
+        if together and ready:
+            try:
+                synced = self._sync_all()
+            except OSError as error:  # it does not say which file: all of them have failed
+                return outcomes + [Outcome(log, work, error) for log, work in ready]
+            if synced:
+                self.sync_alls += 1
+                return outcomes + [Outcome(log, work, None) for log, work in ready]
+        for log, work in ready:
+            failed: BaseException | None = None
+            try:
+                if together:  # there is no syncfs after all
+                    work.write_epochs(self._disk, durable=True)
+                work.sync(self._disk)
+            except (OSError, NoRoom) as error:
                 failed = error
             outcomes.append(Outcome(log, work, failed))
         return outcomes
 
     def _tidy(self, chores: Sequence[tuple[Log, Chores]]) -> list[Outcome]:
+        together = self._together(len(chores))
         outcomes = []
-        together = len(chores) >= self._sync_all_files_min
+        ready = []
         for log, work in chores:
-            failed = None
             try:
-                work.write(self._disk, sync=not together)
-            except OSError as error:
+                work.write_checkpoint(self._disk, sync=not together)
+            except (OSError, NoRoom) as error:
+                outcomes.append(Outcome(log, work, error))
+            else:
+                ready.append((log, work))
+        if together and ready:
+            try:
+                with telling_no_room("checkpoints"):
+                    if not self._sync_all():
+                        for _, work in ready:
+                            self._disk.open(work.checkpoint_path).sync()
+            except (OSError, NoRoom) as error:
+                return outcomes + [Outcome(log, work, error) for log, work in ready]
+        for log, work in ready:
+            failed: BaseException | None = None
+            try:
+                work.follow(self._disk)
+            except (OSError, NoRoom) as error:
                 failed = error
             outcomes.append(Outcome(log, work, failed))
-        try:
-            if together and not self._disk.sync_all(self._root):
-                for _, work in chores:
-                    self._disk.open(work.checkpoint_path).sync()
-            for outcome, (_, work) in zip(outcomes, chores, strict=True):
-                if outcome.error is None:
-                    work.remove(self._disk)
-        except OSError as error:
-            return [Outcome(log, work, error) for log, work in chores]
         return outcomes
+
+    def _together(self, files: int) -> bool:
+        return self._sync_all_trusted and files >= self._sync_all_files_min
+
+    def _sync_all(self) -> bool:
+        """Sync the file system, if it can be. An error here may be about records of any log, and is told only once.
+
+        So it is the last time: from then on each file is synced by itself, and says whether bytes of it were lost.
+        """
+        try:
+            return self._disk.sync_all(self._root)
+        except OSError:
+            self._sync_all_trusted = False
+            raise
 
     # Back on the loop
 
@@ -198,16 +238,8 @@ class Syncer:
         outcomes: Sequence[Outcome] | None,
         error: BaseException | None,
     ) -> None:
-        self._running = False
         self.syncs += 1
-        if outcomes is None:
-            outcomes = [Outcome(log, work, error) for log, work in works]
-        for log, work, failed in outcomes:
-            log.finish_sync(work, failed)  # type: ignore[arg-type]  # outcomes of a sync hold its works
-            if log.has_chores and log.on_chores is not None:
-                self._untidy_log(log)
-        if not self._running and (self._dirty or self._tidy_due or self._scheduler is None):
-            self._start()
+        self._finish(outcomes if outcomes is not None else [Outcome(log, work, error) for log, work in works])
 
     def _tidied(
         self,
@@ -215,13 +247,42 @@ class Syncer:
         outcomes: Sequence[Outcome] | None,
         error: BaseException | None,
     ) -> None:
-        self._running = False
-        if outcomes is None:
-            outcomes = [Outcome(log, work, error) for log, work in chores]
+        self._finish(
+            outcomes if outcomes is not None else [Outcome(log, work, error) for log, work in chores]
+        )
+
+    def _finish(self, outcomes: Sequence[Outcome]) -> None:
+        """Tell every log how its work ended, then go on. A listener that raises is heard last, and only then.
+
+        Still running while listeners are called: the work of a log is finished before its next is prepared.
+        """
+        defect: Exception | None = None
+        syncs = False
         for log, work, failed in outcomes:
-            log.finish_chores(work, failed)  # type: ignore[arg-type]  # outcomes of housekeeping hold its chores
-        if not self._running and (self._dirty or self._tidy_due):
+            try:
+                if isinstance(work, SyncWork):
+                    syncs = True
+                    log.finish_sync(work, failed)
+                else:
+                    log.finish_chores(work, failed)
+            except Exception as error:  # whatever a listener raises; raised again below
+                if defect is not None:
+                    logger.error("a listener of %s failed", log.directory, exc_info=error)
+                defect = defect or error
+            if log.on_chores is not None:
+                self._look_after(log, no_room=isinstance(failed, NoRoom), synced=isinstance(work, SyncWork))
+        self._running = False
+        if self._dirty or self._tidy_due or (syncs and self._scheduler is None):
             self._start()
+        if defect is not None:
+            raise defect
+
+    def _look_after(self, log: Log, *, no_room: bool, synced: bool) -> None:
+        """After a job: does the log need housekeeping, or the same once more when there may be room again?"""
+        if no_room and synced:
+            self._put_back[log] = None
+        if no_room or (synced and log.has_chores):
+            self._untidy_log(log)
 
     def _untidy_log(self, log: Log) -> None:
         self._untidy[log] = None
@@ -233,5 +294,7 @@ class Syncer:
     def _tidy_is_due(self) -> None:
         self._tidy_timer = None
         self._tidy_due = True
+        self._dirty.update(self._put_back)
+        self._put_back.clear()
         if not self._running:
             self._start()

@@ -1,23 +1,54 @@
 """The work of one log that may block: plain values, taken on the loop, run on another thread.
 
-Always true: nothing here touches a `Log`. `SyncWork.run` does things in the only order that is right: old segments,
-the names in the directory, the leader epochs, then the newest segment; whatever end it was prepared for is durable when
-it returns. `Chores.run` writes a checkpoint of something already durable, and removes segments only after the
-checkpoint says that they are not needed.
+Always true: nothing here touches a `Log`. `SyncWork.run` syncs in the only order that is right: the leader epochs, old
+segments, the names in the directory, then the newest segment; whatever end it was prepared for is durable when it
+returns. `Chores.run` writes a checkpoint of something already durable, removes segments only after the checkpoint says
+that they are not needed, and only then writes what takes new room: a full disk must not keep trimmed segments.
+
+A full disk (`NoRoom`) is no failure where nothing can be lost by it, that is wherever a file is written anew by the
+next attempt. It is one (`OSError`) when it comes out of the sync of records: the kernel may have dropped them.
 """
 
 from __future__ import annotations
 
+import errno
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
+from mansio.errors import StorageError
 from mansio.log.checkpoint import CHECKPOINT_NAME, Checkpoint, write_checkpoint
 from mansio.log.recovery import EPOCHS_NAME, remove_segment_files
 from mansio.log.sealed import write_sealed
+from mansio.log.times import TIMES_NAME, encode_times
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from mansio.log.index import SparseIndex
     from mansio.log.segment import Segment
+    from mansio.log.times import SegmentTime
     from mansio.ports import Disk, DiskFile
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+
+
+class NoRoom(StorageError):
+    """The disk is full and nothing was lost by it: the work can be done later. `checkpointed`: that part is done."""
+
+    def __init__(self, message: str, *, checkpointed: bool = False) -> None:
+        super().__init__(message)
+        self.checkpointed = checkpointed
+
+
+@contextmanager
+def telling_no_room(what: str, *, checkpointed: bool = False) -> Iterator[None]:
+    """A full disk in here is `NoRoom`; other errors go on as they are."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise NoRoom(f"no room for {what}: {error}", checkpointed=checkpointed) from error
 
 
 class SyncWork(NamedTuple):
@@ -40,20 +71,27 @@ class SyncWork(NamedTuple):
         return len(self.closing) + 1 + self.directory_dirty
 
     def run(self, disk: Disk) -> None:
-        """Sync file by file. Raises `OSError`."""
+        """Sync file by file. Raises `OSError`; `NoRoom` when nothing was synced yet."""
+        self.write_epochs(disk, durable=True)
+        self.sync(disk)
+
+    def sync(self, disk: Disk) -> None:
+        """Sync file by file, but for the epochs. Raises `OSError`."""
         for file in self.closing:
             file.sync()
         if self.directory_dirty:
             disk.sync_directory(self.directory)
-        self.write_epochs(disk, durable=True)
         self.active.sync()
 
     def write_epochs(self, disk: Disk, *, durable: bool) -> None:
         """Replace the epochs file, when there is news; unless `durable`, the caller syncs the file system next.
 
         A crash in between may leave a file that fails its checksum: recovery then reads the epochs from the batches.
+        One that is ahead of the batches does no harm: recovery believes it only below the checkpoint.
         """
-        if self.epochs is not None:
+        if self.epochs is None:
+            return
+        with telling_no_room(f"the leader epochs of {self.directory}"):
             write_sealed(disk, f"{self.directory}/{EPOCHS_NAME}", self.epochs, durable=durable)
 
 
@@ -77,6 +115,10 @@ class Chores(NamedTuple):
     checkpoint: Checkpoint
     indexes: tuple[IndexDue, ...]
     garbage: tuple[Segment, ...]
+    times: tuple[SegmentTime, ...] | None
+    generation: int
+    previous: Checkpoint
+    index_saved_bytes: int
 
     @property
     def checkpoint_path(self) -> str:
@@ -84,18 +126,23 @@ class Chores(NamedTuple):
         return f"{self.directory}/{CHECKPOINT_NAME}"
 
     def run(self, disk: Disk) -> None:
-        """Do all of it. Raises `OSError`."""
-        self.write(disk, sync=True)
-        self.remove(disk)
+        """Do all of it. Raises `OSError`, `NoRoom`."""
+        self.write_checkpoint(disk, sync=True)
+        self.follow(disk)
 
-    def write(self, disk: Disk, *, sync: bool) -> None:
-        """Index files and checkpoint; without `sync` the caller syncs the file system before `remove`."""
-        for due in self.indexes:
-            data = due.sparse.encode(due.segment.base_offset, due.end_offset, due.covered_bytes)
-            write_sealed(disk, due.segment.index_path, data, durable=False)
-        write_checkpoint(disk, self.checkpoint_path, self.checkpoint, sync=sync)
+    def write_checkpoint(self, disk: Disk, *, sync: bool) -> None:
+        """Write the checkpoint; without `sync` the caller syncs the file system before `follow`."""
+        with telling_no_room(f"the checkpoint of {self.directory}"):
+            write_checkpoint(disk, self.checkpoint_path, self.checkpoint, sync=sync)
 
-    def remove(self, disk: Disk) -> None:
-        """Remove the trimmed segments; the checkpoint must be durable."""
-        for segment in self.garbage:
-            remove_segment_files(disk, segment)
+    def follow(self, disk: Disk) -> None:
+        """What the checkpoint, which must be durable, allows: remove trimmed segments; then save indexes and times."""
+        with telling_no_room(f"the housekeeping of {self.directory}", checkpointed=True):
+            for segment in self.garbage:
+                remove_segment_files(disk, segment)
+            for due in self.indexes:
+                data = due.sparse.encode(due.segment.base_offset, due.end_offset, due.covered_bytes)
+                write_sealed(disk, due.segment.index_path, data, durable=False)
+            if self.times is not None:
+                path = f"{self.directory}/{TIMES_NAME}"
+                write_sealed(disk, path, encode_times(self.times), durable=False)

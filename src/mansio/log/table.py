@@ -1,15 +1,18 @@
 """The segments of one log, in order, and where an offset is in them.
 
 Always true: there is at least one segment, the last is the active one; the others' sizes and ends are final, and each
-one's end offset is the next one's base. What is dropped here still has its file: whoever drops it sees to that.
+one's end offset is the next one's base. `_highest[n]` is the largest timestamp of the segments 1 to n + 1: of closed
+ones only, and not of the first, of which a trim may have left a part. What is dropped here still has its file: whoever
+drops it sees to that.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
 from mansio.errors import CorruptLog
+from mansio.log.files import max_timestamp_of
 from mansio.log.segment import WALK_CHUNK_BYTES, Segment, walk
 
 if TYPE_CHECKING:
@@ -23,13 +26,14 @@ if TYPE_CHECKING:
 class SegmentTable:
     """See the module. `segments` is read by everybody and changed only here."""
 
-    __slots__ = ("_bases", "_files", "active", "segments")
+    __slots__ = ("_bases", "_files", "_highest", "active", "segments")
 
     def __init__(self, segments: list[Segment], files: FileCache) -> None:
         self.segments = segments
         self.active = segments[-1]
         self._bases = [segment.base_offset for segment in segments]
         self._files = files
+        self._highest: list[int] = []
 
     def add(self, segment: Segment) -> None:
         """A new active segment; the one before is closed."""
@@ -43,6 +47,9 @@ class SegmentTable:
         while keep < len(self.segments) - 1 and self.segments[keep].end_offset <= offset:
             self._files.forget(self.segments[keep])
             keep += 1
+        if not keep:
+            return []
+        self._highest.clear()
         dropped = self.segments[:keep]
         del self.segments[:keep], self._bases[:keep]
         return dropped
@@ -52,7 +59,7 @@ class SegmentTable:
         at = self.segments.index(segment) + 1
         for dropped in self.segments[at - 1 :]:
             self._files.forget(dropped)
-        del self.segments[at:], self._bases[at:]
+        del self.segments[at:], self._bases[at:], self._highest[max(0, at - 2) :]
         self.active = segment
 
     def from_offset(self, offset: int) -> list[Segment]:
@@ -66,6 +73,35 @@ class SegmentTable:
         if position >= segment.size:
             raise CorruptLog(f"{segment.path} does not hold offset {offset} (it ends at {base_offset})")
         return segment, position
+
+    def _highest_timestamps(self) -> list[int]:
+        highest = self._highest
+        for segment in self.segments[len(highest) + 1 : -1]:
+            largest = max_timestamp_of(segment, self._files)
+            highest.append(max(largest, highest[-1]) if highest else largest)
+        return highest
+
+    def reaching(self, timestamp_ms: int) -> Iterator[Segment]:
+        """The segments, in order, with a largest timestamp of at least `timestamp_ms`; the second one by halving."""
+        if max_timestamp_of(self.segments[0], self._files) >= timestamp_ms:
+            yield self.segments[0]
+        for at in range(1 + bisect_left(self._highest_timestamps(), timestamp_ms), len(self.segments)):
+            if max_timestamp_of(self.segments[at], self._files) >= timestamp_ms:
+                yield self.segments[at]
+
+    def leading(self, limit: int) -> list[Segment]:
+        """The segments, in order, one of which has the largest timestamp below the offset `limit`: three at most.
+
+        The first one, the one that holds `limit`, and between them the first with the largest timestamp.
+        """
+        last = max(0, bisect_right(self._bases, limit) - 1)
+        found = [self.segments[0]]
+        if last > 1:
+            highest = self._highest_timestamps()
+            found.append(self.segments[1 + bisect_left(highest, highest[last - 2])])
+        if last:
+            found.append(self.segments[last])
+        return found
 
     def place_of(self, segment: Segment, offset: int) -> tuple[int, int]:
         """(position, base offset) of the batch of a segment that holds `offset`; the segment's end when none does."""

@@ -333,3 +333,28 @@ def test_committed_promise_is_kept_or_broken() -> None:
             await bench.partition.committed(2)
 
     asyncio.run(work())
+
+
+def test_a_repeat_after_a_failed_sync_is_refused_at_once_instead_of_waiting_for_what_cannot_come() -> None:
+    bench = Bench()
+    bench.plug_in_producers()
+    sent = batch(b"a", producer_id=9, sequence=0)
+    bench.partition.append(sent)
+    bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
+    bench.sync()
+    with pytest.raises(StorageError):
+        bench.partition.append(sent)
+
+
+def test_an_unreadable_producer_snapshot_costs_a_replay_and_not_the_partition() -> None:
+    bench = Bench()
+    bench.plug_in_producers()
+    sent = batch(b"a", producer_id=9, sequence=0)
+    bench.partition.append(sent)
+    bench.sync()
+    bench.partition.close()
+    assert any(path.endswith(".producers") for path in bench.disk.files())
+    bench.disk.fail_when = lambda operation, path: errno.EIO if path.endswith(".producers") else None
+    after = Bench(disk=bench.disk)
+    after.plug_in_producers()
+    assert after.partition.append(sent).duplicate
