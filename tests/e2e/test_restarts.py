@@ -117,11 +117,10 @@ def test_a_damaged_partition_of_group_offsets_keeps_only_its_own_groups_waiting(
         served = []
         for group in groups:
             try:
-                coordinator.topic.check_loaded(coordinator.store.find(group))
-            except mansio.errors.CoordinatorNotAvailable as error:
-                assert "could not be loaded" in str(error)
-            else:
-                served.append(group)
+                coordinator.topic.check_loaded(coordinator.store.index_of(group))
+            except mansio.errors.CoordinatorNotAvailable:
+                continue
+            served.append(group)
         assert 0 < len(served) < len(groups)
         for group in served:
             assert client.admin.group_lag(group)[mansio.TopicPartition(TOPIC, 0)].committed == 1
