@@ -165,7 +165,7 @@ class Connection(asyncio.BufferedProtocol):
         self.received_bytes += nbytes
         try:
             for frame in frames.received(nbytes):
-                if not self._backlog and self._is_next(frame):
+                if not self._backlog and (not (self._slots or self._paused) or self._is_next(frame)):
                     self._begin(frame)
                 else:
                     self._keep(frame)

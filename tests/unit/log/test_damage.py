@@ -42,11 +42,12 @@ def test_every_kind_of_file_is_there_to_be_damaged() -> None:
     disk, stored = built()
     assert outcome(disk, stored) == "intact"
     kinds = {path.rpartition("/")[2].rpartition(".")[2] for path in disk.files()}
-    assert kinds == {"log", "index", "epochs", "checkpoint"}
+    assert kinds == {"log", "index", "epochs", "checkpoint", "times"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("log", "reported"), ("index", "intact"), ("epochs", "intact")]
+    ("kind", "expected"),
+    [("log", "reported"), ("index", "intact"), ("epochs", "intact"), ("times", "intact")],
 )
 def test_a_flipped_bit(kind: str, expected: str) -> None:
     chance = random.Random(7)
@@ -76,7 +77,8 @@ def test_a_flipped_bit_in_the_checkpoint_costs_time_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "expected"), [("log", "reported"), ("index", "intact"), ("epochs", "intact")]
+    ("kind", "expected"),
+    [("log", "reported"), ("index", "intact"), ("epochs", "intact"), ("times", "intact")],
 )
 def test_a_file_cut_short(kind: str, expected: str) -> None:
     disk, stored = built()

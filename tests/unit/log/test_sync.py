@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import random
 from typing import TYPE_CHECKING
+
+import pytest
 
 from mansio.log.index import load_index
 from mansio.log.log import Log, LogSettings
@@ -197,3 +200,64 @@ def test_a_segment_that_is_closed_while_its_index_is_saved_still_gets_its_whole_
         loaded = load_index(bench.disk, f"/data/0/{info.base_offset:020d}.index", info.base_offset)
         assert loaded is not None
         assert (loaded.covered_bytes, loaded.end_offset) == (info.size_bytes, info.end_offset)
+
+
+@pytest.mark.parametrize("logs", [3, 8])
+def test_a_listener_that_raises_costs_the_other_logs_nothing(
+    logs: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench(logs)
+    heard: list[int] = []
+
+    def raising(_: object) -> None:
+        heard.append(1)
+        raise ZeroDivisionError("a listener's defect")
+
+    for log in bench.logs[:2]:
+        log.on_durable = log.on_failure = raising
+    for number in range(logs):
+        bench.syncer._dirty[bench.write(number)] = None
+    bench.syncer.request(bench.logs[0])
+    with pytest.raises(ZeroDivisionError):
+        bench.background.run_one()
+    assert len(heard) == 2
+    assert [record.levelname for record in caplog.records] == ["ERROR"]  # the second; the first was raised
+    assert [log.durable_end_offset for log in bench.logs] == [1] * logs
+    assert [log.busy for log in bench.logs] == [0] * logs
+    bench.scheduler.fire()
+    bench.background.run_all()
+    assert not any(log.has_chores for log in bench.logs)
+    bench.syncer.request(bench.write(2))  # the syncer goes on
+    bench.background.run_all()
+    assert bench.logs[2].durable_end_offset == 2
+
+    for number in range(logs):
+        bench.syncer._dirty[bench.write(number)] = None
+    bench.disk.fail_when = lambda operation, path: errno.EIO if operation.startswith("sync") else None
+    bench.syncer.request(bench.logs[0])
+    with pytest.raises(ZeroDivisionError):
+        bench.background.run_one()
+    assert all(log.failure is not None and log.busy == 0 for log in bench.logs)
+
+
+def test_a_listener_that_asks_for_another_sync_does_not_overtake_the_one_that_ends() -> None:
+    """Were the next work of a log prepared before this one is finished, a closed segment could go unsynced."""
+    bench = Bench(2)
+    first, second = bench.logs
+    second.update_settings(LogSettings(segment_bytes=100))
+    bench.write(1)
+    bench.write(1)  # closes a segment
+    first.on_durable = lambda _: bench.syncer.request(second)
+    bench.syncer._dirty[bench.write(0)] = None
+    bench.syncer.request(second)
+    bench.write(1)
+    bench.background.run_one()
+    assert len(bench.background.jobs) == 1
+    bench.write(1)  # closes another one while the next sync is on its way
+    bench.background.run_one()
+    bench.syncer.request(second)
+    bench.background.run_all()
+    assert second.durable_end_offset == 4
+    for seed in range(20):
+        image = bench.disk.crash(random.Random(seed))
+        assert Log.open(image, ManualClock(), "/data/1", LogSettings()).end_offset == 4
