@@ -247,7 +247,8 @@ def test_durable_records_survive_a_crash_of_a_disk_that_is_full_now_and_then() -
             workload.background.run_all()
             workload.sync(workload.log)
             workload.background.run_all()
-            assert workload.log.durable_end_offset == workload.log.end_offset
+            assert workload.log.failure is None, workload.log.failure
+            assert workload.log.durable_end_offset == workload.log.end_offset, workload.syncer.__dict__
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, change {seen}: {error}") from error
     assert put_back > 100

@@ -86,6 +86,8 @@ def test_housekeeping_that_finds_no_room_is_done_when_there_is(
         for _ in range(3):
             bench.tidy()
             assert all(log.failure is None and log.busy == 0 for log in bench.logs)
+            if refused[0] != "sync" or logs == 1:  # many are synced by another call
+                assert all(log.has_chores for log in bench.logs)
         bench.check()
         bench.write()
         bench.sync()

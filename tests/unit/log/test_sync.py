@@ -244,20 +244,23 @@ def test_a_listener_that_asks_for_another_sync_does_not_overtake_the_one_that_en
     """Were the next work of a log prepared before this one is finished, a closed segment could go unsynced."""
     bench = Bench(2)
     first, second = bench.logs
-    second.update_settings(LogSettings(segment_bytes=100))
-    bench.write(1)
-    bench.write(1)  # closes a segment
+    second.update_settings(LogSettings(segment_bytes=200))  # two batches each
+    for _ in range(3):
+        bench.write(1)
     first.on_durable = lambda _: bench.syncer.request(second)
     bench.syncer._dirty[bench.write(0)] = None
     bench.syncer.request(second)
-    bench.write(1)
+    for _ in range(2):
+        bench.write(1)
     bench.background.run_one()
     assert len(bench.background.jobs) == 1
-    bench.write(1)  # closes another one while the next sync is on its way
+    for _ in range(2):
+        bench.write(1)  # one more into the segment that is being synced, one into the next
     bench.background.run_one()
     bench.syncer.request(second)
     bench.background.run_all()
-    assert second.durable_end_offset == 4
+    assert len(second.segments()) == 4
+    assert second.durable_end_offset == 7
     for seed in range(20):
         image = bench.disk.crash(random.Random(seed))
-        assert Log.open(image, ManualClock(), "/data/1", LogSettings()).end_offset == 4
+        assert Log.open(image, ManualClock(), "/data/1", LogSettings()).end_offset == 7
