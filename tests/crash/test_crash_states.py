@@ -248,10 +248,10 @@ def test_durable_records_survive_a_crash_of_a_disk_that_is_full_now_and_then() -
             workload.sync(workload.log)
             workload.background.run_all()
             assert workload.log.failure is None, workload.log.failure
-            assert workload.log.durable_end_offset == workload.log.end_offset, workload.syncer.__dict__
+            assert workload.log.durable_end_offset == workload.log.end_offset
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, change {seen}: {error}") from error
-    assert put_back > 100
+    assert put_back > 20
 
 
 def run_with_failing_call(number: int, code: int, seed: int) -> int:
@@ -400,3 +400,23 @@ def test_an_index_of_records_that_did_not_survive_is_not_believed() -> None:
     log.sync()
     for seed in range(30):
         check_contents(Log.open(disk.crash(random.Random(seed)), clock, DIRECTORY, no_snapshots), stored)
+
+
+def test_a_truncation_of_a_log_trimmed_beyond_its_durable_end_loses_nothing_written_later() -> None:
+    disk, clock = SimulatedDisk(), ManualClock()
+    log = Log.open(disk, clock, DIRECTORY, LARGE_SEGMENTS)
+    append(log, make_batch([1, 2]))
+    log.sync()
+    append(log, make_batch([3, 4, 5]))
+    log.trim_to(3)  # inside a batch that is not durable
+    log.truncate_to(4)
+    assert (log.start_offset, log.end_offset) == (3, 3)
+    stored = [append(log, make_batch([6]))[1]]
+    work = log.prepare_sync()
+    assert work is not None
+    work.run(disk)
+    log.finish_sync(work, None)
+    for seed in range(20):
+        again = Log.open(disk.crash(random.Random(seed)), clock, DIRECTORY, LARGE_SEGMENTS)
+        assert again.end_offset == log.durable_end_offset == 4
+        check_contents(again, stored)

@@ -44,10 +44,10 @@ def take_back(
     """
     directory = segment.directory
     ledger.generation += 1
+    sequence, start = ledger.checkpoint.sequence + 1, min(start_offset, end_offset)
+    checkpoint = Checkpoint(sequence, end_offset, segment.base_offset, position, start)
     if end_offset < ledger.end_offset:
-        sequence, start = ledger.checkpoint.sequence + 1, min(start_offset, end_offset)
-        lowered = Checkpoint(sequence, end_offset, segment.base_offset, position, start)
-        ledger.checkpoint = write_both_slots(disk, f"{directory}/{CHECKPOINT_NAME}", lowered)
+        ledger.checkpoint = write_both_slots(disk, f"{directory}/{CHECKPOINT_NAME}", checkpoint)
     index = SparseIndex(index_interval_bytes)
     for where, header in walk(files.file(segment), 0, position, segment.base_offset, WALK_CHUNK_BYTES):
         index.add(header.base_offset - segment.base_offset, where, header.max_timestamp_ms)
@@ -64,6 +64,9 @@ def take_back(
     disk.sync_directory(directory)
     if epochs.truncate_to(end_offset) or ledger.epochs_dirty:
         write_sealed(disk, f"{directory}/{EPOCHS_NAME}", epochs.encode(), durable=True)
+    if end_offset > ledger.end_offset:
+        # The log was trimmed beyond its durable end, into a batch that went: only a checkpoint explains the gap.
+        ledger.checkpoint = write_both_slots(disk, f"{directory}/{CHECKPOINT_NAME}", checkpoint)
     table.drop_after(segment)
     segment.file, segment.index, segment.max_timestamp_ms = file, index, None
     segment.size, segment.end_offset = position, end_offset

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import StorageError
+from mansio.log.checkpoint import load_checkpoint
 from mansio.log.index import load_index
 from mansio.log.log import Log, LogSettings
 from mansio.log.sync import Syncer
@@ -28,7 +29,7 @@ class Bench:
         self.disk = SimulatedDisk()
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.syncer = Syncer(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what a syncer uses of it
+        self.syncer = Syncer(self.disk, self.background, "/data", scheduler=self.scheduler)
         self.logs = [Log.open(self.disk, ManualClock(), f"/data/{n}", SETTINGS) for n in range(logs)]
         self.stored: list[list[bytes]] = [[] for _ in self.logs]
         for log in self.logs:
@@ -88,6 +89,9 @@ def test_housekeeping_that_finds_no_room_is_done_when_there_is(
             assert all(log.failure is None and log.busy == 0 for log in bench.logs)
             if refused[0] != "sync" or logs == 1:  # many are synced by another call
                 assert all(log.has_chores for log in bench.logs)
+        if refused == ("write", "checkpoint"):  # what was not written does not count, nor does its slot
+            for log in bench.logs:
+                assert load_checkpoint(bench.disk, f"{log.directory}/checkpoint") == log._ledger.checkpoint
         bench.check()
         bench.write()
         bench.sync()
