@@ -182,6 +182,14 @@ class PolicyViolation(RequestError):
     http_status = 403
 
 
+class TransactionsNotOffered(RequestError):
+    """This broker offers no transactions; use an idempotent producer."""
+
+    kafka_code = 53  # TRANSACTIONAL_ID_AUTHORIZATION_FAILED: the one that clients do not try again
+    grpc_status = "UNIMPLEMENTED"
+    http_status = 501
+
+
 class OutOfOrderSequence(RequestError):
     """The producer's sequence number does not follow the last one."""
 

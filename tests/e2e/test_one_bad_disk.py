@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import errno
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 import mansio
 from e2e.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame
-from mansio.host import HostFile
+from mansio.host import HostDisk, HostFile
 from mansio.wire import produce
 
 if TYPE_CHECKING:
@@ -120,3 +121,27 @@ def test_a_refused_batch_with_acks_0_ends_the_connection_so_that_the_client_look
         writer.send(produce_frame([("t", None, [(0, memoryview(batch_of(b"fine")))])], acks=0))
         writer.send(produce_frame([("gone", None, [(0, memoryview(batch_of(b"lost")))])], acks=0))
         assert writer.closed()
+
+
+def test_no_disk_is_waited_for_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Creating topics, the first commit of a group, producing: every sync belongs to another thread."""
+    where: dict[str, set[str]] = {"sync": set(), "sync_directory": set(), "sync_all": set()}
+    for owner, name in ((HostFile, "sync"), (HostDisk, "sync_directory"), (HostDisk, "sync_all")):
+        true = getattr(owner, name)
+
+        def spied(self: Any, *arguments: Any, true: Any = true, name: str = name) -> Any:
+            where[name].add(threading.current_thread().name)
+            return true(self, *arguments)
+
+        monkeypatch.setattr(owner, name, spied)
+    with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
+        for threads in where.values():
+            threads.clear()
+        client.admin.create_topic("t", partitions=3, config={"segment.bytes": "2048"})
+        for number in range(20):
+            client.publish("t", b"x" * 1000, partition=number % 3)
+        client.admin.reset_offsets("g", ["t"], to="latest")
+        client.admin.create_partitions("t", 6)
+        client.admin.delete_topic("t")
+        assert where["sync"]
+        assert "mansio-broker" not in set().union(*where.values())

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import base64
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from mansio.broker.partition import AppendRules, Partition
 from mansio.broker.producer_hook import ProducerHook
@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from mansio.config import Settings
     from mansio.log.files import FileCache
     from mansio.log.sync import Syncer
-    from mansio.ports import Background, Clock, Disk, Scheduler
+    from mansio.ports import Background, Clock, Disk, Promise, Scheduler
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 NAME_BYTES_IN_DIRECTORY = 200  # a file name may have 255 bytes, a topic 249 and the id takes 23
 
@@ -75,6 +77,7 @@ class PartitionSet:
         self._files = files
         self._sync_thread = sync_thread
         self._file_thread = file_thread
+        self._opening: Promise[None] | None = None
         self._opened: dict[UUID, dict[int, Partition | StorageError]] = {}
         self._by_name: dict[str, ServedTopic] = {}
         self._by_id: dict[bytes, ServedTopic] = {}
@@ -164,14 +167,27 @@ class PartitionSet:
             await self._open(topic, index)
 
     async def _open(self, topic: Topic, index: int) -> None:
+        """Making and recovering a log waits for the disk, so it is done off the loop; one at a time."""
+        while self._opening is not None:
+            await self._opening
         opened = self._opened.setdefault(topic.topic_id, {})
         if index in opened:
             return
-        directory = f"{self._directory(topic)}/{index}"
+        self._opening = self._scheduler.promise()
+        try:
+            directory = f"{self._directory(topic)}/{index}"
+            log = await self._off_loop(lambda: self._made(topic, directory), self._file_thread)
+            opened[index] = self._partition(topic, index, directory, log)
+        finally:
+            opening, self._opening = self._opening, None
+            opening.set_result(None)
+
+    def _made(self, topic: Topic, directory: str) -> Log:
+        """On the file thread: nothing but the disk is touched."""
         if not self._disk.exists(directory):
-            await self._off_loop(lambda: self._disk.make_directory(directory), self._file_thread)
-        if index not in opened:  # nobody else opened it meanwhile
-            opened[index] = self._open_one(topic, index, directory)
+            self._disk.make_directory(directory)
+        settings = _log_settings(self._settings_of(topic))
+        return Log.open(self._disk, self._clock, directory, settings, files=self._files)
 
     def serve(self, topic: Topic) -> None:
         """The topic is live (or has changed): its partitions can be found, under the settings now in force."""
@@ -195,11 +211,10 @@ class PartitionSet:
         if after is not None:
             self.serve(after)
 
-    def _open_one(self, topic: Topic, index: int, directory: str) -> Partition:
+    def _partition(self, topic: Topic, index: int, directory: str, log: Log) -> Partition:
         settings = self._settings_of(topic)
         node_id = self._settings.node_id
         leader_epoch = topic.partitions[index].leader_epoch
-        log = Log.open(self._disk, self._clock, directory, _log_settings(settings), files=self._files)
         try:
             producers = ProducerHook(
                 self._disk,
@@ -283,21 +298,21 @@ class PartitionSet:
         tag = base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=")
         return f"{self._settings.data_dir}/topics/{topic.name[:NAME_BYTES_IN_DIRECTORY]}.{tag}"
 
-    async def _off_loop(self, work: Callable[[], Any], thread: Background) -> None:
-        promise = self._scheduler.promise()
+    async def _off_loop(self, work: Callable[[], T], thread: Background) -> T:
+        promise: Promise[T] = self._scheduler.promise()
 
-        def done(_: Any, error: BaseException | None) -> None:
+        def done(result: T | None, error: BaseException | None) -> None:
             if promise.done():
                 return
             if error is None:
-                promise.set_result(None)
+                promise.set_result(result)  # type: ignore[arg-type]  # there is a result when there is no error
+            elif isinstance(error, OSError):
+                promise.set_exception(StorageError(str(error)))
             else:
-                promise.set_exception(
-                    StorageError(str(error)) if isinstance(error, OSError | MansioError) else error
-                )
+                promise.set_exception(error)
 
         thread.submit(work, done)
-        await promise
+        return await promise
 
 
 def _log_settings(settings: TopicSettings) -> LogSettings:

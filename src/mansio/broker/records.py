@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.errors import InvalidTopic, MansioError, PolicyViolation
+from mansio.errors import InvalidTopic
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -82,10 +82,6 @@ class RecordService:
         if self._partitions.is_internal(partition.topic):
             raise InvalidTopic(f"{partition.topic} is an internal topic; clients may not write to it")
         return partition
-
-    def no_transactions(self) -> MansioError:
-        """What a transactional producer is told."""
-        return PolicyViolation("transactions are not offered by this broker; use an idempotent producer")
 
     async def new_producer_id(self) -> int:
         """A producer id nobody had before."""

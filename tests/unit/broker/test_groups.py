@@ -414,7 +414,7 @@ def test_what_is_shown_of_a_group() -> None:
 @pytest.mark.parametrize("version", range(7))
 def test_find_coordinator_names_this_broker_for_groups_and_nobody_for_transactions(version: int) -> None:
     broker = Broker()
-    for key_type, expected in ((0, 0), (1, 15)):
+    for key_type, expected in ((0, 0), (1, 53)):
         if version == 0 and key_type == 1:
             continue  # version 0 has no key type
         keys = {"coordinator_keys": ["g"]} if version >= 4 else {"key": "g"}

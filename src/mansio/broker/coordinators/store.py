@@ -126,7 +126,7 @@ class GroupStore:
 
     # ------------------------------------------------------------------ the view
 
-    def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:  # noqa: ARG002 - View
+    def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:  # noqa: ARG002 - the signature of `View`
         decoded = decode_key(key)
         if isinstance(decoded, OffsetKey):
             self._apply_offset(decoded, value)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.coordinators.groups import check_group_id
-from mansio.errors import CoordinatorNotAvailable, GroupIdNotFound, InvalidRequest, MansioError
+from mansio.errors import GroupIdNotFound, InvalidRequest, MansioError, TransactionsNotOffered
 from mansio.state.group_types import Join, Protocol, Sync
 
 if TYPE_CHECKING:
@@ -41,8 +41,10 @@ async def find_coordinator(service: Service, request: Struct, context: RequestCo
 
 def _coordinator(service: Service, key_type: int, key: str, context: RequestContext) -> Fields:
     try:
-        if key_type in (KEY_TRANSACTION, KEY_SHARE):
-            raise CoordinatorNotAvailable("this broker has no transactions and no share groups yet")
+        if key_type == KEY_TRANSACTION:
+            raise TransactionsNotOffered
+        if key_type == KEY_SHARE:
+            raise InvalidRequest("this broker has no share groups yet")
         if key_type != KEY_GROUP:
             raise InvalidRequest(f"there is no coordinator of type {key_type}")
         check_group_id(key)
@@ -98,7 +100,7 @@ async def join_group(service: Service, request: Struct, context: RequestContext)
     }
 
 
-async def sync_group(service: Service, request: Struct, context: RequestContext) -> Fields:  # noqa: ARG001
+async def sync_group(service: Service, request: Struct, context: RequestContext) -> Fields:
     sync = Sync(
         member_id=request.member_id,
         instance_id=request.group_instance_id,
@@ -118,7 +120,7 @@ async def sync_group(service: Service, request: Struct, context: RequestContext)
     }
 
 
-async def heartbeat(service: Service, request: Struct, context: RequestContext) -> Fields:  # noqa: ARG001
+async def heartbeat(service: Service, request: Struct, context: RequestContext) -> Fields:
     try:
         service.groups.heartbeat(
             request.group_id, request.member_id, request.group_instance_id, request.generation_id
@@ -187,7 +189,7 @@ def _describe(service: Service, group_id: str, version: int) -> Fields:
     }
 
 
-async def list_groups(service: Service, request: Struct, context: RequestContext) -> Fields:  # noqa: ARG001
+async def list_groups(service: Service, request: Struct, context: RequestContext) -> Fields:
     try:
         groups = service.groups.inspection.list_groups(request.states_filter, request.types_filter)
     except MansioError as error:
@@ -205,7 +207,7 @@ async def list_groups(service: Service, request: Struct, context: RequestContext
     }
 
 
-async def delete_groups(service: Service, request: Struct, context: RequestContext) -> Fields:  # noqa: ARG001
+async def delete_groups(service: Service, request: Struct, context: RequestContext) -> Fields:
     results = []
     for group_id in request.groups_names:
         error_code = 0

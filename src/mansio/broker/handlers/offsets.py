@@ -28,7 +28,7 @@ Fields = dict[str, Any]
 TopicPartition = tuple[str, int]
 
 
-async def offset_commit(service: Service, request: Struct, context: RequestContext) -> Fields:  # noqa: ARG001
+async def offset_commit(service: Service, request: Struct, context: RequestContext) -> Fields:
     offsets = [
         OffsetToCommit(
             topic.name,
@@ -93,7 +93,7 @@ async def _fetch(service: Service, request: Struct, version: int) -> Fields:
     }
 
 
-async def offset_delete(service: Service, request: Struct, context: RequestContext) -> Fields:  # noqa: ARG001
+async def offset_delete(service: Service, request: Struct, context: RequestContext) -> Fields:
     wanted = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
     try:
         results = await service.groups.offsets.delete(request.group_id, wanted)

@@ -20,6 +20,7 @@ from mansio.errors import (
     InvalidRequiredAcks,
     MansioError,
     RequestTimedOut,
+    TransactionsNotOffered,
     UnsupportedCompression,
 )
 from mansio.wire import produce as wire
@@ -67,7 +68,7 @@ def produce(
     version = header.api_version
     request = wire.decode_request(version, frame, header.body)
     acks = request.acks
-    refusal = _refusal(service, request)
+    refusal = _refusal(request)
     if refusal is None:
         if connection.unlike_requests % LEARN_EVERY == 0:
             connection.pattern = produce_pattern.learn(header, frame, request)
@@ -144,12 +145,12 @@ def _refusal_alike(pattern: Pattern, correlation_id: int, index: int, error: Man
     return wire.encode_response(pattern.version, correlation_id, results)
 
 
-def _refusal(service: Service, request: wire.ProduceRequest) -> MansioError | None:
+def _refusal(request: wire.ProduceRequest) -> MansioError | None:
     """Why the whole request is refused, if it is."""
     if not -1 <= request.acks <= 1:
         return InvalidRequiredAcks(f"acks={request.acks}: must be 0, 1 or -1 (all)")
     if request.transactional_id is not None:
-        return service.records.no_transactions()
+        return TransactionsNotOffered()
     return None
 
 

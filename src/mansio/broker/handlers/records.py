@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.errors import InvalidRequest, MansioError
+from mansio.errors import InvalidRequest, MansioError, TransactionsNotOffered
 
 if TYPE_CHECKING:
     from mansio.broker.context import RequestContext
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mansio.wire.messages import Struct
 
 
-async def list_offsets(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:  # noqa: ARG001 - every handler has this signature
+async def list_offsets(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Offsets by time, and the ends of the log."""
     topics = [
         {
@@ -56,12 +56,12 @@ def _list_offset(service: Service, topic: str, wanted: Struct, isolation_level: 
     }
 
 
-async def init_producer_id(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:  # noqa: ARG001 - every handler has this signature
+async def init_producer_id(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
     """A producer id for an idempotent producer."""
     if request.transactional_id is not None:
         if not request.transactional_id:
             raise InvalidRequest("the transactional id is empty")
-        raise service.records.no_transactions()
+        raise TransactionsNotOffered
     producer_id = await service.records.new_producer_id()
     return {"error_code": 0, "producer_id": producer_id, "producer_epoch": 0}
 
@@ -69,7 +69,7 @@ async def init_producer_id(service: Service, request: Struct, context: RequestCo
 async def offset_for_leader_epoch(
     service: Service,
     request: Struct,
-    context: RequestContext,  # noqa: ARG001 - every handler has this signature
+    context: RequestContext,
 ) -> dict[str, Any]:
     """Where an epoch ended in each partition."""
     topics = [
