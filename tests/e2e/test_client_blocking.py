@@ -83,21 +83,21 @@ def test_commit_covers_what_was_handed_out_one_at_a_time_and_no_more(broker: man
     with mansio.blocking.connect(broker.address) as client:
         client.admin.create_topic("stepwise", partitions=1)
         client.publish_many("stepwise", [b"%d" % number for number in range(50)])
-        with client.consume("stepwise", **how) as consumer:
+        with client.consume("stepwise", **how, auto_commit=False) as consumer:
             for _ in range(7):
                 next(consumer)
             consumer.commit()
             next(consumer)
             assert consumer.positions() == {place: 8}
         assert client.admin.group_offsets("stepwise")[place].offset == 7
-        with client.consume("stepwise", **how, auto_commit=True) as consumer:
+        with client.consume("stepwise", **how) as consumer:
             for message in consumer:
                 if message.offset == 20:
                     break
         assert client.admin.group_offsets("stepwise")[place].offset == 21
         with (  # noqa: PT012  # how the consumer is left is the point
             pytest.raises(KeyError),
-            client.consume("stepwise", **how, auto_commit=True) as consumer,
+            client.consume("stepwise", **how) as consumer,
         ):
             for message in consumer:
                 if message.offset == 30:
@@ -107,6 +107,24 @@ def test_commit_covers_what_was_handed_out_one_at_a_time_and_no_more(broker: man
             assert next(consumer).offset == 30
             consumer.seek(place, 5)
             assert next(consumer).offset == 5
+
+
+@pytest.mark.row("A5", "G4")
+def test_group_keeps_its_place_when_a_loop_comes_to_its_end(broker: mansio.Broker) -> None:
+    with mansio.blocking.connect(broker.address) as client:
+        client.admin.create_topic("ends", partitions=1)
+        client.publish_many("ends", [b"%d" % number for number in range(4)])
+        for expected in ([0, 1], [2, 3]):
+            consumer = client.consume("ends", group="ends", max_records=2)  # its session lasts 45 s
+            assert [message.offset for message in consumer] == expected
+            assert consumer.is_closed
+        assert client.admin.group_offsets("ends")[TopicPartition("ends", 0)].offset == 4
+        kept = client.consume("ends", group="kept", max_records=2, auto_commit=False)
+        assert [message.offset for message in kept] == [0, 1]
+        kept.commit()
+        assert client.admin.group_offsets("kept")[TopicPartition("ends", 0)].offset == 2
+        with pytest.raises(UnknownTopicOrPartition, match="topic ends has no partition 99"):
+            next(client.consume(TopicPartition("ends", 99)))
 
 
 def test_poll_returns_nothing_when_nothing_comes(broker: mansio.Broker) -> None:

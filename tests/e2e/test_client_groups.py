@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from confluent_kafka import Consumer as ConfluentConsumer
 import mansio
 from e2e.client_world import QUICK_MEMBER, broker_in, connected, run, until
 from mansio.client import OutgoingRecord, TopicPartition
-from mansio.errors import FencedInstanceId, InvalidRequest, UnknownMember
+from mansio.errors import FencedInstanceId, InvalidRequest, UnknownMember, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,13 +131,14 @@ def test_next_consumer_begins_where_the_group_committed(broker: mansio.Broker) -
     async def scenario() -> None:
         async with connected(broker, resumed=1) as client:
             await fill(client, "resumed", 1, 20)
-            async with client.consume("resumed", group="resumed", **QUICK_MEMBER) as consumer:
+            how: dict[str, Any] = {"group": "resumed", "auto_commit": False, **QUICK_MEMBER}
+            async with client.consume("resumed", **how) as consumer:
                 for _ in range(7):
                     await anext(consumer)
                 assert consumer.positions() == {TopicPartition("resumed", 0): 7}
                 await consumer.commit()
                 await anext(consumer)
-            async with client.consume("resumed", group="resumed", **QUICK_MEMBER) as consumer:
+            async with client.consume("resumed", **how) as consumer:
                 assert (await anext(consumer)).offset == 7
                 await consumer.commit({TopicPartition("resumed", 0): 15})
             lag = await client.admin.group_lag("resumed")
@@ -147,7 +149,7 @@ def test_next_consumer_begins_where_the_group_committed(broker: mansio.Broker) -
 
 @pytest.mark.row("G4")
 def test_auto_commit_covers_what_is_done_with_and_not_what_failed(broker: mansio.Broker) -> None:
-    how: dict[str, Any] = {"group": "done", "auto_commit": True, **QUICK_MEMBER}
+    how: dict[str, Any] = {"group": "done", **QUICK_MEMBER}
 
     async def scenario() -> None:
         async with connected(broker, done=1) as client:
@@ -167,6 +169,75 @@ def test_auto_commit_covers_what_is_done_with_and_not_what_failed(broker: mansio
                 await consumer.close()
             async with client.consume("done", **how) as consumer:
                 assert (await anext(consumer)).offset == 9
+
+    run(scenario)
+
+
+@pytest.mark.row("G4")
+@pytest.mark.parametrize("end", ["max_records", "to_end", "to_time"])
+def test_group_goes_on_after_an_iteration_that_ended_and_nobody_closed(
+    broker: mansio.Broker, end: str
+) -> None:
+    topic = "ended-" + end.replace("_", "-")
+
+    async def scenario() -> None:
+        async with connected(broker, **{topic: 1}) as client:
+            for expected in ([0, 1, 2], [3, 4, 5]):
+                await fill(client, topic, 1, 3)
+                now_ms = int(time.time() * 1000)
+                await until(lambda past=now_ms: time.time() * 1000 > past + 1)  # type: ignore[misc]  # a default
+                how: dict[str, Any] = {"max_records": 3, "to_end": True, "to_time": now_ms + 1}
+                consumer = client.consume(topic, group=topic, **{end: how[end]})  # a session of 45 s
+                async with asyncio.timeout(20):
+                    assert [message.offset async for message in consumer] == expected
+                assert consumer.is_closed
+                assert consumer.is_finished
+            assert (await client.admin.describe_group(topic)).members == ()
+            async with asyncio.timeout(20):
+                last = client.consume(topic, group=topic, from_="earliest", to_end=True, auto_commit=False)
+                assert [message async for message in last] == []
+            assert not last.is_closed
+            await last.commit()
+
+    run(scenario)
+
+
+@pytest.mark.row("G4")
+def test_poll_whose_time_is_over_while_the_end_is_committed_still_leaves_the_group(
+    broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with connected(broker, overtaken=1) as client:
+            await fill(client, "overtaken", 1, 3)
+            consumer = client.consume("overtaken", group="overtaken", max_records=3)
+            assert len(await consumer.poll(20_000)) == 3
+            commit, goes_on = consumer._commit, asyncio.Event()
+
+            async def slow_commit(*given: Any, **how: Any) -> None:
+                await goes_on.wait()
+                await commit(*given, **how)
+
+            monkeypatch.setattr(consumer, "_commit", slow_commit)
+            assert await consumer.poll(50) == []
+            goes_on.set()
+            await consumer.close()
+            assert (await client.admin.describe_group("overtaken")).members == ()
+            assert (await client.admin.group_lag("overtaken"))[TopicPartition("overtaken", 0)].lag == 0
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("group", [None, "nowhere"])
+def test_chosen_partition_that_does_not_exist_is_a_typed_error(
+    broker: mansio.Broker, group: str | None
+) -> None:
+    async def scenario() -> None:
+        topic = f"short-{group}".lower()
+        async with connected(broker, **{topic: 1}) as client:
+            for index in (99, -1):
+                consumer = client.consume(TopicPartition(topic, index), group=group, to_end=True)
+                with pytest.raises(UnknownTopicOrPartition, match=f"topic {topic} has no partition {index}"):
+                    await anext(consumer)
 
     run(scenario)
 
@@ -265,12 +336,11 @@ def test_member_that_asks_for_nothing_gives_way_and_comes_back(broker: mansio.Br
         async with connected(broker, stuck=1) as client:
             await fill(client, "stuck", 1, 5)
             lost: list[Any] = []
-            stuck = client.consume(
-                "stuck", group="stuck", on_lost=lost.append, **{**QUICK_MEMBER, "poll_interval_ms_max": 200}
-            )
+            how: dict[str, Any] = {**QUICK_MEMBER, "auto_commit": False, "poll_interval_ms_max": 200}
+            stuck = client.consume("stuck", group="stuck", on_lost=lost.append, **how)
             assert (await anext(stuck)).offset == 0
             await until(lambda: bool(lost))
-            other = Reader(client, "stuck")
+            other = Reader(client, "stuck", auto_commit=False)
             await until(lambda: len(other.seen) == 5)
             await other.stop()
             assert (await anext(stuck)).offset == 0  # nothing was committed: it begins again

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
+import threading
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
@@ -22,7 +24,20 @@ T = TypeVar("T")
 
 DEFAULT_BROKER = "127.0.0.1:9092"
 INTERRUPTED_EXIT_CODE = 130
+TERMINATED_EXIT_CODE = 143
 CONNECT_TIMEOUT_MS = 5_000
+
+
+def _check_address(broker: str) -> str:
+    from mansio.errors import ConfigError
+    from mansio.link.addresses import parse_addresses
+
+    try:
+        parse_addresses(broker)
+    except ConfigError as error:
+        raise typer.BadParameter(error.message) from None
+    return broker
+
 
 BrokerOption = Annotated[
     str,
@@ -31,6 +46,7 @@ BrokerOption = Annotated[
         "-b",
         envvar="MANSIO_BROKER",
         metavar="HOST:PORT",
+        callback=_check_address,
         help="Where a broker listens for the Kafka protocol; several with commas.",
     ),
 ]
@@ -59,15 +75,45 @@ def connect(broker: str) -> Client:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run a command's coroutine. Ctrl-C lets it clean up (leave its group, for one) and ends with 130,
-    quietly.
+    """Run a command's coroutine. Ctrl-C and SIGTERM let it clean up (leave its group, for one) and end with 130 and
+    143, quietly.
     """
     import asyncio
 
     try:
-        return asyncio.run(work)
+        return asyncio.run(_until_terminated(work))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+
+
+async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
+    """SIGTERM cancels the work, as Ctrl-C does, unless our parent or program chose something else for it."""
+    import asyncio
+
+    is_ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if not is_ours:
+        return await work
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    is_terminated = False
+
+    def terminate() -> None:
+        nonlocal is_terminated
+        if task is not None and not is_terminated:
+            is_terminated = True
+            task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if is_terminated:
+            raise typer.Exit(TERMINATED_EXIT_CODE) from None
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
 
 
 def parse_time(text: str, now_ms: int | None = None) -> int:

@@ -1,12 +1,14 @@
 """The `mansio` command: puts the nouns together and turns failures into one line and an exit code.
 
-Exit codes: 0 done, 1 it failed (one line on standard error), 2 the command line was wrong, 130 interrupted.
+Exit codes: 0 done, 1 it failed (one line on standard error), 2 the command line was wrong, 130 interrupted,
+143 terminated.
 Always true: nothing is imported here but typer and modules of this package that import no more than typer, so
 that `mansio --help` costs little over starting Python.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,11 +58,25 @@ def root(
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="mansio")
+        try:
+            app(args=None if arguments is None else list(arguments), prog_name="mansio")
+        finally:
+            sys.stdout.flush()  # what cannot be written is said here, and not by the interpreter at its end
     except MansioError as error:
         sys.exit(complain(error.message))
     except OSError as error:
+        _give_up_output()
         sys.exit(complain(_os_error_line(error)))
+
+
+def _give_up_output() -> None:
+    """What standard output does not take is dropped; the interpreter would try again at its end, and complain."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
 
 
 def _os_error_line(error: OSError) -> str:

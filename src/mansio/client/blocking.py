@@ -145,7 +145,7 @@ class Consumer(Twin[asyncio_consumer.Consumer]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
+        """Whether `close` was called, or an end was reached that closes it (see `Client.consume`, `auto_commit`)."""
         return self._original.is_closed
 
     @property

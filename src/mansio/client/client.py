@@ -48,7 +48,8 @@ def connect(
 ) -> Client:
     """A client of the cluster that any of the `bootstrap` addresses (`host:port`) belongs to.
 
-    Use it as `async with connect(...) as client`. `producer` says how `client.publish` publishes.
+    Use it as `async with connect(...) as client`. `producer` says how `client.publish` publishes. `ConfigError` for a
+    text that is no address.
     """
     options = ConnectionOptions(
         client_id=client_id,
@@ -144,7 +145,7 @@ class Client:
         to_time: datetime | int | None = None,
         to_end: bool = False,
         max_records: int | None = None,
-        auto_commit: bool = False,
+        auto_commit: bool | None = None,
         auto_commit_interval_ms: float = 5_000,
         instance_id: str | None = None,
         session_timeout_ms: int = 45_000,
@@ -169,7 +170,10 @@ class Client:
         datetime, or a mapping of partitions to offsets.
         `to_time`, `to_end`, `max_records`: end the iteration before the first record of that time, at the end as it
         is now, after so many records.
-        `auto_commit`: commit what is done with, every `auto_commit_interval_ms`, before a rebalance and on close.
+        `auto_commit` (None: yes with a group): commit what is done with, every `auto_commit_interval_ms`, before a
+        rebalance and on close; never the message in hand. A consumer that comes to the end asked for then commits and
+        leaves the group by itself; with False it keeps its partitions until it is closed, so that `commit()` after the
+        loop works.
         `metadata_interval_ms`: how often to look for partitions that were added.
         `instance_id`: static membership (KIP-345). `on_assigned`, `on_revoked`, `on_lost`: called (or awaited) with a
         list of partitions.

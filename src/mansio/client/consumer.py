@@ -7,6 +7,8 @@ Always true:
 * `commit()` covers every message handed out. What is committed without being asked (auto commit, giving a partition
   back) covers only what is *done with*: the application asked for the next message, or left the consumer without an
   exception. So a crash repeats messages, and never skips one.
+* With auto commit (the default in a group) an iteration that comes to its end has committed and left the group;
+  without it the consumer stays a member until it is closed.
 * Before a partition goes to another member, the message in hand may be finished, for at most `settle_ms_max`.
 """
 
@@ -17,7 +19,7 @@ import inspect
 import logging
 from typing import TYPE_CHECKING, Any, Self
 
-from mansio.errors import ConnectionLost, InvalidRequest, MansioError
+from mansio.errors import ConnectionLost, InvalidRequest, MansioError, UnknownTopicOrPartition
 from mansio.link.offsets import commit_offsets, fetch_offsets
 
 from .decode import MessageBatch, decode_chunk
@@ -59,6 +61,7 @@ class Consumer:
         self._starting = asyncio.Lock()
         self._is_started = False
         self._is_closed = False
+        self._closing: asyncio.Task[None] | None = None
         self._messages: list[Message] = []
         self._index = 0
         self._batch: MessageBatch | None = None
@@ -130,7 +133,7 @@ class Consumer:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
+        """Whether `close` was called, or an end was reached that closes it (see `Client.consume`, `auto_commit`)."""
         return self._is_closed
 
     @property
@@ -154,6 +157,8 @@ class Consumer:
                 return False
             if self.is_finished:
                 await self._fetcher.stop()
+                if self._options.commits_unasked:
+                    await self._close(in_hand=True)  # the next member need not wait for this one's session
                 return False
             batch = self._next_decoded()
             if batch is not None:
@@ -306,15 +311,17 @@ class Consumer:
     async def start(self) -> None:
         """Begin: join the group, or find the partitions and offsets. Iterating does this too.
 
-        Raises `UnknownTopicOrPartition` for a topic that does not exist.
+        Raises `UnknownTopicOrPartition` for a topic or a chosen partition that does not exist.
         """
         async with self._starting:
             if self._is_started:
                 return
             if self._is_closed:
                 raise ConnectionLost("the consumer is closed")
-            for topic in dict.fromkeys([*self._topics, *(p.topic for p in self._chosen)]):
+            for topic in self._topics:
                 await self._cluster.topic(topic)
+            for partition in self._chosen:
+                await self._check_exists(partition)
             if self._options.group is not None and self._topics:
                 self._membership = Membership(
                     self._cluster, self._options.group, self._topics, self, self._options.membership
@@ -324,7 +331,7 @@ class Consumer:
                 await self.assign(set(self._chosen) or await self._all_partitions())
                 if self._topics:
                     self._run(self._watch_for_growth())
-            if self._options.auto_commit:
+            if self._options.commits_unasked:
                 self._run(self._commit_now_and_then())
             self._is_started = True
 
@@ -333,15 +340,19 @@ class Consumer:
         await self._close(in_hand=False)
 
     async def _close(self, *, in_hand: bool) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
+        if self._closing is None:
+            self._is_closed = True
+            self._closing = self._loop.create_task(self._end(in_hand=in_hand))
+        # A `poll` whose time is over must not leave it half closed.
+        await asyncio.shield(self._closing)
+
+    async def _end(self, *, in_hand: bool) -> None:
         self._fetcher.wake()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         try:
-            if self._options.auto_commit:
+            if self._options.commits_unasked:
                 await self._commit(self._positions(in_hand=in_hand), retry_timeout_ms=3_000)
         except MansioError as error:
             logger.warning("group %s: the last commit failed: %s", self._options.group, error)
@@ -349,6 +360,14 @@ class Consumer:
             await self._fetcher.close()
             if self._membership is not None:
                 await self._membership.leave()
+
+    async def _check_exists(self, partition: TopicPartition) -> None:
+        view = await self._cluster.topic(partition.topic)
+        if partition.partition >= len(view.partitions):
+            self._cluster.mark_stale((partition.topic,))  # it may have grown
+            view = await self._cluster.topic(partition.topic)
+        if not 0 <= partition.partition < len(view.partitions):
+            raise UnknownTopicOrPartition(f"topic {partition.topic} has no partition {partition.partition}")
 
     def _run(self, work: Any) -> None:
         self._tasks.append(self._loop.create_task(work))
@@ -414,7 +433,7 @@ class Consumer:
     async def revoke(self, partitions: set[TopicPartition]) -> None:
         """Finish with partitions before another member gets them."""
         await self._settle_in_hand(partitions)
-        if self._options.auto_commit:
+        if self._options.commits_unasked:
             positions = self._positions(in_hand=False)
             try:
                 await self._commit(

@@ -30,7 +30,8 @@ class ConsumerOptions:
     to_time: datetime | int | None = None
     to_end: bool = False
     max_records: int | None = None
-    auto_commit: bool = False
+    auto_commit: bool | None = None
+    """None: with a group."""
     auto_commit_interval_ms: float = 5_000
     settle_ms_max: float = 3_000
     isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
@@ -48,6 +49,11 @@ class ConsumerOptions:
             raise ValueError("auto_commit needs a group")
         if self.max_records is not None and self.max_records < 0:
             raise ValueError("max_records must not be negative")
+
+    @property
+    def commits_unasked(self) -> bool:
+        """Whether what is done with is committed without being asked."""
+        return self.group is not None if self.auto_commit is None else self.auto_commit
 
     def fetching(self) -> FetchOptions:
         committed = self.isolation == "read_committed"

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Self
 
-from mansio.errors import ConnectionLost, QueueFull, UnknownTopicOrPartition
+from mansio.errors import ConnectionLost, InvalidRecord, InvalidTopic, QueueFull, UnknownTopicOrPartition
 from mansio.link.retry import DEFAULT_BACKOFF, Backoff
 from mansio.wire.compression import Codec
 
@@ -136,7 +136,7 @@ class Producer:
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; text is sent as UTF-8.
 
-        Raises the broker's typed error, `RequestTimedOut` after the delivery timeout. A cancelled call may still
+        Raises the broker's typed error, `InvalidRecord` for what is no bytes, `RequestTimedOut` after the delivery timeout. A cancelled call may still
         publish its record.
         """
         return await (
@@ -181,7 +181,7 @@ class Producer:
         """
         deliveries = []
         for given in records:
-            record = given if isinstance(given, OutgoingRecord) else OutgoingRecord(_bytes(given))
+            record = _checked(given) if isinstance(given, OutgoingRecord) else OutgoingRecord(_bytes(given))
             view = self._cluster.cached_topic(topic)
             if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
                 view = await self._look_up(topic)
@@ -255,6 +255,8 @@ class Producer:
 
     async def _look_up(self, topic: str) -> TopicView:
         """A topic that is not known, or has grown perhaps."""
+        if not isinstance(topic, str):
+            raise InvalidTopic(f"a topic's name is text, not {type(topic).__name__}")
         self._cluster.mark_stale((topic,))
         return await self._cluster.topic(topic)
 
@@ -299,9 +301,30 @@ def _size(record: OutgoingRecord) -> int:
 
 
 def _bytes(given: bytes | str | None) -> bytes | None:
-    return given.encode() if isinstance(given, str) else given
+    if given is None or isinstance(given, bytes):
+        return given
+    if isinstance(given, str):
+        return given.encode()
+    if isinstance(given, bytearray | memoryview):
+        return bytes(given)
+    raise InvalidRecord(f"keys, values and headers are bytes, text or None, not {type(given).__name__}")
+
+
+def _checked(record: OutgoingRecord) -> OutgoingRecord:
+    """A record as it came, or with its parts as bytes."""
+    value, key, headers = record.value, record.key, record.headers
+    if (value is None or isinstance(value, bytes)) and (key is None or isinstance(key, bytes)) and not headers:
+        return record
+    return record._replace(value=_bytes(value), key=_bytes(key), headers=_headers(headers) if headers else ())
 
 
 def _headers(headers: HeadersLike) -> Headers:
     pairs = headers.items() if isinstance(headers, Mapping) else headers
-    return tuple((name, _bytes(content)) for name, content in pairs)
+    try:
+        found = tuple((name, _bytes(content)) for name, content in pairs)
+    except (TypeError, ValueError):
+        raise InvalidRecord("headers are a mapping, or pairs of a name and its value") from None
+    for name, _ in found:
+        if not isinstance(name, str):
+            raise InvalidRecord(f"the name of a header is text, not {type(name).__name__}")
+    return found

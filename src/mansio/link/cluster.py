@@ -25,9 +25,10 @@ from mansio.errors import (
 )
 from mansio.wire.versions import ApiKey
 
+from .addresses import parse_addresses
 from .connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
 from .metadata import Node, TopicView, topic_view
-from .retry import DEFAULT_BACKOFF, Backoff, raise_for, retrying
+from .retry import DEFAULT_BACKOFF, Backoff, error_for, raise_for, retrying
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -36,25 +37,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-DEFAULT_PORT = 9092
 TOPIC_WAIT_MS = 1_000
 METADATA_AGE_MS_MAX = 300_000
 UNKNOWN_TOPIC_OR_PARTITION = 3
 GROUP_KEY = 0
-
-
-def parse_addresses(bootstrap: str | Iterable[str]) -> list[tuple[str, int]]:
-    """`"a:9092,b"` or `["a:9092", "[::1]:9092"]` as (host, port) pairs. `ValueError` on anything else."""
-    parts = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
-    addresses = []
-    for part in (part.strip() for part in parts):
-        host, colon, port = part.rpartition(":")
-        if not colon or port.endswith("]"):
-            host, port = part, str(DEFAULT_PORT)
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
-            raise ValueError(f"not an address: {part!r} (host:port expected)")
-        addresses.append((host.strip("[]"), int(port)))
-    return addresses
 
 
 class Cluster:
@@ -380,7 +366,10 @@ def _checked(answer: Any, check: Callable[[Any], None] | None) -> Any:
 
 
 def _topic_trouble(code: int) -> str:
-    return "there is no such topic" if code == UNKNOWN_TOPIC_OR_PARTITION else f"error code {code}"
+    """In words; the answer carries none."""
+    if code == UNKNOWN_TOPIC_OR_PARTITION:
+        return "there is no such topic"
+    return error_for(code).message if code else ""
 
 
 def check_top_level(answer: Any) -> None:

@@ -153,7 +153,7 @@ SKIPPED: Final[dict[str, str]] = {
     "DescribeAcls (29), CreateAcls (30), DeleteAcls (31)": _SECURITY,
     "CreateDelegationToken (38) to DescribeDelegationToken (41)": _SECURITY,
     "DescribeUserScramCredentials (50), AlterUserScramCredentials (51)": _SECURITY,
-    "DeleteRecords (21)": "not there yet; retention trims the log",
+    "DeleteRecords (21)": "not there yet, like retention",
     "AddPartitionsToTxn (24) to WriteTxnMarkers (27), TxnOffsetCommit (28)": _TRANSACTIONS,
     "DescribeProducers (61), DescribeTransactions (65), ListTransactions (66)": _TRANSACTIONS,
     "AlterConfigs (33)": "replaces all settings at once; IncrementalAlterConfigs does the work",

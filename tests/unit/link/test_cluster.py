@@ -14,7 +14,8 @@ from mansio.errors import (
     NotLeaderOrFollower,
     UnknownTopicOrPartition,
 )
-from mansio.link.cluster import Cluster, check_top_level, parse_addresses
+from mansio.link.addresses import parse_addresses
+from mansio.link.cluster import Cluster, check_top_level
 from mansio.link.connection import ConnectionOptions
 from mansio.link.offsets import EARLIEST, commit_offsets, list_offsets
 from mansio.link.retry import Backoff, error_for, retrying
@@ -49,7 +50,7 @@ def test_addresses(given: Any, expected: list[tuple[str, int]]) -> None:
 
 @pytest.mark.parametrize("given", ["", "a:b", ":9092", "a:0", "a:70000", "a:1,,b:2"])
 def test_bad_addresses_are_refused(given: str) -> None:
-    with pytest.raises(ValueError, match="not an address"):
+    with pytest.raises(ConfigError, match="not an address"):
         parse_addresses(given)
 
 

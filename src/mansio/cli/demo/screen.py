@@ -137,10 +137,20 @@ def show_next(console: Console, good: bool) -> None:
         console.print(" [bold red]A promise was broken: see the numbers above.[/]")
         return
     console.print(" [bold]Try next[/]  (each in a terminal of its own)")
+    mansio = mansio_command()
     for command in (
-        "mansio serve --data ./data",
-        "mansio topic create orders --partitions 3",
-        "mansio produce orders < README.md",
-        "mansio consume orders --from-beginning",
+        "serve --data ./data",
+        "topic create orders --partitions 3",
+        "produce orders < README.md",
+        "consume orders --from-beginning",
     ):
-        console.print(f"   {command}")
+        console.print(f"   {mansio} {command}")
+
+
+def mansio_command() -> str:
+    """What to type for `mansio` here: its name when the shell finds it, else the way to it."""
+    if shutil.which("mansio"):
+        return "mansio"
+    beside_us = Path(sys.executable).with_name("mansio")
+    here = Path.cwd()
+    return str(beside_us.relative_to(here) if beside_us.is_relative_to(here) else beside_us)
