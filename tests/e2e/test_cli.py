@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import pytest
@@ -22,6 +22,7 @@ from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
 
@@ -78,14 +79,28 @@ class Shell:
     def json_lines(self, *arguments: str, **more: Any) -> list[Any]:
         return [json.loads(line) for line in self(*arguments, "--output", "json", **more).splitlines()]
 
-    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen(
-            [*mansio_command(), *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=self.environment,
-        )
+    def start(self, *arguments: str) -> AbstractContextManager[subprocess.Popen[bytes]]:
+        return started([*mansio_command(), *arguments], self.environment)
+
+
+@contextmanager
+def started(
+    command: list[str], environment: dict[str, str] | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that can be interrupted even where we cannot (`nohup make test &`); killed if it is still there."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +273,34 @@ def test_a_follower_sees_new_records_at_once_and_leaves_quietly_on_interrupt(she
     assert (follower.returncode, out, errors) == (130, b"", b"")
 
 
+@pytest.mark.row("A6", "G1", "G4")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_group_member_that_is_stopped_commits_and_leaves(shell: Shell, number: int, code: int):
+    topic, group = f"stopped-{code}", f"crew-{code}"
+    shell("topic", "create", topic)
+    shell("produce", topic, stdin=b"one\ntwo\n")
+    with shell.start("consume", topic, "--group", group, "--from-beginning") as member:
+        assert member.stdout is not None
+        assert [member.stdout.readline() for _ in range(2)] == [b"one\n", b"two\n"]
+        assert shell.json("group", "describe", group)["members"]
+        member.send_signal(number)
+        out, errors = member.communicate(timeout=15)
+    assert (member.returncode, out, errors) == (code, b"", b"")
+    left = shell.json("group", "describe", group)
+    assert left["members"] == []
+    assert [row["lag"] for row in left["offsets"]] == [0]
+
+
+@pytest.mark.row("A6")
+def test_a_partition_or_name_that_cannot_be_is_one_clear_line(shell: Shell):
+    shell("topic", "create", "narrow")
+    shell("consume", "narrow", "-p", "99", "-e", code=1)
+    assert shell.errors == "mansio: topic narrow has no partition 99\n"
+    shell("produce", "a b", stdin=b"x", code=1)
+    assert shell.errors.startswith("mansio: topic a b: Not a legal topic name")
+    assert shell.errors.count("\n") == 1
+
+
 @pytest.mark.row("A6")
 def test_a_broken_pipe_is_quiet(shell: Shell):
     shell("topic", "create", "pipe")
@@ -285,21 +328,8 @@ def test_records_typed_one_by_one_are_published_one_by_one(shell: Shell):
 @pytest.mark.row("O1", "A6")
 def test_serve_says_ready_drains_and_exits_0(tmp_path: Path):
     for number in (signal.SIGTERM, signal.SIGINT):
-        served = subprocess.Popen(
-            [
-                *mansio_command(),
-                "serve",
-                "--data",
-                str(tmp_path),
-                "--kafka",
-                "127.0.0.1:0",
-                "--http",
-                "127.0.0.1:0",
-            ],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-        )
-        with served:
+        listen = ["--kafka", "127.0.0.1:0", "--http", "127.0.0.1:0"]
+        with started([*mansio_command(), "serve", "--data", str(tmp_path), *listen]) as served:
             assert served.stdout is not None
             line = served.stdout.readline().decode()
             assert " ready " in line

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mansio.version import __version__
 from support.places import ROOT, TOOLS
 
 if TYPE_CHECKING:
@@ -18,11 +19,19 @@ if TYPE_CHECKING:
 
 PAGE = ROOT / "docs" / "QUICKSTART.md"
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ELSEWHERE = ("mansio serve", "mansio demo")  # tests of their own run these
+ELSEWHERE = (
+    "make setup",
+    "mansio serve",
+    "mansio demo",
+)  # whoever runs this did the first; tests run the others
 
 
 def blocks() -> list[tuple[str, str]]:
     return [found for found in BLOCK.findall(PAGE.read_text()) if not found[1].startswith(ELSEWHERE)]
+
+
+def test_the_page_shows_the_version_there_is():
+    assert f"mansio {__version__} ready" in PAGE.read_text()
 
 
 @pytest.mark.row("A6")

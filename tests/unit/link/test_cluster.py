@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from mansio.errors import (
+    ConfigError,
     ConnectionLost,
     GroupIdNotFound,
     LeaderNotAvailable,
@@ -48,10 +49,17 @@ def test_addresses(given: Any, expected: list[tuple[str, int]]) -> None:
     assert parse_addresses(given) == expected
 
 
-@pytest.mark.parametrize("given", ["", "a:b", ":9092", "a:0", "a:70000", "a:1,,b:2"])
+@pytest.mark.parametrize(
+    "given", ["", "::::", "a:b", ":9092", "a:0", "a:70000", "a:²", "a:1,,b:2", "a:1,", "::1", "[]:1", "a b:1"]
+)
 def test_bad_addresses_are_refused(given: str) -> None:
     with pytest.raises(ConfigError, match="not an address"):
         parse_addresses(given)
+
+
+def test_no_address_at_all_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no address"):
+        parse_addresses([])
 
 
 def test_second_bootstrap_address_is_used_when_the_first_is_dead() -> None:

@@ -6,6 +6,9 @@ Always true: nothing here decides anything; the numbers come from the story, the
 from __future__ import annotations
 
 import contextlib
+import shutil
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from rich.console import Console
