@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.version import __version__
 from support.places import ROOT, TOOLS
 
 if TYPE_CHECKING:
@@ -28,10 +27,6 @@ ELSEWHERE = (
 
 def blocks() -> list[tuple[str, str]]:
     return [found for found in BLOCK.findall(PAGE.read_text()) if not found[1].startswith(ELSEWHERE)]
-
-
-def test_the_page_shows_the_version_there_is():
-    assert f"mansio {__version__} ready" in PAGE.read_text()
 
 
 @pytest.mark.row("A6")
