@@ -98,6 +98,7 @@ class Connection(asyncio.BufferedProtocol):
         "_transport",
         "client_host",
         "closed",
+        "get_buffer",
         "last_active",
         "pattern",
         "received_bytes",
@@ -107,6 +108,7 @@ class Connection(asyncio.BufferedProtocol):
     def __init__(self, server: Server) -> None:
         self._server = server
         self._frames = FrameReader(server.limits.frame_bytes_max)
+        self.get_buffer = self._frames.get_buffer  # type: ignore[assignment,method-assign]  # the transport's own call, no detour
         self._backlog: deque[bytes] = deque()
         self._backlog_bytes = 0
         self._slots: deque[Place] = deque()
@@ -154,9 +156,6 @@ class Connection(asyncio.BufferedProtocol):
         self._backlog.clear()
         self._out.clear()
         self._server.disconnected(self)
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._frames.get_buffer(sizehint)
 
     def buffer_updated(self, nbytes: int) -> None:
         server = self._server
@@ -218,10 +217,11 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         slots = self._slots
+        out = self._out
         while slots and (pieces := slots[0].pieces) is not None:
-            self._out.extend(pieces)
+            out.extend(pieces)
             slots.popleft()
-        if self._out and not self._flush_due:
+        if out and not self._flush_due:
             self._flush_due = True
             self._server.flush_soon(self)
         if slot is self._blocked_by:

@@ -80,12 +80,22 @@ class Egress:
         """Send `pieces` in order, now as far as the peer takes them, the rest when it does."""
         if self._socket is None:
             return
-        if not self._queue and len(pieces) == 1 and type(pieces[0]) is bytes:
-            self._send_bytes(pieces[0])
+        if self._queue or len(pieces) != 1 or type(data := pieces[0]) is not bytes:
+            self._enqueue(pieces)
+            if not self._writing:
+                self._pump()
             return
-        self._enqueue(pieces)
-        if not self._writing:
-            self._pump()
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._on_lost(error)
+            return
+        if sent < len(data):
+            self._queue.append(memoryview(data)[sent:])
+            self.waiting_bytes += len(data) - sent
+            self._wait_for_room()
 
     def close(self) -> None:
         """Forget what waits and let go of the descriptor."""
@@ -98,20 +108,6 @@ class Egress:
         self.waiting_bytes = 0
         self._socket.close()
         self._socket = None
-
-    def _send_bytes(self, data: bytes) -> None:
-        assert self._socket is not None
-        try:
-            sent = self._socket.send(data)
-        except (BlockingIOError, InterruptedError):
-            sent = 0
-        except OSError as error:
-            self._on_lost(error)
-            return
-        if sent < len(data):
-            self._queue.append(memoryview(data)[sent:])
-            self.waiting_bytes += len(data) - sent
-            self._wait_for_room()
 
     def _enqueue(self, pieces: Sequence[Piece]) -> None:
         """Join neighbours that are small; keep large slices as they are."""

@@ -102,6 +102,7 @@ class Partition:
         "_syncer",
         "closed",
         "index",
+        "internal",
         "log",
         "replica",
         "rules",
@@ -122,8 +123,11 @@ class Partition:
         rules: AppendRules,
         clock: Clock,
         scheduler: Scheduler,
+        internal: bool = False,
     ) -> None:
+        """`internal`: the broker's own topic, which clients may read and not write."""
         self.topic = topic
+        self.internal = internal
         self.topic_id = topic_id
         self.index = index
         self.log = log

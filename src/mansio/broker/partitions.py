@@ -115,11 +115,6 @@ class PartitionSet:
             [] if found is None else [self.find(topic, None, index) for index in range(len(found.partitions))]
         )
 
-    def is_internal(self, topic: str) -> bool:
-        """Whether clients must not write to it."""
-        found = self._by_name.get(topic)
-        return found is not None and found.topic.internal
-
     def __iter__(self) -> Iterator[Partition]:
         """The partitions that are open."""
         for topic in self._by_name.values():
@@ -239,6 +234,7 @@ class PartitionSet:
             rules=_append_rules(settings),
             clock=self._clock,
             scheduler=self._scheduler,
+            internal=topic.internal,
         )
         partition.plug_in(producers)
         if log.end_offset > log.durable_end_offset:

@@ -79,7 +79,7 @@ class RecordService:
     def writable(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
         """The same for a client that wants to write: internal topics are the broker's own."""
         partition = self._partitions.find(topic, topic_id, index)
-        if self._partitions.is_internal(partition.topic):
+        if partition.internal:
             raise InvalidTopic(f"{partition.topic} is an internal topic; clients may not write to it")
         return partition
 

@@ -118,7 +118,8 @@ def produce_alike(
     acks = pattern.acks
     try:
         partition = service.records.writable(pattern.topic, pattern.topic_id, index)
-        _check_codec(records, pattern.version)
+        if pattern.version < ZSTD_VERSION_MIN:
+            _check_codec(records)
         appended = partition.append(records, urgent=acks == ACKS_ALL)
     except MansioError as error:
         service.records.counters.refused_batches += 1
@@ -160,19 +161,17 @@ def _append(
     """Append one partition's batch: (the end offset to wait for, the result). Raises why it was refused."""
     if not records:
         raise CorruptMessage(f"{partition.name}: the request carries no record batch")
-    _check_codec(records, version)
+    if version < ZSTD_VERSION_MIN:
+        _check_codec(records)
     base_offset, end_offset, append_time_ms, _ = partition.append(records, urgent=acks == ACKS_ALL)
     return end_offset, wire.PartitionResult(
         index, 0, base_offset, append_time_ms, partition.log.start_offset, None, ()
     )
 
 
-def _check_codec(records: memoryview, version: int) -> None:
-    if (
-        version < ZSTD_VERSION_MIN
-        and len(records) > CODEC_POSITION
-        and records[CODEC_POSITION] & CODEC_MASK == Codec.ZSTD
-    ):
+def _check_codec(records: memoryview) -> None:
+    """KIP-110: an old request must not carry what its client's peers could not read."""
+    if len(records) > CODEC_POSITION and records[CODEC_POSITION] & CODEC_MASK == Codec.ZSTD:
         raise UnsupportedCompression("zstd needs Produce version 7 or later")
 
 
