@@ -99,7 +99,7 @@ def test_group_is_moved_to_every_kind_of_place(broker: mansio.Broker) -> None:
 
             at_six = datetime.fromtimestamp(base / 1000, UTC) + timedelta(seconds=6)
             for to, expected in (("latest", 10), ("earliest", 0), (4, 4), (99, 10), (at_six, 6)):
-                assert await admin.reset_offsets("movers", ["moved"], to=to) == {place: expected}  # type: ignore[arg-type]
+                assert await admin.reset_offsets("movers", ["moved"], to=to) == {place: expected}  # type: ignore[arg-type]  # the test knows its own types
                 assert await now() == expected
             for shift, expected in ((-2, 4), (+3, 7), (-100, 0)):
                 await admin.reset_offsets("movers", [place], shift=shift)

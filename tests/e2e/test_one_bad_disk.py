@@ -10,8 +10,10 @@ import pytest
 
 import mansio
 from e2e.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame
+from mansio.broker.connection import Connection
 from mansio.host import HostDisk, HostFile
 from mansio.wire import produce
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -145,3 +147,36 @@ def test_no_disk_is_waited_for_on_the_loop(tmp_path: Path, monkeypatch: pytest.M
         client.admin.delete_topic("t")
         assert where["sync"]
         assert "mansio-broker" not in set().union(*where.values())
+
+
+def test_frames_behind_a_parked_fetch_cost_nothing_while_they_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drains: list[int] = []
+    true = Connection._drain_backlog
+
+    def counted(self: Connection) -> None:
+        drains.append(1)
+        true(self)
+
+    monkeypatch.setattr(Connection, "_drain_backlog", counted)
+    with mansio.Broker(tmp_path) as broker, RawPeer(port_of(broker)) as peer:
+        peer.create_topic("t")
+        drains.clear()
+        peer.send(fetch_frame("t", wait_ms=200) * 3)
+        for _ in range(3):
+            assert peer.frame() is not None
+        assert len(drains) <= 6
+
+
+@pytest.mark.row("P5")
+def test_with_acks_0_the_other_batches_of_a_request_are_written_before_the_connection_ends(
+    tmp_path: Path,
+) -> None:
+    with mansio.Broker(tmp_path) as broker, RawPeer(port_of(broker)) as writer:
+        writer.create_topic("t")
+        both = [(topic, None, [(0, memoryview(batch_of(b"value")))]) for topic in ("gone", "t")]
+        writer.send(produce_frame(both, acks=0))
+        assert writer.closed()
+        with RawPeer(port_of(broker)) as reader:
+            wait_until(lambda: reader.end_offset("t") == 1, 5, "the sound batch is there")

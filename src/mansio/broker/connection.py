@@ -226,13 +226,13 @@ class Connection(asyncio.BufferedProtocol):
             self._server.flush_soon(self)
         if slot is self._blocked_by:
             self._blocked_by = None
-        if self._backlog:
-            self._drain_soon()
+        self._drain_soon()
         if self._paused:
             self.resume_reading()
 
     def _drain_soon(self) -> None:
-        if not self._drain_due:
+        """If the first of what waits may begin; if not, whoever holds it back calls again."""
+        if self._backlog and not self._drain_due and self._is_next(self._backlog[0]):
             self._drain_due = True
             self._server.loop.call_soon(self._drain_backlog)
 
@@ -303,8 +303,7 @@ class Connection(asyncio.BufferedProtocol):
             self._paused = False
             self.last_active = self._server.now
             self._transport.resume_reading()
-        if self._backlog:
-            self._drain_soon()
+        self._drain_soon()
 
     def _may_answer(self) -> bool:
         return self._egress is None or self._egress.waiting_bytes <= self._server.limits.unsent_bytes_max

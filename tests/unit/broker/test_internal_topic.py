@@ -86,7 +86,7 @@ class Room:
     def restarted(self, **options: object) -> Room:
         scheduler = VirtualScheduler()
         kept = [each.after_power_loss(scheduler) for each in self.partitions]
-        return Room(kept, scheduler=scheduler, **options).begin()  # type: ignore[arg-type]
+        return Room(kept, scheduler=scheduler, **options).begin()  # type: ignore[arg-type]  # the test knows its own types
 
 
 def test_the_topic_is_created_once_by_whoever_writes_first() -> None:

@@ -15,7 +15,7 @@ HEARTBEAT = {"group_id": "g", "generation_id": 1, "member_id": "m"}
 
 
 def options(**changes: float) -> ConnectionOptions:
-    return ConnectionOptions(**{"connect_timeout_ms": 2_000, "request_timeout_ms": 2_000, **changes})  # type: ignore[arg-type]
+    return ConnectionOptions(**{"connect_timeout_ms": 2_000, "request_timeout_ms": 2_000, **changes})  # type: ignore[arg-type]  # the test knows its own types
 
 
 async def opened(broker: StubBroker, **changes: float) -> Connection:
@@ -111,7 +111,7 @@ def test_cancelled_request_does_not_disturb_the_ones_behind_it() -> None:
 
             async def answer(request: object) -> dict[str, int]:
                 await gate.wait()
-                return {"error_code": request.generation_id}  # type: ignore[attr-defined]
+                return {"error_code": request.generation_id}  # type: ignore[attr-defined]  # the test knows its own types
 
             broker.answers[ApiKey.HEARTBEAT] = answer
             connection = await opened(broker)
@@ -137,7 +137,7 @@ def test_requests_under_way_are_bounded_and_the_rest_wait_in_order() -> None:
             seen: list[int] = []
 
             async def answer(request: object) -> dict[str, int]:
-                seen.append(request.generation_id)  # type: ignore[attr-defined]
+                seen.append(request.generation_id)  # type: ignore[attr-defined]  # the test knows its own types
                 await gate.wait()
                 return {"error_code": 0}
 

@@ -73,6 +73,7 @@ def produce(
         if connection.unlike_requests % LEARN_EVERY == 0:
             connection.pattern = produce_pattern.learn(header, frame, request)
         connection.unlike_requests += 1
+    unanswered: MansioError | None = None
     waits: list[Wait] = []
     results: TopicResults = []
     for name, topic_id, entries in request.topics:
@@ -85,8 +86,7 @@ def produce(
                 end_offset, answer = _append(partition, index, records, version, acks)
             except MansioError as error:
                 service.records.counters.refused_batches += 1
-                if acks == 0:
-                    raise  # nobody reads an answer: the end of the connection makes the client look again
+                unanswered = error
                 answers.append(_refused(index, error))
                 continue
             service.records.counters.appended(len(records))  # type: ignore[arg-type]  # _append refuses None
@@ -95,6 +95,8 @@ def produce(
             answers.append(answer)
         results.append((name, topic_id, answers))
     if acks == 0:
+        if unanswered is not None:
+            raise unanswered  # nobody reads an answer: the end of the connection makes the client look again
         return NOTHING
     frame_out = wire.encode_response(version, header.correlation_id, results)
     if not waits:
