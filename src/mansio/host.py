@@ -194,7 +194,7 @@ class HostDisk:
     def list_directory(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, path: str, *, durable: bool = True) -> None:
         missing = []
         current = path
         while current and not os.path.isdir(current):
@@ -205,7 +205,8 @@ class HostDisk:
                 FileExistsError
             ):  # somebody else made it meanwhile; it is synced all the same
                 os.mkdir(directory)
-            self.sync_directory(os.path.dirname(directory) or ".")
+            if durable:
+                self.sync_directory(os.path.dirname(directory) or ".")
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
@@ -242,6 +243,9 @@ class HostDisk:
 
     def free_bytes(self, path: str) -> int:
         return shutil.disk_usage(path).free
+
+    def modified_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
 
     def lock(self, path: str) -> HostLock:
         return HostLock(path)

@@ -73,8 +73,9 @@ class Disk(Protocol):
     def list_directory(self, path: str) -> list[str]:
         """The names in a directory, sorted."""
 
-    def make_directory(self, path: str) -> None:
-        """Create it and its missing parents; no error if it is there. Synced to disk (each new parent too)."""
+    def make_directory(self, path: str, *, durable: bool = True) -> None:
+        """Create it and its missing parents; no error if it is there. Synced to disk (each new parent too); unless
+        `durable`, the caller syncs the parents."""
 
     def exists(self, path: str) -> bool: ...
 
@@ -89,9 +90,13 @@ class Disk(Protocol):
 
     def sync_all(self, path: str) -> bool:
         """Sync everything on the file system that holds `path` (syncfs). False where the system cannot:
-        the caller then syncs file by file."""
+        the caller then syncs file by file. An error of writing back is told once per `path`: two callers that must both
+        hear of it use two paths."""
 
     def free_bytes(self, path: str) -> int: ...
+
+    def modified_ms(self, path: str) -> int:
+        """When a file was last written, in milliseconds since the epoch."""
 
     def lock(self, path: str) -> DiskLock:
         """Take the exclusive lock file at `path`, or raise `DataDirectoryLocked`."""

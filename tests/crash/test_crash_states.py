@@ -35,7 +35,7 @@ DIRECTORY = "/data/p"
 SETTINGS = LogSettings(segment_bytes=900, segment_ms=60_000, index_interval_bytes=1, index_snapshot_bytes=400)
 LARGE_SEGMENTS = LogSettings(segment_bytes=20_000, index_interval_bytes=1, index_snapshot_bytes=1)
 RARE_SNAPSHOTS = LogSettings(segment_bytes=20_000, index_interval_bytes=150, index_snapshot_bytes=1200)
-STATES = 10_000
+STATES = 20_000
 STEPS = 24
 
 

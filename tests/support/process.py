@@ -33,7 +33,10 @@ class ServedBroker:
         arguments: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
         http: bool = True,
+        command: Sequence[str] | None = None,
     ) -> None:
+        """`command`: what runs instead of `mansio`; it gets the same arguments."""
+        self.command = list(command or mansio_command())
         self.data = Path(data)
         self.kafka_port = free_port()
         self.http_port = free_port() if http else 0
@@ -65,7 +68,7 @@ class ServedBroker:
         assert not self.running, "already running"
         self.data.parent.mkdir(parents=True, exist_ok=True)
         begin = self.output.stat().st_size if self.output.exists() else 0
-        command = [*mansio_command(), "serve", "--data", str(self.data), "--kafka", self.bootstrap]
+        command = [*self.command, "serve", "--data", str(self.data), "--kafka", self.bootstrap]
         command += ["--http", f"127.0.0.1:{self.http_port}" if self.http_port else ""]
         with self.output.open("ab") as output:
             self._process = subprocess.Popen(
@@ -127,9 +130,10 @@ def served(
     arguments: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
     http: bool = True,
+    command: Sequence[str] | None = None,
 ) -> Iterator[ServedBroker]:
     """A running broker for a `with` block; killed at its end if it still runs."""
-    broker = ServedBroker(data, arguments=arguments, environment=environment, http=http)
+    broker = ServedBroker(data, arguments=arguments, environment=environment, http=http, command=command)
     try:
         yield broker.start()
     finally:

@@ -60,6 +60,11 @@ def load_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
     return max((slot for slot in slots if slot is not None), default=None)
 
 
+def sound_slots(data: bytes) -> tuple[bool, bool]:
+    """Which slots of a checkpoint file can be read: the first, the second."""
+    return _decode(data, 0) is not None, _decode(data, SLOT_DISTANCE_BYTES) is not None
+
+
 def write_slot(file: DiskFile, checkpoint: Checkpoint) -> None:
     """Write the slot whose turn it is. Not synced: the caller does that, before it writes the next."""
     file.write_at([checkpoint.encode()], SLOT_DISTANCE_BYTES * (checkpoint.sequence % 2))

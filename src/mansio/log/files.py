@@ -1,12 +1,13 @@
 """The files and indexes of closed segments that are in use, opened on demand.
 
 One `FileCache` serves all logs of a broker, so that descriptors and memory do not grow with the age or the number of
-its logs. Always true: at most `files_max` files and `indexes_max` indexes are remembered here; an index that is handed
-out says what its segment says.
+its logs. Always true: at most `files_max` files, and `indexes_max` indexes with `index_entries_max` entries in all (or
+one index), are remembered here; an index that is handed out says what its segment says.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from mansio.ports import Disk, DiskFile
 
 OPEN_FILES_MAX = 256
-OPEN_INDEXES_MAX = 32
+OPEN_INDEXES_MAX = 4096
+INDEX_ENTRIES_MAX = 1 << 20  # of all of them together: 16 MiB
 REBUILD_INTERVAL_BYTES = 4096
+
+logger = logging.getLogger(__name__)
 
 
 class FileCache:
@@ -30,13 +34,20 @@ class FileCache:
     """
 
     def __init__(
-        self, disk: Disk, *, files_max: int = OPEN_FILES_MAX, indexes_max: int = OPEN_INDEXES_MAX
+        self,
+        disk: Disk,
+        *,
+        files_max: int = OPEN_FILES_MAX,
+        indexes_max: int = OPEN_INDEXES_MAX,
+        index_entries_max: int = INDEX_ENTRIES_MAX,
     ) -> None:
         self._disk = disk
         self._files: OrderedDict[Segment, DiskFile] = OrderedDict()
         self._indexes: OrderedDict[Segment, SparseIndex] = OrderedDict()
         self._files_max = files_max
         self._indexes_max = indexes_max
+        self._index_entries_max = index_entries_max
+        self._index_entries = 0
 
     def file(self, segment: Segment) -> DiskFile:
         """The segment's file, opened when needed."""
@@ -66,8 +77,11 @@ class FileCache:
             index = self._load(segment)
             segment.max_timestamp_ms = index.max_timestamp_ms
             self._indexes[segment] = index
-            if len(self._indexes) > self._indexes_max:
-                self._indexes.popitem(last=False)
+            self._index_entries += len(index)
+            while len(self._indexes) > self._indexes_max or (
+                self._index_entries > self._index_entries_max and len(self._indexes) > 1
+            ):
+                self._index_entries -= len(self._indexes.popitem(last=False)[1])
         else:
             self._indexes.move_to_end(segment)
         return index
@@ -75,20 +89,27 @@ class FileCache:
     def forget(self, segment: Segment) -> None:
         """The segment is about to go, or has changed."""
         self._files.pop(segment, None)
-        self._indexes.pop(segment, None)
+        index = self._indexes.pop(segment, None)
+        if index is not None:
+            self._index_entries -= len(index)
 
     def _load(self, segment: Segment) -> SparseIndex:
         try:
-            loaded = load_index(self._disk, segment.index_path, segment.base_offset)
+            loaded = (
+                None if segment.replaced else load_index(self._disk, segment.index_path, segment.base_offset)
+            )
         except OSError as error:
             raise StorageError(f"cannot read {segment.index_path}: {error}") from error
         if loaded is not None and loaded.covered_bytes == segment.size:
             return loaded.index
         index = SparseIndex(REBUILD_INTERVAL_BYTES)
-        for position, header in walk(
-            self.file(segment), 0, segment.size, segment.base_offset, WALK_CHUNK_BYTES
-        ):
-            index.add(header.base_offset - segment.base_offset, position, header.max_timestamp_ms)
+        try:
+            for position, header in walk(
+                self.file(segment), 0, segment.size, segment.base_offset, WALK_CHUNK_BYTES
+            ):
+                index.add(header.base_offset - segment.base_offset, position, header.max_timestamp_ms)
+        except CorruptLog as error:  # who reads up to there is told; what is before can be read
+            logger.error("%s", error)
         return index
 
 

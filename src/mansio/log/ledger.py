@@ -35,6 +35,8 @@ class Ledger:
         "_garbage",
         "_index_saved_at",
         "_indexes_due",
+        "_settle_offset",
+        "_slots",
         "_times_due",
         "checkpoint",
         "end_offset",
@@ -58,6 +60,33 @@ class Ledger:
         self._index_saved_at = recovered.index_saved_bytes
         self._garbage: list[Segment] = []
         self._times_due = recovered.times_due
+        self._slots = (0, recovered.checkpoint.segment_base)
+        self._settle_offset = 0
+
+    @property
+    def settled_offset(self) -> int:
+        """The lowest segment that a slot of the checkpoint on disk may speak of; those below may change their size."""
+        return min(self._slots)
+
+    def settle(self) -> None:
+        """Checkpoints are wanted, so that `settled_offset` moves up to where the log is durable now: two of them."""
+        self._settle_offset = self.segment.base_offset
+
+    @property
+    def settling(self) -> bool:
+        """Is one of them still to be written?"""
+        return self.settled_offset < self._settle_offset
+
+    def checkpointed(self, chores: Chores) -> None:
+        """The checkpoint of some housekeeping is on disk: the slot that was not written is the one before."""
+        if chores.generation == self.generation:
+            self._slots = (self._slots[1], chores.checkpoint.segment_base)
+
+    def segments_replaced(self, old: Sequence[Segment], new: Segment) -> None:
+        """Compaction made one segment of several."""
+        self._indexes_due = [segment for segment in self._indexes_due if segment not in old]
+        self._indexes_due.append(new)
+        self._times_due = True
 
     def segment_closed(self, segment: Segment) -> None:
         """A segment was closed and a new file made."""
@@ -86,6 +115,8 @@ class Ledger:
         self._directory_dirty = self.epochs_dirty = False
         self._index_saved_at = 0
         self._times_due = True  # the file went with the truncation
+        self._slots = (min(self._slots[0], segment.base_offset), min(self._slots[1], segment.base_offset))
+        self._settle_offset = 0
 
     def prepare_sync(self, active: Segment, epochs: EpochList) -> SyncWork | None:
         """What makes the log durable up to the end of its active segment as it is now; None when it is."""
@@ -94,7 +125,7 @@ class Ledger:
             return None
         work = SyncWork(
             directory=self._directory,
-            closing=tuple(segment.file for segment in self._closed if segment.file is not None),
+            closing=tuple(s.file for s in self._closed if s.file is not None) if self._closed else (),
             active=active.file,  # type: ignore[arg-type]  # an active segment holds its file
             directory_dirty=self._directory_dirty,
             epochs=epochs.encode() if self.epochs_dirty else None,
@@ -125,6 +156,13 @@ class Ledger:
             self._directory_dirty |= work.directory_dirty
             self.epochs_dirty |= work.epochs is not None
 
+    @property
+    def checkpoint_lag_bytes(self) -> int:
+        """Durable bytes of the segment that is synced which the checkpoint does not speak of yet."""
+        if self.checkpoint.segment_base != self.segment.base_offset:
+            return self.position
+        return self.position - self.checkpoint.position
+
     def has_chores(self, start_offset: int, active: Segment | None = None) -> bool:
         """Is there something on disk that should follow what is durable by now? With `active`, its index counts too."""
         return (
@@ -133,6 +171,7 @@ class Ledger:
             or self.checkpoint.start_offset != min(start_offset, self.end_offset)
             or bool(self._indexes_due)
             or self._times_due
+            or self.settling
             or any(segment.end_offset <= self.checkpoint.start_offset for segment in self._garbage)
         )
 
@@ -181,7 +220,9 @@ class Ledger:
         """
         if chores.generation != self.generation:
             return
-        if not checkpointed:
+        if checkpointed:
+            self.checkpointed(chores)
+        else:
             self.checkpoint = chores.previous
         trimmed = set(self._garbage)
         self._indexes_due[:0] = [

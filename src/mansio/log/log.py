@@ -7,8 +7,9 @@ Always true:
 * `start_offset <= durable_end_offset <= end_offset`; the offsets between start and end are all there, in order.
 * `durable_end_offset` is an end that a *finished* sync covers, taken when that sync started. It only moves up, but for
   `truncate_to`.
-* A batch is written with one system call, at the end of the newest segment; a segment's file ends where its last batch
-  ends. A segment is closed for good when the next one is made.
+* A batch is written with one system call, at the end of the newest segment. A segment is closed for good when the next
+  one is made; then its file ends where its last batch ends. The newest one's file may be longer: it grows ahead of its
+  batches in steps, zeros being no batch, because a sync that need not record a new length takes a third less time.
 * After a failed write that could not be taken back, or a failed sync, `failure` is set and no append is taken any more
   (after a failed fsync the page cache lies: trying again would report success for lost bytes).
 
@@ -25,11 +26,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import ConcurrentChange, FencedLeaderEpoch, OffsetOutOfRange, StorageError
 from mansio.log import lookup
+from mansio.log.compaction_state import NamesNotSynced
+from mansio.log.compaction_swap import CompactionDesk
 from mansio.log.files import FileCache, max_timestamp_of
 from mansio.log.index import SparseIndex
 from mansio.log.ledger import Ledger
 from mansio.log.recovery import Recovered, recover, verify_segment
-from mansio.log.segment import Segment, read_exactly, walk
+from mansio.log.segment import Segment, read_exactly
 from mansio.log.settings import LogSettings
 from mansio.log.sync_work import NO_ROOM, NoRoom, SyncWork
 from mansio.log.table import SegmentTable
@@ -50,6 +53,8 @@ _FRONT = struct.Struct(">qii")  # base offset, batch length, leader epoch: what 
 _FRONT_BYTES = 16
 _MAX_TIMESTAMP = struct.Struct(">q")
 _MAX_TIMESTAMP_POSITION = 35
+ROOM_BYTES_MIN = 64 << 10  # how far a file grows ahead: by its own size, between these
+ROOM_BYTES_MAX = 1 << 20
 _NOTHING_OPENED = NO_ROOM | {errno.EMFILE, errno.ENFILE}
 
 
@@ -73,7 +78,10 @@ class LogSlice(NamedTuple):
 
 
 class SegmentInfo(NamedTuple):
-    """One segment, for retention and for people. `max_timestamp_ms` is the largest in it (`NO_TIMESTAMP`: empty)."""
+    """One segment, for retention and for people. `max_timestamp_ms` is the largest in it (`NO_TIMESTAMP`: empty).
+
+    Where no record has a timestamp it is when the file was last written, as in Kafka.
+    """
 
     base_offset: int
     end_offset: int
@@ -117,15 +125,18 @@ class Log:
         self._disk = disk
         self._clock = clock
         self._files = files
-        self._table = SegmentTable(recovery.segments, files)
+        self._table = SegmentTable(recovery.segments, files, recovery.compaction.sparse_end_offset)
         self._active = self._table.active
         self._active.end_offset = recovery.end_offset
         self._front = bytearray(_FRONT_BYTES)
         self._roll_at = clock.monotonic() + settings.segment_ms / 1000
-        self._segment_bytes = settings.segment_bytes
+        self._file_bytes = self._active.size  # of the active segment's file, with the room ahead
+        self._usual_bytes = self._file_bytes  # an append that ends above takes the rare path
         self._places: dict[int, tuple[Segment, int]] = {}
         self._ledger = Ledger(directory, recovery)
         self._no_room_said = False
+        self.keeping_house = False
+        self.compaction = CompactionDesk(self._table, files, self._ledger, self._places, recovery.compaction)
 
     @classmethod
     def open(
@@ -163,15 +174,33 @@ class Log:
 
     def segments(self) -> list[SegmentInfo]:
         """All segments, oldest first."""
-        return [
-            SegmentInfo(s.base_offset, s.end_offset, s.size, max_timestamp_of(s, self._files))
-            for s in self._table.segments
-        ]
+        return [*self.closed_segments(), self.active_segment()]
+
+    def closed_segments(self) -> Iterator[SegmentInfo]:
+        """All but the newest, oldest first, one by one: who stops early does not pay for the rest.
+
+        The log must not change meanwhile.
+        """
+        for at in range(len(self._table.segments) - 1):
+            yield self._information(self._table.segments[at])
+
+    def active_segment(self) -> SegmentInfo:
+        """The newest segment, the one that is written to."""
+        return self._information(self._active)
+
+    def _information(self, segment: Segment) -> SegmentInfo:
+        timestamp = max_timestamp_of(segment, self._files)
+        if timestamp < 0 and segment.size:
+            try:
+                timestamp = self._disk.modified_ms(segment.path)
+            except OSError as error:
+                raise StorageError(f"cannot ask when {segment.path} was written: {error}") from error
+        return SegmentInfo(segment.base_offset, segment.end_offset, segment.size, timestamp)
 
     def update_settings(self, settings: LogSettings) -> None:
         """Use other settings from the next append on."""
         self._roll_at += (settings.segment_ms - self.settings.segment_ms) / 1000
-        self._segment_bytes = settings.segment_bytes
+        self._usual_bytes = min(self._usual_bytes, settings.segment_bytes)
         self.settings = settings
 
     def assign_leader_epoch(self, epoch: int) -> None:
@@ -199,7 +228,7 @@ class Log:
         position = active.size
         if (
             self.failure is not None
-            or position + size > self._segment_bytes
+            or position + size > self._usual_bytes
             or leader_epoch != self.leader_epochs.last
             or self._clock.monotonic() >= self._roll_at
             or self.end_offset - active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX
@@ -241,14 +270,47 @@ class Log:
         if position == 0:
             self._roll_at = now + self.settings.segment_ms / 1000
         elif (
-            position + size > self._segment_bytes
+            position + size > self.settings.segment_bytes
             or now >= self._roll_at
             or self.end_offset - self._active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX
         ):
             self._roll(now)
         if self.leader_epochs.assign(leader_epoch, self.end_offset):
             self._ledger.epochs_dirty = True
+        self._make_room(self._active.size + size)
         return self._active
+
+    def _make_room(self, needed_bytes: int) -> None:
+        """Let the active file grow to what is needed and some more, within the size of a segment."""
+        if needed_bytes <= self._usual_bytes:
+            return
+        ahead = min(max(needed_bytes, ROOM_BYTES_MIN), ROOM_BYTES_MAX)
+        grown = max(needed_bytes, min(needed_bytes + ahead, self.settings.segment_bytes))
+        try:
+            self._active.file.truncate(grown)  # type: ignore[union-attr]  # an active segment holds its file
+        except OSError as error:
+            raise self._append_failed(error, self._active.size) from error
+        self._file_bytes = self._usual_bytes = grown
+
+    def _give_room_back(self) -> None:
+        """End the active file where its last batch ends. Raises `OSError`."""
+        if self._file_bytes > self._active.size:
+            self._active.file.truncate(self._active.size)  # type: ignore[union-attr]  # an active segment holds its file
+            self._file_bytes = self._usual_bytes = self._active.size
+
+    def roll(self) -> bool:
+        """Close the active segment now, so that retention and compaction can see it. False when it holds nothing.
+
+        The new segment has to be synced: ask a `Syncer` for it. Raises `StorageError` as `append` does.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if self.closed:
+            raise StorageError(f"the log {self.directory} is closed")
+        if self.end_offset == self._active.base_offset:
+            return False
+        self._roll(self._clock.monotonic())
+        return True
 
     def _roll(self, now: float) -> None:
         """Close the active segment and make the next one. The old one is synced before an end in the new one counts."""
@@ -256,6 +318,7 @@ class Log:
         try:
             segment.file = self._disk.open(segment.path, create=True)
             segment.file.truncate(0)  # left over from an attempt that failed after making it
+            self._give_room_back()
         except OSError as error:
             if error.errno in _NOTHING_OPENED:
                 raise StorageError(f"cannot begin the segment {segment.path}: {error}") from error
@@ -265,6 +328,7 @@ class Log:
         self._ledger.segment_closed(closing)
         self._table.add(segment)
         self._active = segment
+        self._file_bytes = self._usual_bytes = 0
         self._roll_at = now + self.settings.segment_ms / 1000
         if closing.end_offset <= self.start_offset:
             self._drop_trimmed()
@@ -276,6 +340,7 @@ class Log:
                 self._active.file.truncate(position)  # type: ignore[union-attr]  # an active segment holds its file
             except OSError as second:
                 return self.fail(second, message)
+            self._file_bytes = self._usual_bytes = position
             return StorageError(f"{message}: {error}")
         return self.fail(error, message)
 
@@ -307,6 +372,8 @@ class Log:
         segment, position = place if place is not None else self._table.locate(offset)
         if position >= segment.size:  # remembered as the end of what was the newest segment then
             segment, position = self._table.locate(offset)
+            if position >= segment.size:  # compaction left nothing from here on
+                return None
         segment_end, stop = segment.end_offset, segment.size
         next_offset = segment_end
         if limit_offset < segment_end:
@@ -320,7 +387,8 @@ class Log:
         if stop - position > max_bytes:
             stop, next_offset = lookup.cut(segment, file, self._files, position, stop, max_bytes, next_offset)
         places = self._places
-        if next_offset not in places:
+        # One batch larger than asked for: only its own header says where it ends, and it may be damaged.
+        if next_offset not in places and stop - position <= max_bytes:
             if len(places) >= PLACES_MAX:
                 del places[next(iter(places))]
             if stop < segment.size or segment is self._active:
@@ -350,7 +418,10 @@ class Log:
         count = 0
         for segment in self._table.segments:
             file, end = self._files.file(segment), segment.end_offset
-            count += verify_segment(file, segment.base_offset, segment.size, end, self.leader_epochs)
+            sparse_end = self._table.sparse_end_offset
+            count += verify_segment(
+                file, segment.base_offset, segment.size, end, self.leader_epochs, sparse_end
+            )
         return count
 
     def offset_for_time(self, timestamp_ms: int, limit_offset: int) -> tuple[int, int, int] | None:
@@ -389,7 +460,12 @@ class Log:
             self.on_chores()
 
     def _drop_trimmed(self) -> None:
-        """Segments wholly below the start leave the log; their files go with the next chores."""
+        """Segments wholly below the start leave the log; their files go with the next chores.
+
+        Not while compaction swaps segments: then when it has.
+        """
+        if self.compaction.busy:
+            return
         self._ledger.segments_trimmed(self._table.drop_below(self.start_offset))
 
     def truncate_to(self, offset: int) -> None:
@@ -403,15 +479,13 @@ class Log:
             return
         if offset < self.start_offset:
             raise OffsetOutOfRange(f"cannot truncate to {offset}, the log starts at {self.start_offset}")
-        if self.busy:
+        if self.busy or self.compaction.busy:
             raise ConcurrentChange(f"{self.directory} is being synced; truncate when that is done")
-        segment, position = self._table.locate(offset)
-        end = next(walk(self._files.file(segment), position, segment.size, segment.base_offset))[
-            1
-        ].base_offset
+        segment, position, end = self._table.cut_at(offset)
         end = max(end, self.start_offset)
         self._places.clear()
         try:
+            self.compaction.truncating(self._disk, end)
             take_back(
                 self._disk,
                 self._table,
@@ -424,9 +498,10 @@ class Log:
                 start_offset=self.start_offset,
                 index_interval_bytes=self.settings.index_interval_bytes,
             )
-        except OSError as error:
+        except (OSError, NamesNotSynced) as error:
             raise self.fail(error, f"cannot truncate {self.directory}") from error
         self._active = segment
+        self._file_bytes = self._usual_bytes = position
         self.end_offset = self.durable_end_offset = end
 
     # Becoming durable: the values that `Syncer` carries to its thread, and what comes back
@@ -457,11 +532,19 @@ class Log:
         """Is there something on disk that should follow what is durable by now?"""
         return self.failure is None and not self.closed and self._ledger.has_chores(self.start_offset)
 
+    @property
+    def checkpoint_lag_bytes(self) -> int:
+        """About so many bytes, durable by now, would be read and written again after a crash."""
+        return self._ledger.checkpoint_lag_bytes
+
     def prepare_chores(self, *, closing: bool = False) -> Chores | None:
         """The housekeeping that is due: checkpoint, index files, removal of trimmed segments."""
+        if self.compaction.busy:
+            return None
         if not self.has_chores and not (closing and self._ledger.has_chores(self.start_offset, self._active)):
             return None
         self.busy += 1
+        self.keeping_house = True
         snapshot_bytes = self.settings.index_snapshot_bytes
         return self._ledger.prepare_chores(
             self._table.segments, self.start_offset, snapshot_bytes, closing=closing
@@ -470,6 +553,7 @@ class Log:
     def finish_chores(self, chores: Chores, error: BaseException | None) -> None:
         """The housekeeping ended. `NoRoom`: it is due again."""
         self.busy -= 1
+        self.keeping_house = False
         if isinstance(error, NoRoom):
             self._ledger.put_back_chores(chores, checkpointed=error.checkpointed)
             self._say_no_room(error)
@@ -478,12 +562,15 @@ class Log:
             self.fail(error, f"cannot keep house in {self.directory}")
             return
         self._no_room_said = False
+        self._ledger.checkpointed(chores)
         # Only now: had the epochs been forgotten first, a crash could bring back records without theirs.
         self.leader_epochs.trim_to(chores.checkpoint.start_offset)
         for due in chores.indexes:
             if due.closed:
                 due.segment.max_timestamp_ms = due.sparse.max_timestamp_ms
                 due.segment.index = None
+        if self._ledger.settling and self.on_chores is not None:
+            self.on_chores()
 
     def _say_no_room(self, error: NoRoom) -> None:
         """One line per spell of a full disk."""
@@ -513,6 +600,26 @@ class Log:
             raise self.failure or StorageError(str(error)) from error
         finish(work, None)
 
+    # Compaction (see `compaction_run`)
+
+    @property
+    def generation(self) -> int:
+        """Another one after each truncation, and when the log has ended: what was prepared before counts no more."""
+        return self._ledger.generation
+
+    def compaction_rests(self) -> None:
+        """A swap, or a note about compaction, is done with: what had to wait for it goes on."""
+        self.compaction.busy = False
+        self._drop_trimmed()
+        if self.on_chores is not None:
+            self.on_chores()
+
+    def want_checkpoint(self) -> None:
+        """Have a checkpoint written although the log did not move: compaction needs one that names newer segments."""
+        self._ledger.settle()
+        if self.on_chores is not None and self.has_chores:
+            self.on_chores()
+
     # Ending
 
     def close(self, *, save: bool = True) -> None:
@@ -527,20 +634,25 @@ class Log:
                 self._run_inline(self.prepare_sync(), self.finish_sync)
                 if not self.busy:
                     self._run_inline(self.prepare_chores(closing=True), self.finish_chores)
+                self._give_room_back()
+        except OSError as error:
+            raise StorageError(f"cannot shorten {self._active.path}: {error}") from error
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
         self.closed = True
-        self._segment_bytes = -1  # an append now takes the rare path, which refuses
+        self._usual_bytes = -1  # an append now takes the rare path, which refuses
         self._places.clear()
         self._ledger.let_go()
+        # They refer back to the log: descriptors must not wait for the collector.
+        self.on_durable = self.on_failure = _ignore
         for segment in self._table.segments:
             self._files.forget(segment)
 
     def delete(self) -> None:
         """Remove the log and everything in its directory. Not while a sync of this log runs (`busy`)."""
-        if self.busy:
+        if self.busy or self.compaction.busy:
             raise ConcurrentChange(f"{self.directory} is being synced; delete it when that is done")
         self._let_go()
         try:

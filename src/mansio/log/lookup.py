@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.errors import CorruptLog, CorruptMessage, RequestError
+from mansio.errors import CorruptLog, CorruptMessage, InvalidRecord, RequestError
 from mansio.log.files import max_timestamp_of
 from mansio.log.index import NO_TIMESTAMP
 from mansio.log.segment import read_exactly, walk
-from mansio.wire.records import check_batch, read_records
+from mansio.wire.records import check_stored_batch, read_records
 
 if TYPE_CHECKING:
     from mansio.log.files import FileCache
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from mansio.wire.records import BatchHeader, Record
 
     Found = tuple[int, int, int]  # offset, timestamp in ms, leader epoch
+
+OPENED_RECORDS_MAX = 100_000
+"""A batch of more records is not opened for a look-up, which happens on the broker's loop."""
+
+OPENED_BYTES_MAX = 32 << 20
+"""A compressed batch that becomes more than this is not opened for a look-up, whatever the log's own bound is."""
 
 
 def cut(
@@ -179,14 +185,19 @@ def _open_batch(
 ) -> list[Record] | None:
     """The records of one batch. None when they cannot be had although the batch is as it was written (its CRC).
 
-    A client can write such a batch, and it must not cost others their look-ups. A wrong CRC is `CorruptLog`.
+    A client can write such a batch, and it must not cost others their look-ups, nor their time: one that becomes very
+    many records, or very large, is not opened. A wrong CRC is `CorruptLog`.
     """
     data = read_exactly(file, header.batch_length + 12, position)
     try:
+        if header.record_count > OPENED_RECORDS_MAX:
+            raise InvalidRecord(f"{header.record_count} records are too many to look at")
+        if header.codec:
+            output_bytes_max = min(output_bytes_max, OPENED_BYTES_MAX)
         return read_records(data, max_output_bytes=output_bytes_max)
     except RequestError as error:
         try:
-            check_batch(data)
+            check_stored_batch(data)
         except CorruptMessage as damage:
             message = f"{file.path} holds a batch at {position} that cannot be read: {damage}"
             raise CorruptLog(message) from error

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from crc32c import crc32c
 
 if TYPE_CHECKING:
-    from mansio.ports import Disk
+    from mansio.ports import Disk, DiskFile
 
 _HEAD = struct.Struct(">8sHHI")  # magic, version, zero, payload length
 _FOOTER = struct.Struct(">I")
@@ -41,18 +41,27 @@ def unseal(magic: bytes, version: int, data: bytes) -> bytes | None:
 
 def write_sealed(disk: Disk, path: str, data: bytes, *, durable: bool) -> None:
     """Replace `path` by `data` (from `seal`) atomically. `durable`: on stable storage, name and all, on return."""
-    temporary = path + TEMPORARY_SUFFIX
-    file = disk.open(temporary, create=True)
+    file = prepare_sealed(disk, path, data)
     try:
-        file.truncate(0)
-        file.write_at([data], 0)
         if durable:
             file.sync()
     finally:
         file.close()
-    disk.rename(temporary, path)
+    disk.rename(path + TEMPORARY_SUFFIX, path)
     if durable:
         disk.sync_directory(path.rpartition("/")[0])
+
+
+def prepare_sealed(disk: Disk, path: str, data: bytes) -> DiskFile:
+    """Write the file that is going to replace `path`, under its temporary name; neither synced nor renamed."""
+    file = disk.open(path + TEMPORARY_SUFFIX, create=True)
+    try:
+        file.truncate(0)
+        file.write_at([data], 0)
+    except BaseException:
+        file.close()
+        raise
+    return file
 
 
 def read_sealed(disk: Disk, path: str, magic: bytes, version: int) -> bytes | None:

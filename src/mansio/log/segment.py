@@ -29,11 +29,22 @@ PREFIX_BYTES = 12  # base offset and length, which a batch's own length field le
 
 class Segment:
     """A segment of one log. `file` is held while the segment is written or not yet durable, `index` likewise.
+    `replaced`: compaction has taken it out of the log; it keeps its file for who still reads it, and the index file of
+    its name belongs to another one.
 
     `end_offset` and `size` are final once the segment is closed; for the active one `end_offset` is kept by the log.
     """
 
-    __slots__ = ("base_offset", "directory", "end_offset", "file", "index", "max_timestamp_ms", "size")
+    __slots__ = (
+        "base_offset",
+        "directory",
+        "end_offset",
+        "file",
+        "index",
+        "max_timestamp_ms",
+        "replaced",
+        "size",
+    )
 
     def __init__(self, directory: str, base_offset: int, size: int = 0) -> None:
         self.directory = directory
@@ -43,6 +54,7 @@ class Segment:
         self.file: DiskFile | None = None
         self.index: SparseIndex | None = None
         self.max_timestamp_ms: int | None = None
+        self.replaced = False
 
     @property
     def path(self) -> str:

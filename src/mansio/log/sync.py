@@ -13,19 +13,27 @@ does never keeps the others of a job from being finished.
 from __future__ import annotations
 
 import logging
+from itertools import chain, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.log.sync_work import Chores, NoRoom, SyncWork, telling_no_room
+from mansio.errors import StorageError
+from mansio.log.sync_work import Chores, NoRoom, SyncWork, run_chores
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from mansio.log.log import Log
-    from mansio.ports import Background, Disk, Scheduler, Timer
+    from mansio.ports import Background, Clock, Disk, Scheduler, Timer
 
 SYNC_ALL_FILES_MIN = 4  # from so many files on one syncfs is quicker than syncing each: see the ADR
 BACKGROUND_SYNC_INTERVAL_MS = 100
 CHECKPOINT_INTERVAL_MS = 1000
+CHORES_TOGETHER_MAX = 256  # logs looked after in one job: so long a sync that is asked for meanwhile waits
+CHECKPOINT_LAG_BYTES_MAX = 64 << 20
+"""Housekeeping waits no longer when so much of a log lies above its checkpoint: recovery would have to read all of it,
+and write it again."""
+SYNCS_BEFORE_CHORES_MAX = 16
+"""Housekeeping that is due lets so many syncs go first, or a busy broker never did any."""
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +52,7 @@ class Syncer:
     `background_sync_interval_ms`: how long a request that nobody waits for may be put off.
     `checkpoint_interval_ms`: how old a checkpoint may get while its log moves. Both need a `scheduler`; without one
     every request is urgent and checkpoints are written after each sync.
+    `observe_s` is told, on the thread, how long each sync took by `clock`.
     """
 
     def __init__(
@@ -56,8 +65,12 @@ class Syncer:
         background_sync_interval_ms: int = BACKGROUND_SYNC_INTERVAL_MS,
         checkpoint_interval_ms: int = CHECKPOINT_INTERVAL_MS,
         sync_all_files_min: int = SYNC_ALL_FILES_MIN,
+        clock: Clock | None = None,
+        observe_s: Callable[[float], None] | None = None,
     ) -> None:
         self._disk = disk
+        self._clock = clock
+        self._observe_s = observe_s
         self._background = background
         self._root = root
         self._scheduler = scheduler
@@ -66,12 +79,14 @@ class Syncer:
         self._sync_all_files_min = sync_all_files_min
         self._dirty: dict[Log, None] = {}
         self._later: dict[Log, None] = {}
-        self._untidy: dict[Log, None] = {}
+        self._untidy: dict[Log, None] = {}  # to be looked after at the next tidy interval
+        self._tidy_now: dict[Log, None] = {}  # the interval is over
         self._put_back: dict[Log, None] = {}
+        self._start_waits: dict[Log, list[tuple[int, Callable[[StorageError | None], None]]]] = {}
         self._running = False
         self._later_timer: Timer | None = None
         self._tidy_timer: Timer | None = None
-        self._tidy_due = False
+        self._syncs_before_chores = 0
         self._sync_all_trusted = True
         self.syncs = 0
         self.sync_alls = 0
@@ -85,8 +100,20 @@ class Syncer:
     def forget(self, log: Log) -> None:
         """No new sync for this log. One that runs may still end after this."""
         log.on_chores = None
-        for waiting in (self._dirty, self._later, self._untidy, self._put_back):
+        for waiting in (self._dirty, self._later, self._untidy, self._tidy_now, self._put_back):
             waiting.pop(log, None)
+        for _, done in self._start_waits.pop(log, ()):
+            done(StorageError(f"{log.directory} was closed"))
+
+    def keep_start(self, log: Log, done: Callable[[StorageError | None], None]) -> None:
+        """Write down where the log starts now, soon; then `done(None)`: what was trimmed stays gone after a crash.
+
+        `done(error)` when it could not be written; for want of room it is tried again nevertheless.
+        """
+        self._start_waits.setdefault(log, []).append((log.start_offset, done))
+        self._tidy_now[log] = None
+        if not self._running:
+            self._start()
 
     def request(self, log: Log, *, urgent: bool = True) -> None:
         """Make what the log holds now durable: soon (`urgent`), or within `background_sync_interval_ms`."""
@@ -126,7 +153,16 @@ class Syncer:
             self._start()
 
     def _start(self) -> None:
-        """Hand the next job to the thread: a sync if any log is dirty, else housekeeping if that is due."""
+        """Hand the next job to the thread: a sync if any log is dirty, else housekeeping if that is due.
+
+        Housekeeping comes first when somebody waits for it, or when it has let enough syncs go before.
+        """
+        if (
+            self._tidy_now
+            and (self._start_waits or self._syncs_before_chores >= SYNCS_BEFORE_CHORES_MAX)
+            and self._start_chores()
+        ):
+            return
         works = []
         for log in self._dirty:
             work = log.prepare_sync()
@@ -135,28 +171,59 @@ class Syncer:
         self._dirty.clear()
         if works:
             self._running = True
+            self._syncs_before_chores += bool(self._tidy_now)
             self._background.submit(
-                lambda: self._sync(works), lambda done, error: self._synced(works, done, error)
+                lambda: self._timed_sync(works), lambda done, error: self._synced(works, done, error)
             )
             return
-        if self._tidy_due or (self._scheduler is None and self._untidy):
+        if self._tidy_now or (self._scheduler is None and self._untidy):
             self._start_chores()
 
-    def _start_chores(self) -> None:
-        self._tidy_due = False
+    def _start_chores(self) -> bool:
+        """Hand the housekeeping that is due to the thread, of so many logs at a time that syncs which come meanwhile
+        do not wait long; False when there is none."""
+        self._syncs_before_chores = 0
         chores = []
-        for log in self._untidy:
+        nothing_due = []
+        if self._scheduler is None and not self._tidy_now:
+            self._tidy_now, self._untidy = self._untidy, {}
+        awaited = [log for log in self._tidy_now if log in self._start_waits] if self._start_waits else []
+        for log in list(islice(dict.fromkeys(chain(awaited, self._tidy_now)), CHORES_TOGETHER_MAX)):
+            del self._tidy_now[log]
             due = log.prepare_chores()
             if due is not None:
                 chores.append((log, due))
-        self._untidy.clear()
+            elif log in self._start_waits and not log.compaction.busy:  # when it rests, it asks again
+                nothing_due.append(log)
         if chores:
             self._running = True
             self._background.submit(
                 lambda: self._tidy(chores), lambda done, error: self._tidied(chores, done, error)
             )
+        for log in nothing_due:  # its start is on disk already, or it takes no more writes
+            self._start_kept(log, log.start_offset, log.failure)
+        return bool(chores)
+
+    def _start_kept(self, log: Log, start_offset: int, error: StorageError | None) -> None:
+        """The start of a log is on disk, or that failed: tell those who wait for it."""
+        waits = self._start_waits.pop(log, [])
+        later = [wait for wait in waits if error is None and wait[0] > start_offset]
+        if later:
+            self._start_waits[log] = later
+        for wanted, done in waits:
+            if error is not None or wanted <= start_offset:
+                done(error)
 
     # On the thread
+
+    def _timed_sync(self, works: Sequence[tuple[Log, SyncWork]]) -> list[Outcome]:
+        """Sync, and tell how many seconds it took: the time of the disk, without that of the loop."""
+        if self._clock is None or self._observe_s is None:
+            return self._sync(works)
+        began = self._clock.monotonic()
+        outcomes = self._sync(works)
+        self._observe_s(self._clock.monotonic() - began)
+        return outcomes
 
     def _sync(self, works: Sequence[tuple[Log, SyncWork]]) -> list[Outcome]:
         together = self._together(sum(work.file_count for _, work in works))
@@ -189,32 +256,9 @@ class Syncer:
         return outcomes
 
     def _tidy(self, chores: Sequence[tuple[Log, Chores]]) -> list[Outcome]:
-        together = self._together(len(chores))
-        outcomes = []
-        ready = []
-        for log, work in chores:
-            try:
-                work.write_checkpoint(self._disk, sync=not together)
-            except (OSError, NoRoom) as error:
-                outcomes.append(Outcome(log, work, error))
-            else:
-                ready.append((log, work))
-        if together and ready:
-            try:
-                with telling_no_room("checkpoints"):
-                    if not self._sync_all():
-                        for _, work in ready:
-                            self._disk.open(work.checkpoint_path).sync()
-            except (OSError, NoRoom) as error:
-                return outcomes + [Outcome(log, work, error) for log, work in ready]
-        for log, work in ready:
-            failed: BaseException | None = None
-            try:
-                work.follow(self._disk)
-            except (OSError, NoRoom) as error:
-                failed = error
-            outcomes.append(Outcome(log, work, failed))
-        return outcomes
+        together = self._sync_all if self._together(len(chores)) else None
+        failed = run_chores(self._disk, [work for _, work in chores], together)
+        return [Outcome(log, work, error) for (log, work), error in zip(chores, failed, strict=True)]
 
     def _together(self, files: int) -> bool:
         return self._sync_all_trusted and files >= self._sync_all_files_min
@@ -269,10 +313,13 @@ class Syncer:
                 if defect is not None:
                     logger.error("a listener of %s failed", log.directory, exc_info=error)
                 defect = defect or error
+            if isinstance(work, Chores) and log in self._start_waits:
+                refused = None if failed is None else log.failure or StorageError(str(failed))
+                self._start_kept(log, work.checkpoint.start_offset, refused)
             if log.on_chores is not None:
                 self._look_after(log, no_room=isinstance(failed, NoRoom), synced=isinstance(work, SyncWork))
         self._running = False
-        if self._dirty or self._tidy_due or (syncs and self._scheduler is None):
+        if self._dirty or self._tidy_now or (syncs and self._scheduler is None):
             self._start()
         if defect is not None:
             raise defect
@@ -283,6 +330,9 @@ class Syncer:
             self._put_back[log] = None
         if no_room or (synced and log.has_chores):
             self._untidy_log(log)
+        if not no_room and synced and log.checkpoint_lag_bytes >= CHECKPOINT_LAG_BYTES_MAX:
+            self._untidy.pop(log, None)
+            self._tidy_now[log] = None
 
     def _untidy_log(self, log: Log) -> None:
         self._untidy[log] = None
@@ -293,7 +343,8 @@ class Syncer:
 
     def _tidy_is_due(self) -> None:
         self._tidy_timer = None
-        self._tidy_due = True
+        self._tidy_now.update(self._untidy)
+        self._untidy.clear()
         self._dirty.update(self._put_back)
         self._put_back.clear()
         if not self._running:

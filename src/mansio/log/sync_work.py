@@ -22,7 +22,7 @@ from mansio.log.sealed import write_sealed
 from mansio.log.times import TIMES_NAME, encode_times
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from mansio.log.index import SparseIndex
     from mansio.log.segment import Segment
@@ -132,12 +132,23 @@ class Chores(NamedTuple):
 
     def write_checkpoint(self, disk: Disk, *, sync: bool) -> None:
         """Write the checkpoint; without `sync` the caller syncs the file system before `follow`."""
-        with telling_no_room(f"the checkpoint of {self.directory}"):
+        try:
             write_checkpoint(disk, self.checkpoint_path, self.checkpoint, sync=sync)
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+            raise NoRoom(f"no room for the checkpoint of {self.directory}: {error}") from error
 
     def follow(self, disk: Disk) -> None:
         """What the checkpoint, which must be durable, allows: remove trimmed segments; then save indexes and times."""
+        trimmed = bool(self.garbage) or self.checkpoint.start_offset > self.previous.start_offset
+        if not trimmed and not self.indexes and self.times is None:
+            return
         with telling_no_room(f"the housekeeping of {self.directory}", checkpointed=True):
+            if trimmed:
+                # Were one slot damaged, the other would bring back what was trimmed, or ask for segments that are gone.
+                older = self.checkpoint._replace(sequence=self.checkpoint.sequence - 1)
+                write_checkpoint(disk, self.checkpoint_path, older)
             for segment in self.garbage:
                 remove_segment_files(disk, segment)
             for due in self.indexes:
@@ -146,3 +157,34 @@ class Chores(NamedTuple):
             if self.times is not None:
                 path = f"{self.directory}/{TIMES_NAME}"
                 write_sealed(disk, path, encode_times(self.times), durable=False)
+
+
+def run_chores(
+    disk: Disk, works: Sequence[Chores], sync_all: Callable[[], bool] | None
+) -> list[OSError | NoRoom | None]:
+    """Do the housekeeping of several logs; for each, in their order, what it failed with.
+
+    With `sync_all` (see `Disk.sync_all`) all checkpoints become durable at once; without it each by itself.
+    """
+    failed: list[OSError | NoRoom | None] = [None] * len(works)
+    for number, work in enumerate(works):
+        try:
+            work.write_checkpoint(disk, sync=sync_all is None)
+        except (OSError, NoRoom) as error:
+            failed[number] = error
+    written = [work for number, work in enumerate(works) if failed[number] is None]
+    if sync_all is not None and written:
+        try:
+            with telling_no_room("checkpoints"):
+                if not sync_all():
+                    for work in written:
+                        disk.open(work.checkpoint_path).sync()
+        except (OSError, NoRoom) as error:
+            return [error if one is None else one for one in failed]
+    for number, work in enumerate(works):
+        if failed[number] is None:
+            try:
+                work.follow(disk)
+            except (OSError, NoRoom) as error:
+                failed[number] = error
+    return failed

@@ -2,8 +2,9 @@
 
 Always true: there is at least one segment, the last is the active one; the others' sizes and ends are final, and each
 one's end offset is the next one's base. `_highest[n]` is the largest timestamp of the segments 1 to n + 1: of closed
-ones only, and not of the first, of which a trim may have left a part. What is dropped here still has its file: whoever
-drops it sees to that.
+ones only, and not of the first, of which a trim may have left a part. Below `sparse_end_offset` compaction may have
+left gaps between batches and segments without any; an offset in a gap leads to the next batch. What is dropped here
+still has its file: whoever drops it sees to that.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mansio.log.files import max_timestamp_of
 from mansio.log.segment import WALK_CHUNK_BYTES, Segment, walk
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from mansio.log.files import FileCache
     from mansio.ports import DiskFile
@@ -26,10 +27,11 @@ if TYPE_CHECKING:
 class SegmentTable:
     """See the module. `segments` is read by everybody and changed only here."""
 
-    __slots__ = ("_bases", "_files", "_highest", "active", "segments")
+    __slots__ = ("_bases", "_files", "_highest", "active", "segments", "sparse_end_offset")
 
-    def __init__(self, segments: list[Segment], files: FileCache) -> None:
+    def __init__(self, segments: list[Segment], files: FileCache, sparse_end_offset: int = 0) -> None:
         self.segments = segments
+        self.sparse_end_offset = sparse_end_offset
         self.active = segments[-1]
         self._bases = [segment.base_offset for segment in segments]
         self._files = files
@@ -62,17 +64,46 @@ class SegmentTable:
         del self.segments[at:], self._bases[at:], self._highest[max(0, at - 2) :]
         self.active = segment
 
+    def holds(self, segments: Sequence[Segment]) -> bool:
+        """Are these, which are neighbours, in the log?"""
+        at = bisect_left(self._bases, segments[0].base_offset)
+        return self.segments[at : at + len(segments)] == list(segments)
+
+    def replace(self, old: Sequence[Segment], new: Segment) -> None:
+        """`new` takes the place of some neighbours, which are closed."""
+        at = self.segments.index(old[0])
+        for segment in old:
+            self._files.forget(segment)
+        self.segments[at : at + len(old)] = [new]
+        self._bases[at : at + len(old)] = [new.base_offset]
+        self._highest.clear()
+
     def from_offset(self, offset: int) -> list[Segment]:
         """The segments from the one that holds `offset` on."""
         return self.segments[max(0, bisect_right(self._bases, offset) - 1) :]
 
     def locate(self, offset: int) -> tuple[Segment, int]:
-        """The segment that holds `offset` (which is in the log) and the position of its batch."""
+        """The segment that holds `offset` (which is in the log) and the position of its batch, or of the next one.
+
+        The end of the last segment when compaction left nothing from there on.
+        """
+        at = bisect_right(self._bases, offset) - 1
+        segment = self.segments[at]
+        position, base_offset = self.place_of(segment, offset)
+        if position >= segment.size and offset >= self.sparse_end_offset:
+            raise CorruptLog(f"{segment.path} does not hold offset {offset} (it ends at {base_offset})")
+        while position >= segment.size and segment is not self.active:
+            at, position = at + 1, 0
+            segment = self.segments[at]
+        return segment, position
+
+    def cut_at(self, offset: int) -> tuple[Segment, int, int]:
+        """(segment, position, end offset) of a log without the batches that reach to `offset` (in it) or beyond."""
         segment = self.segments[bisect_right(self._bases, offset) - 1]
         position, base_offset = self.place_of(segment, offset)
-        if position >= segment.size:
+        if position >= segment.size and offset >= self.sparse_end_offset:
             raise CorruptLog(f"{segment.path} does not hold offset {offset} (it ends at {base_offset})")
-        return segment, position
+        return segment, position, min(base_offset, offset)
 
     def _highest_timestamps(self) -> list[int]:
         highest = self._highest

@@ -38,16 +38,21 @@ class _Change(NamedTuple):
 class _Inode:
     """The bytes of one file: as they are on the medium, as they are read, and what happened between."""
 
-    __slots__ = ("content", "doomed", "durable", "pending")
+    __slots__ = ("content", "doomed", "durable", "occupied", "pending")
 
     def __init__(self, durable: bytes = b"") -> None:
         self.durable = durable
         self.content = bytearray(durable)
+        self.occupied = len(durable)  # bytes of the disk: room that was never written takes none
         self.pending: list[_Change] = []
         self.doomed: list[_Change] = []
 
     def change(self, change: _Change) -> None:
         _apply(self.content, change)
+        position, data = change
+        self.occupied = (
+            min(self.occupied, position) if data is None else max(self.occupied, position + len(data))
+        )
         self.pending.append(change)
 
     def sync(self) -> None:
@@ -58,6 +63,7 @@ class _Inode:
             for change in self.pending:
                 _apply(content, change)
             self.durable = bytes(content)
+            self.doomed = [old for old in self.doomed if not any(_covers(new, old) for new in self.pending)]
         else:
             self.durable = bytes(self.content)
         self.pending.clear()
@@ -83,6 +89,18 @@ class _Inode:
             for piece in _sectors(changes[keep_first], chance):  # the write the power failed in
                 _apply(content, piece)
         return bytes(content)
+
+
+def _covers(new: _Change, old: _Change) -> bool:
+    """Whether nothing of an old change can show any more once a new one is on the medium.
+
+    A file has one length: the newer counts, and what was written beyond a newer end is gone.
+    """
+    if new.data is None:
+        return old.data is None or old.position >= new.position
+    if old.data is None:
+        return False
+    return new.position <= old.position and old.position + len(old.data) <= new.position + len(new.data)
 
 
 def _apply(content: bytearray, change: _Change) -> None:
@@ -172,7 +190,7 @@ class SimulatedFile:
         if not self._writable:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF), self._path)
         self._disk.called("write", self._path)
-        growth = position + len(data) - len(self._inode.content)
+        growth = position + len(data) - self._inode.occupied
         room = self._disk.room(growth)
         if room < growth:
             part = data[: max(0, len(data) - growth + room)]
@@ -230,6 +248,7 @@ class SimulatedLock:
 class SimulatedDisk:
     """See the module (and `ports.Disk`).
 
+    `modified` is what `modified_ms` says of a path (0 where it has no entry): a test sets it, writing does not.
     `calls` counts every call that may fail; `fail_call` makes one of them fail; `fail_when` decides call by call.
     `on_change` is called after everything that changed the medium or what a crash may leave on it: the moments at which
     a crash test takes its images. `can_sync_all` False makes a system without syncfs.
@@ -242,6 +261,7 @@ class SimulatedDisk:
         self.calls = 0
         self.syncs = 0
         self.locks: set[str] = set()
+        self.modified: dict[str, int] = {}
         self.on_change: Callable[[], object] | None = None
         self.fail_when: Callable[[str, str], int | None] | None = None
         self._failures: dict[int, int] = {}
@@ -251,6 +271,11 @@ class SimulatedDisk:
     def fail_call(self, number: int, code: int = errno.EIO) -> None:
         """The call with this number (counted from 1 over the disk's life) fails with `code` and does nothing."""
         self._failures[number] = code
+
+    def fail_no_more(self) -> None:
+        """Every call succeeds from now on."""
+        self._failures.clear()
+        self.fail_when = None
 
     def crash(self, chance: Random) -> SimulatedDisk:
         """The disk as the next start finds it, if the power fails now."""
@@ -273,6 +298,12 @@ class SimulatedDisk:
         del inode.content[size:]
         inode.durable = bytes(inode.content)
         inode.pending.clear()
+
+    def put_file(self, path: str, data: bytes) -> None:
+        """The file on the medium holds `data`, name and all, whatever it held before."""
+        parent, _, name = path.rpartition("/")
+        directory = self._directories.setdefault(parent, _Directory())
+        directory.entries[name] = directory.durable[name] = _Inode(data)
 
     def files(self) -> dict[str, bytes]:
         """Every file, as it is read now."""
@@ -331,7 +362,7 @@ class SimulatedDisk:
         }
         return sorted((below - {""}) | set(directory.entries))
 
-    def make_directory(self, path: str) -> None:
+    def make_directory(self, path: str, *, durable: bool = True) -> None:  # noqa: ARG002  # names of directories always survive here
         parts = path.split("/")
         for depth in range(1, len(parts) + 1):
             current = "/".join(parts[:depth])
@@ -396,11 +427,14 @@ class SimulatedDisk:
 
     def free_bytes(self, path: str) -> int:  # noqa: ARG002  # one device, one answer
         used = sum(
-            len(inode.content)
-            for directory in self._directories.values()
-            for inode in directory.entries.values()
+            inode.occupied for directory in self._directories.values() for inode in directory.entries.values()
         )
         return max(0, self.capacity_bytes - used)
+
+    def modified_ms(self, path: str) -> int:
+        self.called("stat", path)
+        self._inode(path)
+        return self.modified.get(path, 0)
 
     def lock(self, path: str) -> SimulatedLock:
         if path in self.locks:

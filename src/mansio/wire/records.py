@@ -16,6 +16,7 @@ Always true: nothing here keeps a reference to the caller's buffer; a record tha
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -53,6 +54,10 @@ _CODEC_MASK: Final = 0x07
 _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
+DELETE_HORIZON: Final = 0x40
+"""The base timestamp is the moment from which on compaction removes the batch's tombstones (KIP-534)."""
+
+_VARINTS_KEPT_MAX: Final = 1 << 14
 
 _CODECS: Final = tuple(Codec)
 _CODEC_COUNT: Final = len(_CODECS)
@@ -162,6 +167,47 @@ def check_batch(buffer: Buffer) -> BatchHeader:
     return _new_tuple(BatchHeader, fields)
 
 
+def check_stored_batch(buffer: Buffer) -> BatchHeader:
+    """The header of `buffer`, which must be exactly one sound batch as a log may hold it.
+
+    Compaction leaves batches with fewer records than offsets, down to none. Raises as `check_batch` does.
+    """
+    size = len(buffer)
+    if size < HEADER_BYTES:
+        raise CorruptMessage(f"{size} bytes are too few for a record batch")
+    header = BatchHeader._make(_HEADER.unpack_from(buffer))
+    if header.magic != MAGIC:
+        raise UnsupportedMessageFormat(f"message format {header.magic}; only 2 is kept")
+    if header.size != size:
+        raise CorruptMessage(f"a batch of {header.size} bytes in {size} bytes")
+    if crc32c(memoryview(buffer)[_ATTRIBUTES_POSITION:]) != header.crc:
+        raise CorruptMessage("the CRC-32C of the batch does not match")
+    if header.attributes & _CODEC_MASK >= _CODEC_COUNT:
+        raise UnsupportedCompression(f"there is no compression codec {header.attributes & _CODEC_MASK}")
+    if not 0 <= header.record_count <= header.last_offset_delta + 1:
+        raise InvalidRecord(
+            f"a batch of {header.record_count} records that spans {header.last_offset_delta + 1} offsets"
+        )
+    return header
+
+
+def seal_batch(header: BatchHeader, body: Buffer) -> bytes:
+    """The batch with this header and these (compressed) records. Its length and CRC are worked out here."""
+    checked = _CHECKED_FIELDS.pack(
+        header.attributes,
+        header.last_offset_delta,
+        header.base_timestamp_ms,
+        header.max_timestamp_ms,
+        header.producer_id,
+        header.producer_epoch,
+        header.base_sequence,
+        header.record_count,
+    )
+    length = HEADER_BYTES - LENGTH_OFFSET + len(body)
+    crc = crc32c(body, crc32c(checked))
+    return b"".join((_FRONT.pack(header.base_offset, length, header.leader_epoch, MAGIC, crc), checked, body))
+
+
 def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of each whole batch from `position` on; ends before a partial one, which fetches may
     have.
@@ -253,7 +299,11 @@ def build_batch(
     for delta, (timestamp_ms, key, value, headers) in enumerate(records):
         if timestamp_ms > max_timestamp_ms:
             max_timestamp_ms = timestamp_ms
-        _write_record(out, delta, timestamp_ms - base_timestamp_ms, key, value, headers)
+        if key is None and value is not None and not headers:
+            deltas = _varint(timestamp_ms - base_timestamp_ms) + _varint(delta) + _NULL + _varint(len(value))
+            out += b"%b\0%b%b\0" % (_varint(len(deltas) + len(value) + 2), deltas, value)
+        else:
+            _write_record(out, delta, timestamp_ms - base_timestamp_ms, key, value, headers)
     body: Buffer = out if codec == Codec.NONE else compress(codec, out)
     attributes = codec | (_TRANSACTIONAL if transactional else 0) | (_CONTROL if control else 0)
     checked = _CHECKED_FIELDS.pack(
@@ -362,8 +412,9 @@ def _read_headers(data: bytes, position: int, count: int, end: int) -> tuple[tup
     return tuple(headers), position
 
 
+@lru_cache(maxsize=_VARINTS_KEPT_MAX)
 def _varint(value: int) -> bytes:
-    """A zigzag varint of up to 64 bits."""
+    """A zigzag varint of up to 64 bits. Kept, as lengths and deltas are the same small numbers again and again."""
     number = value << 1 if value >= 0 else ~(value << 1)
     if number < 0x80:
         return _ONE_BYTE[number]

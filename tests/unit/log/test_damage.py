@@ -10,7 +10,7 @@ from mansio.errors import CorruptLog, RequestError
 from mansio.log.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.records import check_batch
-from support.logs import ManualClock, append, check_contents, make_batch
+from support.logs import ManualClock, append, as_stored, check_contents, make_batch
 
 SETTINGS = LogSettings(segment_bytes=700, index_interval_bytes=1)
 DIRECTORY = "/data/p"
@@ -149,8 +149,87 @@ def test_damage_below_the_checkpoint_is_reported_and_nothing_is_cut() -> None:
         append(log, make_batch([n], 50, n))
     log.sync()
     path = f"{DIRECTORY}/{0:020d}.log"
-    size = len(disk.files()[path])
+    size = log.size_bytes
     disk.cut_file(path, size - 1)
     with pytest.raises(CorruptLog, match="were durable"):
         Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     assert len(disk.files()[path]) == size - 1
+
+
+def test_without_a_checkpoint_damage_before_the_last_segment_is_no_torn_tail() -> None:
+    """What follows it was written later, so it was whole once. Nothing is cut."""
+    disk, _ = built()
+    disk.remove(f"{DIRECTORY}/checkpoint")
+    segments = sorted(path for path in disk.files() if path.endswith(".log"))
+    disk.flip_bit(segments[1], 8 * 100)
+    before = disk.files()
+    with pytest.raises(CorruptLog, match="damaged below its durable end"):
+        Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+    assert {path: data for path, data in disk.files().items() if path in segments} == {
+        path: before[path] for path in segments
+    }
+
+
+def test_a_batch_of_an_older_leader_after_the_checkpoint_is_left_over_and_cut() -> None:
+    """Its offset is the next one and its CRC is right: bytes of a tail that was taken back, seen again by a crash."""
+    disk = SimulatedDisk()
+    log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
+    stored = [append(log, make_batch([n], 50, n), leader_epoch=5)[1] for n in range(3)]
+    log.sync()
+    path = f"{DIRECTORY}/{0:020d}.log"
+    left_over = as_stored(make_batch([3], 50, 3), 3, 4)
+    disk.open(path).write_at([left_over], log.size_bytes)
+    again = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
+    check_contents(again, stored)
+    assert again.end_offset == 3
+    assert again.recovery.cut_bytes >= len(left_over)
+
+
+def test_offsets_that_go_back_end_a_walk() -> None:
+    """A base offset is not under its batch's CRC; that it is lower than what came before is all there is to see."""
+    disk = SimulatedDisk()
+    settings = LogSettings(index_interval_bytes=1 << 20)
+    log = Log.open(disk, ManualClock(), DIRECTORY, settings)
+    sizes = [len(append(log, make_batch([n, n], 50, n))[1]) for n in range(4)]
+    log.close()
+    disk.sync_all("/data")
+    disk.flip_bit(f"{DIRECTORY}/{0:020d}.log", 8 * (sizes[0] + sizes[1] + 7) + 2)  # 4 becomes 0
+    again = Log.open(disk, ManualClock(), DIRECTORY, settings)
+    for read in (lambda: list(again.batches(0)), lambda: list(again.batch_headers(0)), again.verify):
+        with pytest.raises(CorruptLog):
+            read()
+    piece = again.read(0, 1, 8)
+    assert piece is not None
+    assert check_batch(piece.read()).base_offset == 0
+
+
+def test_a_file_that_is_shorter_than_it_was_is_said_by_whoever_reads_it() -> None:
+    disk = SimulatedDisk()
+    log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
+    for n in range(3):
+        append(log, make_batch([n], 50, n))
+    log.sync()
+    piece = log.read(0, 1 << 20, 3)
+    assert piece is not None
+    path = f"{DIRECTORY}/{0:020d}.log"
+    for size in (log.size_bytes - 1, 70, 1):
+        disk.cut_file(path, size)
+        for read in (piece.read, lambda: list(log.batches(0))):
+            with pytest.raises(CorruptLog, match=f"ends at {size}"):
+                read()
+
+
+def test_who_read_a_batch_of_damaged_length_leads_nobody_else_astray() -> None:
+    """The next reader comes for the next offset, and is not sent to where the damaged batch seems to end."""
+    disk, stored = built()
+    first = min(path for path in disk.files() if path.endswith(".log"))
+    disk.flip_bit(first, 8 * 11)  # the last byte of the length of the first batch
+    log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+    for _ in range(2):
+        piece = log.read(0, 1, 24)
+        assert piece is not None
+        with pytest.raises(RequestError):
+            check_batch(piece.read())
+        after = log.read(2, 1, 24)
+        assert after is not None
+        assert after.read() == stored[1]

@@ -10,7 +10,7 @@ from mansio.log import index as index_module
 from mansio.log.epochs import EpochList, load_epochs
 from mansio.log.index import SparseIndex, load_index
 from mansio.log.log import SegmentInfo
-from mansio.log.retention import retention_offset
+from mansio.log.retention import expired
 from mansio.log.sealed import write_sealed
 from mansio.testing.disk import SimulatedDisk
 
@@ -78,7 +78,8 @@ SEGMENTS = [SegmentInfo(0, 10, 100, 1000), SegmentInfo(10, 20, 100, 3000), Segme
     [
         ({"now_ms": 10_000}, 0),
         ({"now_ms": 10_000, "retention_ms": 8_000}, 10),
-        ({"now_ms": 10_000, "retention_ms": 1}, 20),
+        ({"now_ms": 10_000, "retention_ms": 1}, 30),
+        ({"now_ms": 10_000, "retention_ms": 1, "floor_offset": 29}, 20),
         ({"now_ms": 2_500, "retention_ms": 0}, 10),
         ({"now_ms": 0, "retention_bytes": 250}, 0),
         ({"now_ms": 0, "retention_bytes": 200}, 10),
@@ -88,4 +89,6 @@ SEGMENTS = [SegmentInfo(0, 10, 100, 1000), SegmentInfo(10, 20, 100, 3000), Segme
     ],
 )
 def test_retention_removes_whole_old_segments_up_to_the_floor(limits: dict[str, int], expected: int) -> None:
-    assert retention_offset(SEGMENTS, **{"floor_offset": 30, **limits}) == expected
+    *closed, newest = SEGMENTS
+    found = expired(closed, newest, size_bytes=300, **{"floor_offset": 30, **limits})
+    assert max(0, found.end_offset) == expected

@@ -1,0 +1,280 @@
+"""One compaction from its beginning to its end, as the loop sees it: what to do next, and what came of it.
+
+`advance` gives the next piece of work for another thread, `finish` takes its result back on the loop; how fast the one
+follows the other is the caller's business. In between the log goes on: it may be trimmed, closed, or fail, and the run
+then ends without having done any harm.
+
+The way of a swap:  written -> intent on disk -> shown to readers -> files swapped -> noted on disk -> go on
+Up to the intent everything can be given up; after it the swap is carried through, by recovery if need be.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Any
+
+from mansio.errors import StorageError
+from mansio.log.compaction import Compaction, Finished, Order, Replacement, Slice
+from mansio.log.compaction_filter import FOR_EVER, Rules, never
+from mansio.log.compaction_policy import worth
+from mansio.log.compaction_recovery import NO_ROOM, swap_files
+from mansio.log.compaction_state import CompactionState, NamesNotSynced, write_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.log.compaction_policy import CompactionSettings, Worth
+    from mansio.log.log import Log
+    from mansio.ports import Disk
+    from mansio.wire.records import BatchHeader
+
+
+class End(Enum):
+    """How a run ended. `NO_ROOM` and `GIVEN_UP` can be tried again; `FAILED` says why in `CompactionRun.error`."""
+
+    DONE = auto()
+    GIVEN_UP = auto()
+    NO_ROOM = auto()
+    FAILED = auto()
+
+
+class _Stage(Enum):
+    PREPARE = auto()
+    WORK = auto()
+    OFFERED = auto()
+    INTENT = auto()
+    SWAP = auto()
+    NOTE = auto()
+    LAST_NOTE = auto()
+    ABANDON = auto()
+
+
+def judge(log: Log, settings: CompactionSettings, *, limit_offset: int, now_ms: int) -> Worth:
+    """What compacting a log now would mean. Nothing at or above `limit_offset` (not committed, not decided) is touched.
+
+    Raises `StorageError` when a segment cannot be asked for its timestamps.
+    """
+    desk = log.compaction
+    segments = log.segments()
+    limit_offset = min(limit_offset, log.durable_end_offset)
+    if len(segments) > 1 and desk.limit_offset < min(limit_offset, segments[-1].base_offset):
+        log.want_checkpoint()
+    return worth(
+        segments,
+        desk.state,
+        settings,
+        limit_offset=min(limit_offset, desk.limit_offset),
+        oldest_dirty_ms=desk.first_dirty_timestamp(),
+        now_ms=now_ms,
+    )
+
+
+def begin(
+    disk: Disk,
+    log: Log,
+    what: Worth,
+    settings: CompactionSettings,
+    *,
+    now_ms: int,
+    map_bytes_max: int,
+    tombstone_floor: int = FOR_EVER,
+    is_last_of_producer: Callable[[BatchHeader], bool] | None = None,
+    is_aborted: Callable[[BatchHeader], bool] | None = None,
+    is_spent_marker: Callable[[BatchHeader], bool] | None = None,
+) -> CompactionRun:
+    """Begin to compact what `judge` found. The functions are called on the other thread: see `Rules`."""
+    desk = log.compaction
+    rules = Rules(
+        now_ms=now_ms,
+        delete_retention_ms=settings.delete_retention_ms,
+        stamped_below=desk.state.sparse_end_offset,
+        map_end_offset=0,
+        output_bytes_max=log.settings.open_batch_bytes_max,
+        tombstone_floor=tombstone_floor,
+        is_aborted=is_aborted or never,
+        is_spent_marker=is_spent_marker or never,
+        is_last_of_producer=is_last_of_producer or never,
+    )
+    order = Order(
+        directory=log.directory,
+        segments=desk.segments(what.segment_count),
+        infos=tuple(log.segments()[: what.segment_count]),
+        first_dirty=what.first_dirty,
+        dirty_offset=max(desk.state.cleaned_end_offset, log.start_offset),
+        rules=rules,
+        segment_bytes=log.settings.segment_bytes,
+        index_interval_bytes=log.settings.index_interval_bytes,
+        map_bytes_max=map_bytes_max,
+    )
+    return CompactionRun(disk, log, Compaction(disk, order))
+
+
+class CompactionRun:
+    """See the module. One run of a log at a time."""
+
+    def __init__(self, disk: Disk, log: Log, compaction: Compaction) -> None:
+        self.end: End | None = None
+        self.error: BaseException | None = None
+        self.bytes_read = 0
+        self.bytes_written = 0
+        self.swaps = 0
+        self._disk = disk
+        self._log = log
+        self._compaction = compaction
+        self._generation = log.generation
+        self._stage = _Stage.WORK if log.compaction.state.swap is None else _Stage.PREPARE
+        self._next = CompactionState()
+        self._replacement: Replacement | None = None
+        self._told_to_stop = False
+        self._outcome = End.GIVEN_UP
+        self._horizon_ms = log.compaction.state.last_horizon_ms
+
+    @property
+    def records_dropped(self) -> int:
+        """Records that are not in the new segments."""
+        return self._compaction.records_dropped
+
+    def stop(self) -> None:
+        """End at the next occasion, without finishing."""
+        self._told_to_stop = True
+
+    # On the loop
+
+    def advance(self) -> Callable[[], object] | None:
+        """The next piece of work. None: nothing can be done just now (or the run has ended: see `end`)."""
+        log, desk = self._log, self._log.compaction
+        stage = self._stage
+        given_up = (
+            self._told_to_stop or log.closed or log.failure is not None or log.generation != self._generation
+        )
+        if stage in (_Stage.PREPARE, _Stage.WORK, _Stage.OFFERED) and given_up:
+            self._stage = stage = _Stage.ABANDON
+        if stage is _Stage.ABANDON:
+            return self._compaction.abandon
+        if stage is _Stage.WORK:
+            self._compaction.start_offset = log.start_offset
+            return self._compaction.step
+        if stage is _Stage.PREPARE:
+            return self._write(desk.state._replace(swap=None))
+        if stage is _Stage.OFFERED:
+            return self._begin_swap()
+        replacement = self._replacement
+        assert replacement is not None
+        if stage is _Stage.SWAP:  # again, after there was no room for it
+            return lambda: swap_files(self._disk, log.directory, replacement.swap)
+        raise AssertionError(stage)
+
+    def finish(self, result: object, error: BaseException | None) -> Callable[[], object] | None:
+        """What came of it. Gives the next piece of work where nothing may come between, otherwise None."""
+        if error is None:
+            return self._went_well(result)
+        return self._went_wrong(error)
+
+    def _begin_swap(self) -> Callable[[], object] | None:
+        log, desk, replacement = self._log, self._log.compaction, self._replacement
+        assert replacement is not None
+        if not desk.holds(replacement.old):  # trimmed meanwhile
+            self._stage = _Stage.ABANDON
+            return self._compaction.abandon
+        if log.keeping_house:
+            return None
+        try:
+            desk.pin(replacement)
+        except StorageError as failed:
+            return self._give_up(failed)
+        state = desk.state
+        self._horizon_ms = max(self._horizon_ms, replacement.horizon_ms)
+        self._stage = _Stage.INTENT
+        return self._write(
+            state._replace(
+                sparse_end_offset=max(state.sparse_end_offset, replacement.sparse_end_offset),
+                last_horizon_ms=self._horizon_ms,
+                swap=replacement.swap,
+            )
+        )
+
+    def _write(self, state: CompactionState) -> Callable[[], object]:
+        self._log.compaction.busy = True
+        self._next = state
+        return lambda: write_state(self._disk, self._log.directory, state)
+
+    def _went_well(self, result: Any) -> Callable[[], object] | None:
+        log, desk = self._log, self._log.compaction
+        stage = self._stage
+        if stage is _Stage.WORK:
+            return self._worked(result)
+        if stage is _Stage.ABANDON:
+            self.end = self._outcome
+            return None
+        if stage is _Stage.SWAP:
+            self.swaps += 1
+            assert self._replacement is not None
+            desk.let_go(self._replacement.swap.base_offset)
+            self._replacement = None
+            self._stage = _Stage.NOTE
+            return self._write(desk.state._replace(swap=None))
+        desk.state = self._next
+        if stage is _Stage.INTENT:
+            assert self._replacement is not None
+            swap = self._replacement.swap
+            self._compaction.taken()
+            if not log.closed:
+                desk.show(self._replacement)
+            self._stage = _Stage.SWAP
+            return lambda: swap_files(self._disk, log.directory, swap)
+        log.compaction_rests()
+        if stage is _Stage.LAST_NOTE:
+            self.end = End.DONE
+            return None
+        self._stage = _Stage.WORK
+        return None
+
+    def _worked(self, result: Any) -> Callable[[], object] | None:
+        if isinstance(result, Slice):
+            self.bytes_read += result.bytes_read
+            self.bytes_written += result.bytes_written
+            return None
+        if isinstance(result, Replacement):
+            self._replacement = result
+            self._stage = _Stage.OFFERED
+            return None
+        assert isinstance(result, Finished)
+        log, desk = self._log, self._log.compaction
+        if log.generation != self._generation or log.closed or log.failure is not None:
+            self.end = End.GIVEN_UP
+            return None
+        self._stage = _Stage.LAST_NOTE
+        return self._write(
+            desk.state._replace(
+                cleaned_end_offset=max(result.cleaned_end_offset, desk.state.cleaned_end_offset),
+                last_horizon_ms=result.last_horizon_ms,
+            )
+        )
+
+    def _went_wrong(self, error: BaseException) -> Callable[[], object] | None:
+        log, desk, stage = self._log, self._log.compaction, self._stage
+        no_room = isinstance(error, OSError) and error.errno in NO_ROOM
+        if stage is _Stage.ABANDON:  # recovery removes the file
+            self.end = self._outcome
+            return None
+        if isinstance(error, NamesNotSynced) or (stage is _Stage.SWAP and not no_room):
+            log.fail(error, f"cannot compact {log.directory}")
+            log.compaction_rests()
+            self.error = error
+            self.end = End.FAILED
+            return None
+        if stage is _Stage.SWAP:
+            return None  # there is no way back: `advance` tries again
+        if stage is not _Stage.WORK:  # a note was not written: the one on disk is older, and still true
+            log.compaction_rests()
+        if no_room:
+            self._outcome = End.NO_ROOM
+        elif not log.closed and not desk.trimmed(self._compaction.order.segments):
+            self.error = error
+            self._outcome = End.FAILED
+        self._stage = _Stage.ABANDON
+        return self._compaction.abandon
+
+    def _give_up(self, error: BaseException) -> Callable[[], object]:
+        self.error, self._outcome, self._stage = error, End.FAILED, _Stage.ABANDON
+        return self._compaction.abandon

@@ -1,0 +1,232 @@
+"""One segment of a log under inspection: its batches against each other, and its index against them.
+
+Fed with the stretches of the segment in order; says what is wrong to the inspection's report. Offsets and leader epochs
+lie outside a batch's CRC, so their order is all that can tell damage to them.
+
+Always true: the segment is not written to; its index is, when the inspection repairs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mansio.log.index import SparseIndex, load_index
+from mansio.log.inspection_report import Finding, Severity, records_text
+from mansio.log.sealed import write_sealed
+from mansio.log.times import SegmentTime
+
+if TYPE_CHECKING:
+    from mansio.log.index import LoadedIndex
+    from mansio.log.inspection import Inspection
+    from mansio.log.scan import Stretch
+    from mansio.log.segment import Segment
+    from mansio.wire.records import BatchHeader
+
+OFFSET_END_MAX: Final = (1 << 63) - 1
+
+
+class SegmentLook:
+    """One segment against its index, and its batches against each other."""
+
+    def __init__(self, inspection: Inspection, segment: Segment, following: int | None) -> None:
+        self.inspection = inspection
+        self.segment = segment
+        self.following = following
+        self.end_offset = segment.base_offset
+        self.index = SparseIndex(inspection.index_interval_bytes)
+        self.loaded: LoadedIndex | None = load_index(inspection.disk, segment.index_path, segment.base_offset)
+        self.entries = iter(self.loaded.index.entries()) if self.loaded is not None else iter(())
+        self.entry = next(self.entries, None)
+        self.index_wrong = ""
+        self.damaged = False
+        self.pending: tuple[Stretch, int] | None = None
+        """A broken stretch whose last offset only the next sound batch tells, and the offset it begins at."""
+
+    def sound(self, position: int, header: BatchHeader) -> None:
+        """A batch with a right CRC."""
+        inspection, segment = self.inspection, self.segment
+        inspection.report.batches += 1
+        if self.pending is not None:
+            self._settle(header.base_offset)
+        expected = self.end_offset
+        base = header.base_offset
+        limit = self.following if self.following is not None else OFFSET_END_MAX
+        count = header.last_offset_delta + 1
+        if base < expected or base >= limit or (base > expected and base > inspection.sparse_end_offset):
+            self._out_of_order(position, header)
+            base = expected
+        self._check_epoch(position, header)
+        self._check_entry(position, base, header)
+        self.index.add(base - segment.base_offset, position, header.max_timestamp_ms)
+        self.end_offset = base + count
+
+    def _out_of_order(self, position: int, header: BatchHeader) -> None:
+        inspection = self.inspection
+        end = self.end_offset + header.last_offset_delta + 1
+        self.damaged = True
+        inspection.mark(position, position + header.size)
+        inspection.report.add(
+            Finding(
+                Severity.DAMAGE,
+                self.segment.path,
+                f"the batch at {position} says offset {header.base_offset} where {self.end_offset} should follow",
+                f"readers get {records_text(self.end_offset, end)} under wrong offsets, or miss them",
+                self.end_offset,
+                end,
+                position,
+            )
+        )
+
+    def _check_epoch(self, position: int, header: BatchHeader) -> None:
+        inspection = self.inspection
+        offset = self.end_offset
+        known = inspection.epochs.epoch_at(offset) if inspection.epochs is not None else -1
+        wrong = known not in (header.leader_epoch, -1) or header.leader_epoch < inspection.found_epochs.last
+        if not wrong:
+            inspection.found_epochs.assign(header.leader_epoch, offset)
+            return
+        if not inspection.is_durable(self.segment, position):
+            return  # recovery decides
+        inspection.report.add(
+            Finding(
+                Severity.DAMAGE,
+                self.segment.path,
+                f"the batch at {position} says leader epoch {header.leader_epoch}, "
+                f"{known if known >= 0 else inspection.found_epochs.last} wrote there",
+                f"consumers of {records_text(offset, offset + header.last_offset_delta + 1)} may be told that their "
+                "log was truncated; the records are sound",
+                offset,
+                offset + header.last_offset_delta + 1,
+                position,
+            )
+        )
+
+    def _check_entry(self, position: int, base: int, header: BatchHeader) -> None:
+        """The index's entries must be batches that are there."""
+        entry = self.entry
+        if entry is not None and entry[1] == position:
+            expected = (base - self.segment.base_offset, position, self.index.max_timestamp_ms)
+            if entry != expected and not self.damaged:
+                self.index_wrong = self.index_wrong or f"its entry for position {position} is wrong"
+            self.entry = next(self.entries, None)
+        elif entry is not None and entry[1] < position:
+            if not self.damaged:
+                self.index_wrong = self.index_wrong or f"it names position {entry[1]}, where no batch begins"
+            while self.entry is not None and self.entry[1] < position + header.size:
+                self.entry = next(self.entries, None)
+
+    def broken(self, stretch: Stretch) -> bool:
+        """Bytes that are no sound batch. False when the segment ends before them."""
+        inspection, segment = self.inspection, self.segment
+        if self.pending is not None:
+            self._settle(self.end_offset)
+        last = self.following is None
+        if not inspection.is_durable(segment, stretch.position) and (
+            last or inspection.checkpoint is not None
+        ):
+            if inspection.is_room(segment, stretch.position):
+                segment.size = stretch.position
+                return False
+            inspection.expected = self.end_offset
+            inspection.torn = True
+            inspection.note_torn(segment.path, stretch.position, segment.size)
+            return False
+        self.damaged = True
+        inspection.mark(stretch.position, stretch.position + stretch.length)
+        self.pending = (stretch, self.end_offset)
+        self.index.due_position = stretch.position  # so that the first batch behind it can be found
+        return True
+
+    def _settle(self, next_offset: int) -> None:
+        """Now it is known where the broken stretch ends."""
+        assert self.pending is not None
+        stretch, first = self.pending
+        self.pending = None
+        end = max(next_offset, first)
+        self.end_offset = end
+        reachable = (
+            "all others can" if stretch.problem.startswith("the CRC") else "those behind it by their offset"
+        )
+        self.inspection.report.add(
+            Finding(
+                Severity.DAMAGE,
+                self.segment.path,
+                f"{stretch.length} bytes at {stretch.position}: {stretch.problem}",
+                f"{records_text(first, end)} cannot be read, {reachable}",
+                first,
+                max(end, first + 1),
+                stretch.position,
+            )
+        )
+
+    def finish(self) -> None:
+        """The segment is over: does it reach where it should, and is its index about it?"""
+        inspection = self.inspection
+        if self.pending is not None:
+            checkpoint = inspection.checkpoint
+            durable_end = checkpoint.durable_end_offset if checkpoint is not None else self.end_offset
+            self._settle(self.following if self.following is not None else durable_end)
+        if self.following is not None and self.end_offset < self.following and not inspection.torn:
+            if self.following <= inspection.sparse_end_offset:
+                self.end_offset = self.following  # compaction took the last records of it
+            elif inspection.is_durable(self.segment, self.segment.size):
+                self._short_of(self.following)
+        self._check_index()
+        inspection.times.append(
+            SegmentTime(self.segment.base_offset, self.segment.size, self.index.max_timestamp_ms)
+        )
+        if self.following is None:
+            inspection.times.pop()
+
+    def _short_of(self, following: int) -> None:
+        self.inspection.report.add(
+            Finding(
+                Severity.DAMAGE,
+                self.segment.path,
+                f"it ends at offset {self.end_offset}, the next one begins at {following}",
+                f"{records_text(self.end_offset, following)} are gone",
+                self.end_offset,
+                following,
+                self.segment.size,
+            )
+        )
+        self.inspection.mark(max(self.segment.size - 1, 0), self.segment.size)
+        self.damaged = True
+        self.end_offset = following
+
+    def _check_index(self) -> None:
+        inspection, segment = self.inspection, self.segment
+        disk, path = inspection.disk, segment.index_path
+        closed = self.following is not None
+        if not disk.exists(path):
+            if closed and segment.size:
+                self._index_finding("missing", "readers build it again, each time")
+            return
+        if self.loaded is None:
+            self._index_finding("damaged", "readers build it again, each time")
+        elif closed and not self.damaged and self.loaded.covered_bytes != segment.size:
+            self._index_finding(
+                f"about {self.loaded.covered_bytes} bytes of a segment of {segment.size}",
+                "readers build it again, each time",
+            )
+        elif self.index_wrong or (
+            closed and not self.damaged and self.loaded.index.max_timestamp_ms != self.index.max_timestamp_ms
+        ):
+            self._index_finding(
+                self.index_wrong or "its largest timestamp is wrong",
+                "look-ups by offset or time may go wrong",
+            )
+
+    def _index_finding(self, what: str, meaning: str) -> None:
+        inspection, segment = self.inspection, self.segment
+        repaired = ""
+        if inspection.repair:
+            if self.following is not None:
+                data = self.index.encode(segment.base_offset, self.following, segment.size)
+                write_sealed(inspection.disk, segment.index_path, data, durable=True)
+                repaired = "built anew from the segment"
+            else:  # of the newest segment it is a snapshot, which the next start does without
+                inspection.disk.remove(segment.index_path)
+                inspection.disk.sync_directory(inspection.directory)
+                repaired = "removed; the next start builds it"
+        inspection.report.add(Finding(Severity.REBUILD, segment.index_path, what, meaning, repaired=repaired))

@@ -1,0 +1,158 @@
+"""Power fails while many logs are written, made and opened together: each still holds what was called durable of it.
+
+The counterpart of `test_crash_states` (one log, every feature) for what logs share: one sync for all of them, at work
+and at a start. An image of the disk is taken after changes, opened, crashed again while it is being opened, and opened
+once more.
+"""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mansio.log.closing import keep_house
+from mansio.log.files import FileCache
+from mansio.log.log import Log, LogSettings
+from mansio.log.opening import OpenRequest, open_logs
+from mansio.log.sync import Syncer
+from mansio.testing.disk import SimulatedDisk
+from support.logs import (
+    ManualBackground,
+    ManualClock,
+    ManualScheduler,
+    append,
+    as_stored,
+    check_contents,
+    make_batch,
+)
+
+ROOT = "/data"
+SETTINGS = LogSettings(segment_bytes=600, index_interval_bytes=1, index_snapshot_bytes=300)
+STATES = 3_000
+STATES_NIGHTLY = 60_000
+STEPS = 30
+
+
+class ManyLogs:
+    """Random appends, syncs, housekeeping, new logs and restarts. `promised[n]` of log n was called durable."""
+
+    def __init__(self, disk: SimulatedDisk, chance: random.Random) -> None:
+        self.disk = disk
+        self.chance = chance
+        self.clock = ManualClock()
+        self.written: list[list[bytes]] = []
+        self.promised: list[int] = []
+        self.logs: list[Log] = []
+        self.tag = 0
+        disk.make_directory(ROOT)
+
+    def make(self) -> None:
+        """A topic with some more partitions."""
+        more = self.chance.randint(1, 4)
+        self.written += [[] for _ in range(more)]
+        self.open()
+        self.promised += [0] * more
+
+    def open(self) -> None:
+        self.close()
+        self.background = ManualBackground()
+        self.scheduler = ManualScheduler()
+        self.syncer = Syncer(self.disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]  # the part of a scheduler that a syncer uses
+        self.logs = opened(self.disk, self.clock, len(self.written))
+        for number, log in enumerate(self.logs):
+            log.on_durable = lambda end, number=number: self.promised.__setitem__(number, end)  # type: ignore[misc]  # a default argument of a lambda has no type
+            self.syncer.register(log)
+
+    def close(self) -> None:
+        if not self.logs:
+            return
+        self.background.run_all()
+        for log in self.logs:
+            self.syncer.request(log)
+        self.background.run_all()
+        if self.chance.random() < 0.5:
+            keep_house(self.disk, ROOT, self.logs)
+        for log in self.logs:
+            log.close(save=self.chance.random() < 0.5)
+
+    def step(self) -> None:
+        actions = [self.write, self.sync, self.background.run_one, self.scheduler.fire, self.make, self.open]
+        self.chance.choices(actions, [8, 3, 5, 2, 0.3, 0.6])[0]()
+
+    def write(self) -> None:
+        for number in self.chance.sample(range(len(self.logs)), self.chance.randint(1, len(self.logs))):
+            self.tag += 1
+            batch = make_batch([1000 + self.tag], self.chance.choice([20, 150]), self.tag)
+            log, epoch = self.logs[number], self.tag // 20
+            self.written[number].append(as_stored(batch, log.end_offset, epoch))  # a crash may come within
+            append(log, batch, epoch)
+
+    def sync(self) -> None:
+        for log in self.logs:
+            self.syncer.request(log)
+
+
+def opened(disk: SimulatedDisk, clock: ManualClock, count: int) -> list[Log]:
+    requests = [OpenRequest(f"{ROOT}/{number}", SETTINGS) for number in range(count)]
+    logs = open_logs(disk, clock, ROOT, requests, FileCache(disk))
+    assert all(isinstance(log, Log) for log in logs), logs
+    return [log for log in logs if isinstance(log, Log)]
+
+
+def check_image(image: SimulatedDisk, world: ManyLogs) -> list[int]:
+    """Open a crash image: every log holds a beginning of what was written, at least what was promised."""
+    logs = opened(image, world.clock, len(world.promised))
+    for log, written, promised in zip(logs, world.written, world.promised, strict=False):
+        assert log.end_offset >= promised, (log.directory, log.end_offset, promised)
+        check_contents(log, written, thorough=False)
+    return [log.end_offset for log in logs]
+
+
+def check_crash(disk: SimulatedDisk, world: ManyLogs, chance: random.Random) -> int:
+    """One crash image, a crash in its opening, and one right after it. The number of images seen."""
+    image = disk.crash(chance)
+    again: list[SimulatedDisk] = []
+    image.on_change = lambda: again.append(image.crash(chance)) if chance.random() < 0.1 else None
+    ends = check_image(image, world)
+    image.on_change = None
+    assert check_image(image.crash(chance), world) == ends  # what opening handed out is durable
+    for torn in again[:2]:
+        check_image(torn, world)
+    return 2 + len(again[:2])
+
+
+def run(states_wanted: int) -> None:
+    states = seed = 0
+    wrong: list[str] = []
+    while states < states_wanted:
+        seed += 1
+        chance = random.Random(seed)
+        disk = SimulatedDisk(can_sync_all=seed % 4 != 0)
+        world = ManyLogs(disk, chance)
+        seen = 0
+
+        def crash_here(disk: SimulatedDisk = disk, world: ManyLogs = world, seed: int = seed) -> None:
+            nonlocal states, seen
+            seen += 1
+            if seen % 5 == 0 and world.promised and not wrong:
+                try:
+                    states += check_crash(disk, world, random.Random(seed * 100_003 + seen))
+                except AssertionError as error:  # not raised here, where a worker would take it for its own
+                    wrong.append(f"seed {seed}, change {seen}: {error!r}")
+
+        disk.on_change = crash_here
+        world.make()
+        for _ in range(STEPS):
+            world.step()
+            assert not wrong, wrong
+
+
+def test_durable_records_of_many_logs_survive_a_crash_while_they_share_their_syncs() -> None:
+    run(STATES)
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+def test_durable_records_of_many_logs_survive_a_crash_at_length() -> None:
+    run(STATES_NIGHTLY)

@@ -1,0 +1,221 @@
+"""The n-th call of the disk fails, for every n, in each thing that is done to a log: nothing durable is lost by it.
+
+A call may be any write, sync, open, removal or rename. Whatever fails says so as a `StorageError`; afterwards the log
+is opened from crash images, and takes new records.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mansio.errors import MansioError, StorageError
+from mansio.log.log import Log, LogSettings
+from mansio.log.sync import Syncer
+from mansio.testing.disk import SimulatedDisk
+from support.logs import (
+    ManualBackground,
+    ManualClock,
+    ManualScheduler,
+    append,
+    as_stored,
+    check_contents,
+    make_batch,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DIRECTORY = "/data/p"
+SETTINGS = LogSettings(segment_bytes=400, index_interval_bytes=1, index_snapshot_bytes=200)
+CODES = (errno.EIO, errno.ENOSPC)
+PAIR_DISTANCE_MAX = 12
+
+
+class Bench:
+    """One log under a syncer, and what was promised of it."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self.disk = disk
+        self.clock = ManualClock()
+        self.stored: list[bytes] = []
+        self.promised = 0
+        self.start_asked = 0
+        self.log: Log | None = None
+
+    def open(self) -> None:
+        self.background, self.scheduler = ManualBackground(), ManualScheduler()
+        self.syncer = Syncer(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what a syncer needs
+        self.log = Log.open(self.disk, self.clock, DIRECTORY, SETTINGS)
+        self.promised = max(self.promised, self.log.durable_end_offset)
+        self.log.on_durable = self.told
+        self.syncer.register(self.log)
+
+    def told(self, end_offset: int) -> None:
+        self.promised = max(self.promised, end_offset)
+
+    def write(self, count: int, *, epoch: int = 0) -> None:
+        assert self.log is not None
+        for _ in range(count):
+            tag = len(self.stored)
+            batch = make_batch([1000 + tag], 90, tag)
+            self.stored.append(as_stored(batch, self.log.end_offset, epoch))
+            try:
+                append(self.log, batch, epoch)
+            except StorageError:
+                self.stored.pop()
+                raise
+            self.syncer.request(self.log)
+
+    def settle(self) -> None:
+        self.background.run_all()
+        self.scheduler.fire()
+        self.background.run_all()
+
+
+def roll(bench: Bench) -> None:
+    bench.open()
+    bench.write(9)
+    bench.settle()
+    assert bench.log is not None
+    bench.log.roll()
+    bench.syncer.request(bench.log)
+    bench.write(2, epoch=3)
+    bench.settle()
+
+
+def trim(bench: Bench) -> None:
+    roll(bench)
+    assert bench.log is not None
+    for offset in (4, 7, bench.log.end_offset):
+        bench.start_asked = offset
+        bench.log.trim_to(offset)
+        bench.settle()
+    bench.write(3, epoch=3)
+    bench.settle()
+
+
+def restart(bench: Bench) -> None:
+    roll(bench)
+    for _ in range(2):
+        assert bench.log is not None
+        bench.log.close()
+        bench.open()
+        bench.write(3, epoch=3)
+        bench.settle()
+
+
+def recover(bench: Bench) -> None:
+    """A start after a crash, with a tail to be checked and one to be cut."""
+    roll(bench)
+    bench.write(2, epoch=3)
+    assert bench.log is not None
+    active = bench.log.active_segment()
+    path = f"{DIRECTORY}/{active.base_offset:020d}.log"
+    bench.disk.put_file(path, bench.disk.files()[path] + make_batch([1], 90)[:70])
+    bench.open()
+    bench.write(1, epoch=3)
+    bench.settle()
+
+
+def delete(bench: Bench) -> None:
+    roll(bench)
+    assert bench.log is not None
+    bench.syncer.forget(bench.log)
+    bench.stored, bench.promised = [], 0
+    log, bench.log = bench.log, None
+    log.delete()
+    bench.open()
+    bench.write(2)
+    bench.settle()
+
+
+WORKLOADS: dict[str, Callable[[Bench], None]] = {
+    "roll": roll,
+    "trim": trim,
+    "restart": restart,
+    "recover": recover,
+    "delete": delete,
+}
+
+
+def run(workload: Callable[[Bench], None], failing: dict[int, int], seed: int) -> int:
+    """Do it with those calls failing, then judge; the number of calls it made."""
+    disk = SimulatedDisk(can_sync_all=seed % 2 == 0)
+    for number, code in failing.items():
+        disk.fail_call(number, code)
+    bench = Bench(disk)
+    deleted = False
+    try:
+        workload(bench)
+    except StorageError:  # anything else fails the test, above all an OSError
+        deleted = bench.log is None
+    calls = disk.calls
+    disk.fail_no_more()
+    if deleted:
+        return calls  # half a deletion: the metadata say that the rest goes, too
+    chance = random.Random(seed)
+    for image in (disk.crash(chance), disk.crash(chance)):
+        log = Log.open(image, bench.clock, DIRECTORY, SETTINGS)
+        assert log.end_offset >= bench.promised
+        assert log.start_offset <= bench.start_asked
+        check_contents(log, bench.stored, thorough=False)
+        append(log, make_batch([9000], 30, 999), 1000)
+        log.sync()
+    return calls
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_any_one_failing_call_is_a_storage_error_and_loses_nothing_durable(name: str) -> None:
+    points = 0
+    for seed in (0, 1):
+        calls = run(WORKLOADS[name], {}, seed)
+        for number in range(1, calls + 1):
+            for code in CODES[: 1 + seed]:
+                try:
+                    run(WORKLOADS[name], {number: code}, seed)
+                except (AssertionError, MansioError, OSError) as error:
+                    raise AssertionError(
+                        f"seed {seed}, call {number}, {errno.errorcode[code]}: {error}"
+                    ) from error
+        points += calls
+    assert points > 60
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_any_two_failing_calls_lose_nothing_durable(name: str) -> None:
+    for seed in (0, 1):
+        calls = run(WORKLOADS[name], {}, seed)
+        for first in range(1, calls + 1):
+            for second in range(first + 1, min(calls, first + PAIR_DISTANCE_MAX) + 1):
+                for codes in ((errno.ENOSPC, errno.EIO), (errno.ENOSPC, errno.ENOSPC)):
+                    try:
+                        run(WORKLOADS[name], dict(zip((first, second), codes, strict=True)), seed)
+                    except (AssertionError, MansioError, OSError) as error:
+                        raise AssertionError(
+                            f"seed {seed}, calls {first} and {second}, {codes}: {error}"
+                        ) from error
+
+
+def test_a_log_that_is_trimmed_to_its_end_keeps_the_segment_it_writes_to() -> None:
+    bench = Bench(SimulatedDisk())
+    bench.open()
+    bench.write(7)
+    bench.settle()
+    assert bench.log is not None
+    for _ in range(3):
+        bench.log.trim_to(bench.log.end_offset)
+        bench.settle()
+        assert len(bench.log.segments()) == 1
+        assert bench.disk.exists(f"{DIRECTORY}/{bench.log.active_segment().base_offset:020d}.log")
+        bench.write(5)
+        bench.settle()
+        check_contents(bench.log, bench.stored)
+        check_contents(
+            Log.open(bench.disk.crash(random.Random(1)), bench.clock, DIRECTORY, SETTINGS), bench.stored
+        )

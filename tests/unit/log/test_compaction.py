@@ -1,0 +1,599 @@
+"""What compaction keeps, batch by batch and file by file, and when it gives up."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mansio.errors import ConcurrentChange, CorruptLog
+from mansio.log.compaction_filter import RECORDS_PER_SLICE
+from mansio.log.compaction_policy import NOT_WORTH, CompactionSettings, Worth, groups_of, worth
+from mansio.log.compaction_run import End, judge
+from mansio.log.compaction_state import CompactionState
+from mansio.log.index import NO_TIMESTAMP
+from mansio.log.log import Log, LogSettings, SegmentInfo
+from mansio.testing.disk import SimulatedDisk
+from mansio.wire.compression import Codec
+from mansio.wire.records import (
+    DELETE_HORIZON,
+    TimestampType,
+    build_batch,
+    check_batch,
+    read_header,
+    read_records,
+    seal_batch,
+    with_log_append_time,
+)
+from support.compaction import EAGER, compact, finish, one_piece, records_of, run_to_end, start_compaction
+from support.logs import ManualClock
+
+GOLDEN = Path(__file__).parents[2] / "golden" / "log" / "v1-compacted"
+DIRECTORY = "/data/p"
+NOW = 1_700_000_000_000
+Row = tuple[bytes | None, bytes | None]
+
+
+class World:
+    """A log on a simulated disk, with segments that are closed when told."""
+
+    def __init__(self, segment_bytes: int = 1 << 20) -> None:
+        self.disk = SimulatedDisk()
+        self.clock = ManualClock()
+        self.settings = LogSettings(segment_bytes=segment_bytes, index_interval_bytes=1)
+        self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
+
+    def write(self, *rows: Row, timestamp_ms: int = NOW, **more: Any) -> int:
+        batch = build_batch([(timestamp_ms + n, *row, ()) for n, row in enumerate(rows)], **more)
+        return self.append(batch)
+
+    def append(self, batch: bytes) -> int:
+        return self.log.append(batch, check_batch(batch), 0)
+
+    def compact(self, now_ms: int = NOW, **more: Any) -> End:
+        """Close what is open and compact it."""
+        self.log.roll()
+        self.log.sync()
+        run = compact(self.log, self.disk, now_ms=now_ms, **more)
+        assert run is not None
+        assert run.end is not None
+        self.run = run
+        return run.end
+
+    def reopen(self, disk: SimulatedDisk | None = None) -> None:
+        self.disk = disk or self.disk
+        self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
+
+    def batches(self) -> list[bytes]:
+        return list(self.log.batches(self.log.start_offset))
+
+    def values(self) -> list[tuple[int, bytes | None, bytes | None]]:
+        return [(r.offset, r.key, r.value) for r in records_of(self.log)]
+
+
+def test_roll_closes_a_segment_that_holds_something_and_only_then() -> None:
+    world = World()
+    assert not world.log.roll()
+    world.write((b"a", b"1"))
+    assert world.log.roll()
+    assert not world.log.roll()
+    world.write((b"b", b"1"))
+    assert [info.base_offset for info in world.log.segments()] == [0, 1]
+    world.log.sync()
+    world.reopen(world.disk.crash(random.Random(1)))
+    assert [info.base_offset for info in world.log.segments()] == [0, 1]
+    world.log.close()
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_a_batch_from_which_nothing_goes_stays_as_it_is_and_others_keep_their_place(codec: Codec) -> None:
+    world = World()
+    world.write((b"a", b"old"), (b"b", b"stays" * 20), (None, b"no key"), codec=codec)
+    world.write((b"c", b"1"), (b"d", b"2"), codec=codec)
+    world.write((b"a", b"new"), codec=codec)
+    before = world.batches()
+    assert world.compact() is End.DONE
+    after = world.batches()
+    assert after[1:] == before[1:]
+    old, new = read_header(before[0]), read_header(after[0])
+    assert new._replace(crc=0, batch_length=0) == old._replace(
+        crc=0, batch_length=0, record_count=1, max_timestamp_ms=NOW + 1
+    )
+    assert records_of(world.log)[0][:4] == (1, NOW + 1, b"b", b"stays" * 20)
+
+
+def test_timestamps_of_the_broker_are_kept() -> None:
+    world = World()
+    for value in (b"1", b"2"):
+        batch = build_batch([(5, b"a", value, ()), (6, b"b" + value, None, ())])
+        header = check_batch(batch)
+        front = with_log_append_time(batch, header, NOW)
+        world.log.append(batch, header, 0, front=front)
+    assert world.compact() is End.DONE
+    assert [(r.key, r.timestamp_ms) for r in records_of(world.log)] == [
+        (b"b1", NOW), (b"a", NOW), (b"b2", NOW)
+    ]  # fmt: skip
+    assert all(read_header(b).timestamp_type is TimestampType.LOG_APPEND for b in world.batches())
+
+
+def test_a_tombstone_stays_for_its_time_from_the_first_compaction_on() -> None:
+    world = World()
+    world.write((b"a", b"1"), (b"b", b"1"))
+    world.write((b"a", None), (b"c", b"3"))
+    assert world.compact(now_ms=NOW) is End.DONE
+    assert world.values() == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"3")]
+    header = read_header(world.batches()[1])
+    assert header.attributes & DELETE_HORIZON
+    assert header.base_timestamp_ms == NOW + EAGER.delete_retention_ms
+    assert [r.timestamp_ms for r in records_of(world.log)[1:]] == [NOW, NOW + 1]
+    world.write((b"d", b"4"))
+    assert world.compact(now_ms=NOW + 1000) is End.DONE
+    assert (2, b"a", None) in world.values()
+    assert world.log.compaction.state.last_horizon_ms == NOW + 1000
+    assert start_compaction(world.log, world.disk, now_ms=NOW + 1000) is None
+    assert world.compact(now_ms=NOW + 1001) is End.DONE  # although nothing is dirty
+    assert world.values() == [(1, b"b", b"1"), (3, b"c", b"3"), (4, b"d", b"4")]
+    assert world.log.compaction.state.last_horizon_ms == -1
+    assert start_compaction(world.log, world.disk, now_ms=NOW + 5000) is None
+
+
+def test_the_mark_of_a_tombstone_is_not_believed_when_a_client_sent_it() -> None:
+    world = World()
+    header = check_batch(batch := build_batch([(1, b"a", None, ())]))
+    world.append(seal_batch(header._replace(attributes=DELETE_HORIZON), batch[61:]))
+    world.write((b"b", b"1"))
+    assert world.compact() is End.DONE
+    assert world.values() == [(0, b"a", None), (1, b"b", b"1")]
+    assert read_header(world.batches()[0]).base_timestamp_ms == NOW + EAGER.delete_retention_ms
+    assert records_of(world.log)[0].timestamp_ms == 1
+
+
+def test_tombstones_that_somebody_will_still_read_over_older_values_stay() -> None:
+    world = World()
+    world.write((b"a", None))
+    world.write((b"b", None))
+    world.compact(now_ms=NOW)
+    assert world.compact(now_ms=NOW + 2000, tombstone_floor=1) is End.DONE
+    assert world.values() == [(1, b"b", None)]
+    assert start_compaction(world.log, world.disk, now_ms=NOW + 2500) is None  # not again and again
+    assert world.compact(now_ms=NOW + 4000) is End.DONE
+    assert world.values() == []
+
+
+def test_the_last_batches_of_a_producer_stay_as_headers() -> None:
+    world = World()
+    numbers = {"producer_id": 7, "producer_epoch": 2}
+    for sequence in range(3):
+        world.write((b"a", b"%d" % sequence), base_sequence=sequence, **numbers)
+    world.write((b"a", b"else"))
+    assert world.compact(is_last_of_producer=lambda header: header.base_sequence == 2) is End.DONE
+    empty, last = (read_header(batch) for batch in world.batches())
+    assert (empty.base_offset, empty.last_offset, empty.record_count) == (2, 2, 0)
+    assert (empty.producer_id, empty.producer_epoch, empty.base_sequence) == (7, 2, 2)
+    assert empty.max_timestamp_ms == NO_TIMESTAMP
+    assert last.base_offset == 3
+    world.write((b"b", b"1"))
+    assert world.compact() is End.DONE  # the producer is forgotten by now
+    assert [read_header(batch).base_offset for batch in world.batches()] == [3, 4]
+
+
+def test_nobody_waits_for_an_offset_at_the_end_that_compaction_emptied() -> None:
+    world = World()
+    world.write((b"a", b"1"))
+    world.write((None, b"no key"))
+    assert world.compact() is End.DONE
+    piece = world.log.read(1, 100, world.log.end_offset)
+    assert piece is not None
+    assert piece.next_offset == world.log.end_offset == 2
+    assert read_header(piece.read()).record_count == 0
+    assert world.log.max_timestamp(2) == (0, NOW, 0)
+    world.write((b"b", b"1"))
+    assert world.compact() is End.DONE
+    assert [read_header(batch).base_offset for batch in world.batches()] == [0, 2]
+
+
+def test_a_batch_whose_writer_put_nonsense_in_it_stays_as_it_is() -> None:
+    world = World()
+    world.write((b"a", b"old"))
+    header = check_batch(good := build_batch([(1, b"a", b"x", ()), (1, b"a", b"y", ())]))
+    nonsense = seal_batch(header, good[61:-9] + bytes(9))
+    packed = seal_batch(header._replace(attributes=Codec.ZSTD), b"not zstd" * 3)
+    world.append(nonsense)
+    world.append(packed)
+    world.write((b"b", b"1"))
+    assert world.compact() is End.DONE
+    found = world.batches()
+    assert [batch[16:] for batch in found[1:3]] == [nonsense[16:], packed[16:]]
+    assert read_header(found[0]).record_count == 1  # keys in half a batch prove nothing
+
+
+def test_data_of_aborted_transactions_goes_and_their_markers_as_tombstones_do() -> None:
+    world = World()
+    transaction = {"producer_id": 9, "producer_epoch": 0}
+    world.write((b"a", b"kept"))
+    world.write((b"a", b"aborted"), base_sequence=0, transactional=True, **transaction)
+    world.write((b"\0\0\0\0", b"\0" * 6), transactional=True, control=True, **transaction)
+    world.write((b"b", b"1"))
+    functions = {
+        "is_aborted": lambda header: header.is_transactional and not header.is_control,
+        "is_spent_marker": lambda header: header.is_control,
+    }
+    assert world.compact(**functions) is End.DONE
+    kept, marker, last = (read_header(batch) for batch in world.batches())
+    assert [kept.base_offset, marker.base_offset, last.base_offset] == [0, 2, 3]
+    assert marker.is_control
+    assert marker.attributes & DELETE_HORIZON
+    assert world.values()[0] == (0, b"a", b"kept")
+    world.write((b"c", b"1"))
+    assert world.compact(now_ms=NOW + 2000, **functions) is End.DONE
+    assert [read_header(batch).base_offset for batch in world.batches()] == [0, 3, 4]
+
+
+def test_markers_stay_when_nothing_is_known_of_transactions() -> None:
+    world = World()
+    world.write((b"\0\0\0\1", b"\0" * 6), transactional=True, control=True, producer_id=1, producer_epoch=0)
+    world.write((b"a", b"1"))
+    before = world.batches()
+    assert world.compact() is End.DONE
+    assert world.batches() == before
+
+
+def test_a_map_that_is_too_small_for_all_keys_takes_several_runs() -> None:
+    world = World()
+    for turn in range(3):
+        for n in range(0, 300, 10):
+            world.write(*((b"%d" % (n + k), b"%d" % turn) for k in range(10)))
+    world.write((None, b"no key"), (b"0", None))
+    runs = 0
+    world.log.roll()
+    before = world.batches()
+    first = compact(world.log, world.disk, now_ms=NOW, map_bytes_max=64 * 24)
+    assert first is not None
+    cleaned = world.log.compaction.state.cleaned_end_offset
+    assert 0 < cleaned < 900
+    untouched = [batch for batch in before if read_header(batch).base_offset >= cleaned]
+    assert world.batches()[-len(untouched) :] == untouched
+    while (run := compact(world.log, world.disk, now_ms=NOW, map_bytes_max=64 * 24)) is not None:
+        assert run.end is End.DONE
+        runs += 1
+    assert runs > 5
+    latest = {b"%d" % n: b"2" for n in range(300)} | {b"0": None}
+    assert {key: value for _, key, value in world.values()} == latest
+    assert len(world.values()) < 600
+    assert world.log.compaction.state.cleaned_end_offset == 902
+
+
+def test_a_batch_with_more_keys_than_the_map_may_hold_is_said_and_nothing_changes() -> None:
+    world = World()
+    world.write(*((b"%d" % n, b"") for n in range(100)))
+    before = world.batches()
+    assert world.compact(map_bytes_max=64 * 24) is End.FAILED
+    assert "log_cleaner_map_bytes_max" in str(world.run.error)
+    assert world.batches() == before
+    assert world.log.failure is None
+    assert world.compact(map_bytes_max=256 * 24) is End.DONE
+
+
+def test_a_damaged_batch_ends_the_run_and_stays_where_it_is() -> None:
+    world = World(segment_bytes=300)
+    for n in range(20):
+        world.write((b"a", b"%d" % n * 20))
+    world.log.sync()
+    path = f"{DIRECTORY}/{world.log.segments()[2].base_offset:020d}.log"
+    world.disk.flip_bit(path, 8 * 80)
+    before = world.disk.files()[path]
+    assert world.compact() is End.FAILED
+    assert isinstance(world.run.error, CorruptLog)
+    assert "CRC" in str(world.run.error)
+    assert world.disk.files()[path] == before
+    assert not [name for name in world.disk.files() if name.endswith(".tmp")]
+    world.write((b"b", b"still served"))
+    with pytest.raises(CorruptLog):
+        world.log.verify()
+
+
+def test_neighbours_are_put_together_and_their_files_go() -> None:
+    world = World(segment_bytes=400)
+    for n in range(30):
+        world.write((b"%d" % (n % 3), b"v" * 50))
+    assert len(world.log.segments()) > 8
+    assert world.compact() is End.DONE
+    world.write((b"x", b"1"))
+    assert world.compact() is End.DONE
+    assert len(world.log.segments()) < 8
+    world.log.sync()
+    names = {path.rpartition("/")[2] for path in world.disk.files()}
+    expected = {f"{info.base_offset:020d}.log" for info in world.log.segments()}
+    assert {name for name in names if name.endswith(".log")} == expected
+    assert not [name for name in names if name.endswith(".tmp")]
+    world.log.close()
+    world.reopen()
+    assert world.log.recovery.checked_bytes == 0
+    assert [key for _, key, _ in world.values()] == [b"0", b"1", b"2", b"x"]
+
+
+def test_who_reads_while_segments_are_swapped_goes_on_with_the_old_ones() -> None:
+    world = World(segment_bytes=300)
+    for n in range(12):
+        world.write((b"a", b"%d" % n * 30))
+    piece = world.log.read(0, 1 << 20, 12)
+    assert piece is not None
+    before = world.batches()
+    headers = world.log.batches(0)
+    first = next(headers)
+    size = len(before[0])
+    assert world.log.read(0, size, 12) is not None  # the log remembers where the next batch is
+    assert world.compact() is End.DONE
+    assert world.run.swaps
+    assert [first, *headers] == before
+    assert piece.read() == b"".join(before[: len(piece.read()) // len(before[0])])
+    after = world.log.read(1, 1, 12)
+    assert after is not None
+    assert [after.read()] == world.batches() == before[-1:]
+
+
+def test_readers_see_the_new_segment_before_its_file_has_its_name() -> None:
+    world = World(segment_bytes=300)
+    for n in range(12):
+        world.write((b"a", b"%d" % n * 30))
+    world.log.roll()
+    run = start_compaction(world.log, world.disk, now_ms=NOW)
+    assert run is not None
+    while not world.log.compaction.busy:
+        work = run.advance()
+        assert work is not None
+        if not world.log.compaction.busy:
+            run.finish(work(), None)
+    swap = finish(run, work)
+    assert swap is not None
+    assert len(world.values()) < 12
+    assert [path for path in world.disk.files() if path.endswith(".compacted.tmp")]
+    first = world.batches()
+    with pytest.raises(ConcurrentChange):
+        world.log.truncate_to(11)
+    with pytest.raises(ConcurrentChange):
+        world.log.delete()
+    world.log.trim_to(11)
+    assert not world.log.has_chores or world.log.prepare_chores() is None
+    while swap is not None:
+        swap = finish(run, swap)
+    run_to_end(run)
+    assert world.batches() == first[-1:]
+    world.log.sync()
+    world.log.verify()
+
+
+def test_only_segments_below_both_slots_of_the_checkpoint_are_touched() -> None:
+    """Were the newest slot damaged, the other one would count, and the bytes of the segment it speaks of."""
+    world = World()
+    world.write((b"a", b"1"))
+    world.log.sync()
+    world.log.roll()
+    world.write((b"a", b"2"))
+    world.log.sync()
+    log = world.log
+    assert judge(log, EAGER, limit_offset=2, now_ms=NOW).segment_count == 0
+    assert log.has_chores, "it asks for another checkpoint"
+    log.sync()
+    assert judge(log, EAGER, limit_offset=2, now_ms=NOW).segment_count == 1
+    assert not log.has_chores
+    assert judge(log, EAGER, limit_offset=0, now_ms=NOW).segment_count == 0, "not committed"
+
+
+def test_no_swap_begins_while_the_log_keeps_house() -> None:
+    world = World(segment_bytes=300)
+    for n in range(12):
+        world.write((b"a", b"%d" % n * 30))
+    world.log.roll()
+    run = start_compaction(world.log, world.disk, now_ms=NOW)
+    assert run is not None
+    world.log.trim_to(1)
+    world.log.sync()
+    world.log.trim_to(2)
+    chores = world.log.prepare_chores()
+    assert chores is not None
+    while one_piece(run):
+        assert not world.log.compaction.busy
+    assert run.end is None
+    chores.run(world.disk)
+    world.log.finish_chores(chores, None)
+    run_to_end(run)
+    assert run.swaps or run.end is End.GIVEN_UP
+
+
+def test_a_log_that_is_cut_back_into_its_clean_part_is_dirty_from_there_on() -> None:
+    world = World(segment_bytes=200)
+    for n in range(8):
+        world.write((b"%d" % n, b"x" * 50), (None, b"gap"))
+    assert world.compact() is End.DONE
+    world.log.sync()
+    world.log.truncate_to(7)  # an offset that is gone
+    assert world.log.end_offset == 6
+    world.log.truncate_to(5)
+    assert world.log.end_offset == 4
+    world.write((b"0", b"later"), (b"1", None))
+    assert [offset for offset, _, _ in world.values()] == [0, 2, 4, 5]
+    world.log.sync()
+    world.log.verify()
+    for seed in range(5):
+        world.reopen(world.disk.crash(random.Random(seed)))
+        assert world.log.compaction.state.cleaned_end_offset == 4
+    assert world.compact() is End.DONE
+    assert world.values() == [(4, b"0", b"later"), (5, b"1", None)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "suffix", "code", "ends"),
+    [
+        ("write", ".compacted.tmp", errno.ENOSPC, End.NO_ROOM),
+        ("write", ".compacted.tmp", errno.EIO, End.FAILED),
+        ("sync", ".compacted.tmp", errno.EIO, End.FAILED),
+        ("write", "compaction.tmp", errno.ENOSPC, End.NO_ROOM),
+        ("sync", "compaction.tmp", errno.EIO, End.FAILED),
+        ("read", ".log", errno.EIO, End.FAILED),
+    ],
+)
+def test_what_fails_before_the_swap_leaves_the_log_as_it_was_and_in_service(
+    operation: str, suffix: str, code: int, ends: End
+) -> None:
+    world = World(segment_bytes=300)
+    for n in range(12):
+        world.write((b"a", b"%d" % n * 30))
+    world.log.update_settings(LogSettings())  # all of it becomes one segment
+    world.log.roll()
+    before = world.batches()
+    run = start_compaction(world.log, world.disk, now_ms=NOW)
+    assert run is not None
+    world.disk.fail_when = lambda what, path: code if what == operation and path.endswith(suffix) else None
+    assert run_to_end(run) is ends
+    world.disk.fail_when = None
+    assert world.batches() == before
+    assert not [name for name in world.disk.files() if name.endswith(".compacted.tmp")]
+    world.write((b"b", b"1"))
+    world.log.sync()
+    assert world.compact() is End.DONE
+    assert [key for _, key, _ in world.values()] == [b"a", b"b"]
+
+
+def test_a_directory_that_cannot_be_synced_ends_the_log() -> None:
+    world = World(segment_bytes=300)
+    for n in range(12):
+        world.write((b"a", b"%d" % n * 30))
+    world.log.roll()
+    run = start_compaction(world.log, world.disk, now_ms=NOW)
+    assert run is not None
+    world.disk.fail_when = lambda what, path: errno.EIO if what == "sync_directory" else None
+    assert run_to_end(run) is End.FAILED
+    assert world.log.failure is not None
+
+
+def test_a_swap_without_room_waits_and_is_then_carried_through() -> None:
+    world = World(segment_bytes=300)
+    for n in range(12):
+        world.write((b"a", b"%d" % n * 30))
+    world.log.roll()
+    run = start_compaction(world.log, world.disk, now_ms=NOW)
+    assert run is not None
+    world.disk.fail_when = lambda what, path: errno.ENOSPC if what in ("rename", "remove") and path.endswith(
+        (".compacted.tmp", ".log")
+    ) else None  # fmt: skip
+    for _ in range(40):
+        one_piece(run)
+    assert run.end is None
+    world.log.trim_to(3)
+    assert len(world.values()) <= 9
+    world.disk.fail_when = None
+    assert run_to_end(run) is End.GIVEN_UP or run.end is End.DONE
+    world.log.sync()
+    world.reopen(world.disk.crash(random.Random(3)))
+    world.log.verify()
+    assert world.values()[-1] == (11, b"a", b"11" * 30)
+
+
+def test_a_damaged_note_of_how_far_it_came_costs_time_and_no_records() -> None:
+    world = World(segment_bytes=300)
+    for n in range(12):
+        world.write((b"%d" % (n % 2), b"%d" % n * 20))
+    assert world.compact() is End.DONE
+    expected = world.values()
+    world.log.close()
+    world.disk.flip_bit(f"{DIRECTORY}/compaction", 150)
+    world.reopen()
+    assert world.log.compaction.state.cleaned_end_offset == 0
+    world.log.verify()
+    assert world.values() == expected
+    assert world.compact() is End.DONE
+
+
+def test_slices_are_short_whatever_is_in_a_batch() -> None:
+    world = World(segment_bytes=1 << 22)
+    for codec in Codec:
+        world.write(*((b"%d" % n, b"v") for n in range(5000)), codec=codec)
+    for n in range(3000):
+        world.write((b"s%d" % n, b"v"))
+    world.log.roll()
+    run = start_compaction(world.log, world.disk, now_ms=NOW)
+    assert run is not None
+    slices = 0
+    while run.end is None:
+        slices += 1
+        one_piece(run)
+    looked_at = 2 * (5 * 5000 + 3000 * 12)
+    assert slices >= looked_at / (2 * RECORDS_PER_SLICE)
+
+
+def info(base: int, end: int, size: int, timestamp: int = 0) -> SegmentInfo:
+    return SegmentInfo(base, end, size, timestamp)
+
+
+def judged(
+    state: CompactionState, settings: CompactionSettings, limit: int = 1000, oldest: int | None = None
+) -> Worth:
+    segments = [info(0, 10, 600, 5), info(10, 20, 300, 50), info(20, 30, 100, 500), info(30, 30, 0)]
+    return worth(segments, state, settings, limit_offset=limit, oldest_dirty_ms=oldest, now_ms=1000)
+
+
+def test_what_is_worth_it() -> None:
+    settings = CompactionSettings()
+    clean = CompactionState(10, 10)
+    assert judged(clean, settings) == Worth(3, 1, 400, 0.4, forced=False, due=False)
+    assert judged(clean, CompactionSettings(min_cleanable_dirty_ratio=0.4)).due
+    assert judged(CompactionState(), settings) == Worth(3, 0, 1000, 1.0, forced=False, due=True)
+    assert judged(clean, CompactionSettings(min_compaction_lag_ms=600))[:3] == (2, 1, 300)
+    assert judged(CompactionState(30, 30), settings) == Worth(3, 3, 0, 0.0, forced=False, due=False)
+    assert judged(CompactionState(), settings, limit=25)[:3] == (2, 0, 900)
+    assert judged(CompactionState(), settings, limit=5) == NOT_WORTH
+    old = judged(clean, CompactionSettings(max_compaction_lag_ms=500), oldest=400)
+    assert old.forced
+    assert old.due
+    assert not judged(clean, CompactionSettings(max_compaction_lag_ms=500), oldest=600).due
+    assert judged(CompactionState(30, 30, 999), settings).forced
+    assert not judged(CompactionState(30, 30, 1000), settings).due
+
+
+def test_groups_are_neighbours_that_fit_a_segment_and_its_offsets() -> None:
+    sizes = [info(n, n + 1, size) for n, size in enumerate([60, 30, 20, 90, 200, 10, 0, 0])]
+    assert groups_of(sizes, 100) == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 8)]
+    far = [info(0, 10, 1), info(10, 1 << 31, 1), info(1 << 31, (1 << 31) + 5, 1)]
+    assert groups_of(far, 100) == [(0, 1), (1, 3)]
+    assert groups_of([], 100) == []
+    many = [info(n, n + 1, 0) for n in range(200)]
+    assert [last - first for first, last in groups_of(many, 100)] == [64, 64, 64, 8]
+
+
+def build_golden() -> dict[str, bytes]:
+    world = World(segment_bytes=300)
+    for n in range(6):
+        world.write((b"a", b"%d" % n), (b"b%d" % n, None if n % 2 else b"v"), producer_id=5, producer_epoch=0,
+                    base_sequence=2 * n)  # fmt: skip
+    world.write((b"a", b"last"))
+    world.compact(is_last_of_producer=lambda header: header.base_sequence == 10)
+    world.write((b"c", b"dirty"))
+    world.log.close()
+    return {path.rpartition("/")[2]: data for path, data in world.disk.files().items()}
+
+
+def test_a_compacted_log_is_written_as_the_golden_files_are_and_opened() -> None:
+    files = build_golden()
+    if os.environ.get("MANSIO_WRITE_GOLDEN"):
+        GOLDEN.mkdir(parents=True, exist_ok=True)
+        for name, data in files.items():
+            (GOLDEN / name).write_bytes(data)
+    golden = {path.name: path.read_bytes() for path in GOLDEN.iterdir()}
+    assert files == golden
+    world = World(segment_bytes=300)
+    disk = SimulatedDisk()
+    disk.make_directory(DIRECTORY)
+    for name, data in golden.items():
+        disk.put_file(f"{DIRECTORY}/{name}", data)
+    world.reopen(disk)
+    world.log.verify()
+    assert world.log.compaction.state.cleaned_end_offset == 13
+    assert [(o, k) for o, k, _ in world.values()] == [
+        (1, b"b0"), (3, b"b1"), (5, b"b2"), (7, b"b3"), (9, b"b4"), (11, b"b5"), (12, b"a"), (13, b"c")
+    ]  # fmt: skip
+    assert all(read_records(batch, max_output_bytes=1 << 20) for batch in world.batches())

@@ -1,0 +1,156 @@
+"""Waiting until the start of a log is on disk: whoever was told so never sees what was trimmed come back."""
+
+from __future__ import annotations
+
+import errno
+from random import Random
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mansio.log.log import Log
+from mansio.log.settings import LogSettings
+from mansio.log.sync import SYNCS_BEFORE_CHORES_MAX, Syncer
+from mansio.testing.disk import SimulatedDisk
+from support.logs import ManualBackground, ManualClock, ManualScheduler, append, make_batch
+
+if TYPE_CHECKING:
+    from mansio.errors import StorageError
+
+SETTINGS = LogSettings(segment_bytes=300)
+
+
+class World:
+    def __init__(self, logs: int = 1) -> None:
+        self.disk = SimulatedDisk()
+        self.background = ManualBackground()
+        self.scheduler = ManualScheduler()
+        self.syncer = Syncer(self.disk, self.background, "/data", scheduler=self.scheduler)
+        self.logs = [Log.open(self.disk, ManualClock(), f"/data/{n}", SETTINGS) for n in range(logs)]
+        self.told: list[StorageError | None] = []
+        for log in self.logs:
+            self.syncer.register(log)
+
+    def fill(self, batches: int = 6, index: int = 0) -> None:
+        for _ in range(batches):
+            append(self.logs[index], make_batch([1]))
+        self.syncer.request(self.logs[index])
+
+    def trim(self, offset: int, index: int = 0) -> None:
+        self.logs[index].trim_to(offset)
+        self.syncer.keep_start(self.logs[index], self.told.append)
+
+    def start_after_crash(self, seed: int, index: int = 0) -> int:
+        return Log.open(self.disk.crash(Random(seed)), ManualClock(), f"/data/{index}", SETTINGS).start_offset
+
+
+@pytest.mark.parametrize("logs", [1, 6])
+def test_what_was_trimmed_stays_gone_after_any_crash_once_its_end_was_told(logs: int) -> None:
+    world = World(logs)
+    for index in range(logs):
+        world.fill(index=index)
+    world.background.run_all()
+    for index in range(logs):
+        world.trim(4, index)
+    assert world.told == []
+    world.background.run_all()
+    assert world.told == [None] * logs, "at once, not at the next checkpoint interval"
+    for seed in range(50):
+        assert world.start_after_crash(seed, logs - 1) == 4
+
+
+def test_what_is_trimmed_while_compaction_swaps_segments_is_told_when_it_is_on_disk() -> None:
+    world = World()
+    world.fill()
+    world.background.run_all()
+    world.logs[0].compaction.busy = True
+    world.trim(4)
+    world.background.run_all()
+    world.scheduler.fire()
+    world.background.run_all()
+    assert world.told == []
+    world.logs[0].compaction_rests()
+    world.scheduler.fire()
+    world.background.run_all()
+    assert world.told == [None]
+    assert all(world.start_after_crash(seed) == 4 for seed in range(20))
+
+
+def test_a_second_trim_while_the_first_is_written_is_told_of_itself() -> None:
+    world = World()
+    world.fill()
+    world.background.run_all()
+    world.trim(2)
+    world.trim(4)
+    world.background.run_one()
+    assert world.told == [None], "the job was prepared before the second"
+    assert all(world.start_after_crash(seed) in (2, 4) for seed in range(20))
+    world.background.run_all()
+    assert world.told == [None, None]
+    assert all(world.start_after_crash(seed) == 4 for seed in range(20))
+
+
+def test_a_start_that_is_on_disk_already_is_told_at_once() -> None:
+    world = World()
+    world.fill()
+    world.background.run_all()
+    world.trim(4)
+    world.background.run_all()
+    world.syncer.keep_start(world.logs[0], world.told.append)
+    assert world.told == [None, None]
+
+
+def test_no_room_for_it_is_told_and_tried_again() -> None:
+    world = World()
+    world.fill()
+    world.background.run_all()
+    world.disk.fail_when = lambda operation, path: (
+        errno.ENOSPC if operation == "write" and path.endswith("checkpoint") else None
+    )
+    world.trim(4)
+    world.background.run_all()
+    assert [type(error).__name__ for error in world.told] == ["StorageError"]
+    assert world.logs[0].failure is None
+    world.disk.fail_when = None
+    world.scheduler.fire()
+    world.background.run_all()
+    assert world.start_after_crash(1) == 4
+
+
+def test_a_failed_disk_and_a_closed_log_are_told() -> None:
+    world = World(2)
+    for index in range(2):
+        world.fill(index=index)
+    world.background.run_all()
+    world.disk.fail_when = lambda operation, path: (
+        errno.EIO if operation in ("write", "sync") and path.endswith("0/checkpoint") else None
+    )
+    world.trim(4, 0)
+    world.background.run_all()
+    assert world.told == [world.logs[0].failure]
+    world.syncer.keep_start(world.logs[0], world.told.append)
+    assert world.told == [world.logs[0].failure] * 2
+    world.trim(4, 1)
+    world.syncer.forget(world.logs[1])
+    assert "closed" in str(world.told[2])
+
+
+def test_a_broker_that_is_never_idle_keeps_house_all_the_same() -> None:
+    world = World()
+    checkpoints: list[str] = []
+    world.disk.fail_when = lambda operation, path: (
+        checkpoints.append(path) if operation == "write" and path.endswith("checkpoint") else None
+    )
+    world.fill(1)
+    world.background.run_all()
+    world.scheduler.fire()
+    world.background.run_all()
+    checkpoints.clear()
+    jobs = 0
+    world.fill(1)
+    while not checkpoints:
+        world.fill(1)  # somebody always asks before the job before has ended
+        world.scheduler.fire()
+        assert world.background.run_one()
+        jobs += 1
+        assert jobs <= SYNCS_BEFORE_CHORES_MAX + 3, "two before it is due, and its own"

@@ -1,0 +1,63 @@
+"""What opening makes of a log whose small files and newest bytes a crash has spoilt at the same time."""
+
+from __future__ import annotations
+
+import pytest
+
+from mansio.log.log import Log, LogSettings
+from mansio.testing.disk import SimulatedDisk
+from support.logs import ManualClock, append, check_contents, make_batch
+
+DIRECTORY = "/p"
+SEGMENT = "/p/00000000000000000000.log"
+
+
+@pytest.mark.parametrize("torn", [b"\xff" * 30, b"\xff" * 200, make_batch([7], 200)[:100]])
+def test_a_torn_tail_is_cut_also_when_the_leader_epochs_have_to_be_read_from_the_batches(torn: bytes) -> None:
+    """A sync of many logs leaves the epochs' file to the same crash as the records."""
+    disk = SimulatedDisk()
+    log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
+    kept = [append(log, make_batch([5], 20, epoch), epoch)[1] for epoch in (0, 3)]
+    log.sync()
+    size = log.size_bytes  # behind it the file has room
+    disk.open(SEGMENT).write_at([torn], size)
+    disk.cut_file(f"{DIRECTORY}/epochs", 9)
+    log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
+    check_contents(log, kept)
+    assert log.recovery.cut_bytes >= len(torn)
+    assert len(disk.files()[SEGMENT]) == size
+    assert log.leader_epochs.entries() == [(0, 0), (3, 1)]
+
+
+def test_room_ahead_of_the_batches_is_no_torn_tail(caplog: pytest.LogCaptureFixture) -> None:
+    """A log that was not closed leaves a longer file; nothing is said about it, and it ends where its batches do."""
+    disk = SimulatedDisk()
+    settings = LogSettings(segment_bytes=400)
+    log = Log.open(disk, ManualClock(), DIRECTORY, settings)
+    kept = [append(log, make_batch([n], 60))[1] for n in range(8)]
+    log.sync()
+    assert any(not data.strip(b"\0") or data.endswith(b"\0" * 20) for data in disk.files().values())
+    again = Log.open(disk, ManualClock(), DIRECTORY, settings)
+    check_contents(again, kept)
+    assert again.recovery.cut_bytes == 0
+    assert not caplog.records
+    assert sum(len(data) for path, data in disk.files().items() if path.endswith(".log")) == again.size_bytes
+
+
+def test_closed_log_has_no_room_in_its_files() -> None:
+    disk = SimulatedDisk()
+    log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
+    kept = [append(log, make_batch([n], 60))[1] for n in range(3)]
+    log.close()
+    assert len(disk.files()[SEGMENT]) == sum(map(len, kept))
+
+
+def test_appends_within_the_room_change_no_length_of_a_file() -> None:
+    """A sync that has to record a new length takes a third longer."""
+    disk = SimulatedDisk()
+    log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
+    append(log, make_batch([0], 60))
+    length = len(disk.files()[SEGMENT])
+    for n in range(1, 100):
+        append(log, make_batch([n], 60))
+        assert len(disk.files()[SEGMENT]) == length
