@@ -122,7 +122,7 @@ class Keys:
     one's.
     """
 
-    __slots__ = ("brokers", "format", "partitions", "prefix", "producer_ids", "topics")
+    __slots__ = ("brokers", "format", "partitions", "prefix", "producer_ids", "quotas", "topics")
 
     def __init__(self, cluster_id: str) -> None:
         self.prefix = f"{ROOT}{cluster_id}/"
@@ -131,6 +131,7 @@ class Keys:
         self.partitions = f"{self.prefix}parts/"
         self.brokers = f"{self.prefix}brokers/"
         self.producer_ids = f"{self.prefix}pids/next"
+        self.quotas = f"{self.prefix}quotas/"
 
     def topic(self, name: str) -> str:
         return f"{self.topics}{name}"
@@ -154,7 +155,7 @@ def decode(key: str, value: bytes) -> dict[str, Any]:
     try:
         document = json.loads(value)
         schema = document["schema"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise StorageError(f"metadata {key} is damaged") from error
     if schema != SCHEMA_VERSION:
         raise StorageError(f"metadata {key} has schema {schema}; this version knows {SCHEMA_VERSION}")

@@ -7,16 +7,36 @@ the sync. Give it a worker of its own, lest acknowledgements of records wait beh
 Always true: a change and its event are written in the same SQLite transaction, so a watch cannot miss one. A
 watch keeps only its position and reads the next events from the table, so a slow reader holds no memory here.
 After a failed commit other than a full disk nothing is known about what reached the disk: the store refuses
-every later change until it is opened again.
+every later change until it is opened again. A row is answered only when it matches its checksum; a damaged file is
+refused at opening and left as it is (see `sqlite_format`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from mansio.cluster.metadata import Compacted, Compare, Delete, Entry, Event, Listing, Put, Transacted
-from mansio.errors import InvalidRequest, StorageError, Unavailable
+from mansio.cluster.sqlite_format import (
+    FIRST_FORMAT,
+    SELECT_ENTRIES,
+    SELECT_EVENTS,
+    UPDATE_STORE,
+    Totals,
+    Witness,
+    checked_entry,
+    checked_event,
+    create,
+    damaged,
+    entry_crc,
+    event_crc,
+    migrate,
+    read_totals,
+    typed,
+    verify,
+)
+from mansio.errors import InvalidRequest, MetadataCorrupt, StorageError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -25,29 +45,21 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FORMAT: Final = 1
 EVENTS_KEPT: Final = 10_000
 WATCH_BATCH_EVENTS_MAX: Final = 512
 OPERATIONS_MAX: Final = 10_000
+WAL_PAGES: Final = 64
+WAL_RESERVE_BYTES: Final = 512 * 1024
+"""The write-ahead log begins anew after `WAL_PAGES` and lies on the disk in this length: there is room to delete a
+topic when there is none for anything else."""
 
-_SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS store (
-    only INTEGER PRIMARY KEY CHECK (only = 1), format INTEGER NOT NULL,
-    revision INTEGER NOT NULL, compacted INTEGER NOT NULL);
-CREATE TABLE IF NOT EXISTS entries (
-    key TEXT PRIMARY KEY, value BLOB NOT NULL,
-    create_revision INTEGER NOT NULL, mod_revision INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS events (
-    revision INTEGER NOT NULL, number INTEGER NOT NULL, key TEXT NOT NULL, value BLOB,
-    create_revision INTEGER NOT NULL, PRIMARY KEY (revision, number)) WITHOUT ROWID;
-"""
 _LAST_OF_BATCH: Final = (
     "SELECT revision FROM events WHERE revision >= ? AND key >= ? AND key < ?"
     " ORDER BY revision, number LIMIT 1 OFFSET ?"
 )
 _BATCH: Final = (
-    "SELECT key, value, create_revision, revision FROM events"
-    " WHERE revision >= ? AND key >= ? AND key < ? AND revision <= ? ORDER BY revision, number"
+    SELECT_EVENTS + " WHERE revision >= ? AND key >= ? AND key < ? AND revision <= ?"
+    " ORDER BY revision, number"
 )
 
 
@@ -56,20 +68,23 @@ class SqliteStore:
 
     def __init__(
         self,
+        path: str,
         database: sqlite3.Connection,
+        witness: Witness | None,
         background: Background,
         promise: Callable[[], Promise[Any]],
         events_kept: int,
     ) -> None:
+        self._path = path
         self._database = database
+        self._witness = witness
         self._background = background
         self._promise = promise
         self._events_kept = events_kept
         self._waiting: set[Promise[None]] = set()
         self._failure: StorageError | None = None
         self._closed = False
-        self._revision: int
-        (self._revision,) = database.execute("SELECT revision FROM store").fetchone()
+        self._revision = read_totals(database).revision
 
     @property
     def operations_max(self) -> int:
@@ -86,29 +101,38 @@ class SqliteStore:
     ) -> SqliteStore:
         """Open or create the file. `promise` makes what calls await (`Scheduler.promise`).
 
-        Raises `StorageError` when the file is damaged, of a newer version, or open elsewhere.
+        Reads and checks all of it. Raises `MetadataCorrupt` when it is damaged, `StorageError` when it is of a newer
+        version or open elsewhere.
         """
+        in_memory = path == ":memory:"
+        found = None if in_memory else verify(path)
+        database: sqlite3.Connection | None = None
+        witness: Witness | None = None
         try:
             database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
-        except sqlite3.Error as error:
-            raise StorageError(f"metadata {path}: {error}") from error
-        try:
             database.execute("PRAGMA locking_mode=EXCLUSIVE")
             database.execute("PRAGMA journal_mode=WAL")
             database.execute("PRAGMA synchronous=FULL")
+            database.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
             database.execute("BEGIN IMMEDIATE")
-            for statement in _SCHEMA.split(";"):
-                database.execute(statement)
-            database.execute("INSERT OR IGNORE INTO store VALUES (1, ?, 0, 0)", (FORMAT,))
+            if found is None:
+                create(database)
+            elif found == FIRST_FORMAT:
+                migrate(database)
             database.execute("COMMIT")
-            (found,) = database.execute("SELECT format FROM store").fetchone()
-        except sqlite3.Error as error:
-            database.close()
-            raise StorageError(f"metadata {path}: {error}") from error
-        if found != FORMAT:
-            database.close()
-            raise StorageError(f"metadata {path} has format {found}; this version knows {FORMAT}")
-        return cls(database, background, promise, events_kept)
+            if not in_memory:
+                _keep_room(database, path)
+                witness = Witness(path)
+                witness.note(read_totals(database).revision)
+            return cls(path, database, witness, background, promise, events_kept)
+        except (sqlite3.Error, OSError, MetadataCorrupt) as error:
+            if witness is not None:
+                witness.close()
+            if database is not None:
+                database.close()
+            if isinstance(error, OSError):
+                raise StorageError(f"metadata {path}: {error}") from error
+            raise (typed(error, path) if isinstance(error, sqlite3.Error) else error) from error
 
     async def get(self, key: str) -> Entry | None:
         return await self._run(self._get, key)
@@ -143,7 +167,7 @@ class SqliteStore:
         if self._closed:
             return
         self._closed = True
-        await self._run(self._database.close, even_closed=True)
+        await self._run(self._close, even_closed=True)
         self._wake()
 
     def _transacted(self, done: Transacted) -> None:
@@ -182,29 +206,28 @@ class SqliteStore:
         try:
             answer: T = await promise
         except sqlite3.Error as error:
-            raise StorageError(f"metadata: {error}") from error
+            raise typed(error, self._path) from error
+        except MetadataCorrupt as error:
+            raise damaged(self._path, error.message) from error
         return answer
 
     # On the worker
 
+    def _close(self) -> None:
+        self._database.close()
+        if self._witness is not None:
+            self._witness.close()
+
     def _get(self, key: str) -> Entry | None:
-        row = self._database.execute(
-            "SELECT key, value, create_revision, mod_revision FROM entries WHERE key = ?", (key,)
-        ).fetchone()
-        return Entry(*row) if row else None
+        row = self._database.execute(f"{SELECT_ENTRIES} WHERE key = ?", (key,)).fetchone()
+        return Entry(*checked_entry(row)) if row else None
 
     def _list(self, prefix: str) -> Listing:
         rows = self._database.execute(
-            "SELECT key, value, create_revision, mod_revision FROM entries"
-            " WHERE key >= ? AND key < ? ORDER BY key",
-            (prefix, _after(prefix)),
+            f"{SELECT_ENTRIES} WHERE key >= ? AND key < ? ORDER BY key", (prefix, _after(prefix))
         ).fetchall()
-        return Listing(self._stored_revision(), [Entry(*row) for row in rows])
-
-    def _stored_revision(self) -> int:
-        revision: int
-        (revision,) = self._database.execute("SELECT revision FROM store").fetchone()
-        return revision
+        entries = [Entry(*checked_entry(row)) for row in rows]
+        return Listing(read_totals(self._database).revision, entries)
 
     def _transact(self, compares: tuple[Compare, ...], operations: tuple[Put | Delete, ...]) -> Transacted:
         if self._failure is not None:
@@ -212,82 +235,116 @@ class SqliteStore:
         database = self._database
         try:
             database.execute("BEGIN IMMEDIATE")
-            revision = self._stored_revision()
+            totals = read_totals(database)
+            revision = totals.revision
             if not all(self._holds(compare) for compare in compares):
                 database.execute("ROLLBACK")
                 return Transacted(False, revision)
-            changed = 0
+            after = totals._replace(revision=revision + 1)
             for operation in operations:
-                changed += self._carry_out(operation, revision + 1, changed)
-            if not changed:
+                after = self._carry_out(operation, after, after.events - totals.events)
+            if after.events == totals.events:
                 database.execute("ROLLBACK")
                 return Transacted(True, revision)
-            compacted = self._forget_old_events(revision + 1)
-            database.execute(
-                "UPDATE store SET revision = ?, compacted = max(compacted, ?)", (revision + 1, compacted)
-            )
+            database.execute(UPDATE_STORE, self._forget_old_events(after).row())
             database.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, MetadataCorrupt) as error:
             self._failed(error)
             raise
-        return Transacted(True, revision + 1)
+        self._note(after.revision)
+        return Transacted(True, after.revision)
 
-    def _failed(self, error: sqlite3.Error) -> None:
+    def _note(self, revision: int) -> None:
+        """The change is durable, whatever becomes of the note; without it, later ones could vanish unnoticed."""
+        try:
+            if self._witness is not None:
+                self._witness.note(revision)
+        except OSError as error:
+            self._failure = StorageError(
+                f"metadata {self._path} takes no more changes until a restart: {error}"
+            )
+
+    def _failed(self, error: sqlite3.Error | MetadataCorrupt) -> None:
         if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
-            self._failure = StorageError(f"metadata takes no more changes until a restart: {error}")
+            self._failure = StorageError(
+                f"metadata {self._path} takes no more changes until a restart: {error}"
+            )
         if self._database.in_transaction:
             self._database.execute("ROLLBACK")
 
     def _holds(self, compare: Compare) -> bool:
-        row = self._database.execute(
-            "SELECT mod_revision, create_revision FROM entries WHERE key = ?", (compare.key,)
-        ).fetchone()
-        modified, created = row or (0, 0)
+        entry = self._get(compare.key)
+        modified, created = (entry.mod_revision, entry.create_revision) if entry else (0, 0)
         return compare.mod_revision in (None, modified) and compare.create_revision in (None, created)
 
-    def _carry_out(self, operation: Put | Delete, revision: int, number: int) -> int:
+    def _carry_out(self, operation: Put | Delete, totals: Totals, number: int) -> Totals:
+        """Change one key and note the event; what the tables hold then. A delete of nothing changes nothing."""
         database = self._database
+        key, revision = operation.key, totals.revision
+        before = self._get(key)
+        count, total = totals.entries, totals.entries_sum
+        if before is not None:
+            count, total = count - 1, total - entry_crc(*before)
         if isinstance(operation, Put):
-            (created,) = database.execute(
-                "INSERT INTO entries VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE"
-                " SET value = excluded.value, mod_revision = excluded.mod_revision RETURNING create_revision",
-                (operation.key, operation.value, revision, revision),
-            ).fetchone()
+            created = before.create_revision if before is not None else revision
             value: bytes | None = operation.value
+            crc = entry_crc(key, operation.value, created, revision)
+            count, total = count + 1, total + crc
+            row = (key, value, created, revision, crc)
+            database.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", row)
         else:
-            if not database.execute("DELETE FROM entries WHERE key = ?", (operation.key,)).rowcount:
-                return 0
+            if before is None:
+                return totals
             created, value = 0, None
-        database.execute(
-            "INSERT INTO events VALUES (?, ?, ?, ?, ?)", (revision, number, operation.key, value, created)
+            database.execute("DELETE FROM entries WHERE key = ?", (key,))
+        crc = event_crc(revision, number, key, value, created)
+        event = (revision, number, key, value, created, crc)
+        database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", event)
+        return totals._replace(
+            entries=count, entries_sum=total, events=totals.events + 1, events_sum=totals.events_sum + crc
         )
-        return 1
 
-    def _forget_old_events(self, revision: int) -> int:
-        """Delete events that are too old, now and then; returns the last revision forgotten, or 0."""
+    def _forget_old_events(self, totals: Totals) -> Totals:
+        """Delete events that are too old, now and then; what the tables hold then."""
         keep = self._events_kept
-        if revision % max(1, keep // 4):
-            return 0
-        (count,) = self._database.execute("SELECT count(*) FROM events").fetchone()
-        if count <= keep:
-            return 0
-        (last,) = self._database.execute(
-            "SELECT revision FROM events ORDER BY revision, number LIMIT 1 OFFSET ?", (count - keep - 1,)
+        if totals.revision % max(1, keep // 4) or totals.events <= keep:
+            return totals
+        database = self._database
+        (last,) = database.execute(
+            "SELECT revision FROM events ORDER BY revision, number LIMIT 1 OFFSET ?",
+            (totals.events - keep - 1,),
         ).fetchone()
-        last = min(last, revision - 1)
-        self._database.execute("DELETE FROM events WHERE revision <= ?", (last,))
-        return int(last)
+        last = min(last, totals.revision - 1)
+        count, total = database.execute(
+            "SELECT count(*), coalesce(sum(crc), 0) FROM events WHERE revision <= ?", (last,)
+        ).fetchone()
+        database.execute("DELETE FROM events WHERE revision <= ?", (last,))
+        return totals._replace(
+            compacted=max(totals.compacted, last),
+            events=totals.events - count,
+            events_sum=totals.events_sum - total,
+        )
 
     def _events(self, prefix: str, position: int) -> tuple[Sequence[Event], int]:
         """The next events from revision `position` on, whole revisions only, and the position after them."""
-        revision, compacted = self._database.execute("SELECT revision, compacted FROM store").fetchone()
-        if position <= compacted:
-            raise Compacted(f"changes up to revision {compacted} are not kept; asked for {position}")
+        totals = read_totals(self._database)
+        if position <= totals.compacted:
+            raise Compacted(f"changes up to revision {totals.compacted} are not kept; asked for {position}")
         limits = (position, prefix, _after(prefix))
         last = self._database.execute(_LAST_OF_BATCH, (*limits, WATCH_BATCH_EVENTS_MAX - 1)).fetchone()
-        end = last[0] if last else revision
-        rows = self._database.execute(_BATCH, (*limits, end)).fetchall()
-        return [Event(*row) for row in rows], end + 1
+        end = last[0] if last else totals.revision
+        events = []
+        for row in self._database.execute(_BATCH, (*limits, end)).fetchall():
+            changed, _, key, value, created = checked_event(row)
+            events.append(Event(key, value, created, changed))
+        return events, end + 1
+
+
+def _keep_room(database: sqlite3.Connection, path: str) -> None:
+    """Begin the write-ahead log anew and give it its length, as far as there is room: a full disk is no obstacle."""
+    database.execute("PRAGMA wal_checkpoint(RESTART)")
+    with contextlib.suppress(OSError), open(path + "-wal", "ab", buffering=0) as file:
+        file.write(bytes(max(0, WAL_RESERVE_BYTES - file.tell())))
 
 
 def _after(prefix: str) -> str:

@@ -67,6 +67,13 @@ class Topic:
     mod_revision: int
 
 
+class QuotaEntry(NamedTuple):
+    """One key under `quotas/`: whom for, and rates by name; `broker.quotas` reads it."""
+
+    document: Mapping[str, Any]
+    mod_revision: int
+
+
 @dataclass(frozen=True, slots=True)
 class TopicChange:
     """What happened to a topic: `before` is None when it became live, `after` when it stopped being."""
@@ -93,12 +100,15 @@ class ClusterState:
     topics: dict[str, Topic] = field(default_factory=dict)
     topics_by_id: dict[UUID, Topic] = field(default_factory=dict)
     unfinished: dict[str, Topic] = field(default_factory=dict)
+    quotas: dict[str, QuotaEntry] = field(default_factory=dict)
     partition_count: int = 0
     failure: Exception | None = None
     _drafts: dict[str, _Draft] = field(default_factory=dict)
     _names: dict[str, str] = field(default_factory=dict)  # of topics, by uuid
     _partitions: dict[str, dict[int, PartitionState]] = field(default_factory=dict)
     _callbacks: list[Callable[[TopicChange], None]] = field(default_factory=list)
+    _quota_callbacks: list[Callable[[], None]] = field(default_factory=list)
+    _quotas_moved: bool = False
     _waits: list[tuple[int, Promise[None]]] = field(default_factory=list)
     _following: Timer | None = None
 
@@ -127,6 +137,10 @@ class ClusterState:
     def on_change(self, callback: Callable[[TopicChange], None]) -> None:
         """Call `callback` after each change of a live topic, on the loop, once the view shows it."""
         self._callbacks.append(callback)
+
+    def on_quota_change(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after `quotas` has changed, on the loop."""
+        self._quota_callbacks.append(callback)
 
     async def reached(self, revision: int, scheduler: Scheduler) -> None:
         """Wait until the view shows everything up to `revision`. Raises what ended the watch, if it ended."""
@@ -190,7 +204,7 @@ class ClusterState:
             for topic_id, known in self._partitions.items()
             for index in known
         ]
-        return [*topics, *partitions, *map(self.keys.session, self.brokers)]
+        return [*topics, *partitions, *map(self.keys.session, self.brokers), *self.quotas]
 
     def _take(self, event: Event, touched: dict[str, None]) -> None:
         """Note one change; the names of topics to look at again go to `touched`."""
@@ -215,6 +229,11 @@ class ClusterState:
                 touched[self._names[topic_id]] = None
         elif event.key.startswith(keys.brokers) and event.key.endswith("/session"):
             self._take_session(event.key, document)
+        elif event.key.startswith(keys.quotas):
+            self._quotas_moved = True
+            self.quotas.pop(event.key, None)
+            if document is not None:
+                self.quotas[event.key] = QuotaEntry(document, event.mod_revision)
 
     def _take_session(self, key: str, document: dict[str, Any] | None) -> None:
         node_id = int(key.removeprefix(self.keys.brokers).partition("/")[0])
@@ -228,6 +247,10 @@ class ClusterState:
         for change in changes:
             for callback in self._callbacks:
                 callback(change)
+        if self._quotas_moved:
+            self._quotas_moved = False
+            for look_again in self._quota_callbacks:
+                look_again()
         due = [promise for revision, promise in self._waits if revision <= self.revision]
         self._waits = [wait for wait in self._waits if wait[0] > self.revision]
         for promise in due:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 INT64_MAX: Final = (1 << 63) - 1
 INT32_MAX: Final = (1 << 31) - 1
+DELETE: Final = "delete"
+COMPACT: Final = "compact"
 
 
 class Kind(IntEnum):
@@ -31,6 +33,7 @@ class Kind(IntEnum):
     STRING = 2
     INT = 3
     LONG = 5
+    DOUBLE = 6
     LIST = 7
 
 
@@ -80,6 +83,16 @@ def _whole(minimum: int, maximum: int) -> Callable[[str], int]:
     return parse
 
 
+def _share(text: str) -> float:
+    """A number from 0 to 1; only plain ones, so that what is shown is what was meant."""
+    if not re.fullmatch(r"\s*-?(\d{1,19}(\.\d{0,19})?|\.\d{1,19})([eE]-?\d{1,3})?\s*", text, re.ASCII):
+        raise ValueError(f"{text!r} is not a number such as 0.5")
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise ValueError(f"{value} is not between 0 and 1")
+    return value
+
+
 def _one_of(*choices: str, refused: Mapping[str, str] | None = None) -> Callable[[str], str]:
     def parse(text: str) -> str:
         value = text.strip()
@@ -96,10 +109,8 @@ def _one_of(*choices: str, refused: Mapping[str, str] | None = None) -> Callable
 def _cleanup_policy(text: str) -> tuple[str, ...]:
     policies = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for policy in policies:
-        if policy == "compact":
-            raise ValueError("compaction is not offered yet: only 'delete'")
-        if policy != "delete":
-            raise ValueError(f"{policy!r} is not a cleanup policy")
+        if policy not in (COMPACT, DELETE):
+            raise ValueError(f"{policy!r} is not a cleanup policy: delete, compact or compact,delete")
     if not policies:
         raise ValueError("at least one policy is needed")
     return policies
@@ -109,13 +120,13 @@ _NO_RECOMPRESSION: Final = dict.fromkeys(
     ("gzip", "snappy", "lz4", "zstd", "uncompressed"),
     "the broker keeps batches as they were sent and does not compress again: only 'producer'",
 )
-_RETENTION_LATER: Final = "kept; enforced from the next version"
 
 _ROWS: Final = (
     TopicSetting(
         "cleanup.policy", Kind.LIST, "delete", "log.cleanup.policy",
-        "What happens to old records. Only 'delete' is offered: whole segments are removed by time and size.",
-        _cleanup_policy, _RETENTION_LATER,
+        "What happens to old records. delete: whole segments are removed by time and size. compact: of each key"
+        " the latest record is kept. compact,delete: both.",
+        _cleanup_policy,
     ),
     TopicSetting(
         "compression.type", Kind.STRING, "producer", "compression.type",
@@ -124,13 +135,18 @@ _ROWS: Final = (
     ),
     TopicSetting(
         "delete.retention.ms", Kind.LONG, "86400000", "log.cleaner.delete.retention.ms",
-        "How long compaction keeps tombstones.",
-        _whole(0, INT64_MAX), "kept; takes effect when compaction is offered",
+        "How long in ms compaction keeps a tombstone (a record without value), so that readers can see it.",
+        _whole(0, INT64_MAX),
     ),
     TopicSetting(
         "index.interval.bytes", Kind.INT, "4096", "log.index.interval.bytes",
         "Bytes of log between two entries of the offset index.",
         _whole(0, INT32_MAX),
+    ),
+    TopicSetting(
+        "max.compaction.lag.ms", Kind.LONG, str(INT64_MAX), "log.cleaner.max.compaction.lag.ms",
+        "Age in ms at which a record is compacted even if little else is to be cleaned.",
+        _whole(1, INT64_MAX),
     ),
     TopicSetting(
         "max.message.bytes", Kind.INT, "1048588", "message.max.bytes",
@@ -153,19 +169,31 @@ _ROWS: Final = (
         _one_of("CreateTime", "LogAppendTime"),
     ),
     TopicSetting(
+        "min.cleanable.dirty.ratio", Kind.DOUBLE, "0.5", "log.cleaner.min.cleanable.ratio",
+        "Part of the log (0 to 1) that must be new since the last compaction before the next one.",
+        _share,
+    ),
+    TopicSetting(
+        "min.compaction.lag.ms", Kind.LONG, "0", "log.cleaner.min.compaction.lag.ms",
+        "Age in ms before which a record is not compacted away.",
+        _whole(0, INT64_MAX),
+    ),
+    TopicSetting(
         "min.insync.replicas", Kind.INT, "", "min.insync.replicas",
         "Replicas that must have synced a batch before acks=all is answered. Default: a majority.",
         _whole(1, INT32_MAX),
     ),
     TopicSetting(
         "retention.bytes", Kind.LONG, "-1", "log.retention.bytes",
-        "Bytes each partition may grow to before its oldest segments are deleted. -1: no limit.",
-        _whole(-1, INT64_MAX), _RETENTION_LATER,
+        "Bytes each partition may grow to before its oldest segments are deleted. -1: no limit."
+        " Whole segments go, so up to one segment.bytes more stays.",
+        _whole(-1, INT64_MAX),
     ),
     TopicSetting(
         "retention.ms", Kind.LONG, "604800000", "log.retention.ms",
-        "Age in ms after which records may be deleted. -1: kept for ever.",
-        _whole(-1, INT64_MAX), _RETENTION_LATER,
+        "Age in ms after which records are deleted. -1: kept for ever. A segment goes when its newest record"
+        " is that old.",
+        _whole(-1, INT64_MAX),
     ),
     TopicSetting(
         "segment.bytes", Kind.INT, "1073741824", "log.segment.bytes",
@@ -186,7 +214,6 @@ _ROWS: Final = (
 SETTINGS: Final[dict[str, TopicSetting]] = {row.name: row for row in _ROWS}
 
 _ALWAYS_SYNCED: Final = "acks=all is synced before the answer; background_sync_interval_ms covers the rest"
-_WITH_COMPACTION: Final = "compaction is not offered yet"
 NOT_OFFERED: Final[dict[str, str]] = {
     "compression.gzip.level": "the broker does not compress",
     "compression.lz4.level": "the broker does not compress",
@@ -198,12 +225,9 @@ NOT_OFFERED: Final[dict[str, str]] = {
     "leader.replication.throttled.replicas": "there is no replication throttle",
     "local.retention.bytes": "there is no tiered storage",
     "local.retention.ms": "there is no tiered storage",
-    "max.compaction.lag.ms": _WITH_COMPACTION,
     "message.downconversion.enable": "only record batch format 2 is served",
     "message.format.version": "only record batch format 2 is kept",
     "message.timestamp.difference.max.ms": "use message.timestamp.before.max.ms and .after.max.ms",
-    "min.cleanable.dirty.ratio": _WITH_COMPACTION,
-    "min.compaction.lag.ms": _WITH_COMPACTION,
     "preallocate": "segments are not preallocated",
     "remote.storage.enable": "there is no tiered storage",
     "segment.index.bytes": "indexes grow with their segment",
@@ -227,6 +251,19 @@ class TopicSettings:
     min_insync_replicas: int
     cleanup_policy: tuple[str, ...]
     delete_retention_ms: int
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
+
+    @property
+    def deletes(self) -> bool:
+        """Whether old records leave by time and size."""
+        return DELETE in self.cleanup_policy
+
+    @property
+    def compacts(self) -> bool:
+        """Whether the latest record of each key is kept, so that every record needs a key."""
+        return COMPACT in self.cleanup_policy
 
     @property
     def log_append_time(self) -> bool:
@@ -264,8 +301,13 @@ def normalised(name: str, text: str | None) -> str:
     return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
-def checked(configs: Iterable[tuple[str, str | None]], replication_factor: int) -> dict[str, str]:
-    """The settings a topic is created with, all of them valid together. A null value means the default.
+def checked(
+    configs: Iterable[tuple[str, str | None]],
+    replication_factor: int,
+    defaults: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The settings a topic is created with, all of them valid together and with the broker's topic `defaults`.
+    A null value means the default.
 
     Raises `InvalidConfig`; `InvalidRequest` when a name comes twice.
     """
@@ -278,16 +320,27 @@ def checked(configs: Iterable[tuple[str, str | None]], replication_factor: int) 
         setting(name)
         if text is not None:
             result[name] = normalised(name, text)
-    check_together(result, replication_factor)
+    check_together(result, replication_factor, defaults)
     return result
 
 
-def check_together(overrides: Mapping[str, str], replication_factor: int) -> None:
-    """Rules that need more than one value. Raises `InvalidConfig`."""
+def check_together(
+    overrides: Mapping[str, str], replication_factor: int, defaults: Mapping[str, str] | None = None
+) -> None:
+    """Rules that need more than one value, of those in force. Raises `InvalidConfig`."""
     if "min.insync.replicas" in overrides and int(overrides["min.insync.replicas"]) > replication_factor:
         raise InvalidConfig(
             f"min.insync.replicas: {overrides['min.insync.replicas']} is more than the replication factor,"
             f" {replication_factor}: acks=all could never be answered"
+        )
+    least, most = (
+        int(in_force(name, overrides, defaults or {}, replication_factor))
+        for name in ("min.compaction.lag.ms", "max.compaction.lag.ms")
+    )
+    if least > most:
+        raise InvalidConfig(
+            f"min.compaction.lag.ms: {least} is more than max.compaction.lag.ms, {most}: a record cannot be"
+            " compacted before and after the same age"
         )
 
 
@@ -380,4 +433,7 @@ def resolve(
         min_insync_replicas=value["min.insync.replicas"],
         cleanup_policy=value["cleanup.policy"],
         delete_retention_ms=value["delete.retention.ms"],
+        min_cleanable_dirty_ratio=value["min.cleanable.dirty.ratio"],
+        min_compaction_lag_ms=value["min.compaction.lag.ms"],
+        max_compaction_lag_ms=value["max.compaction.lag.ms"],
     )

@@ -24,7 +24,14 @@ if TYPE_CHECKING:
 
 TOPIC_NAME_CHARACTERS_MAX: Final = 249
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})
-INTERNAL_CONFIGS: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
+INTERNAL_CONFIGS: Final = {
+    "cleanup.policy": "compact",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "segment.bytes": str(100 << 20),
+}
+"""What the broker's own topics are made with: views of the latest record of each key. Small segments, because only
+closed ones are compacted, and all that is left is read at the next start."""
 
 Partitions = tuple[PartitionState, ...]
 

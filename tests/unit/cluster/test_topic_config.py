@@ -10,7 +10,7 @@ from mansio.cluster import topic_config
 from mansio.cluster.config_entries import Source, broker_entries, topic_entries
 from mansio.cluster.topic_config import NOT_OFFERED, SETTINGS, Change, Kind, Operation
 from mansio.config import Settings
-from mansio.errors import InvalidConfig, InvalidRequest
+from mansio.errors import ConfigError, InvalidConfig, InvalidRequest
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -23,9 +23,16 @@ def test_defaults_obey_their_own_rules(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
-        ("cleanup.policy", "compact", "not offered yet"),
-        ("cleanup.policy", "compact,delete", "not offered yet"),
         ("cleanup.policy", "", "at least one"),
+        ("cleanup.policy", "delete,shred", "not a cleanup policy"),
+        ("min.cleanable.dirty.ratio", "1.01", "not between 0 and 1"),
+        ("min.cleanable.dirty.ratio", "-0.1", "not between 0 and 1"),
+        ("min.cleanable.dirty.ratio", "1e999", "not between 0 and 1"),
+        ("min.cleanable.dirty.ratio", "nan", "not a number"),
+        ("min.cleanable.dirty.ratio", "half", "not a number"),
+        ("min.compaction.lag.ms", "-1", "below the least"),
+        ("max.compaction.lag.ms", "0", "below the least, 1"),
+        ("segment.jitter.ms", "5", "not offered: segments roll without jitter"),
         ("cleanup.policy", "shred", "not a cleanup policy"),
         ("compression.type", "zstd", "does not compress again"),
         ("compression.type", "none", "not one of"),
@@ -91,7 +98,7 @@ def test_topic_wins_over_broker_default_wins_over_built_in() -> None:
 
 
 def test_leftover_of_another_version_does_not_keep_a_topic_from_opening() -> None:
-    settings = topic_config.resolve({"cleanup.policy": "compact", "gone.setting": "1"}, {}, 1)
+    settings = topic_config.resolve({"cleanup.policy": "shred", "gone.setting": "1"}, {}, 1)
     assert settings.cleanup_policy == ("delete",)
     assert topic_config.apply_changes({"gone.setting": "1"}, {}, [Change("gone.setting", 1, None)]) == {}
 
@@ -105,6 +112,10 @@ def test_leftover_of_another_version_does_not_keep_a_topic_from_opening() -> Non
         (
             [Change("cleanup.policy", Operation.APPEND, "delete")],
             {"segment.ms": "9", "cleanup.policy": "delete"},
+        ),
+        (
+            [Change("cleanup.policy", Operation.APPEND, "compact")],
+            {"segment.ms": "9", "cleanup.policy": "delete,compact"},
         ),
     ],
 )
@@ -122,7 +133,7 @@ def test_incremental_changes_leave_the_rest_alone(changes: list[Change], expecte
         (Change("retention.ms", Operation.APPEND, "1"), InvalidConfig),
         (Change("retention.ms", Operation.SUBTRACT, "1"), InvalidConfig),
         (Change("cleanup.policy", Operation.SUBTRACT, "delete"), InvalidConfig),
-        (Change("cleanup.policy", Operation.APPEND, "compact"), InvalidConfig),
+        (Change("cleanup.policy", Operation.APPEND, "shred"), InvalidConfig),
         (Change("nope", Operation.SET, "1"), InvalidConfig),
         (Change("nope", Operation.DELETE, None), InvalidConfig),
     ],
@@ -136,6 +147,49 @@ def test_changing_a_setting_twice_in_a_request_is_refused() -> None:
     change = Change("retention.ms", Operation.SET, "1")
     with pytest.raises(InvalidRequest, match="twice"):
         topic_config.apply_changes({}, {}, [change, change])
+
+
+@pytest.mark.parametrize(
+    ("text", "deletes", "compacts"),
+    [
+        ("delete", True, False),
+        ("compact", False, True),
+        (" compact , delete ", True, True),
+        ("delete,compact", True, True),
+    ],
+)
+def test_cleanup_policy_deletes_compacts_or_both(text: str, *, deletes: bool, compacts: bool) -> None:
+    settings = topic_config.resolve(
+        {"cleanup.policy": topic_config.normalised("cleanup.policy", text)}, {}, 1
+    )
+    assert (settings.deletes, settings.compacts) == (deletes, compacts)
+
+
+def test_compaction_settings_are_numbers_when_in_force() -> None:
+    settings = topic_config.resolve(
+        {"min.cleanable.dirty.ratio": "0.25", "min.compaction.lag.ms": "3", "max.compaction.lag.ms": "4"},
+        {},
+        1,
+    )
+    assert (
+        settings.min_cleanable_dirty_ratio,
+        settings.min_compaction_lag_ms,
+        settings.max_compaction_lag_ms,
+        settings.delete_retention_ms,
+    ) == (0.25, 3, 4, 86_400_000)
+
+
+def test_a_compaction_lag_that_contradicts_itself_is_refused_wherever_the_halves_come_from() -> None:
+    least, most = ("min.compaction.lag.ms", "5"), ("max.compaction.lag.ms", "4")
+    with pytest.raises(InvalidConfig, match="5 is more than max"):
+        topic_config.checked([least, most], 1)
+    with pytest.raises(InvalidConfig, match="5 is more than max"):
+        topic_config.checked([least], 1, dict([most]))
+    with pytest.raises(InvalidConfig, match="5 is more than max"):
+        topic_config.check_together(dict([most]), 1, dict([least]))
+    with pytest.raises(ConfigError, match="topic_defaults: min"):
+        Settings(topic_defaults=dict([least, most]))
+    assert topic_config.checked([least, ("max.compaction.lag.ms", "5")], 1, dict([most]))
 
 
 @given(st.sampled_from(sorted(SETTINGS)), st.text(max_size=30))
@@ -161,7 +215,7 @@ def test_entries_of_a_topic_show_where_values_come_from() -> None:
     )
     assert (entries["segment.ms"].value, entries["segment.ms"].source) == ("4", Source.STATIC_BROKER)
     assert (entries["segment.bytes"].value, entries["segment.bytes"].source) == ("1073741824", Source.DEFAULT)
-    assert "enforced from the next version" in retention.documentation
+    assert retention.documentation.startswith("Age in ms after which records are deleted")
     assert not retention.read_only
 
 
