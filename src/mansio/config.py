@@ -124,6 +124,26 @@ class Settings:
     log_level: str = _setting(
         "info", "How much is written to standard error.", choices=("debug", "info", "warning", "error")
     )
+    log_format: str = _setting(
+        "text",
+        "How lines on standard error look: for people, or one JSON object each.",
+        choices=("text", "json"),
+    )
+    metrics_partitions_max: int = _count(
+        1000,
+        "With more partitions than this, /metrics shows sums per topic and no single partitions.",
+        minimum=0,
+        maximum=100_000,
+    )
+    metrics_series_max: int = _count(
+        1000,
+        "Topics, and pairs of group and topic, that /metrics shows at most; how many were left out is shown.",
+        minimum=0,
+        maximum=100_000,
+    )
+    disk_free_warn_bytes: int = _bytes(
+        GIB, "With less than this free where the data is, health and metrics warn. 0: never.", minimum=0
+    )
 
     # Topics
     num_partitions: int = _count(
@@ -144,6 +164,12 @@ class Settings:
 
     # Connections and requests
     connections_max: int = _count(4096, "Open client connections at most.", kafka_name="max.connections")
+    connections_per_ip_max: int = _count(
+        0,
+        "Open connections from one address at most. 0: as many as connections_max allows.",
+        minimum=0,
+        kafka_name="max.connections.per.ip",
+    )
     connection_idle_ms_max: int = _ms(
         10 * MINUTE_MS,
         "A connection without a request for this long is closed. 0: never.",
@@ -175,6 +201,12 @@ class Settings:
         "Bytes in one answer to a fetch at most (one batch always fits).",
         kafka_name="fetch.max.bytes",
     )
+    quota_burst_ms: int = _ms(
+        10 * SECOND_MS,
+        "A client that was quiet may take so much of its byte rate quota at once. Kafka's quota.window.num - 1 times "
+        "quota.window.size.seconds.",
+        minimum=1,
+    )
     fetch_wait_ms_max: int = _ms(30 * SECOND_MS, "Longest wait for data a fetch may ask for.")
     produce_wait_ms_max: int = _ms(
         MINUTE_MS, "Longest wait for durability (acks=all), whatever the client asks for.", minimum=1
@@ -190,6 +222,30 @@ class Settings:
         SECOND_MS, "How old the note on disk of what is durable may be; recovery starts there.", minimum=10
     )
     open_files_max: int = _count(4096, "Segment files held open at a time.", minimum=16)
+    retention_check_interval_ms: int = _ms(
+        5 * MINUTE_MS,
+        "How often every partition is looked at for records that its retention.ms and retention.bytes let go.",
+        minimum=1,
+        kafka_name="log.retention.check.interval.ms",
+    )
+    log_cleaner_interval_ms: int = _ms(
+        15 * SECOND_MS,
+        "How often partitions are looked at for records that compaction should remove.",
+        minimum=1,
+        kafka_name="log.cleaner.backoff.ms",
+    )
+    log_cleaner_map_bytes_max: int = _bytes(
+        32 * MIB,
+        "Memory for the keys of one compaction, 24 bytes each. What does not fit is compacted by the next one.",
+        minimum=64 * KIB,
+        maximum=4 * GIB,
+        kafka_name="log.cleaner.dedupe.buffer.size",
+    )
+    log_cleaner_bytes_per_second: int = _bytes(
+        16 * MIB,
+        "Bytes that compaction reads and writes per second at most.",
+        kafka_name="log.cleaner.io.max.bytes.per.second",
+    )
     producer_id_expiration_ms: int = _ms(
         DAY_MS,
         "An idempotent producer that has written nothing for this long is forgotten.",
@@ -357,6 +413,10 @@ def _checked_topic_defaults(values: Any) -> dict[str, str]:
             checked[name] = topic_config.normalised(name, _as_text(value))
         except InvalidConfig as error:
             raise ConfigError(f"topic_defaults: {error}") from error
+    try:
+        topic_config.check_together({}, 1, checked)
+    except InvalidConfig as error:
+        raise ConfigError(f"topic_defaults: {error}") from error
     return checked
 
 

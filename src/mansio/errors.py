@@ -22,6 +22,8 @@ class MansioError(Exception):
     grpc_status: ClassVar[str] = "UNKNOWN"
     http_status: ClassVar[int] = 500
     retriable: ClassVar[bool] = False
+    record_errors: tuple[tuple[int, str | None], ...] = ()
+    """Of a batch that was refused: (index of the record in it, why), of those that can be named (KIP-467)."""
 
     def __init__(self, message: str = "") -> None:
         self.message = message or (type(self).__doc__ or type(self).__name__).partition("\n")[0]
@@ -402,6 +404,10 @@ class StorageError(MansioError):
 
 class CorruptLog(StorageError):
     """Bytes on disk below the durable end do not match their checksum."""
+
+
+class MetadataCorrupt(StorageError):
+    """The metadata file is not as it was written; the broker does not start on it."""
 
 
 class DataDirectoryLocked(StorageError):

@@ -16,14 +16,19 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mansio.broker import descriptors
+from mansio.broker.compactor import Compactor
 from mansio.broker.coordinators.groups import GroupCoordinator
 from mansio.broker.coordinators.settings import OFFSETS_TOPIC, GroupSettings
 from mansio.broker.loop import AsyncioScheduler
 from mansio.broker.partitions import PartitionSet
 from mansio.broker.producer_ids import ProducerIds
+from mansio.broker.quotas import Quotas
 from mansio.broker.records import RecordService
+from mansio.broker.retention import RetentionKeeper
 from mansio.broker.server import Limits, Server
 from mansio.broker.service import Service
+from mansio.broker.statistics import Statistics
 from mansio.broker.topics import NewTopic, TopicAdmin
 from mansio.broker.view_checkpoint import CheckpointRoom
 from mansio.cluster.sqlite_store import SqliteStore
@@ -33,13 +38,14 @@ from mansio.errors import StorageError, TopicAlreadyExists
 from mansio.host import BackgroundThread, HostClock, HostDisk, HostRandom
 from mansio.log.files import FileCache
 from mansio.log.sync import Syncer
+from mansio.logs import fields
 from mansio.wire import messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.broker.partition import Partition
-    from mansio.cluster.state import TopicChange
+    from mansio.cluster.state import Topic, TopicChange
     from mansio.config import Settings
 
 logger = logging.getLogger(__name__)
@@ -77,6 +83,7 @@ class Broker:
         """Drain, sync, close; see the module. Does nothing the second time."""
         if self._service is not None:
             self._service.ready = False
+            self._service.quotas.stop()
         if self._server is not None:
             await self._server.stop(self.settings.shutdown_drain_ms)
         await self._stack.aclose()
@@ -100,6 +107,7 @@ class Broker:
         stack.push_async_callback(store.close)
         state = await ClusterState.load(store, settings.cluster_id, random)
 
+        statistics = Statistics(clock)
         syncer = Syncer(
             disk,
             sync_thread,
@@ -107,6 +115,8 @@ class Broker:
             scheduler=scheduler,
             background_sync_interval_ms=settings.background_sync_interval_ms,
             checkpoint_interval_ms=settings.checkpoint_interval_ms,
+            clock=clock,
+            observe_s=statistics.sync.observe,
         )
         partitions = PartitionSet(
             settings=settings,
@@ -119,14 +129,28 @@ class Broker:
             file_thread=file_thread,
         )
         stack.push_async_callback(_close_partitions, partitions, syncer, settings.shutdown_drain_ms)
-        for topic in tuple(state.topics.values()):
-            await partitions.open_known(topic)
+        await partitions.open_known(tuple(state.topics.values()))
         partitions.report_unknown_directories()
         state.on_change(partitions.follow)
         state.start(store, scheduler)
         stack.callback(state.stop)
         stack.push_async_callback(scheduler.close)
 
+        compaction_thread = BackgroundThread(scheduler.call_from_thread, name="mansio-compaction")
+        stack.callback(compaction_thread.close)
+        compactor = Compactor(
+            partitions,
+            disk=disk,
+            clock=clock,
+            scheduler=scheduler,
+            background=compaction_thread,
+            interval_ms=settings.log_cleaner_interval_ms,
+            map_bytes_max=settings.log_cleaner_map_bytes_max,
+            bytes_per_second=settings.log_cleaner_bytes_per_second,
+            tombstone_floor=lambda partition: (
+                groups.topic.replay_start(partition.index) if partition.topic == OFFSETS_TOPIC else None
+            ),
+        )
         topics = TopicAdmin(
             store=store,
             state=state,
@@ -134,7 +158,7 @@ class Broker:
             scheduler=scheduler,
             random=random,
             open_partitions=partitions.open_partitions,
-            close_partitions=partitions.close_partitions,
+            close_partitions=partial(_close_partitions_of, compactor, partitions),
         )
         await topics.recover()
         for partition in partitions.shortened():
@@ -154,6 +178,14 @@ class Broker:
         await groups.start(partitions.of(OFFSETS_TOPIC))
         stack.push_async_callback(groups.close)
         state.on_change(partial(_forget_offsets, groups, scheduler))
+        quotas = Quotas(
+            store=store,
+            state=state,
+            scheduler=scheduler,
+            random=random,
+            clock=clock,
+            burst_ms=settings.quota_burst_ms,
+        )
         service = Service(
             settings=settings,
             clock=clock,
@@ -162,30 +194,47 @@ class Broker:
             records=records,
             topics=topics,
             groups=groups,
+            quotas=quotas,
+            statistics=statistics,
         )
         self._service = service
+        service.retention = RetentionKeeper(
+            partitions,
+            clock=clock,
+            scheduler=scheduler,
+            check_interval_ms=settings.retention_check_interval_ms,
+        )
+        stack.callback(service.retention.stop)
+        service.compactor = compactor
+        stack.push_async_callback(compactor.stop)
         await self._listen(service, loop)
+        service.retention.start()
+        compactor.start()
 
     async def _listen(self, service: Service, loop: asyncio.AbstractEventLoop) -> None:
         settings = self.settings
-        server = Server(service, _limits(settings), loop)
+        server = Server(service, _limits(settings, len(service.partitions)), loop)
         host, port = settings.kafka_address
         self.kafka_address = Address(*await server.start(host, port, advertised=settings.advertised_address))
         self._server = service.server = server
         service.ready = True
         if self._warm_up:
             service.scheduler.spawn(_warm_up(), name="warm-up")
-        logger.info("broker %d ready on %s", settings.node_id, self.kafka_address)
+        logger.info("broker ready", extra=fields(kafka=self.kafka_address, node=settings.node_id))
 
 
-def _limits(settings: Settings) -> Limits:
+def _limits(settings: Settings, partitions: int) -> Limits:
+    connections_max = descriptors.connections_allowed(
+        settings.connections_max, settings.open_files_max + partitions
+    )
     return Limits(
         frame_bytes_max=settings.frame_bytes_max,
         requests_max=settings.in_flight_requests_per_connection_max,
         backlog_bytes_max=settings.in_flight_bytes_per_connection_max,
         unsent_bytes_max=settings.in_flight_bytes_per_connection_max,
         in_flight_bytes_max=settings.in_flight_bytes_max,
-        connections_max=settings.connections_max,
+        connections_max=connections_max,
+        connections_per_ip_max=settings.connections_per_ip_max,
         idle_ms_max=settings.connection_idle_ms_max or IDLE_NEVER_MS,
     )
 
@@ -222,6 +271,11 @@ def _high_watermark(partitions: PartitionSet, topic: str, index: int) -> int | N
     return None if partition is None else partition.high_watermark
 
 
+async def _close_partitions_of(compactor: Compactor, partitions: PartitionSet, topic: Topic) -> None:
+    await compactor.leave(topic.topic_id)
+    await partitions.close_partitions(topic)
+
+
 async def _close_partitions(partitions: PartitionSet, syncer: Syncer, wait_ms: int) -> None:
     """One last sync of everything, then close the logs. A disk that hangs is not waited for longer than `wait_ms`."""
     for partition in partitions:
@@ -231,7 +285,7 @@ async def _close_partitions(partitions: PartitionSet, syncer: Syncer, wait_ms: i
             while not syncer.idle:  # noqa: ASYNC110 - once per broker, for some milliseconds
                 await asyncio.sleep(SYNC_POLL_S)
     except TimeoutError:
-        logger.error("the last sync did not end within %d ms; closing without it", wait_ms)
+        logger.error("the last sync did not end in time; closing without it", extra=fields(waited_ms=wait_ms))
         partitions.close(save=False)
         return
     partitions.close(save=True)

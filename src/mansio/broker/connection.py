@@ -5,9 +5,9 @@ can see: produce requests that follow each other are all begun at once, and only
 Any other request that cannot be answered on the spot holds back the frames behind it; they are copied out of the
 receive buffer and wait in the backlog.
 
-Owns the receive buffer, the backlog, the queue of answers and the way out. Bounded: how many requests are being worked
-on, what waits in the backlog, what waits to be sent, and how much of the shared receive memory a large frame may take;
-past a bound, reading pauses.
+Owns the reader of frames, the backlog, the queue of answers and the way out. Bounded: how many requests are being
+worked on, what waits in the backlog and to be sent, and what the backlog and a large frame take of the memory that all
+connections share; past a bound, reading pauses.
 
 Always true: answers leave in request order; a frame's memory is never touched after its turn ended.
 """
@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from mansio.broker.egress import Egress
 from mansio.errors import MansioError, StorageError, WireError
-from mansio.wire.frames import FrameReader
+from mansio.logs import fields
+from mansio.wire.frames import KEPT_BYTES, FrameReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +34,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 PRODUCE_KEY = b"\x00\x00"  # the first two bytes of a produce request
+
+MUTE_MS_MAX = 30_000
+"""So long a connection is left unread at the most because its client is over a quota."""
+
+UNSENT_PIECES_MAX = 1024
+"""So many sends wait for the peer at the most: many tiny answers take more memory than their bytes."""
+
+CROWDED_BYTES_MAX = 64 * 1024
+"""What one connection may hold of unsent answers when all together hold too much."""
 
 ANSWERS_PER_SEND = 64
 """So many answers are sent together at the most, so that one read of many requests cannot pile up answers."""
@@ -65,9 +75,16 @@ class Slot:
         connection = self._connection
         if connection is None:
             return
-        self._connection = None
+        self._connection = self.on_lost = None  # whoever works on it refers to this place in turn
         self.pieces = pieces
         connection.answered(self)
+
+    def lost(self) -> None:
+        """The connection ended before the answer."""
+        on_lost = self.on_lost
+        self._connection = self.on_lost = None
+        if on_lost is not None:
+            on_lost()
 
     def abandon(self) -> None:
         """There will be no answer; unless there was one, the connection ends, so that the client knows."""
@@ -85,17 +102,18 @@ class Connection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_backlog",
-        "_backlog_bytes",
         "_blocked_by",
         "_drain_due",
         "_egress",
         "_flush_due",
         "_frames",
+        "_muted",
         "_out",
         "_paused",
         "_server",
         "_slots",
         "_transport",
+        "backlog_bytes",
         "client_host",
         "closed",
         "get_buffer",
@@ -107,16 +125,17 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._frames = FrameReader(server.limits.frame_bytes_max)
+        self._frames = FrameReader(server.limits.frame_bytes_max, server.receive_scratch)
         self.get_buffer = self._frames.get_buffer  # type: ignore[assignment,method-assign]  # the transport's own call, no detour
         self._backlog: deque[bytes] = deque()
-        self._backlog_bytes = 0
+        self.backlog_bytes = 0
         self._slots: deque[Place] = deque()
         self._blocked_by: Slot | None = None
         self._out: list[Piece] = []
         self._flush_due = False
         self._drain_due = False
         self._paused = False
+        self._muted: asyncio.TimerHandle | None = None
         self._transport: asyncio.Transport | None = None
         self._egress: Egress | None = None
         self.client_host = ""
@@ -134,13 +153,17 @@ class Connection(asyncio.BufferedProtocol):
         peer = transport.get_extra_info("peername")
         self.client_host = str(peer[0]) if peer else ""
         self.last_active = self._server.now
-        self._egress = Egress(
-            self._server.loop,
-            transport.get_extra_info("socket").fileno(),
-            self._server.scratch if is_loopback(self.client_host) else None,
-            self.resume_reading,
-            self._send_failed,
-        )
+        try:
+            self._egress = Egress(
+                self._server.loop,
+                transport.get_extra_info("socket").fileno(),
+                self._server.scratch if is_loopback(self.client_host) else None,
+                self._has_room,
+                self._send_failed,
+            )
+        except OSError as error:  # no descriptor left
+            self._server.refuse(self, "descriptors", error.strerror or str(error))
+            return
         self._server.connected(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
@@ -148,10 +171,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._egress is not None:
             self._egress.close()
         self._egress = None  # they refer to each other: memory must not wait for the collector
+        if self._muted is not None:
+            self._muted.cancel()
+            self._muted = None
         self._transport = None
         for place in self._slots:
-            if isinstance(place, Slot) and place.on_lost is not None:
-                place.on_lost()
+            if isinstance(place, Slot):
+                place.lost()
+        self._blocked_by = None
         self._slots.clear()
         self._backlog.clear()
         self._out.clear()
@@ -174,9 +201,16 @@ class Connection(asyncio.BufferedProtocol):
         if self._out:
             self.flush()
         if frames.buffered or server.memory.held_bytes:
-            server.received_part(self, frames.frame_bytes, frames.buffered)
+            self._account()
         if len(self._slots) >= server.limits.requests_max:
             self.pause_reading()
+
+    def _account(self) -> None:
+        """Tell the server what this connection holds of requests that have not begun."""
+        frames = self._frames
+        if frames.capacity > KEPT_BYTES and not frames.buffered:
+            frames.let_go()  # not only with the next read, which may never come
+        self._server.received_part(self, frames.frame_bytes, frames.buffered)
 
     def eof_received(self) -> bool:
         return False
@@ -186,7 +220,7 @@ class Connection(asyncio.BufferedProtocol):
     def _keep(self, frame: memoryview) -> None:
         """A copy of the frame waits until the request before it has been answered."""
         self._backlog.append(bytes(frame))
-        self._backlog_bytes += len(frame)
+        self.backlog_bytes += len(frame)
         if not self._may_read():
             self.pause_reading()
 
@@ -241,18 +275,20 @@ class Connection(asyncio.BufferedProtocol):
         try:
             while self._backlog and self._is_next(self._backlog[0]):
                 frame = self._backlog.popleft()
-                self._backlog_bytes -= len(frame)
+                self.backlog_bytes -= len(frame)
                 self._begin(memoryview(frame))
         except MansioError as error:
             self.refuse(error)
             return
         self.flush()
+        if self._server.memory.held_bytes:
+            self._account()
         self.resume_reading()
 
     def _is_next(self, frame: memoryview | bytes) -> bool:
         """It may begin now: nothing is before it that must be answered first (nothing at all, or produce requests
         before another), and the peer takes its answers."""
-        if self.closed or (self._paused and not self._may_answer()):
+        if self.closed or (self._paused and (self._muted is not None or not self._may_answer())):
             return False
         slots = self._slots
         return not slots or (
@@ -278,19 +314,47 @@ class Connection(asyncio.BufferedProtocol):
         except (OSError, StorageError) as error:  # of the disk: a small slice is read while it is sent
             self._send_failed(error)
             return
-        if egress.waiting_bytes > self._server.limits.unsent_bytes_max:
-            self.pause_reading()
+        if egress.waiting_bytes:
+            self._server.answers_wait(self, egress.held_bytes)
+            if not self._may_answer():
+                self.pause_reading()
+
+    def _has_room(self) -> None:
+        """Everything has left."""
+        self._server.answers_wait(self, 0)
+        self.resume_reading()
 
     def _send_failed(self, error: Exception) -> None:
-        logger.warning("%s: connection lost while sending: %s", self.client_host, error)
+        logger.warning("connection lost while sending", extra=fields(peer=self.client_host, error=str(error)))
+        self._server.counters.closed("send_failed")
         self.abort()
 
     # Reading on and off
 
     @property
+    def unread(self) -> bool:
+        """Nothing is read from the peer now, so its end would not be noticed."""
+        return self._paused and not self.closed
+
+    @property
+    def descriptor(self) -> int:
+        """Of the socket's duplicate; -1 when there is none."""
+        return -1 if self._egress is None else self._egress.descriptor
+
+    @property
     def busy(self) -> bool:
         """A request is being worked on, or an answer has not left yet."""
-        return bool(self._slots or self._backlog or (self._egress is not None and self._egress.waiting_bytes))
+        return bool(
+            self._slots
+            or self._backlog
+            or self._muted is not None
+            or (self._egress is not None and self._egress.waiting_bytes)
+        )
+
+    @property
+    def writing(self) -> bool:
+        """Produce requests wait for our disk, and nothing else does."""
+        return bool(self._slots) and self._blocked_by is None
 
     def pause_reading(self) -> None:
         if not self._paused and self._transport is not None and not self.closed:
@@ -305,26 +369,55 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
         self._drain_soon()
 
+    def pause_reading_ms(self, duration_ms: int) -> None:
+        """Begin no request for so long, at most `MUTE_MS_MAX`; answers leave all the same (KIP-219: a client that is
+        over its quota). Of several calls the one that lasts longest counts."""
+        if self.closed or duration_ms <= 0:
+            return
+        until = self._server.loop.time() + min(duration_ms, MUTE_MS_MAX) / 1000
+        if self._muted is not None:
+            if self._muted.when() >= until:
+                return
+            self._muted.cancel()
+        self._muted = self._server.loop.call_at(until, self.end_pause)
+        self.pause_reading()
+
+    def end_pause(self) -> None:
+        """What `pause_reading_ms` began is over."""
+        if self._muted is not None:
+            self._muted.cancel()
+            self._muted = None
+            self.resume_reading()
+
     def _may_answer(self) -> bool:
-        return self._egress is None or self._egress.waiting_bytes <= self._server.limits.unsent_bytes_max
+        egress = self._egress
+        return egress is None or (
+            egress.waiting_bytes <= self._server.limits.unsent_bytes_max
+            and egress.waiting_pieces <= UNSENT_PIECES_MAX
+            and not (egress.held_bytes > CROWDED_BYTES_MAX and self._server.crowded)
+        )
 
     def _may_read(self) -> bool:
         limits = self._server.limits
         return (
             len(self._slots) + len(self._backlog) < limits.requests_max
-            and self._backlog_bytes <= limits.backlog_bytes_max
+            and self.backlog_bytes <= limits.backlog_bytes_max
+            and self._muted is None
             and self._may_answer()
             and not self._server.reading_stopped(self)
         )
 
     def let_go_of_memory(self) -> None:
-        """Nothing came for a while: the next frame can begin with a small buffer."""
+        """Nothing came for a while: keep no more than what was received of a frame."""
         self._frames.let_go()
 
     def refuse(self, error: MansioError) -> None:
         """The peer does not speak the protocol, or breaks a limit: one line, and the connection ends."""
         kind = "not the Kafka protocol" if type(error) is WireError else type(error).__name__
-        logger.warning("closed connection from %s: %s: %s", self.client_host, kind, error)
+        logger.warning(
+            "connection closed", extra=fields(peer=self.client_host, reason=kind, detail=str(error))
+        )
+        self._server.counters.closed(type(error).__name__)
         self.abort()
 
     def abort(self) -> None:

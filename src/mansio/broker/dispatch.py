@@ -13,6 +13,7 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import MansioError
+from mansio.logs import fields as fields_of_event
 from mansio.wire import messages
 from mansio.wire.versions import OFFERED, ApiKey, announced
 
@@ -49,6 +50,8 @@ class Dispatcher:
                 fields = await handler(self._service, request, context)
             except MansioError as error:
                 fields = _error_fields(error, context)
+            if not isinstance(fields, bytes):
+                self._service.statistics.answered(context.api_key, fields)
             slot.answer([self._encode(fields, context)])
         finally:
             slot.abandon()  # nothing happens after an answer; without one it is our defect, or the broker ends
@@ -78,7 +81,16 @@ class Dispatcher:
 
 def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any]:
     """The whole request failed: the fields of an answer that says so."""
-    logger.warning("%s from %s: %s", ApiKey(context.api_key).name, context.client_host, error)
+    logger.warning(
+        "request refused",
+        extra=fields_of_event(
+            api=ApiKey(context.api_key).name.lower(),
+            client=context.client_host,
+            client_id=context.client_id,
+            error=type(error).__name__,
+            reason=error.message,
+        ),
+    )
     names = messages.shape_of(context.api_key, messages.RESPONSE).defaults
     if "error_code" not in names:  # such an API answers per item; its handler should have
         raise error

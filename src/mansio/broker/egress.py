@@ -5,8 +5,9 @@ Everything leaves through a duplicate of the socket's descriptor, written direct
 scratch buffer to this one (docs/adr/0004-how-fetched-bytes-leave.md); and what the peer does not take yet waits here
 until the socket is writable. Writing past the transport keeps one queue where two would have to be kept in order.
 
-Always true: bytes leave in the order of `send`; `waiting_bytes` is what the peer has not taken yet; a slice that
-waits holds no memory, only its place in the file; a disk that fails while a slice is read ends the connection.
+Always true: bytes leave in the order of `send`; `waiting_bytes` is what the peer has not taken yet, `held_bytes` what
+of it is in memory; a slice that waits holds no memory, only its place in the file; a disk that fails while a slice is
+read ends the connection.
 """
 
 from __future__ import annotations
@@ -33,6 +34,9 @@ SCRATCH_BYTES = 512 * 1024
 JOIN_BYTES_MAX = 256 * 1024
 """Small pieces are joined into one `send` up to this size."""
 
+EAGER_BYTES_MAX = 1024 * 1024
+"""Small slices are read before they can be sent until so much waits in memory; those behind them stay in the file."""
+
 PUMP_BYTES_MAX = 4 * 1024 * 1024
 """After so many bytes at one go the other connections get their turn."""
 
@@ -54,6 +58,7 @@ class Egress:
         "_slice_sent",
         "_socket",
         "_writing",
+        "held_bytes",
         "waiting_bytes",
     )
 
@@ -74,7 +79,18 @@ class Egress:
         self._writing = False
         self._on_room = on_room
         self._on_lost = on_lost
+        self.held_bytes = 0
         self.waiting_bytes = 0
+
+    @property
+    def descriptor(self) -> int:
+        """Where everything leaves; -1 once closed."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    @property
+    def waiting_pieces(self) -> int:
+        """How many pieces wait; each costs something, however small it is."""
+        return len(self._queue)
 
     def send(self, pieces: Sequence[Piece]) -> None:
         """Send `pieces` in order, now as far as the peer takes them, the rest when it does."""
@@ -95,6 +111,7 @@ class Egress:
         if sent < len(data):
             self._queue.append(memoryview(data)[sent:])
             self.waiting_bytes += len(data) - sent
+            self.held_bytes += len(data) - sent
             self._wait_for_room()
 
     def close(self) -> None:
@@ -105,7 +122,7 @@ class Egress:
             self._loop.remove_writer(self._socket.fileno())
             self._writing = False
         self._queue.clear()
-        self.waiting_bytes = 0
+        self.held_bytes = self.waiting_bytes = 0
         self._socket.close()
         self._socket = None
 
@@ -116,7 +133,9 @@ class Egress:
         for piece in pieces:
             if type(piece) is bytes:
                 data = piece
-            elif piece.length < SLICE_BYTES_MIN or piece.file.fileno() < 0:  # type: ignore[union-attr]  # not bytes
+            elif (
+                piece.length < SLICE_BYTES_MIN and self.held_bytes + small_bytes < EAGER_BYTES_MAX  # type: ignore[union-attr]  # not bytes
+            ) or piece.file.fileno() < 0:  # type: ignore[union-attr]  # not bytes
                 data = piece.read()  # type: ignore[union-attr]  # not bytes, as above
             else:
                 self._flush_small(small, small_bytes)
@@ -135,6 +154,7 @@ class Egress:
         if small:
             self._queue.append(memoryview(small[0] if len(small) == 1 else b"".join(small)))
             self.waiting_bytes += small_bytes
+            self.held_bytes += small_bytes
 
     def _pump(self) -> None:
         assert self._socket is not None
@@ -149,6 +169,7 @@ class Egress:
                 if isinstance(head, memoryview):
                     sent = self._socket.send(head, _MORE if len(queue) > 1 else 0)
                     self.waiting_bytes -= sent
+                    self.held_bytes -= sent
                     if sent < len(head):
                         queue[0] = head[sent:]
                     else:

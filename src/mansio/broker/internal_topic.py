@@ -32,7 +32,8 @@ from mansio.errors import (
     MansioError,
     StorageError,
 )
-from mansio.wire.records import build_batch, check_batch, read_records
+from mansio.logs import fields
+from mansio.wire.records import build_batch, check_stored_batch, read_records
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -182,7 +183,7 @@ class InternalTopic:
             except (MansioError, OSError) as error:
                 failure = error if isinstance(error, MansioError) else StorageError(str(error))
                 self._failures[index] = failure
-                logger.error("%s-%d could not be loaded: %s", self.name, index, error)
+                logger.error("view not loaded", extra=fields(topic=self.name, partition=index, reason=error))
             else:
                 self._loaded.add(index)
                 self._view.loaded(index)
@@ -201,7 +202,7 @@ class InternalTopic:
             return
         since_breath = 0
         for batch in partition.log.batches(position):
-            check_batch(batch)  # a flipped bit must not become somebody's offset
+            check_stored_batch(batch)  # a flipped bit must not become somebody's offset
             for record in read_records(batch, max_output_bytes=BATCH_OUTPUT_BYTES_MAX):
                 if record.offset >= position and record.key is not None:
                     self._view.apply(index, record.key, record.value, record.offset)
@@ -210,6 +211,12 @@ class InternalTopic:
             if since_breath >= RECORDS_PER_TURN:
                 since_breath = 0
                 await self._breathe()
+
+    def replay_start(self, index: int) -> int:
+        """From which offset on the next start reads, over a checkpoint that knows what was deleted since as alive:
+        tombstones from here on must stay.
+        """
+        return self._tails.get(index, 0)
 
     def _read_checkpoint(self, index: int) -> tuple[int, list[tuple[bytes, bytes]]] | None:
         assert self._files is not None
@@ -220,10 +227,16 @@ class InternalTopic:
         try:
             end_offset, pairs = decode_checkpoint(data)
         except CorruptLog as error:
-            logger.warning("%s-%d: %s; reading the log instead", self.name, index, error)
+            logger.warning(
+                "view checkpoint not read; reading the log instead",
+                extra=fields(topic=self.name, partition=index, reason=error),
+            )
             return None
         if not partition.log.start_offset <= end_offset <= partition.end_offset:
-            logger.warning("%s-%d: its checkpoint is not of this log; reading the log", self.name, index)
+            logger.warning(
+                "view checkpoint is not of this log; reading the log instead",
+                extra=fields(topic=self.name, partition=index),
+            )
             self._files.remove(index)  # the log must not grow up to it
             return None
         return end_offset, pairs
@@ -273,7 +286,10 @@ class InternalTopic:
                 try:
                     await self._checkpoint(index)
                 except (MansioError, OSError) as error:
-                    logger.warning("%s-%d: no checkpoint was written: %s", self.name, index, error)
+                    logger.warning(
+                        "view checkpoint not written",
+                        extra=fields(topic=self.name, partition=index, reason=error),
+                    )
         self._loaded.clear()
 
     def _begin_checkpoint(self, index: int) -> None:

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections import deque
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeVar
 
+from mansio.broker.record_rules import check_keys, timestamp_errors
+from mansio.cluster import topic_config
 from mansio.errors import (
     FencedLeaderEpoch,
     InvalidRecord,
@@ -26,12 +28,13 @@ from mansio.errors import (
     StorageError,
     UnknownLeaderEpoch,
 )
-from mansio.wire.records import TimestampType, check_batch, with_log_append_time
+from mansio.wire.records import TimestampType, check_batch, read_header, with_log_append_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from uuid import UUID
 
+    from mansio.cluster.topic_config import TopicSettings
     from mansio.log.log import Log, LogSlice
     from mansio.log.sync import Syncer
     from mansio.ports import Buffer, Clock, Promise, Scheduler
@@ -40,6 +43,9 @@ if TYPE_CHECKING:
 
 READ_UNCOMMITTED = 0
 READ_COMMITTED = 1
+HIGH_WATERMARK = -1  # as an offset in DeleteRecords
+
+H = TypeVar("H")
 
 CONTROL_OR_TRANSACTIONAL = 0x30  # the two bits of a batch's attributes
 
@@ -60,6 +66,8 @@ class AppendRules(NamedTuple):
     timestamp_type: TimestampType
     timestamp_before_max_ms: int
     timestamp_after_max_ms: int
+    keys_needed: bool = False
+    """The topic is compacted: a record without a key could be neither kept nor let go."""
 
 
 class PartitionHook(Protocol):
@@ -106,6 +114,7 @@ class Partition:
         "log",
         "replica",
         "rules",
+        "settings",
         "topic",
         "topic_id",
     )
@@ -123,9 +132,10 @@ class Partition:
         rules: AppendRules,
         clock: Clock,
         scheduler: Scheduler,
+        settings: TopicSettings | None = None,
         internal: bool = False,
     ) -> None:
-        """`internal`: the broker's own topic, which clients may read and not write."""
+        """`settings`: what is in force for the topic; `internal`: the broker's own, which clients may not write."""
         self.topic = topic
         self.internal = internal
         self.topic_id = topic_id
@@ -133,6 +143,7 @@ class Partition:
         self.log = log
         self.replica = replica
         self.rules = rules
+        self.settings = settings or topic_config.resolve({}, {}, 1)
         self.closed = False
         self._broker_id = broker_id
         self._syncer = syncer
@@ -151,6 +162,10 @@ class Partition:
         self._hooks.append(hook)
         self._before_append.append(hook.before_append)
         self._on_append.append(hook.on_append)
+
+    def plugged_in(self, kind: type[H]) -> H | None:
+        """The hook of this class, if there is one."""
+        return next((hook for hook in self._hooks if isinstance(hook, kind)), None)
 
     @property
     def name(self) -> str:
@@ -204,18 +219,22 @@ class Partition:
                     header.max_timestamp_ms > now_ms + rules.timestamp_after_max_ms
                     or 0 <= header.base_timestamp_ms < now_ms - rules.timestamp_before_max_ms
                 ):
-                    self._refuse_timestamps(header, now_ms)
+                    self._refuse_timestamps(batch, header, now_ms)
         if self.log.failure is not None:
             raise self.log.failure  # also for a repeat: what was not durable never will be
         for before in self._before_append:
             if (known := before(header)) is not None:
-                return known
+                return known._replace(append_time_ms=-1) if by_client else known
+        if rules.keys_needed and not internal:
+            check_keys(self.name, batch, header)
         append_time_ms = -1
         front = None
         if not by_client:
             append_time_ms = self._clock.wall_ms()
             front = with_log_append_time(batch, header, append_time_ms)
         base_offset = self.log.append(batch, header, self.replica.leader_epoch, front=front)
+        if front is not None:
+            header = read_header(front)  # what was written, for whoever remembers it
         for after in self._on_append:
             after(header, base_offset)
         self._syncer.request(self.log, urgent=urgent or bool(self._parked))
@@ -234,18 +253,22 @@ class Partition:
             raise InvalidRecord(f"{self.name}: clients may not write control batches")
         raise InvalidRecord(f"{self.name}: transactional batches are not offered by this broker")
 
-    def _refuse_timestamps(self, header: BatchHeader, now_ms: int) -> NoReturn:
+    def _refuse_timestamps(self, batch: Buffer, header: BatchHeader, now_ms: int) -> NoReturn:
         """KIP-937. A closed batch shows its first and its highest timestamp; those two are held to the limits."""
         rules = self.rules
-        if header.max_timestamp_ms > now_ms + rules.timestamp_after_max_ms:
-            raise InvalidTimestamp(
+        latest_ms, earliest_ms = now_ms + rules.timestamp_after_max_ms, now_ms - rules.timestamp_before_max_ms
+        if header.max_timestamp_ms > latest_ms:
+            error = InvalidTimestamp(
                 f"{self.name}: timestamp {header.max_timestamp_ms} is more than message.timestamp.after.max.ms="
                 f"{rules.timestamp_after_max_ms} ahead of the broker's clock"
             )
-        raise InvalidTimestamp(
-            f"{self.name}: timestamp {header.base_timestamp_ms} is more than message.timestamp.before.max.ms="
-            f"{rules.timestamp_before_max_ms} behind the broker's clock"
-        )
+        else:
+            error = InvalidTimestamp(
+                f"{self.name}: timestamp {header.base_timestamp_ms} is more than message.timestamp.before.max.ms="
+                f"{rules.timestamp_before_max_ms} behind the broker's clock"
+            )
+        error.record_errors = timestamp_errors(batch, header, earliest_ms, latest_ms)
+        raise error
 
     def wait_committed(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> bool:
         """True if everything below `end_offset` is committed now. Otherwise `callback` is called once, later,
@@ -351,6 +374,45 @@ class Partition:
         self.log.trim_to(start_offset)
         for hook in self._hooks:
             hook.on_trim(start_offset)
+
+    def delete_records(self, before_offset: int) -> Promise[int]:
+        """Give up the records below an offset (-1: the high watermark) because somebody asked for it (KIP-107).
+
+        Keeps its promise, the new start of the log, when that is durable: what was deleted stays deleted, whatever
+        happens then. Nothing a feature still needs (`retention_floor`) is given up. Raises `OffsetOutOfRange`,
+        `NotLeaderOrFollower`, `StorageError`.
+        """
+        if self.closed:
+            raise NotLeaderOrFollower(f"{self.name} is closed on this broker")
+        if self.log.failure is not None:
+            raise self.log.failure
+        high_watermark = self.replica.high_watermark
+        if before_offset == HIGH_WATERMARK:
+            before_offset = high_watermark
+        if not 0 <= before_offset <= high_watermark:
+            raise OffsetOutOfRange(
+                f"{self.name}: records can be deleted below {high_watermark}, the high watermark, not {before_offset}"
+            )
+        promise: Promise[int] = self._scheduler.promise()
+
+        def kept(error: StorageError | None) -> None:
+            if promise.done():
+                return
+            if error is None:
+                promise.set_result(self.log.start_offset)
+            else:
+                promise.set_exception(error)
+
+        start_offset = min(before_offset, *self._floors(), high_watermark)
+        if start_offset > self.log.start_offset:
+            self.trim(start_offset)
+        self._syncer.keep_start(self.log, kept)
+        return promise
+
+    def roll(self) -> None:
+        """Begin a new segment, so that the one before can be let go as a whole."""
+        self.log.roll()
+        self._syncer.request(self.log, urgent=False)
 
     def retention_floor(self) -> int | None:
         """The lowest offset any feature still needs; retention must not pass it."""

@@ -14,19 +14,22 @@ from __future__ import annotations
 
 import base64
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from mansio.broker.partition import AppendRules, Partition
 from mansio.broker.producer_hook import ProducerHook
 from mansio.cluster import topic_config
 from mansio.errors import CorruptLog, MansioError, StorageError, UnknownTopicId, UnknownTopicOrPartition
+from mansio.log.closing import keep_house
 from mansio.log.log import Log
+from mansio.log.opening import OpenRequest, open_logs
 from mansio.log.settings import LogSettings
 from mansio.state.replica import ReplicaProgress
 from mansio.wire.records import TimestampType
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from uuid import UUID
 
     from mansio.cluster.state import Topic, TopicChange
@@ -36,11 +39,23 @@ if TYPE_CHECKING:
     from mansio.log.sync import Syncer
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler
 
+    Wanted = tuple[Topic, int]  # a partition to be opened
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 NAME_BYTES_IN_DIRECTORY = 200  # a file name may have 255 bytes, a topic 249 and the id takes 23
+
+
+OPENED_TOGETHER_MAX = 256
+"""Logs made or recovered in one job of the file thread: they share their syncs, and others wait no longer for them."""
+
+
+def topic_directory(data_dir: str, topic: Topic) -> str:
+    """Where the partitions of a topic are: one directory per index in there."""
+    tag = base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=")
+    return f"{data_dir}/topics/{topic.name[:NAME_BYTES_IN_DIRECTORY]}.{tag}"
 
 
 class ServedTopic:
@@ -137,63 +152,98 @@ class PartitionSet:
 
     # Opening and serving
 
-    async def open_known(self, topic: Topic) -> None:
-        """At start: open and serve a live topic. A log that cannot be opened keeps its own partition from being
+    async def open_known(self, topics: Sequence[Topic]) -> None:
+        """At start: open and serve the live topics. A log that cannot be opened keeps its own partition from being
         served, and nobody else's."""
-        for index in range(len(topic.partitions)):
-            try:
-                directory = f"{self._directory(topic)}/{index}"
-                if not self._disk.exists(directory):  # it was made before the topic became live
-                    raise CorruptLog(f"{directory} is missing")
-                await self._open(topic, index)
-            except OSError as error:
-                self._not_served(topic, index, StorageError(f"{self._directory(topic)}/{index}: {error}"))
-            except StorageError as error:
-                self._not_served(topic, index, error)
-        self.serve(topic)
-
-    def _not_served(self, topic: Topic, index: int, error: StorageError) -> None:
-        logger.error("%s-%d is not served: %s", topic.name, index, error)
-        self._opened.setdefault(topic.topic_id, {})[index] = error
+        for topic, index, error in await self._open(_all_of(topics), known=True):
+            logger.error("%s-%d is not served: %s", topic.name, index, error)
+            self._opened.setdefault(topic.topic_id, {})[index] = error
+        for topic in topics:
+            self._opened.setdefault(topic.topic_id, {})
+            self.serve(topic)
 
     async def open_partitions(self, topic: Topic) -> None:
-        """Make the directories and logs that are missing, and open them. Nobody finds them before `serve`."""
-        for index in range(len(topic.partitions)):
-            await self._open(topic, index)
+        """Make the directories and logs that are missing, and open them. Nobody finds them before `serve`.
 
-    async def _open(self, topic: Topic, index: int) -> None:
-        """Making and recovering a log waits for the disk, so it is done off the loop; one at a time."""
+        Raises the first `StorageError`; those that are open by then stay so.
+        """
+        for _, _, error in await self._open(_all_of([topic]), known=False):
+            raise error
+
+    async def _open(self, wanted: Sequence[Wanted], *, known: bool) -> list[tuple[Topic, int, StorageError]]:
+        """Making and recovering logs waits for the disk, so it is done off the loop, some hundred at a time.
+
+        `known`: they were made before, so a directory that is missing is a loss. Returns those that failed.
+        """
         while self._opening is not None:
             await self._opening
-        opened = self._opened.setdefault(topic.topic_id, {})
-        if index in opened:
-            return
         self._opening = self._scheduler.promise()
         try:
-            directory = f"{self._directory(topic)}/{index}"
-            log = await self._off_loop(lambda: self._made(topic, directory), self._file_thread)
-            opened[index] = self._partition(topic, index, directory, log)
+            wanted = [one for one in wanted if one[1] not in self._opened.get(one[0].topic_id, {})]
+            topics = {topic.topic_id: topic for topic, _ in wanted}
+            settings = {topic_id: self._settings_of(topic) for topic_id, topic in topics.items()}
+            failed = []
+            for first in range(0, len(wanted), OPENED_TOGETHER_MAX):
+                part = wanted[first : first + OPENED_TOGETHER_MAX]
+                made = await self._off_loop(
+                    partial(self._made, part, settings, known=known), self._file_thread
+                )
+                for (topic, index), result in zip(part, made, strict=True):
+                    if isinstance(result, StorageError):
+                        failed.append((topic, index, result))
+                        continue
+                    opened = self._opened.setdefault(topic.topic_id, {})
+                    opened[index] = self._partition(topic, index, *result, settings[topic.topic_id])
+            return failed
         finally:
             opening, self._opening = self._opening, None
             opening.set_result(None)
 
-    def _made(self, topic: Topic, directory: str) -> Log:
+    def _made(
+        self, wanted: Sequence[Wanted], settings: dict[UUID, TopicSettings], *, known: bool
+    ) -> list[tuple[Log, ProducerHook] | StorageError]:
         """On the file thread: nothing but the disk is touched."""
-        if not self._disk.exists(directory):
-            self._disk.make_directory(directory)
-        settings = _log_settings(self._settings_of(topic))
-        return Log.open(self._disk, self._clock, directory, settings, files=self._files)
+        log_settings = {topic_id: _log_settings(each) for topic_id, each in settings.items()}
+        self._disk.make_directory(self._sync_root)
+        made: dict[int, tuple[Log, ProducerHook] | StorageError] = {}
+        requests: dict[int, OpenRequest] = {}
+        for number, (topic, index) in enumerate(wanted):
+            directory = f"{self._directory(topic)}/{index}"
+            if known and not self._disk.exists(directory):
+                made[number] = CorruptLog(f"{directory} is missing")
+            else:
+                requests[number] = OpenRequest(directory, log_settings[topic.topic_id])
+        logs = open_logs(self._disk, self._clock, self._sync_root, list(requests.values()), self._files)
+        for number, log in zip(requests, logs, strict=True):
+            made[number] = self._with_producers(log) if isinstance(log, Log) else log
+        return [made[number] for number in range(len(wanted))]
+
+    def _with_producers(self, log: Log) -> tuple[Log, ProducerHook] | StorageError:
+        try:
+            return log, ProducerHook(
+                self._disk,
+                self._clock,
+                self._file_thread,
+                log.directory,
+                log,
+                expiration_ms=self._settings.producer_id_expiration_ms,
+            )
+        except (OSError, StorageError) as error:
+            log.close(save=False)
+            return error if isinstance(error, StorageError) else StorageError(f"{log.directory}: {error}")
 
     def serve(self, topic: Topic) -> None:
         """The topic is live (or has changed): its partitions can be found, under the settings now in force."""
         opened = self._opened[topic.topic_id]
         served = ServedTopic(topic, [opened[index] for index in range(len(topic.partitions))])
         settings = self._settings_of(topic)
+        rules, log_settings = _append_rules(settings), _log_settings(settings)
         for partition, state in zip(served.partitions, topic.partitions, strict=True):
             if isinstance(partition, Partition):
                 partition.replica.leader_epoch = state.leader_epoch
-                partition.rules = _append_rules(settings)
-                partition.log.update_settings(_log_settings(settings))
+                partition.settings = settings
+                partition.rules = rules
+                partition.log.update_settings(log_settings)
         self._by_name[topic.name] = served
         self._by_id[topic.topic_id.bytes] = served
 
@@ -206,22 +256,11 @@ class PartitionSet:
         if after is not None:
             self.serve(after)
 
-    def _partition(self, topic: Topic, index: int, directory: str, log: Log) -> Partition:
-        settings = self._settings_of(topic)
+    def _partition(
+        self, topic: Topic, index: int, log: Log, producers: ProducerHook, settings: TopicSettings
+    ) -> Partition:
         node_id = self._settings.node_id
         leader_epoch = topic.partitions[index].leader_epoch
-        try:
-            producers = ProducerHook(
-                self._disk,
-                self._clock,
-                self._file_thread,
-                directory,
-                log,
-                expiration_ms=self._settings.producer_id_expiration_ms,
-            )
-        except BaseException:
-            log.close(save=False)
-            raise
         self._syncer.register(log)
         partition = Partition(
             topic=topic.name,
@@ -234,6 +273,7 @@ class PartitionSet:
             rules=_append_rules(settings),
             clock=self._clock,
             scheduler=self._scheduler,
+            settings=settings,
             internal=topic.internal,
         )
         partition.plug_in(producers)
@@ -262,18 +302,26 @@ class PartitionSet:
 
     def close(self, *, save: bool) -> None:
         """Close every partition; with `save`, keep what makes the next start quick. The last sync has been done."""
-        for opened in self._opened.values():
-            for partition in opened.values():
-                if isinstance(partition, StorageError):
-                    continue
-                try:
-                    partition.close(save=save)
-                    partition.log.close(save=save)
-                except (OSError, StorageError) as error:
-                    logger.error("%s: could not be closed cleanly: %s", partition.name, error)
+        partitions = [one for one in self._all_opened() if isinstance(one, Partition)]
+        for partition in partitions:
+            self._closing(partition, partial(partition.close, save=save))
+        if save:
+            keep_house(self._disk, self._sync_root, [partition.log for partition in partitions])
+        for partition in partitions:
+            self._closing(partition, partial(partition.log.close, save=save))
         self._opened.clear()
         self._by_name.clear()
         self._by_id.clear()
+
+    def _all_opened(self) -> Iterator[Partition | StorageError]:
+        for opened in self._opened.values():
+            yield from opened.values()
+
+    def _closing(self, partition: Partition, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (OSError, StorageError) as error:
+            logger.error("%s: could not be closed cleanly: %s", partition.name, error)
 
     def shortened(self) -> list[Partition]:
         """Partitions whose recovery cut a torn tail: their next records need a leader epoch of their own."""
@@ -290,9 +338,14 @@ class PartitionSet:
             logger.warning("%s/%s belongs to no topic that the metadata knows; it is left alone", root, name)
         return unknown
 
+    @property
+    def _sync_root(self) -> str:
+        """What many logs are synced through at once. The syncer uses the directory above: each of the two hears of
+        every error of the file system."""
+        return f"{self._settings.data_dir}/topics"
+
     def _directory(self, topic: Topic) -> str:
-        tag = base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=")
-        return f"{self._settings.data_dir}/topics/{topic.name[:NAME_BYTES_IN_DIRECTORY]}.{tag}"
+        return topic_directory(self._settings.data_dir, topic)
 
     async def _off_loop(self, work: Callable[[], T], thread: Background) -> T:
         promise: Promise[T] = self._scheduler.promise()
@@ -311,6 +364,10 @@ class PartitionSet:
         return await promise
 
 
+def _all_of(topics: Iterable[Topic]) -> list[Wanted]:
+    return [(topic, index) for topic in topics for index in range(len(topic.partitions))]
+
+
 def _log_settings(settings: TopicSettings) -> LogSettings:
     return LogSettings(
         segment_bytes=settings.segment_bytes,
@@ -325,4 +382,5 @@ def _append_rules(settings: TopicSettings) -> AppendRules:
         timestamp_type=TimestampType.LOG_APPEND if settings.log_append_time else TimestampType.CREATE,
         timestamp_before_max_ms=settings.timestamp_before_max_ms,
         timestamp_after_max_ms=settings.timestamp_after_max_ms,
+        keys_needed=settings.compacts,
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from mansio.broker.partition import Appended
 from mansio.errors import CorruptLog
+from mansio.logs import fields
 from mansio.state.producers import ProducerTable
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class ProducerHook:
         "_expiration_ms",
         "_expiry_due_ms",
         "_log",
+        "_saved_end_offset",
         "_unsaved_bytes",
         "_waiting_snapshot",
         "table",
@@ -79,7 +81,7 @@ class ProducerHook:
         known = self.table.check(header)
         if known is None:
             return None
-        return Appended(known.base_offset, known.last_offset + 1, -1, True)
+        return Appended(known.base_offset, known.last_offset + 1, known.timestamp_ms, True)
 
     def on_append(self, header: BatchHeader, base_offset: int) -> None:
         if header.producer_id >= 0:
@@ -111,12 +113,16 @@ class ProducerHook:
 
     def close(self) -> None:
         end_offset = self._log.end_offset
+        if end_offset == self._saved_end_offset:  # an idle partition costs nothing
+            return
         if end_offset == self._log.durable_end_offset and self._log.failure is None:
             self._save(end_offset, self.table.to_bytes(end_offset))
 
     def _saved(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
         if error is not None:  # a snapshot saves time, never data: the one before it still stands
-            logger.warning("%s: producer snapshot not written: %s", self._directory, error)
+            logger.warning(
+                "producer snapshot not written", extra=fields(directory=self._directory, reason=error)
+            )
 
     # Snapshots
 
@@ -136,11 +142,15 @@ class ProducerHook:
                     self._disk.read_file(self._path(name)), expiration_ms=self._expiration_ms
                 )
             except (CorruptLog, OSError) as error:
-                logger.warning("%s: %s; using an older one", self._path(name), error)
+                logger.warning(
+                    "producer snapshot not read; using an older one",
+                    extra=fields(path=self._path(name), reason=error),
+                )
                 continue
             if self._log.start_offset <= end_offset <= self._log.end_offset:
                 self.table, from_offset = table, end_offset
                 break
+        self._saved_end_offset = from_offset
         self.table.replay(self._log.batch_headers(from_offset), self._clock.wall_ms())
 
     def _save(self, end_offset: int, data: bytes) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.errors import InvalidTopic
+from mansio.errors import InvalidTopic, PolicyViolation
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mansio.broker.handlers.produce import PendingBatch, PendingProduce
     from mansio.broker.partition import Partition
     from mansio.broker.partitions import PartitionSet
+    from mansio.ports import Promise
 
 PRODUCER_IDS_PER_BLOCK = 1000
 
@@ -82,6 +83,19 @@ class RecordService:
         if partition.internal:
             raise InvalidTopic(f"{partition.topic} is an internal topic; clients may not write to it")
         return partition
+
+    def delete(self, topic: str, index: int, before_offset: int) -> Promise[int]:
+        """Delete the records below an offset (-1: all that are committed): see `Partition.delete_records`.
+
+        Raises what that raises, `InvalidTopic` for an internal topic, `PolicyViolation` where records leave only by
+        compaction.
+        """
+        partition = self._partitions.find(topic, None, index)
+        if partition.internal:
+            raise InvalidTopic(f"{topic} is an internal topic; its records cannot be deleted")
+        if not partition.settings.deletes:
+            raise PolicyViolation(f"{topic} has cleanup.policy=compact: its records leave by compaction only")
+        return partition.delete_records(before_offset)
 
     async def new_producer_id(self) -> int:
         """A producer id nobody had before."""

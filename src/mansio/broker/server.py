@@ -3,16 +3,18 @@
 Two requests are hot and have synchronous handlers that see the raw frame (`handlers.produce`, `handlers.fetch`).
 Every other one is decoded by `wire.messages` and runs as a coroutine; its module is imported on first use.
 
-Owns the listening sockets, the set of connections and their shared receive memory.
+Owns the listening sockets, the set of connections and the memory they share.
 
 Always true: what a peer sends can end its own connection, never anybody else's; a request is answered or its
-connection closed; large frames together never hold more than `in_flight_bytes_max` of memory.
+connection closed; requests that arrive or wait their turn hold at most `in_flight_bytes_max` of memory and one frame,
+answers that peers do not take as much again and one answer a connection.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import select
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.broker.connection import Connection
@@ -22,7 +24,9 @@ from mansio.broker.egress import SCRATCH_BYTES
 from mansio.broker.handlers import fetch, produce
 from mansio.broker.receive_memory import SMALL_FRAME_BYTES, ReceiveMemory
 from mansio.errors import FrameStalled, UnsupportedVersion
+from mansio.logs import fields
 from mansio.wire import messages
+from mansio.wire.frames import new_scratch
 from mansio.wire.headers import read_request_header
 from mansio.wire.produce_pattern import recognise
 from mansio.wire.versions import OFFERED, ApiKey
@@ -43,6 +47,13 @@ QUIET_S = 2.0
 """A connection that sent nothing for so long gives back what its receive buffer has grown."""
 
 SWEEP_INTERVAL_MS = 1000
+
+STALL_INTERVAL_MS = 100
+"""So often the server looks who keeps others from memory, while somebody waits for it."""
+
+ACCEPT_BACKLOG = 1024
+"""Connections that the kernel has and we have not looked at yet; further ones wait for theirs to be answered."""
+
 DRAIN_POLL_S = 0.005
 
 
@@ -55,19 +66,35 @@ class Limits(NamedTuple):
     unsent_bytes_max: int
     in_flight_bytes_max: int
     connections_max: int
+    connections_per_ip_max: int
+    """0: no bound but `connections_max`."""
     idle_ms_max: int
+
+
+REFUSAL_REASONS = ("connections_max", "connections_per_ip_max", "descriptors", "stopping")
+"""Why a connection was not taken: a setting's name, no file descriptor left, or the broker stops."""
 
 
 class Counters:
     """What `/metrics` tells about the Kafka port; bumped per request or per connection, never per record."""
 
-    __slots__ = ("connections_accepted", "connections_refused", "errors", "requests")
+    __slots__ = ("closed_by_reason", "connections_accepted", "errors", "refused_by_reason", "requests")
 
     def __init__(self) -> None:
         self.connections_accepted = 0
-        self.connections_refused = 0
+        self.refused_by_reason = dict.fromkeys(REFUSAL_REASONS, 0)
+        self.closed_by_reason: dict[str, int] = {"idle": 0, "send_failed": 0}
+        """What this broker ended: idle, sending failed, or the name of the error that the peer made."""
         self.requests: dict[int, int] = dict.fromkeys(map(int, OFFERED), 0)
         self.errors = 0
+
+    @property
+    def connections_refused(self) -> int:
+        return sum(self.refused_by_reason.values())
+
+    def closed(self, reason: str) -> None:
+        """A connection is ended by this broker; `reason` is a word of the program, never of a peer."""
+        self.closed_by_reason[reason] = self.closed_by_reason.get(reason, 0) + 1
 
 
 class Server:
@@ -79,6 +106,7 @@ class Server:
         self.loop = loop
         self.clock: Clock = service.clock
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self.receive_scratch = new_scratch()
         self.now = self.clock.monotonic()
         """Monotonic seconds, as of the last sweep: good enough to tell who is idle."""
         self.counters = Counters()
@@ -86,9 +114,15 @@ class Server:
         self._listening: asyncio.Server | None = None
         self._dispatcher = Dispatcher(service)
         self._connections: set[Connection] = set()
+        self._hosts: dict[str, int] = {}  # client address -> open connections
+        self._unsent: dict[Connection, int] = {}
+        self.unsent_bytes = 0
+        """Answers that wait in memory because their peers do not take them."""
         self._flush_due: list[Connection] = []
         self.memory = ReceiveMemory(limits.in_flight_bytes_max)
         self._sweep: Timer | None = None
+        self._stall_watch: Timer | None = None
+        self._stall_time_s = 0.0
         service.records.now = self.now
         service.records.look_interval_s = SWEEP_INTERVAL_MS / 1000
         self._draining = False
@@ -99,7 +133,9 @@ class Server:
         self, host: str, port: int, *, advertised: tuple[str, int] | None = None
     ) -> tuple[str, int]:
         """Listen. Port 0 takes a free one. Returns the (host, port) that is bound."""
-        self._listening = await self.loop.create_server(lambda: Connection(self), host, port, backlog=1024)
+        self._listening = await self.loop.create_server(
+            lambda: Connection(self), host, port, backlog=ACCEPT_BACKLOG
+        )
         bound = self._listening.sockets[0].getsockname()[:2]
         self.listener = advertised or (host, bound[1])
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
@@ -108,11 +144,13 @@ class Server:
     async def stop(self, drain_ms: int) -> None:
         """Accept no more, let requests that are being worked on be answered, then close every connection."""
         self._draining = True
-        if self._sweep is not None:
-            self._sweep.cancel()
+        for timer in (self._sweep, self._stall_watch):
+            if timer is not None:
+                timer.cancel()
         if self._listening is not None:
             self._listening.close()
         for connection in tuple(self._connections):
+            connection.end_pause()
             connection.pause_reading()
         fetch.answer_parked(self.service)
         deadline = self.clock.monotonic() + drain_ms / 1000
@@ -132,51 +170,116 @@ class Server:
     # Connections
 
     def connected(self, connection: Connection) -> None:
-        if len(self._connections) >= self.limits.connections_max or self._draining:
-            self.counters.connections_refused += 1
-            logger.warning(
-                "refused connection from %s: %d are open", connection.client_host, len(self._connections)
-            )
-            connection.abort()
-            return
-        self._connections.add(connection)
-        self.counters.connections_accepted += 1
+        limits = self.limits
+        host = connection.client_host
+        from_host = self._hosts.get(host, 0)
+        if self._draining:
+            self.refuse(connection, "stopping", "the broker stops")
+        elif len(self._connections) >= limits.connections_max:
+            self.refuse(connection, "connections_max", f"{len(self._connections)} are open")
+        elif from_host >= limits.connections_per_ip_max > 0:
+            self.refuse(connection, "connections_per_ip_max", f"{from_host} from there are open")
+        else:
+            self._connections.add(connection)
+            self._hosts[host] = from_host + 1
+            self.counters.connections_accepted += 1
+
+    def refuse(self, connection: Connection, reason: str, detail: str) -> None:
+        """Do not take a new connection; `reason` is one of `REFUSAL_REASONS`."""
+        self.counters.refused_by_reason[reason] += 1
+        peer = connection.client_host
+        logger.warning("connection refused", extra=fields(peer=peer, reason=reason, detail=detail))
+        connection.abort()
 
     def disconnected(self, connection: Connection) -> None:
-        self._connections.discard(connection)
+        if connection not in self._connections:
+            return
+        self._connections.remove(connection)
+        host = connection.client_host
+        if self._hosts[host] > 1:
+            self._hosts[host] -= 1
+        else:
+            del self._hosts[host]
+        self.answers_wait(connection, 0)
         self._release(connection)
 
     def _sweep_idle(self) -> None:
         now = self.now = self.service.records.now = self.clock.monotonic()
         oldest = now - self.limits.idle_ms_max / 1000
-        for connection in self.memory.stalled(now):
-            connection.refuse(FrameStalled("a large frame comes too slowly while others wait for memory"))
         for connection in self._connections:
             if connection.last_active < now - QUIET_S:
                 connection.let_go_of_memory()
+        self._end_lost()
         for connection in [c for c in self._connections if c.last_active < oldest and not c.busy]:
-            logger.info("closed idle connection from %s", connection.client_host)
+            logger.info("idle connection closed", extra=fields(peer=connection.client_host))
+            self.counters.closed("idle")
             connection.close()
         produce.time_out(self.service, now)
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
 
-    # Receive memory
+    def _end_stalled(self) -> None:
+        """As long as somebody waits for memory, and once more."""
+        self._stall_watch = None
+        self._stall_time_s += (
+            STALL_INTERVAL_MS / 1000
+        )  # not by the clock: when we were held up, no peer was slow
+        for connection in self.memory.stalled(self._stall_time_s):
+            connection.refuse(FrameStalled("a large frame comes too slowly while others wait for memory"))
+        if self.memory.crowded:
+            self._watch_for_stalled()
+
+    def _watch_for_stalled(self) -> None:
+        if self._stall_watch is None and not self._draining:
+            self._stall_watch = self.loop.call_later(STALL_INTERVAL_MS / 1000, self._end_stalled)
+
+    def _end_lost(self) -> None:
+        """End connections that were reset while nothing is read from them: only a read would tell.
+
+        One that was closed in order may still have requests for us, and waits until they are answered.
+        """
+        unread = {c.descriptor: c for c in self._connections if c.unread and c.descriptor >= 0}
+        if not unread:
+            return
+        poll = select.poll()
+        for descriptor in unread:
+            poll.register(descriptor, 0)  # errors and hang-ups are reported in any case
+        for descriptor, _ in poll.poll(0):
+            unread[descriptor].abort()
+
+    # Memory
 
     def received_part(self, connection: Connection, frame_bytes: int, buffered: int) -> None:
-        """`connection` holds `buffered` bytes of a frame of `frame_bytes` (0: it is between frames)."""
-        wanted = min(frame_bytes, 2 * buffered)  # what its buffer, which doubles, is going to be
+        """`connection` holds its backlog, and `buffered` bytes of a frame of `frame_bytes` (0: it is between
+        frames)."""
+        # The buffer of a frame doubles until it is large enough.
+        wanted = connection.backlog_bytes + min(frame_bytes, 2 * buffered)
+        memory = self.memory
         if wanted > SMALL_FRAME_BYTES:
-            helped = self.memory.take(connection, wanted)
-            if self.memory.waits(connection):
+            served = memory.give_back(connection, wanted) or memory.take(connection, wanted)
+            if memory.waits(connection):
                 connection.pause_reading()
-            for other in helped:
+                self._watch_for_stalled()
+            for other in served:
                 other.resume_reading()
-        elif self.memory.holds(connection):
+        elif memory.holds(connection):
             self._release(connection)
 
     def reading_stopped(self, connection: Connection) -> bool:
         """The broker stops, or there is no room for the connection's frame yet."""
         return self._draining or self.memory.waits(connection)
+
+    def answers_wait(self, connection: Connection, held_bytes: int) -> None:
+        """So many bytes of answers wait in memory because the peer of `connection` does not take them."""
+        self.unsent_bytes += held_bytes - self._unsent.pop(connection, 0)
+        if held_bytes and not connection.closed:
+            self._unsent[connection] = held_bytes
+        elif held_bytes:
+            self.unsent_bytes -= held_bytes
+
+    @property
+    def crowded(self) -> bool:
+        """Answers that peers do not take fill the memory there is for them."""
+        return self.unsent_bytes > self.limits.in_flight_bytes_max
 
     def _release(self, connection: Connection) -> None:
         for served in self.memory.release(connection):
@@ -187,7 +290,11 @@ class Server:
     def begin(self, connection: Connection, frame: memoryview) -> Sequence[Piece] | None:
         """Begin a request. The answer, if it is there at once; None if it comes later."""
         pattern = connection.pattern
-        if pattern is not None and (found := recognise(pattern, frame)) is not None:
+        if (
+            pattern is not None
+            and self.service.quotas.active is None  # the short way has no room for a pause
+            and (found := recognise(pattern, frame)) is not None
+        ):
             self.counters.requests[PRODUCE] += 1
             return produce.produce_alike(self.service, connection, pattern, frame, *found)
         return self._dispatch(connection, read_request_header(frame), frame)

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mansio.broker.statistics import Statistics
+
 if TYPE_CHECKING:
+    from mansio.broker.compactor import Compactor
     from mansio.broker.coordinators.groups import GroupCoordinator
     from mansio.broker.partition import Partition
     from mansio.broker.partitions import PartitionSet
+    from mansio.broker.quotas import Quotas
     from mansio.broker.records import RecordService
+    from mansio.broker.retention import RetentionKeeper
     from mansio.broker.server import Server
     from mansio.broker.topics import TopicAdmin
     from mansio.config import Settings
@@ -24,13 +29,17 @@ class Service:
 
     __slots__ = (
         "clock",
+        "compactor",
         "groups",
         "partitions",
+        "quotas",
         "ready",
         "records",
+        "retention",
         "scheduler",
         "server",
         "settings",
+        "statistics",
         "topics",
     )
 
@@ -44,6 +53,8 @@ class Service:
         records: RecordService,
         topics: TopicAdmin,
         groups: GroupCoordinator,
+        quotas: Quotas,
+        statistics: Statistics | None = None,
     ) -> None:
         self.settings = settings
         self.clock = clock
@@ -52,7 +63,11 @@ class Service:
         self.records = records
         self.topics = topics
         self.groups = groups
+        self.quotas = quotas
+        self.statistics = statistics or Statistics(clock)
         self.server: Server | None = None
+        self.retention: RetentionKeeper | None = None
+        self.compactor: Compactor | None = None
         self.ready = False
         """True from the moment every port accepts until the broker begins to stop."""
 

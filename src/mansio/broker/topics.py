@@ -49,6 +49,7 @@ from mansio.errors import (
     UnknownTopicId,
     UnknownTopicOrPartition,
 )
+from mansio.logs import fields
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -195,15 +196,18 @@ class TopicAdmin:
         return await self._unbroken(self._grow(topic, added), name=f"grow topic {name}")
 
     async def alter_configs(
-        self, name: str, changes: Sequence[Change], *, validate_only: bool = False
+        self, name: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False
     ) -> Topic:
-        """Change some settings of a topic (KIP-339). Raises `UnknownTopicOrPartition`, `InvalidConfig`,
-        `InvalidRequest`.
+        """Change some settings of a topic (KIP-339); with `replace` the others go back to their defaults.
+
+        Raises `UnknownTopicOrPartition`, `InvalidConfig`, `InvalidRequest`.
         """
         for _ in range(CONFLICT_ATTEMPTS_MAX):
             topic = self.find(name)
-            configs = topic_config.apply_changes(topic.configs, self._settings.topic_defaults, changes)
-            topic_config.check_together(configs, topic.replication_factor)
+            configs = topic_config.apply_changes(
+                {} if replace else topic.configs, self._settings.topic_defaults, changes
+            )
+            topic_config.check_together(configs, topic.replication_factor, self._settings.topic_defaults)
             changed = dataclasses.replace(topic, configs=configs)
             if validate_only or configs == topic.configs:
                 return changed
@@ -237,10 +241,19 @@ class TopicAdmin:
         raise ConcurrentChange(f"the leader epoch of {name}-{index} is being changed by others")
 
     async def recover(self) -> None:
-        """At start: finish deleting what a crash left half made or half deleted."""
+        """At start: finish deleting what a crash left half made or half deleted; bring the broker's own topics, if
+        an earlier version made them, to the settings they are made with now."""
         for topic in tuple(self.state.unfinished.values()):
-            logger.warning("topic %s was left %s: deleting it", topic.name, topic.state)
+            logger.warning("unfinished topic is deleted", extra=fields(topic=topic.name, state=topic.state))
             await self._remove(topic)
+        for topic in tuple(self.state.topics.values()):
+            if topic.internal and (missing := INTERNAL_CONFIGS.keys() - topic.configs.keys()):
+                settings = ",".join(sorted(missing))
+                logger.info(
+                    "topic gets the settings it lacks", extra=fields(topic=topic.name, settings=settings)
+                )
+                configs = {**INTERNAL_CONFIGS, **topic.configs}
+                await self._write(dataclasses.replace(topic, configs=configs))
 
     # Planning: no effects
 
@@ -256,7 +269,7 @@ class TopicAdmin:
         partitions, replication_factor = plan_partitions(
             new, self._settings.node_id, self._settings.num_partitions, self._room
         )
-        configs = topic_config.checked(new.configs, replication_factor)
+        configs = topic_config.checked(new.configs, replication_factor, self._settings.topic_defaults)
         return Topic(
             name=new.name,
             topic_id=NO_TOPIC_ID,
@@ -376,7 +389,9 @@ class TopicAdmin:
                     promise.set_result(result)
             except MansioError as error:
                 if promise.done():
-                    logger.warning("%s, which nobody waits for any more: %s", name, error)
+                    logger.warning(
+                        "work that nobody waits for any more failed", extra=fields(work=name, reason=error)
+                    )
                 else:
                     promise.set_exception(error)
             finally:  # a defect of ours is reported by the scheduler; whoever asked is not left hanging

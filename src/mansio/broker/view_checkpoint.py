@@ -47,11 +47,15 @@ def decode_checkpoint(data: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
     pairs: list[tuple[bytes, bytes]] = []
     position = _HEAD.size
     for _ in range(count):
+        if position + _LENGTHS.size > len(body):
+            break
         key_length, value_length = _LENGTHS.unpack_from(body, position)
         position += _LENGTHS.size
         middle = position + key_length
         pairs.append((body[position:middle], body[middle : middle + value_length]))
         position = middle + value_length
+    if len(pairs) != count or position != len(body):
+        raise CorruptLog(f"the checkpoint does not hold the {count} pairs it speaks of")
     return end_offset, pairs
 
 

@@ -96,6 +96,16 @@ class ProducerTable:
         """What is known about a producer; callers read it and do not change it."""
         return self._producers.get(producer_id)
 
+    def items(self) -> Iterable[tuple[int, Producer]]:
+        """All producers by id, the one that was quiet longest first; to be read, not changed."""
+        return self._producers.items()
+
+    def remembered_offsets(self) -> frozenset[int]:
+        """The base offsets of all batches that are remembered: a log from which they go cannot rebuild the table."""
+        return frozenset(
+            batch.base_offset for producer in self._producers.values() for batch in producer.batches
+        )
+
     def check(self, header: BatchHeader) -> Duplicate | None:
         """Whether a client's batch may be appended: None if so, `Duplicate` if the log has it already.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 class ReplicaProgress:
     """The leader's view of one partition's replicas. Offsets are ends: the next offset to be written."""
 
-    __slots__ = ("_durable_ends", "high_watermark", "in_sync", "leader", "leader_epoch")
+    __slots__ = ("_alone", "_durable_ends", "high_watermark", "in_sync", "leader", "leader_epoch")
 
     def __init__(self, leader: int, leader_epoch: int, in_sync: frozenset[int], high_watermark: int) -> None:
         if leader not in in_sync:
@@ -23,12 +23,14 @@ class ReplicaProgress:
         self.leader_epoch = leader_epoch
         self.in_sync = in_sync
         self.high_watermark = high_watermark
+        self._alone = leader if len(in_sync) == 1 else None
         self._durable_ends = dict.fromkeys(in_sync, high_watermark)
 
     def durable(self, broker_id: int, end_offset: int) -> bool:
         """`broker_id` has everything below `end_offset` on stable storage. True when the high watermark moved."""
         self._durable_ends[broker_id] = end_offset
-        lowest = min(self._durable_ends[member] for member in self.in_sync)
+        ends = self._durable_ends
+        lowest = end_offset if self._alone == broker_id else min(ends[member] for member in self.in_sync)
         if lowest <= self.high_watermark:
             return False
         self.high_watermark = lowest

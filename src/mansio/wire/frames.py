@@ -1,12 +1,14 @@
 """Frames out of a byte stream: a 4-byte length, then that many bytes.
 
-One growing buffer per connection, filled by the socket itself (`asyncio.BufferedProtocol`), and views into it
-handed out: a frame that arrives in one read is never copied. Owns the limit on a frame's size and on what a
+The bytes are read into a scratch buffer that all connections of a port share, and frames are handed out as views into
+it: a frame that arrives in one read is never copied, and a connection between two frames holds no memory. What is left
+of a read, the beginning of the next frame, is copied out of the scratch; a frame that takes several reads grows a
+buffer of its connection's own, which is kept while large frames go on. Owns the limit on a frame's size and on what a
 connection may hold while it is idle.
 
 Always true: memory follows what was received, not what was announced (a peer that announces 100 MB and sends
-10 bytes costs one small buffer); feeding bytes one at a time gives the same frames as feeding them at once; a
-view is valid until the next `get_buffer`.
+10 bytes costs 10 bytes); feeding bytes one at a time gives the same frames as feeding them at once; a view is valid
+until the next `get_buffer` of any reader that shares the scratch, that is, for one turn of the loop.
 """
 
 from __future__ import annotations
@@ -16,24 +18,37 @@ from typing import Final
 
 from mansio.errors import FrameTooLarge
 
-INITIAL_BYTES: Final = 64 * 1024
-"""Size of a fresh buffer, and of one whose connection sends only small frames again."""
+SCRATCH_BYTES: Final = 64 * 1024
+"""Size of the scratch buffer; and the least that is read at a time into a buffer of one's own."""
+HELD_BYTES: Final = 16 * 1024
+"""The beginning of a frame up to this size goes back into the scratch before the next read; a longer one gets a buffer
+of its own."""
 KEPT_BYTES: Final = 2 * 1024 * 1024
 """The largest buffer a connection keeps between two frames."""
 SHRINK_AFTER_READS: Final = 64
-"""A buffer that was mostly empty for so many reads goes back to `INITIAL_BYTES`."""
+"""A buffer that was mostly empty for so many reads is given back."""
 
 _LENGTH: Final = Struct(">i")
 
 
+def new_scratch() -> memoryview:
+    """A scratch buffer for the readers of one loop."""
+    return memoryview(bytearray(SCRATCH_BYTES))
+
+
 class FrameReader:
-    """Cuts one connection's bytes into frames of at most `max_frame_bytes` (the length not counted)."""
+    """Cuts one connection's bytes into frames of at most `max_frame_bytes` (the length not counted).
 
-    __slots__ = ("_buffer", "_end", "_quiet_reads", "_start", "_view", "max_frame_bytes")
+    `scratch` comes from `new_scratch` and is shared with other readers on the same loop; None: one of its own.
+    """
 
-    def __init__(self, max_frame_bytes: int) -> None:
+    __slots__ = ("_end", "_held", "_quiet_reads", "_scratch", "_start", "_view", "max_frame_bytes")
+
+    def __init__(self, max_frame_bytes: int, scratch: memoryview | None = None) -> None:
         self.max_frame_bytes = max_frame_bytes
-        self._replace(INITIAL_BYTES)
+        self._scratch = new_scratch() if scratch is None else scratch
+        self._view = self._scratch  # or a buffer of its own
+        self._held = b""  # received, and to be put back before the next read; only with the scratch
         self._start = 0  # of the first byte not yet handed out
         self._end = 0  # of what was received
         self._quiet_reads = 0
@@ -48,28 +63,23 @@ class FrameReader:
         """Size of the frame that is being received, as announced, with its length; 0 between frames."""
         if self._end - self._start < 4:
             return 0
-        return 4 + int(_LENGTH.unpack_from(self._buffer, self._start)[0])
+        return 4 + int(_LENGTH.unpack_from(self._held or self._view, self._start)[0])
 
     @property
     def capacity(self) -> int:
-        """Bytes of memory the buffer takes."""
-        return len(self._buffer)
+        """Bytes of memory that this reader holds for itself alone."""
+        return len(self._held) if self._view is self._scratch else len(self._view)
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:  # noqa: ARG002 - asyncio's signature
         """Room for the next bytes of the stream, at least one. Ends the life of the views from before."""
-        start, end = self._start, self._end
-        if start == end:
-            self._start = self._end = 0
-            if len(self._buffer) > INITIAL_BYTES:
-                self._shrink(end)
-            return self._view
-        if start:
-            self._view[: end - start] = self._view[start:end]
-            self._start, self._end = 0, end - start
-            end = self._end
-        if end == len(self._buffer):
-            self._grow()
-        return self._view[end:]
+        view = self._view
+        if view is self._scratch:
+            held = self._held
+            if not held:
+                return view
+            view[: len(held)] = held
+            return view[len(held) :]
+        return self._get_own()
 
     def received(self, count: int) -> list[memoryview]:
         """The frames that are whole now that `count` more bytes stand in the buffer, without their lengths.
@@ -77,44 +87,87 @@ class FrameReader:
         Raises `FrameTooLarge` when the next length is negative or above the limit; the stream cannot be
         followed from there, and frames of the same read are lost with it.
         """
+        view = self._view
         start = self._start
-        self._end = end = self._end + count
+        end = self._end + count
         frames = []
         while end - start >= 4:
-            (length,) = _LENGTH.unpack_from(self._buffer, start)
+            (length,) = _LENGTH.unpack_from(view, start)
             if not 0 <= length <= self.max_frame_bytes:
                 raise FrameTooLarge(f"a frame of {length} bytes; at most {self.max_frame_bytes} are accepted")
             stop = start + 4 + length
             if stop > end:
                 break
-            frames.append(self._view[start + 4 : stop])
+            frames.append(view[start + 4 : stop])
             start = stop
+        if view is self._scratch:
+            if start == end:
+                self._held = b""
+                start = end = 0
+            else:
+                end = self._keep_rest(view[start:end])
+                start = 0
         self._start = start
+        self._end = end
         return frames
 
     def let_go(self) -> None:
-        """Give a grown buffer back, if no frame has begun. Ends the life of the views handed out before."""
-        if self._start == self._end and len(self._buffer) > INITIAL_BYTES:
+        """Nothing came for a while: hold no more than what was received of a frame. Ends the life of the views
+        handed out before."""
+        if self._view is self._scratch:
+            return
+        rest = self._view[self._start : self._end]
+        if len(rest) <= HELD_BYTES:
+            self._back_to_scratch(bytes(rest))
+        elif len(rest) < len(self._view) // 2:
+            self._own(rest, len(rest))
+        else:
+            return
+        self._start, self._end = 0, len(rest)
+
+    def _keep_rest(self, rest: memoryview) -> int:
+        """Take the beginning of a frame out of the scratch; its size."""
+        size = len(rest)
+        if size <= HELD_BYTES:
+            self._held = bytes(rest)
+        else:
+            (length,) = _LENGTH.unpack_from(rest)
+            self._held = b""
+            self._own(rest, max(min(2 * size, 4 + length), SCRATCH_BYTES))
+        return size
+
+    def _get_own(self) -> memoryview:
+        start, end = self._start, self._end
+        view = self._view
+        if start == end:
             self._start = self._end = 0
-            self._replace(INITIAL_BYTES)
+            if self._is_useless(end):
+                self._back_to_scratch(b"")
+            return self._view
+        if start:
+            view[: end - start] = view[start:end]
+            self._start, self._end = 0, end - start
+            end = self._end
+        if end == len(view):
+            # Double, but not beyond the frame that is being received.
+            (length,) = _LENGTH.unpack_from(view)
+            self._own(view, min(max(2 * end, SCRATCH_BYTES), 4 + length))
+        return self._view[end:]
 
-    def _replace(self, capacity: int) -> None:
-        # A new object, because the old one cannot change its size while views into it are alive.
-        self._buffer = bytearray(capacity)
-        self._view = memoryview(self._buffer)
+    def _is_useless(self, used: int) -> bool:
+        """Between frames, the last of which ended at `used`: whether the buffer is not worth keeping."""
+        capacity = len(self._view)
+        self._quiet_reads = self._quiet_reads + 1 if used * 4 < capacity else 0
+        return not SCRATCH_BYTES < capacity <= KEPT_BYTES or self._quiet_reads > SHRINK_AFTER_READS
 
-    def _grow(self) -> None:
-        """Double, but not beyond the frame that is being received (which begins the buffer)."""
-        held = self._view
-        (length,) = _LENGTH.unpack_from(self._buffer, 0)
-        self._replace(min(2 * len(held), 4 + length))
-        self._view[: len(held)] = held
+    def _own(self, content: memoryview, capacity: int) -> None:
+        """A buffer of its own that begins with `content`. A new object each time, because the old one cannot change
+        its size while views into it are alive."""
+        self._view = memoryview(bytearray(capacity))
+        self._view[: len(content)] = content
         self._quiet_reads = 0
 
-    def _shrink(self, used: int) -> None:
-        """Called between frames, the last of which ended at `used`: give back what is not needed."""
-        capacity = len(self._buffer)
-        self._quiet_reads = self._quiet_reads + 1 if used * 4 < capacity else 0
-        if capacity > KEPT_BYTES or self._quiet_reads > SHRINK_AFTER_READS:
-            self._replace(INITIAL_BYTES)
-            self._quiet_reads = 0
+    def _back_to_scratch(self, held: bytes) -> None:
+        self._view = self._scratch
+        self._held = held
+        self._quiet_reads = 0

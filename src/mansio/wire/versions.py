@@ -36,14 +36,30 @@ class ApiKey(IntEnum):
     API_VERSIONS = 18
     CREATE_TOPICS = 19
     DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
     INIT_PRODUCER_ID = 22
     OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
     DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
     CREATE_PARTITIONS = 37
     DELETE_GROUPS = 42
+    ELECT_LEADERS = 43
     INCREMENTAL_ALTER_CONFIGS = 44
+    ALTER_PARTITION_REASSIGNMENTS = 45
+    LIST_PARTITION_REASSIGNMENTS = 46
     OFFSET_DELETE = 47
+    DESCRIBE_CLIENT_QUOTAS = 48
+    ALTER_CLIENT_QUOTAS = 49
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
     DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    DESCRIBE_TRANSACTIONS = 65
+    LIST_TRANSACTIONS = 66
+    DESCRIBE_TOPIC_PARTITIONS = 75
 
 
 class Api(NamedTuple):
@@ -62,6 +78,8 @@ class Api(NamedTuple):
     announced_lowest: int | None = None
     """The lowest version ApiVersions announces, where it is not `lowest`."""
 
+
+_NO_AUTHORIZER: Final = "Every operation is allowed: SECURITY_DISABLED, as Kafka without an authorizer."
 
 _ROWS: Final = (
     Api(
@@ -120,6 +138,13 @@ _ROWS: Final = (
     Api(ApiKey.CREATE_TOPICS, 2, 7, "topics.create_topics"),
     Api(ApiKey.DELETE_TOPICS, 1, 6, "topics.delete_topics"),
     Api(
+        ApiKey.DELETE_RECORDS,
+        0,
+        2,
+        "records.delete_records",
+        note="Answered when the new start of the log is durable: deleted records stay deleted.",
+    ),
+    Api(
         ApiKey.INIT_PRODUCER_ID,
         0,
         5,
@@ -128,12 +153,72 @@ _ROWS: Final = (
         skipped="6 belongs to two-phase commit (KIP-939).",
     ),
     Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "records.offset_for_leader_epoch"),
+    Api(ApiKey.DESCRIBE_ACLS, 1, 3, "acls.describe_acls", note=_NO_AUTHORIZER),
+    Api(ApiKey.CREATE_ACLS, 1, 3, "acls.create_acls", note=_NO_AUTHORIZER),
+    Api(ApiKey.DELETE_ACLS, 1, 3, "acls.delete_acls", note=_NO_AUTHORIZER),
     Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "configs.describe_configs"),
+    Api(
+        ApiKey.ALTER_CONFIGS,
+        0,
+        2,
+        "configs.alter_configs",
+        note="Topics only. What is not named goes back to its default, as in Kafka.",
+    ),
+    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "log_dirs.describe_log_dirs", note="One directory: the broker's."),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions"),
     Api(ApiKey.DELETE_GROUPS, 0, 2, "groups.delete_groups"),
+    Api(
+        ApiKey.ELECT_LEADERS,
+        0,
+        2,
+        "replicas.elect_leaders",
+        note="A partition has one replica, which leads it: ELECTION_NOT_NEEDED.",
+    ),
     Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "configs.incremental_alter_configs"),
+    Api(
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        0,
+        1,
+        "replicas.alter_partition_reassignments",
+        note="Partitions stay where they are: any other place gets INVALID_REPLICA_ASSIGNMENT.",
+    ),
+    Api(
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        0,
+        0,
+        "replicas.list_partition_reassignments",
+        note="There are never any.",
+    ),
     Api(ApiKey.OFFSET_DELETE, 0, 0, "offsets.offset_delete"),
+    Api(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, "quotas.describe_client_quotas"),
+    Api(
+        ApiKey.ALTER_CLIENT_QUOTAS,
+        0,
+        1,
+        "quotas.alter_client_quotas",
+        note=(
+            "`producer_byte_rate` and `consumer_byte_rate` of client ids and of users; other keys are refused. "
+            "Without authentication everybody is the user ANONYMOUS, the only one that can be named."
+        ),
+    ),
+    Api(
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
+        0,
+        0,
+        "acls.describe_user_scram_credentials",
+        note="There are no users; tools ask when they show the quotas of users.",
+    ),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "cluster.describe_cluster"),
+    Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "producers.describe_producers", note="Idempotent producers."),
+    Api(
+        ApiKey.DESCRIBE_TRANSACTIONS,
+        0,
+        0,
+        "producers.describe_transactions",
+        note="There are none: TRANSACTIONAL_ID_NOT_FOUND.",
+    ),
+    Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "producers.list_transactions", note="There are none."),
+    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "cluster.describe_topic_partitions"),
 )
 
 OFFERED: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
@@ -143,28 +228,19 @@ _TRANSACTIONS: Final = "transactions are not there yet"
 _CONSUMER_GROUPS: Final = "the consumer groups of KIP-848 are not there yet; classic groups are"
 _SHARE_GROUPS: Final = "share groups (KIP-932) are not there yet"
 _SECURITY: Final = "there is no authentication on this listener yet"
-_REPLICATION: Final = "partitions have one replica; nothing to move or elect"
 _RAFT: Final = "brokers talk to a metadata store, not to a KRaft quorum"
-_QUOTAS: Final = "quotas are not there yet"
 _STREAMS: Final = "streams groups (KIP-1071) are not planned"
 
 SKIPPED: Final[dict[str, str]] = {
     "SaslHandshake (17), SaslAuthenticate (36)": _SECURITY,
-    "DescribeAcls (29), CreateAcls (30), DeleteAcls (31)": _SECURITY,
     "CreateDelegationToken (38) to DescribeDelegationToken (41)": _SECURITY,
-    "DescribeUserScramCredentials (50), AlterUserScramCredentials (51)": _SECURITY,
-    "DeleteRecords (21)": "not there yet, like retention",
+    "AlterUserScramCredentials (51)": _SECURITY,
     "AddPartitionsToTxn (24) to WriteTxnMarkers (27), TxnOffsetCommit (28)": _TRANSACTIONS,
-    "DescribeProducers (61), DescribeTransactions (65), ListTransactions (66)": _TRANSACTIONS,
-    "AlterConfigs (33)": "replaces all settings at once; IncrementalAlterConfigs does the work",
-    "AlterReplicaLogDirs (34), DescribeLogDirs (35)": "a broker has one data directory",
-    "ElectLeaders (43), AlterPartitionReassignments (45), ListPartitionReassignments (46)": _REPLICATION,
-    "DescribeClientQuotas (48), AlterClientQuotas (49)": _QUOTAS,
+    "AlterReplicaLogDirs (34)": "a broker has one data directory",
     "DescribeQuorum (55), UpdateFeatures (57), UnregisterBroker (64), AddRaftVoter (80) and on": _RAFT,
     "ConsumerGroupHeartbeat (68), ConsumerGroupDescribe (69)": _CONSUMER_GROUPS,
     "GetTelemetrySubscriptions (71), PushTelemetry (72)": "clients keep their metrics (KIP-714 is optional)",
     "ListConfigResources (74)": "there are only topic and broker settings, which DescribeConfigs shows",
-    "DescribeTopicPartitions (75)": "pages of a Metadata answer; Metadata gives it whole",
     "ShareGroupHeartbeat (76) to ShareAcknowledge (79)": _SHARE_GROUPS,
     "DescribeShareGroupOffsets (90) to DeleteShareGroupOffsets (92)": _SHARE_GROUPS,
     "StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)": _STREAMS,
@@ -188,13 +264,29 @@ _FIRST_FLEXIBLE: Final[dict[int, int]] = {
     ApiKey.API_VERSIONS: 3,
     ApiKey.CREATE_TOPICS: 5,
     ApiKey.DELETE_TOPICS: 4,
+    ApiKey.DELETE_RECORDS: 2,
     ApiKey.INIT_PRODUCER_ID: 2,
     ApiKey.OFFSET_FOR_LEADER_EPOCH: 4,
+    ApiKey.DESCRIBE_ACLS: 2,
+    ApiKey.CREATE_ACLS: 2,
+    ApiKey.DELETE_ACLS: 2,
     ApiKey.DESCRIBE_CONFIGS: 4,
+    ApiKey.ALTER_CONFIGS: 2,
+    ApiKey.DESCRIBE_LOG_DIRS: 2,
     ApiKey.CREATE_PARTITIONS: 2,
     ApiKey.DELETE_GROUPS: 2,
+    ApiKey.ELECT_LEADERS: 2,
     ApiKey.INCREMENTAL_ALTER_CONFIGS: 1,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: 0,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: 0,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: 1,
+    ApiKey.ALTER_CLIENT_QUOTAS: 1,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: 0,
     ApiKey.DESCRIBE_CLUSTER: 0,
+    ApiKey.DESCRIBE_PRODUCERS: 0,
+    ApiKey.DESCRIBE_TRANSACTIONS: 0,
+    ApiKey.LIST_TRANSACTIONS: 0,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

@@ -269,3 +269,20 @@ def test_checkpoint_bytes_are_whole_or_refused() -> None:
     for length in range(len(data)):
         with pytest.raises(CorruptLog):
             decode_checkpoint(data[:length])
+
+
+def test_compaction_is_told_from_where_on_deletions_are_still_to_be_read() -> None:
+    """The checkpoint knows the key as alive; only the tombstone in the log takes it away after the next start."""
+    disk, scheduler = SimulatedDisk(), VirtualScheduler()
+    partitions = [MemoryPartition(scheduler), MemoryPartition(scheduler)]
+    first = Room(partitions, disk=disk, scheduler=scheduler).begin()
+    first.write(b"gone", b"1")
+    first.write(b"kept", b"1")
+    assert first.topic.replay_start(0) == 0
+    first.scheduler.run(first.topic.close())
+    assert first.topic.replay_start(0) == 2
+    again = Room(partitions, disk=disk, scheduler=scheduler).begin()
+    assert again.topic.replay_start(0) == 2
+    again.write(b"gone", None)
+    assert again.topic.replay_start(0) == 2
+    assert Room(partitions, disk=disk, scheduler=scheduler).begin().view.values[0] == {b"kept": b"1"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.broker.receive_memory import PROGRESS_BYTES_MIN, STALL_S, ReceiveMemory
+from mansio.broker.receive_memory import PROGRESS_BYTES_MIN, STALL_S, STALL_S_MIN, ReceiveMemory
 
 if TYPE_CHECKING:
     from mansio.broker.connection import Connection
@@ -22,6 +22,7 @@ class Peer:
         self.size = size
         self.got = 1
         self.received_bytes = 0
+        self.writing = False
 
 
 def as_connection(peer: Peer) -> Connection:
@@ -92,3 +93,47 @@ def test_a_frame_larger_than_the_budget_still_gets_through_when_alone() -> None:
     for wanted in (90, 500):
         memory.take(giant, wanted)
         assert not memory.waits(giant)
+
+
+def test_crowd_that_stops_in_mid_frame_is_gone_after_a_few_times_the_patience() -> None:
+    """Each holds as much as it gets and then says nothing more; whoever came last gets room in the end, and soon."""
+    last = as_connection(Peer(8))
+    crowd = [as_connection(Peer(8)) for _ in range(400)]
+    memory = ReceiveMemory(BUDGET)
+    wanted = dict.fromkeys([*crowd, last], 2)
+    to_read = [*crowd, last]
+    now = 0.0
+    while True:
+        while to_read:
+            reader = to_read.pop(0)
+            to_read += memory.take(reader, wanted[reader])
+            if not memory.waits(reader) and wanted[reader] < 8:
+                wanted[reader] *= 2
+                to_read.append(reader)
+        if wanted[last] == 8 and not memory.waits(last):
+            break
+        now += 0.1
+        assert now < 1000, "the last never gets room"
+        for stalled in memory.stalled(now):
+            to_read += memory.release(stalled)
+    assert now < 2 * 400 * 8 / BUDGET * STALL_S_MIN + 2 * STALL_S, "by the dozen, not one after the other"
+
+
+def test_who_has_begun_goes_before_who_is_new_and_the_oldest_first() -> None:
+    memory = ReceiveMemory(BUDGET)
+    old, young, new = (as_connection(Peer(90)) for _ in range(3))
+    blocker = as_connection(Peer(90))
+    for peer in (old, young):
+        memory.take(peer, 20)
+    memory.take(blocker, 60)
+    memory.take(new, 5)
+    assert memory.waits(new), "more than half is taken"
+    memory.take(young, 40)
+    memory.take(old, 40)
+    assert memory.release(blocker) == [old, young]
+    assert memory.waits(new)
+    assert memory.release(old) == [new]
+    assert not memory.crowded
+    for peer in (young, new):
+        memory.release(peer)
+    assert memory.held_bytes == 0

@@ -108,7 +108,11 @@ def test_defaults_come_from_the_settings() -> None:
         (NewTopic("t", assignments={1: [1]}), InvalidReplicaAssignment),
         (NewTopic("t", 3, assignments={0: [1]}), InvalidPartitions),
         (NewTopic("t", -1, 1, assignments={0: [1]}), InvalidReplicationFactor),
-        (NewTopic("t", configs=[("cleanup.policy", "compact")]), InvalidConfig),
+        (NewTopic("t", configs=[("cleanup.policy", "shred")]), InvalidConfig),
+        (
+            NewTopic("t", configs=[("min.compaction.lag.ms", "5"), ("max.compaction.lag.ms", "4")]),
+            InvalidConfig,
+        ),
         (NewTopic("t", configs=[("min.insync.replicas", "2")]), InvalidConfig),
     ],
 )
@@ -455,6 +459,40 @@ def test_topics_and_settings_are_there_after_a_restart(tmp_path: Path) -> None:
                 pass
 
     asyncio.run(main())
+
+
+def test_own_topics_of_an_earlier_version_get_the_settings_they_lack_and_keep_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main() -> None:
+        path = f"{tmp_path}/m.sqlite3"
+        earlier = {"retention.ms": "-1", "retention.bytes": "-1"}
+        async with sqlite_store(path) as store, topic_admin(store) as admin:
+            monkeypatch.setattr("mansio.broker.topics.INTERNAL_CONFIGS", earlier)
+            await admin.topics.create(NewTopic("__consumer_offsets", 2), internal=True)
+            await admin.topics.create(NewTopic("mine"))
+            await admin.topics.alter_configs("__consumer_offsets", [Change("segment.bytes", 0, "5000")])
+            monkeypatch.undo()
+        for _ in range(2):
+            async with sqlite_store(path) as store, topic_admin(store) as admin:
+                topic = admin.topics.find("__consumer_offsets")
+                assert admin.topics.settings_of(topic).cleanup_policy == ("compact",)
+                assert topic.configs == {**earlier, "cleanup.policy": "compact", "segment.bytes": "5000"}
+                assert admin.topics.find("mine").configs == {}
+
+    asyncio.run(main())
+
+
+def test_compaction_settings_that_contradict_each_other_are_refused_when_they_meet() -> None:
+    async def check(admin: Admin) -> None:
+        await admin.topics.create(NewTopic("a", configs=[("max.compaction.lag.ms", "10")]))
+        with pytest.raises(InvalidConfig, match="more than max"):
+            await admin.topics.alter_configs("a", [Change("min.compaction.lag.ms", 0, "11")])
+        await admin.topics.alter_configs("a", [Change("min.compaction.lag.ms", 0, "10")])
+        with pytest.raises(InvalidConfig, match="more than max"):
+            await admin.topics.create(NewTopic("b", configs=[("min.compaction.lag.ms", "21")]))
+
+    run(check, Settings(topic_defaults={"max.compaction.lag.ms": "20"}))
 
 
 def test_view_follows_again_after_its_history_was_compacted() -> None:

@@ -68,6 +68,8 @@ def _random_item(random: Random, field: Field, tags: bool) -> Any:
         return random.choice((0, 1_700_000_000_123))
     if kind == "bool":
         return random.random() < 0.5
+    if kind == "float64":
+        return random.choice((0.0, -1.5, 1e308, 0.1))
     if kind == "string":
         return random.choice(TEXTS)
     if kind in ("bytes", "records"):

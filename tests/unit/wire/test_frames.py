@@ -7,7 +7,14 @@ from random import Random
 import pytest
 
 from mansio.errors import FrameTooLarge
-from mansio.wire.frames import INITIAL_BYTES, KEPT_BYTES, SHRINK_AFTER_READS, FrameReader
+from mansio.wire.frames import (
+    HELD_BYTES,
+    KEPT_BYTES,
+    SCRATCH_BYTES,
+    SHRINK_AFTER_READS,
+    FrameReader,
+    new_scratch,
+)
 
 LIMIT = 16 << 20
 
@@ -88,11 +95,10 @@ def test_memory_follows_what_was_received_not_what_was_announced() -> None:
     reader = FrameReader(1 << 30)
     feed(reader, (1 << 29).to_bytes(4, "big") + b"x" * 10)
     reader.get_buffer(65536)
-    assert reader.capacity == INITIAL_BYTES
-    assert reader.buffered == 14
+    assert reader.capacity == reader.buffered == 14
     feed(reader, b"x" * 1_000_000)
     reader.get_buffer(65536)
-    assert reader.capacity <= 2 * 1_000_014 + INITIAL_BYTES
+    assert reader.capacity <= 2 * 1_000_014 + SCRATCH_BYTES
 
 
 def test_large_frame_takes_no_more_than_itself() -> None:
@@ -106,7 +112,7 @@ def test_buffer_of_a_huge_frame_is_given_back_at_once() -> None:
     reader = FrameReader(LIMIT)
     feed(reader, framed(b"x" * (KEPT_BYTES + 1)))
     reader.get_buffer(65536)
-    assert reader.capacity == INITIAL_BYTES
+    assert reader.capacity == 0
 
 
 def test_buffer_of_a_busy_connection_is_kept_and_given_back_when_frames_are_small() -> None:
@@ -121,4 +127,54 @@ def test_buffer_of_a_busy_connection_is_kept_and_given_back_when_frames_are_smal
     for _ in range(SHRINK_AFTER_READS + 2):
         feed(reader, small)
     reader.get_buffer(65536)
-    assert reader.capacity == INITIAL_BYTES
+    assert reader.capacity == 0
+
+
+def test_readers_that_share_a_scratch_never_mix_their_bytes() -> None:
+    """Many connections on one loop, each read in turn, each with another frame half received."""
+    random = Random(5)
+    scratch = new_scratch()
+    readers = [FrameReader(LIMIT, scratch) for _ in range(12)]
+    frames = [
+        [
+            random.randbytes(random.randrange(random.choice((10, 1000, 2 * HELD_BYTES, 200_000))))
+            for _ in range(60)
+        ]
+        for _ in readers
+    ]
+    streams = [b"".join(map(framed, of_one)) for of_one in frames]
+    found: list[list[bytes]] = [[] for _ in readers]
+    while any(streams):
+        number = random.choice([number for number, stream in enumerate(streams) if stream])
+        step = random.randrange(1, random.choice((20, 5_000, HELD_BYTES, 300_000)))
+        found[number] += feed(readers[number], streams[number][:step])
+        streams[number] = streams[number][step:]
+        if random.random() < 0.1:
+            readers[number].let_go()
+        if random.random() < 0.1:
+            readers[number].get_buffer(
+                65536
+            )  # a transport may ask, find nothing to read, and ask again later
+        scratch[:] = bytes(SCRATCH_BYTES)
+    assert found == frames
+
+
+def test_connection_between_two_frames_holds_nothing() -> None:
+    reader = FrameReader(LIMIT, new_scratch())
+    feed(reader, framed(b"x" * 1000) * 100)
+    assert reader.capacity == reader.buffered == 0
+    feed(reader, framed(b"x" * 500_000))
+    assert reader.capacity > 500_000
+    reader.let_go()
+    assert reader.capacity == 0
+
+
+@pytest.mark.parametrize("sent", [1, 3, 5, HELD_BYTES, HELD_BYTES + 1, SCRATCH_BYTES, 300_000])
+def test_quiet_connection_holds_only_what_it_has_received_of_a_frame(sent: int) -> None:
+    frame = bytes(range(256)) * 8192
+    reader = FrameReader(LIMIT)
+    feed(reader, framed(frame)[:sent])
+    reader.let_go()
+    assert reader.buffered == sent
+    assert reader.capacity <= 2 * sent
+    assert feed(reader, framed(frame)[sent:] + framed(b"next")) == [frame, b"next"]

@@ -1,4 +1,4 @@
-"""ApiVersions, Metadata, DescribeCluster: what this broker speaks, and who is where.
+"""ApiVersions, Metadata, DescribeCluster, DescribeTopicPartitions: what this broker speaks, and who is where.
 
 Behaviour: without authorisation every operation is allowed, and that is what is told to whoever asks for the
 authorized operations (KIP-430); who does not ask gets Kafka's "not told".
@@ -11,6 +11,7 @@ is true where the version has no such field.
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
@@ -35,6 +36,8 @@ ALL_OF_TOPIC: Final = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10,
 ALL_OF_CLUSTER: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 BROKERS_ENDPOINT: Final = 1
 MISMATCHED_ENDPOINT_TYPE: Final = 114
+LEADER_NOT_AVAILABLE: Final = 5
+PARTITIONS_PER_PAGE_MAX: Final = 2000  # Kafka's max.request.partition.size.limit
 
 
 async def api_versions(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
@@ -102,6 +105,66 @@ async def describe_cluster(service: Service, request: Struct, context: RequestCo
             for broker in brokers
         ],
         "cluster_authorized_operations": ALL_OF_CLUSTER if asked else NOT_TOLD,
+    }
+
+
+async def describe_topic_partitions(
+    service: Service, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """Topics by name, or all, sorted, in pages of at most `response_partition_limit` partitions (KIP-966).
+
+    A page ends before the partition that `next_cursor` names; a cursor whose topic is gone goes on with the next one.
+    """
+    del context
+    state = service.topics.state
+    names = sorted({topic.name for topic in request.topics} or state.topics)
+    first_name, first_index = "", 0
+    if request.cursor is not None:
+        first_name, first_index = request.cursor.topic_name, request.cursor.partition_index
+        if first_index < 0:
+            raise InvalidRequest(f"the cursor names partition {first_index}")
+    room = min(max(request.response_partition_limit, 1), PARTITIONS_PER_PAGE_MAX)
+    topics: list[dict[str, Any]] = []
+    for name in names[bisect_left(names, first_name) :]:
+        start = first_index if name == first_name else 0
+        if room == 0:
+            return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": start}}
+        try:
+            if name not in state.topics:
+                check_topic_name(name)
+            topic = service.topics.find(name)
+        except MansioError as error:
+            topics.append({"name": name, "error_code": error.kafka_code})
+            continue
+        end = min(len(topic.partitions), start + room)
+        topics.append(
+            {
+                "name": name,
+                "topic_id": topic.topic_id,
+                "is_internal": topic.internal,
+                "partitions": [_partition(service, topic, index) for index in range(start, end)],
+                "topic_authorized_operations": ALL_OF_TOPIC,
+            }
+        )
+        room -= max(end - start, 0)
+        if end < len(topic.partitions):
+            return {"topics": topics, "next_cursor": {"topic_name": name, "partition_index": end}}
+    return {"topics": topics, "next_cursor": None}
+
+
+def _partition(service: Service, topic: Topic, index: int) -> dict[str, Any]:
+    partition = topic.partitions[index]
+    alive = {*service.topics.state.brokers, service.settings.node_id}
+    return {
+        "partition_index": index,
+        "error_code": 0 if partition.leader in alive else LEADER_NOT_AVAILABLE,
+        "leader_id": partition.leader if partition.leader in alive else -1,
+        "leader_epoch": partition.leader_epoch,
+        "replica_nodes": partition.replicas,
+        "isr_nodes": partition.isr,
+        "eligible_leader_replicas": [],  # null, which the schema allows, breaks the Java client
+        "last_known_elr": [],
+        "offline_replicas": [node_id for node_id in partition.replicas if node_id not in alive],
     }
 
 

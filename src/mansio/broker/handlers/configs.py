@@ -1,8 +1,10 @@
-"""DescribeConfigs and IncrementalAlterConfigs, for topics and this broker.
+"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, for topics and this broker.
 
 Behaviour: settings of a topic can be changed; those of the broker are read at start and shown read-only.
-Non-obvious: an empty list of names asks for all of them, as null does (old clients send it). Broker "" stands for
-the dynamic defaults of all brokers in Kafka; here there are none, so the answer is empty.
+Non-obvious: AlterConfigs takes settings it does not name back to their defaults (that is why there is the other); a
+setting named with null is one it does not name. An empty list of names asks for all of them, as null does (old clients
+send it). Broker "" stands for the dynamic defaults of all brokers in Kafka; here there are none, so the answer is
+empty.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.cluster.config_entries import ConfigEntry, broker_entries
-from mansio.cluster.topic_config import Change
+from mansio.cluster.topic_config import Change, Operation
 from mansio.cluster.topic_plan import check_topic_name
 from mansio.errors import InvalidRequest, MansioError
 
@@ -83,11 +85,21 @@ def _shown(entry: ConfigEntry, request: Struct) -> dict[str, Any]:
     return shown
 
 
+async def alter_configs(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """Replace all settings of a topic (KIP-133)."""
+    del context
+    return await _alter_each(service, request, replace=True)
+
+
 async def incremental_alter_configs(
     service: Service, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
     """Change single settings, leaving the others alone (KIP-339)."""
     del context
+    return await _alter_each(service, request, replace=False)
+
+
+async def _alter_each(service: Service, request: Struct, *, replace: bool) -> dict[str, Any]:
     count = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
     results = []
     for resource in request.resources:
@@ -96,18 +108,26 @@ async def incremental_alter_configs(
         try:
             if count[kind, name] > 1:
                 raise InvalidRequest(f"{name!r} is in the request more than once")
-            await _alter(service, resource, validate_only=request.validate_only)
+            await _alter(service, resource, replace=replace, validate_only=request.validate_only)
         except MansioError as error:
             result |= {"error_code": error.kafka_code, "error_message": error.message}
         results.append(result)
     return {"responses": results}
 
 
-async def _alter(service: Service, resource: Struct, *, validate_only: bool) -> None:
+async def _alter(service: Service, resource: Struct, *, replace: bool, validate_only: bool) -> None:
     if resource.resource_type == BROKER:
         raise InvalidRequest("the broker's settings are read at start: set them in its file or environment")
     if resource.resource_type != TOPIC:
         raise InvalidRequest(f"resource type {resource.resource_type}: only topics (2) can be changed here")
     check_topic_name(resource.resource_name)
-    changes = [Change(config.name, config.config_operation, config.value) for config in resource.configs]
-    await service.topics.alter_configs(resource.resource_name, changes, validate_only=validate_only)
+    if replace:
+        changes = [
+            Change(config.name, Operation.DELETE if config.value is None else Operation.SET, config.value)
+            for config in resource.configs
+        ]
+    else:
+        changes = [Change(config.name, config.config_operation, config.value) for config in resource.configs]
+    await service.topics.alter_configs(
+        resource.resource_name, changes, replace=replace, validate_only=validate_only
+    )

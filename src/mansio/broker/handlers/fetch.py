@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.errors import MansioError
+from mansio.broker.statistics import SAMPLE_MASK
+from mansio.errors import CorruptLog, CorruptMessage, MansioError
 from mansio.wire import fetch as wire
+from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,9 +27,12 @@ if TYPE_CHECKING:
     from mansio.broker.egress import Piece
     from mansio.broker.partition import Partition
     from mansio.broker.service import Service
+    from mansio.broker.statistics import Stopwatch
     from mansio.log.log import LogSlice
     from mansio.ports import Timer
     from mansio.wire.headers import RequestHeader
+
+API_KEY = int(ApiKey.FETCH)
 
 TopicAnswers = list[tuple[str | None, bytes | None, list[wire.FetchedPartition]]]
 
@@ -44,23 +49,31 @@ def fetch(
     service: Service, connection: Connection, header: RequestHeader, frame: memoryview
 ) -> Sequence[Piece] | None:
     """Answer now if there is enough to read or something to say; otherwise park."""
+    sampled = not service.records.counters.fetches & SAMPLE_MASK
+    stopwatch = service.statistics.time(service.statistics.fetch) if sampled else None
     request = wire.decode_request(header.api_version, frame, header.body)
-    gathered = gather(service, request)
+    gathered = gather(service, request, header.client_id)
     if (
         gathered.total_bytes >= request.min_bytes
         or gathered.has_error
         or request.max_wait_ms <= 0
         or not request.topics
     ):
-        return _encode(service, header, gathered)
-    parked = ParkedFetch(service, connection, header, request)
+        if stopwatch is not None:
+            stopwatch.stop()
+        return _encode(service, connection, header, gathered)
+    waited = service.statistics.time(service.statistics.fetch_waited) if sampled else None
+    parked = ParkedFetch(service, connection, header, request, waited)
     parked.park()
     return None
 
 
-def gather(service: Service, request: wire.FetchRequest) -> Gathered:
-    """Read every partition of the request, within its byte limits."""
+def gather(service: Service, request: wire.FetchRequest, client_id: str | None) -> Gathered:
+    """Read every partition of the request, within its byte limits and its client's quota."""
     room = min(request.max_bytes, service.settings.fetch_bytes_max)
+    quotas = service.quotas.active
+    if quotas is not None and (burst_bytes := quotas.fetch_bytes_max(client_id)) is not None:
+        room = min(room, burst_bytes)
     total = 0
     has_error = False
     topics: TopicAnswers = []
@@ -77,6 +90,7 @@ def gather(service: Service, request: wire.FetchRequest) -> Gathered:
                     )
             except MansioError as error:
                 has_error = True
+                service.statistics.refused(API_KEY, error.kafka_code)
                 answers.append(_refused(want.index, error))
                 continue
             if part is not None and total and part.length > room:
@@ -104,9 +118,10 @@ def _fetched(partition: Partition, part: LogSlice | None, isolation_level: int) 
 
 
 def _refused(index: int, error: MansioError) -> wire.FetchedPartition:
+    """Damage on our disk is CORRUPT_MESSAGE: clients hand that on, while they would try a storage error for ever."""
     return wire.FetchedPartition(
         index=index,
-        error_code=error.kafka_code,
+        error_code=CorruptMessage.kafka_code if isinstance(error, CorruptLog) else error.kafka_code,
         high_watermark=-1,
         last_stable_offset=-1,
         log_start_offset=-1,
@@ -117,22 +132,56 @@ def _refused(index: int, error: MansioError) -> wire.FetchedPartition:
     )
 
 
-def _encode(service: Service, header: RequestHeader, gathered: Gathered) -> Sequence[Piece]:
+def _encode(
+    service: Service, connection: Connection, header: RequestHeader, gathered: Gathered
+) -> Sequence[Piece]:
+    quotas = service.quotas.active
+    throttle_ms = 0
+    if quotas is not None:
+        if quotas.must_pause(header.client_id):
+            gathered = _without_records(gathered)
+        throttle_ms = quotas.fetched(connection, header.client_id, gathered.total_bytes)
     service.records.counters.fetched(gathered.total_bytes)
-    return wire.encode_response(header.api_version, header.correlation_id, gathered.topics)
+    return wire.encode_response(header.api_version, header.correlation_id, gathered.topics, throttle_ms)
+
+
+def _without_records(gathered: Gathered) -> Gathered:
+    """The same answer to a client that has to pause first (KIP-219)."""
+    topics = [
+        (name, topic_id, [answer._replace(records_bytes=0, records=None) for answer in answers])
+        for name, topic_id, answers in gathered.topics
+    ]
+    return Gathered(topics, 0, gathered.has_error)
 
 
 class ParkedFetch:
     """A fetch that waits for more to read, for its time to be over, or for the broker to stop."""
 
-    __slots__ = ("_header", "_partitions", "_request", "_service", "_slot", "_timer", "_woken")
+    __slots__ = (
+        "_connection",
+        "_header",
+        "_partitions",
+        "_request",
+        "_service",
+        "_slot",
+        "_stopwatch",
+        "_timer",
+        "_woken",
+    )
 
     def __init__(
-        self, service: Service, connection: Connection, header: RequestHeader, request: wire.FetchRequest
+        self,
+        service: Service,
+        connection: Connection,
+        header: RequestHeader,
+        request: wire.FetchRequest,
+        stopwatch: Stopwatch | None = None,
     ) -> None:
         self._service = service
+        self._stopwatch = stopwatch
         self._header = header._replace(body=0)
         self._request = request
+        self._connection = connection
         self._slot: Slot = connection.defer()
         self._slot.on_lost = self._leave
         self._partitions: list[Partition] = []
@@ -161,19 +210,21 @@ class ParkedFetch:
         self._woken = False
         if self._timer is None:
             return
-        gathered = gather(self._service, self._request)
+        gathered = gather(self._service, self._request, self._header.client_id)
         if gathered.total_bytes >= self._request.min_bytes or gathered.has_error:
             self._answer(gathered)
 
     def answer_now(self) -> None:
         """The wait is over: answer with what there is."""
         if self._timer is not None:
-            self._answer(gather(self._service, self._request))
+            self._answer(gather(self._service, self._request, self._header.client_id))
 
     def _answer(self, gathered: Gathered) -> None:
         self._leave()
+        if self._stopwatch is not None:
+            self._stopwatch.stop()
         if not self._slot.abandoned:
-            self._slot.answer(_encode(self._service, self._header, gathered))
+            self._slot.answer(_encode(self._service, self._connection, self._header, gathered))
 
     def _leave(self) -> None:
         if self._timer is not None:

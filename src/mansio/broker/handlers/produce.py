@@ -15,6 +15,7 @@ from __future__ import annotations
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
+from mansio.broker.statistics import SAMPLE_MASK
 from mansio.errors import (
     CorruptMessage,
     InvalidRequiredAcks,
@@ -26,6 +27,7 @@ from mansio.errors import (
 from mansio.wire import produce as wire
 from mansio.wire import produce_pattern
 from mansio.wire.compression import Codec
+from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,9 +36,11 @@ if TYPE_CHECKING:
     from mansio.broker.egress import Piece
     from mansio.broker.partition import Partition
     from mansio.broker.service import Service
+    from mansio.broker.statistics import Stopwatch
     from mansio.wire.headers import RequestHeader
     from mansio.wire.produce_pattern import Pattern
 
+API_KEY = int(ApiKey.PRODUCE)
 ACKS_ALL = -1
 ZSTD_VERSION_MIN = 7
 CODEC_POSITION = 22  # the byte of a batch's attributes that holds the codec, and its bits
@@ -85,7 +89,7 @@ def produce(
                 partition = service.records.writable(name, topic_id, index)
                 end_offset, answer = _append(partition, index, records, version, acks)
             except MansioError as error:
-                service.records.counters.refused_batches += 1
+                _count_refusal(service, error)
                 unanswered = error
                 answers.append(_refused(index, error))
                 continue
@@ -94,11 +98,13 @@ def produce(
                 waits.append(Wait(partition, end_offset, len(results), len(answers)))
             answers.append(answer)
         results.append((name, topic_id, answers))
+    quotas = service.quotas.active
+    throttle_ms = 0 if quotas is None else quotas.produced(connection, header.client_id, len(frame))
     if acks == 0:
         if unanswered is not None:
             raise unanswered  # nobody reads an answer: the end of the connection makes the client look again
         return NOTHING
-    frame_out = wire.encode_response(version, header.correlation_id, results)
+    frame_out = wire.encode_response(version, header.correlation_id, results, throttle_ms)
     if not waits:
         return (frame_out,)
     pending = PendingProduce(service, connection, version, header.correlation_id, results, frame_out)
@@ -124,7 +130,7 @@ def produce_alike(
             _check_codec(records)
         appended = partition.append(records, urgent=acks == ACKS_ALL)
     except MansioError as error:
-        service.records.counters.refused_batches += 1
+        _count_refusal(service, error)
         if acks == 0:
             raise
         return (_refusal_alike(pattern, correlation_id, index, error),)
@@ -141,6 +147,18 @@ def produce_alike(
     connection.queue(pending)
     partition.wait_committed(end_offset, pending.settled)
     return None
+
+
+def _count_refusal(service: Service, error: MansioError) -> None:
+    service.records.counters.refused_batches += 1
+    service.statistics.refused(API_KEY, error.kafka_code)
+
+
+def _stopwatch(service: Service) -> Stopwatch | None:
+    """Times the acknowledgement of one batch in some."""
+    if service.records.counters.appended_batches & SAMPLE_MASK:
+        return None
+    return service.statistics.time(service.statistics.acknowledge)
 
 
 def _refusal_alike(pattern: Pattern, correlation_id: int, index: int, error: MansioError) -> bytes:
@@ -178,7 +196,7 @@ def _check_codec(records: memoryview) -> None:
 
 
 def _refused(index: int, error: MansioError) -> wire.PartitionResult:
-    return wire.PartitionResult(index, error.kafka_code, -1, -1, -1, error.message, ())
+    return wire.PartitionResult(index, error.kafka_code, -1, -1, -1, error.message, error.record_errors)
 
 
 class PendingProduce:
@@ -195,6 +213,7 @@ class PendingProduce:
         "_left",
         "_results",
         "_service",
+        "_stopwatch",
         "_version",
         "_waits",
         "deadline",
@@ -228,6 +247,7 @@ class PendingProduce:
         self.deadline = service.records.deadline(timeout_ms)
         self._waits = waits
         self._left = len(waits)
+        self._stopwatch = _stopwatch(service)
         service.records.pending_produces[self] = None
         for wait in waits:
             if wait.partition.wait_committed(wait.end_offset, self._settled):
@@ -244,6 +264,8 @@ class PendingProduce:
 
     def _finish(self) -> None:
         self._service.records.pending_produces.pop(self, None)
+        if self._stopwatch is not None:
+            self._stopwatch.stop()
         if self._failure is not None:
             self._answer = self._answer_with(self._failure)
         self.pieces = (self._answer,)
@@ -253,7 +275,9 @@ class PendingProduce:
         for partition, end_offset, topic_position, position in self._waits:
             if end_offset > partition.high_watermark:
                 answers = self._results[topic_position][2]
-                answers[position] = _refused(answers[position].index, partition.log.failure or error)
+                failure = partition.log.failure or error
+                self._service.statistics.refused(API_KEY, failure.kafka_code)
+                answers[position] = _refused(answers[position].index, failure)
         return wire.encode_response(self._version, self._correlation_id, self._results)
 
     def time_out(self) -> None:
@@ -272,6 +296,8 @@ class PendingBatch:
         "_index",
         "_pattern",
         "_pending",
+        "_statistics",
+        "_stopwatch",
         "deadline",
         "pieces",
     )
@@ -290,6 +316,10 @@ class PendingBatch:
         self._correlation_id = correlation_id
         self._index = index
         self._answer = answer
+        self._statistics = service.statistics
+        self._stopwatch = (
+            None if service.records.counters.appended_batches & SAMPLE_MASK else _stopwatch(service)
+        )
         self._pending = service.records.pending_produces
         self._pending[self] = None
         self.deadline = service.records.deadline(pattern.timeout_ms)
@@ -300,9 +330,12 @@ class PendingBatch:
         if self.pieces is not None:
             return  # timed out before
         del self._pending[self]
+        if self._stopwatch is not None:
+            self._stopwatch.stop()
         if error is None:
             self.pieces = (self._answer,)
         else:
+            self._statistics.refused(API_KEY, error.kafka_code)
             self.pieces = (_refusal_alike(self._pattern, self._correlation_id, self._index, error),)
         self._connection.answered(self)
 

@@ -1,7 +1,9 @@
-"""ListOffsets (2), InitProducerId (22) and OffsetForLeaderEpoch (23).
+"""ListOffsets (2), DeleteRecords (21), InitProducerId (22) and OffsetForLeaderEpoch (23).
 
 Version notes: ListOffsets 2 isolation level, 4 leader epochs, 7 the offset of the highest timestamp (KIP-734), 8 the
 earliest local offset (KIP-405: here all is local), 9 the last tiered one (there is none: -1).
+DeleteRecords (KIP-107) answers when the new start of the log is durable, which Kafka does not wait for: deleted records
+do not come back. Internal topics get INVALID_TOPIC_EXCEPTION, compacted ones that do not delete POLICY_VIOLATION.
 InitProducerId 3 carries the producer's last id and epoch (KIP-360); an idempotent producer always gets a new id.
 OffsetForLeaderEpoch answers where an epoch ended (KIP-101, KIP-279), so that a client can tell whether its position
 was truncated.
@@ -11,12 +13,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.errors import InvalidRequest, MansioError, TransactionsNotOffered
+from mansio.errors import InvalidRequest, MansioError, RequestTimedOut, TransactionsNotOffered
 
 if TYPE_CHECKING:
     from mansio.broker.context import RequestContext
     from mansio.broker.service import Service
+    from mansio.ports import Promise
     from mansio.wire.messages import Struct
+
+NO_LOW_WATERMARK = -1
 
 
 async def list_offsets(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
@@ -54,6 +59,55 @@ def _list_offset(service: Service, topic: str, wanted: Struct, isolation_level: 
         "offset": offset,
         "leader_epoch": epoch,
     }
+
+
+async def delete_records(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """Delete the records below an offset, in many partitions at once."""
+    begun: list[tuple[str, list[tuple[int, Promise[int] | MansioError]]]] = []
+    waits: list[Promise[int]] = []
+    for topic in request.topics:
+        entries: list[tuple[int, Promise[int] | MansioError]] = []
+        for wanted in topic.partitions:
+            try:
+                promise = service.records.delete(topic.name, wanted.partition_index, wanted.offset)
+            except MansioError as error:
+                entries.append((wanted.partition_index, error))
+            else:
+                entries.append((wanted.partition_index, promise))
+                waits.append(promise)
+        begun.append((topic.name, entries))
+    timeout_ms = min(max(0, request.timeout_ms), service.settings.produce_wait_ms_max)
+    timer = service.scheduler.call_later(timeout_ms, _time_out, waits)
+    try:
+        topics = [
+            {"name": name, "partitions": [await _deleted(index, begun) for index, begun in entries]}
+            for name, entries in begun
+        ]
+    finally:
+        timer.cancel()
+    return {"topics": topics}
+
+
+def _time_out(waits: list[Promise[int]]) -> None:
+    for wait in waits:
+        if not wait.done():
+            wait.set_exception(
+                RequestTimedOut("the records are deleted, but that did not become durable in time")
+            )
+
+
+async def _deleted(index: int, begun: Promise[int] | MansioError) -> dict[str, Any]:
+    try:
+        if isinstance(begun, MansioError):
+            raise begun
+        low_watermark = await begun
+    except MansioError as error:
+        return {
+            "partition_index": index,
+            "low_watermark": NO_LOW_WATERMARK,
+            "error_code": error.kafka_code,
+        }
+    return {"partition_index": index, "low_watermark": low_watermark, "error_code": 0}
 
 
 async def init_producer_id(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:

@@ -1,0 +1,85 @@
+"""DescribeProducers, ListTransactions, DescribeTransactions (KIP-664): who writes, and in which transaction.
+
+Behaviour: the idempotent producers a partition remembers are shown; there are no transactions, so none is listed and
+none is found.
+Non-obvious: state filters that Kafka does not know are told back, so that a tool can say which.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.broker.producer_hook import ProducerHook
+from mansio.errors import MansioError
+
+if TYPE_CHECKING:
+    from mansio.broker.context import RequestContext
+    from mansio.broker.service import Service
+    from mansio.state.producers import Producer
+    from mansio.wire.messages import Struct
+
+TRANSACTIONAL_ID_NOT_FOUND: Final = 105
+TRANSACTION_STATES: Final = frozenset(
+    {
+        "Empty",
+        "Ongoing",
+        "PrepareCommit",
+        "PrepareAbort",
+        "CompleteCommit",
+        "CompleteAbort",
+        "PrepareEpochFence",
+    }
+)
+NONE: Final = -1
+
+
+async def describe_producers(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """The producers each partition remembers, with their last sequence and when it came."""
+    del context
+    return {
+        "topics": [
+            {
+                "name": topic.name,
+                "partitions": [_producers(service, topic.name, index) for index in topic.partition_indexes],
+            }
+            for topic in request.topics
+        ]
+    }
+
+
+def _producers(service: Service, topic: str, index: int) -> dict[str, Any]:
+    try:
+        hook = service.partition(topic, index).plugged_in(ProducerHook)
+    except MansioError as error:
+        return {"partition_index": index, "error_code": error.kafka_code, "error_message": error.message}
+    known = hook.table.items() if hook is not None else ()
+    return {"partition_index": index, "active_producers": [_shown(*one) for one in known]}
+
+
+def _shown(producer_id: int, producer: Producer) -> dict[str, Any]:
+    return {
+        "producer_id": producer_id,
+        "producer_epoch": producer.epoch,
+        "last_sequence": producer.batches[-1].last_sequence if producer.batches else NONE,
+        "last_timestamp": producer.last_seen_ms,
+        "coordinator_epoch": NONE,
+        "current_txn_start_offset": NONE,
+    }
+
+
+async def list_transactions(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """There are none."""
+    del service, context
+    unknown = [state for state in request.state_filters or () if state not in TRANSACTION_STATES]
+    return {"unknown_state_filters": unknown, "transaction_states": []}
+
+
+async def describe_transactions(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """None is found."""
+    del service, context
+    return {
+        "transaction_states": [
+            {"error_code": TRANSACTIONAL_ID_NOT_FOUND, "transactional_id": transactional_id}
+            for transactional_id in request.transactional_ids
+        ]
+    }

@@ -1,0 +1,264 @@
+"""Log lines: one line an event, for people or as JSON, and bounded in what a hostile peer can make of them.
+
+An event is a stable name and fields:
+
+    logger.info("broker ready", extra=fields(kafka=address, node=1))
+
+    2026-03-01T12:00:00.123Z INFO broker ready kafka=127.0.0.1:9092 node=1
+    {"time": "2026-03-01T12:00:00.123Z", "level": "info", "event": "broker ready", "logger": "mansio.broker.broker",
+     "kafka": "127.0.0.1:9092", "node": 1}
+
+A message with `%s` in it is an event too: its name is the message before anything was put in. uvicorn, asyncio and
+other libraries write through the same handler; their lines carry the name of their logger.
+
+Always true: no text from outside can end a line, begin another or pretend to be a field (control characters are
+escaped, values with blanks are quoted); the lines of a traceback are indented; lines that a peer can cause at will come
+at most once a second per kind, and the next one says how many were held back.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+FIELDS: Final = "mansio_fields"
+VALUE_CHARACTERS_MAX: Final = 1000
+MESSAGE_CHARACTERS_MAX: Final = 8000
+PEER_INTERVAL_S: Final = 1.0
+KINDS_MAX: Final = 1000
+
+PEER_LOGGERS: Final = (
+    "mansio.broker.connection",
+    "mansio.broker.server",
+    "mansio.broker.dispatch",
+    "mansio.broker.handlers",
+    "mansio.broker.coordinators",
+    "uvicorn",
+)
+"""What these say is said because of a request or a connection, so a client can have it said a million times."""
+
+_UNSAFE: Final = re.compile(
+    "[\x00-\x1f\x7f-\x9f\\\\\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
+)
+_PLAIN_VALUE: Final = re.compile(r"[^\s\"=]+")
+_RESERVED: Final = frozenset({"time", "level", "event", "message", "logger", "held_back", "exception"})
+
+
+def fields(**values: object) -> dict[str, Any]:
+    """The fields of an event: hand this to a logger as `extra`. Values are shown as they print."""
+    return {FIELDS: values}
+
+
+def escaped(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
+    """`text` without anything that could end a line, move a cursor or change the direction of writing."""
+    return _UNSAFE.sub(_escape, _cut(text, characters_max))
+
+
+def _cut(text: str, characters_max: int = VALUE_CHARACTERS_MAX) -> str:
+    return text if len(text) <= characters_max else f"{text[:characters_max]}... ({len(text)} characters)"
+
+
+def _escape(found: re.Match[str]) -> str:
+    character = found[0]
+    if character == "\\":
+        return "\\\\"
+    code = ord(character)
+    return {"\n": "\\n", "\r": "\\r", "\t": "\\t"}.get(
+        character, f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    )
+
+
+def _fields_of(record: logging.LogRecord) -> Mapping[str, object] | None:
+    return getattr(record, FIELDS, None)
+
+
+def _held_back(record: logging.LogRecord) -> int:
+    return getattr(record, "held_back", 0)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(record.created))}.{int(record.msecs):03d}Z"
+
+
+def _message(record: logging.LogRecord) -> str:
+    """The message with its arguments in it; a defect in a logging call must not cost the line."""
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError):
+        return f"{record.msg} {record.args!r}"
+
+
+def _ours(record: logging.LogRecord) -> bool:
+    return record.name.partition(".")[0] == "mansio"
+
+
+class TextFormatter(logging.Formatter):
+    """Lines for people: time (UTC), level, event, fields. A traceback follows on indented lines."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        where = "" if _ours(record) else f"{record.name}: "
+        line = f"{_time_of(record)} {record.levelname} {where}{escaped(_message(record), MESSAGE_CHARACTERS_MAX)}"
+        known = dict(_fields_of(record) or {})
+        if count := _held_back(record):
+            known["held_back"] = count
+        for name, value in known.items():
+            line += f" {name}={_shown(value)}"
+        if record.exc_info and record.exc_info[0] is not None:
+            traced = self.formatException(record.exc_info)
+            line += "".join(f"\n    {escaped(part)}" for part in traced.split("\n"))
+        return line
+
+
+def _shown(value: object) -> str:
+    text = "-" if value is None else str(value)
+    safe = escaped(text)
+    if _PLAIN_VALUE.fullmatch(safe):
+        return safe
+    return '"' + safe.replace('"', '\\"') + '"'
+
+
+class JsonFormatter(logging.Formatter):
+    """The same as one JSON object a line, in ASCII. `event` is stable, `message` is what people would read."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        known = _fields_of(record)
+        shown: dict[str, Any] = {
+            "time": _time_of(record),
+            "level": record.levelname.lower(),
+            "event": _cut(str(record.msg)),
+            "logger": record.name,
+        }
+        if known is None:
+            shown["message"] = _cut(_message(record), MESSAGE_CHARACTERS_MAX)
+        for name, value in (known or {}).items():
+            shown[f"{name}_" if name in _RESERVED else name] = _json_value(value)
+        if count := _held_back(record):
+            shown["held_back"] = count
+        if record.exc_info and record.exc_info[0] is not None:
+            shown["exception"] = _cut(self.formatException(record.exc_info), MESSAGE_CHARACTERS_MAX)
+        return json.dumps(shown)
+
+
+def _json_value(value: object) -> object:
+    return value if value is None or isinstance(value, bool | int | float) else _cut(str(value))
+
+
+class LogCounts:
+    """How many lines there were, by level, and how many were held back; `/metrics` shows them."""
+
+    def __init__(self) -> None:
+        self.lines: dict[str, int] = dict.fromkeys(("debug", "info", "warning", "error", "critical"), 0)
+        self.held_back = 0
+
+
+COUNTS: Final = LogCounts()
+"""Of this process: logging itself is one per process."""
+
+
+class _Kind:
+    __slots__ = ("due", "held", "last")
+
+    def __init__(self) -> None:
+        self.due = 0.0
+        self.held = 0
+        self.last: logging.LogRecord | None = None
+
+
+class Gate(logging.Filter):
+    """Lets lines that a peer can cause through at most once per `interval_s` and kind, and counts the others.
+
+    A kind is a logger and a message before anything was put in, so there are as many as there are places in the source;
+    should a library make them up, those beyond `KINDS_MAX` share one.
+    """
+
+    def __init__(
+        self, interval_s: float = PEER_INTERVAL_S, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__()
+        self._interval_s = interval_s
+        self._monotonic = monotonic
+        self._kinds: dict[tuple[str, str], _Kind] = {}
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """True: the line is written. One that speaks for lines held back before says how many."""
+        if not record.name.startswith(PEER_LOGGERS) or getattr(record, "released", False):
+            return True
+        now = self._monotonic()
+        with self._lock:
+            kind = self._kind((record.name, str(record.msg)))
+            if now < kind.due:
+                kind.held += 1
+                kind.last = record
+                COUNTS.held_back += 1
+                return False
+            kind.due = now + self._interval_s
+            if kind.held:
+                record.held_back = kind.held
+                kind.held, kind.last = 0, None
+        return True
+
+    def _kind(self, name: tuple[str, str]) -> _Kind:
+        found = self._kinds.get(name)
+        if found is None:
+            if len(self._kinds) >= KINDS_MAX:
+                name = ("", "")
+            found = self._kinds.setdefault(name, _Kind())
+        return found
+
+    def release(self, *, at_end: bool = False) -> list[logging.LogRecord]:
+        """The last line of each kind whose second is over, to be written: else nobody learns what was held back.
+
+        `at_end`: there will be no other second.
+        """
+        now = self._monotonic()
+        due = []
+        with self._lock:
+            for kind in self._kinds.values():
+                if kind.held and (at_end or now >= kind.due) and kind.last is not None:
+                    record = kind.last
+                    record.held_back = kind.held - 1
+                    record.released = True
+                    kind.held, kind.last = 0, None
+                    kind.due = now + self._interval_s
+                    due.append(record)
+        return due
+
+
+class LineHandler(logging.StreamHandler[TextIO]):
+    """Writes lines to a stream. `release_held` is called about once a second by whoever runs the process."""
+
+    def __init__(self, stream: TextIO | None = None, gate: Gate | None = None) -> None:
+        super().__init__(stream)
+        self._gate = gate or Gate()
+        self.addFilter(self._gate)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        level = record.levelname.lower()
+        if level in COUNTS.lines:
+            COUNTS.lines[level] += 1
+        super().emit(record)
+
+    def release_held(self, *, at_end: bool = False) -> None:
+        """Write one line for each kind that was held back and is not any more; `at_end`, for all of them."""
+        for record in self._gate.release(at_end=at_end):
+            self.handle(record)
+
+
+def set_up(level: str, line_format: str, stream: TextIO | None = None) -> LineHandler:
+    """Send the whole process's log lines to `stream` (standard error) as `line_format` (text or json)."""
+    handler = LineHandler(stream)
+    handler.setFormatter(JsonFormatter() if line_format == "json" else TextFormatter())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.captureWarnings(capture=True)
+    if level != "debug":
+        for library in ("uvicorn", "asyncio"):
+            logging.getLogger(library).setLevel(logging.WARNING)
+    return handler

@@ -1,0 +1,56 @@
+"""Damage in `__consumer_offsets`: a group whose records cannot be read is refused, not taken for one without any."""
+
+from __future__ import annotations
+
+import pytest
+
+from mansio.broker.coordinators.store import java_string_hash
+from mansio.errors import CoordinatorNotAvailable
+from mansio.wire.versions import ApiKey
+from unit.broker.test_groups import PARTITIONS, Broker
+from unit.broker.test_internal_topic import Room
+
+COORDINATOR_NOT_AVAILABLE = 15
+
+
+def test_one_flipped_bit_of_a_value_stops_the_load_of_its_partition() -> None:
+    """Every length still fits, so only the checksum tells: it would have been another offset."""
+    room = Room().begin()
+    room.write(b"key", b"value", 0)
+    stored = room.partitions[0].stored
+    stored[0] = stored[0].replace(b"value", b"walue")
+    again = room.restarted()
+    with pytest.raises(CoordinatorNotAvailable, match="CRC"):
+        again.topic.check_loaded(0)
+    assert again.view.values[0] == {}
+
+
+def test_a_group_that_cannot_be_loaded_is_refused_and_the_others_are_served() -> None:
+    broker = Broker()
+    groups = {java_string_hash(name) % PARTITIONS: name for name in ("a", "b", "c", "d", "e", "f")}
+    assert len(groups) == PARTITIONS
+    for group in groups.values():
+        partition = {"partition_index": 0, "committed_offset": 42, "committed_metadata": ""}
+        answer = broker.call(
+            ApiKey.OFFSET_COMMIT,
+            7,
+            group_id=group,
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=[{"name": "t", "partitions": [partition]}],
+        )
+        assert answer.topics[0].partitions[0].error_code == 0
+    bad = 1
+    stored = broker.partitions[bad].stored
+    stored[0] = stored[0][:-1] + bytes([stored[0][-1] ^ 1])
+    again = broker.restarted()
+    for index, group in groups.items():
+        wanted = [{"name": "t", "partition_indexes": [0]}]
+        found = again.call(ApiKey.OFFSET_FETCH, 5, group_id=group, topics=wanted)
+        described = again.call(ApiKey.DESCRIBE_GROUPS, 5, groups=[group]).groups[0]
+        if index == bad:
+            assert found.error_code == COORDINATOR_NOT_AVAILABLE
+            assert described.error_code == COORDINATOR_NOT_AVAILABLE
+        else:
+            assert found.topics[0].partitions[0].committed_offset == 42
+            assert described.error_code == 0

@@ -1,0 +1,92 @@
+"""What a partition knows of its producers after a start is what its log holds: no more, no less."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mansio.broker.producer_hook import ProducerHook
+from mansio.log.log import Log, LogSettings
+from mansio.testing.disk import SimulatedDisk
+from mansio.wire.records import build_batch, check_batch
+from support.logs import ManualBackground, ManualClock, append
+
+if TYPE_CHECKING:
+    import pytest
+
+DIRECTORY = "/data/p"
+
+
+class Bench:
+    """A log with a producer hook, started as often as wanted."""
+
+    def __init__(self, disk: SimulatedDisk) -> None:
+        self.disk = disk
+        self.clock = ManualClock()
+        self.background = ManualBackground()
+        self.log = Log.open(disk, self.clock, DIRECTORY, LogSettings())
+        self.hook = ProducerHook(
+            disk, self.clock, self.background, DIRECTORY, self.log, expiration_ms=1 << 40
+        )
+
+    def write(self, sequence: int) -> None:
+        batch = build_batch(
+            [(1000, None, b"value", ())], producer_id=7, producer_epoch=0, base_sequence=sequence
+        )
+        header = check_batch(batch)
+        assert self.hook.before_append(header) is None
+        base_offset, _ = append(self.log, batch)
+        self.hook.on_append(header, base_offset)
+
+    def sequences(self) -> list[int]:
+        producer = self.hook.table.get(7)
+        return [] if producer is None else [batch.base_sequence for batch in producer.batches]
+
+
+def test_a_snapshot_that_knows_more_than_the_log_is_not_believed() -> None:
+    """A batch it has and the log has not would be answered as a repeat, and never be stored."""
+    disk = SimulatedDisk()
+    bench = Bench(disk)
+    for sequence in range(2):
+        bench.write(sequence)
+    bench.log.sync()
+    ahead = bench.hook.table.from_bytes(bench.hook.table.to_bytes(2))[0]
+    ahead.record(
+        check_batch(
+            build_batch([(1000, None, b"lost", ())], producer_id=7, producer_epoch=0, base_sequence=2)
+        ),
+        2,
+        0,
+    )
+    disk.put_file(f"{DIRECTORY}/{3:020d}.producers", ahead.to_bytes(3))
+    again = Bench(disk)
+    assert again.sequences() == [0, 1]
+    again.write(2)
+    assert again.log.end_offset == 3
+
+
+def test_batches_after_a_snapshot_are_known_from_the_log() -> None:
+    disk = SimulatedDisk()
+    bench = Bench(disk)
+    bench.write(0)
+    bench.log.sync()
+    bench.hook.close()
+    for sequence in (1, 2):
+        bench.write(sequence)
+    bench.log.sync()
+    assert Bench(disk).sequences() == [0, 1, 2]
+
+
+def test_a_snapshot_is_written_when_all_it_knows_is_durable_and_not_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mansio.broker.producer_hook.SNAPSHOT_INTERVAL_BYTES", 100)
+    disk = SimulatedDisk()
+    bench = Bench(disk)
+    for sequence in range(3):
+        bench.write(sequence)
+    bench.hook.on_committed(1)
+    bench.background.run_all()
+    assert not any(path.endswith(".producers") for path in disk.files())
+    bench.hook.on_committed(3)
+    bench.background.run_all()
+    assert any(path.endswith(".producers") for path in disk.files())

@@ -1,0 +1,106 @@
+"""Quotas in the metadata store: what concurrent changes, missed changes and other versions do to those in force."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mansio.broker.quotas
+from mansio.broker.quotas import Quota, Quotas
+from mansio.cluster import metadata
+from mansio.cluster.metadata import Put
+from mansio.cluster.state import ClusterState
+from mansio.errors import InvalidRequest, PolicyViolation
+from mansio.host import HostClock, HostRandom
+from mansio.state.quota import Entity, Part
+from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+CLIENT = Entity(client_id="c")
+
+
+def quotas_of(admin: Admin, state: ClusterState) -> Quotas:
+    return Quotas(
+        store=admin.store,
+        state=state,
+        scheduler=admin.scheduler,
+        random=HostRandom(),
+        clock=HostClock(),
+        burst_ms=1000,
+    )
+
+
+def run(check: Callable[[Admin, Quotas], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS), sqlite_store() as store, topic_admin(store) as admin:
+            await check(admin, quotas_of(admin, admin.state))
+
+    asyncio.run(main())
+
+
+def test_changes_at_the_same_time_are_all_kept() -> None:
+    async def check(admin: Admin, quotas: Quotas) -> None:
+        del admin
+        await asyncio.gather(
+            quotas.alter(CLIENT, {"producer_byte_rate": 1}),
+            quotas.alter(CLIENT, {"consumer_byte_rate": 2}),
+            quotas.alter(Entity(client_id=Part.DEFAULT), {"consumer_byte_rate": 3}),
+        )
+        assert Quota(CLIENT, {"producer_byte_rate": 1, "consumer_byte_rate": 2}) in quotas.all()
+        assert len(quotas.all()) == 2
+        await asyncio.gather(
+            quotas.alter(CLIENT, {"producer_byte_rate": None}),
+            quotas.alter(CLIENT, {"consumer_byte_rate": None}),
+        )
+        assert [quota.entity for quota in quotas.all()] == [Entity(client_id=Part.DEFAULT)]
+
+    run(check)
+
+
+def test_a_view_that_missed_changes_has_the_right_quotas_in_force_afterwards() -> None:
+    async def check(admin: Admin, quotas: Quotas) -> None:
+        await quotas.alter(CLIENT, {"producer_byte_rate": 1})
+        late = await ClusterState.load(admin.store, "", HostRandom())
+        view = quotas_of(admin, late)
+        assert view.active is not None
+        await quotas.alter(CLIENT, {"producer_byte_rate": None})
+        late._relist(await admin.store.list(late.keys.prefix))
+        assert (view.all(), view.active) == ([], None)
+
+    run(check)
+
+
+def test_a_quota_kept_by_another_version_is_shown_and_can_be_removed_but_has_no_effect() -> None:
+    async def check(admin: Admin, quotas: Quotas) -> None:
+        document = {"entity": {"user": "alice"}, "values": {"request_percentage": 5.0}}
+        key = f"{admin.state.keys.quotas}user=alice"
+        done = await admin.store.transact([], [Put(key, metadata.encode(document, "w"))])
+        await admin.state.reached(done.revision, admin.scheduler)
+        assert quotas.all() == [Quota(Entity(user="alice"), {"request_percentage": 5.0})]
+        assert quotas.active is None
+        with pytest.raises(InvalidRequest):
+            await quotas.alter(Entity(user="alice"), {"producer_byte_rate": 5})
+        await quotas.alter(Entity(user="alice"), {"request_percentage": None})
+        assert quotas.all() == []
+
+    run(check)
+
+
+def test_the_number_of_entities_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mansio.broker.quotas, "ENTITIES_MAX", 2)
+
+    async def check(admin: Admin, quotas: Quotas) -> None:
+        del admin
+        for name in "ab":
+            await quotas.alter(Entity(client_id=name), {"producer_byte_rate": 1})
+        with pytest.raises(PolicyViolation):
+            await quotas.alter(CLIENT, {"producer_byte_rate": 1})
+        await quotas.alter(Entity(client_id="a"), {"producer_byte_rate": 2})
+        await quotas.alter(Entity(client_id="a"), {"producer_byte_rate": None})
+        await quotas.alter(CLIENT, {"producer_byte_rate": 1})
+
+    run(check)

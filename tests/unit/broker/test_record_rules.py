@@ -1,0 +1,121 @@
+"""Rules about single records: what is refused, which records are named, and what opening a batch may cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from mansio.broker import record_rules
+from mansio.broker.record_rules import NAMED_RECORDS_MAX, NO_KEY, OPENED_RECORDS_MAX
+from mansio.errors import CorruptMessage, InvalidRecord, InvalidTimestamp, MessageTooLarge
+from mansio.wire.compression import Codec
+from mansio.wire.records import TimestampType, build_batch, read_header
+from support.logs import ManualClock
+from unit.broker.test_partition import RULES, Bench
+
+COMPACTED = RULES._replace(keys_needed=True, message_bytes_max=1 << 20)
+
+
+def keyed(*keys: bytes | None, codec: Codec = Codec.NONE, timestamp_ms: int = 0, **producer: int) -> bytes:
+    return build_batch([(timestamp_ms, key, b"v", ()) for key in keys], codec=codec, **producer)
+
+
+@pytest.mark.parametrize("codec", list(Codec))
+def test_a_record_without_a_key_is_named_and_its_batch_refused_whole(codec: Codec) -> None:
+    bench = Bench(rules=COMPACTED)
+    with pytest.raises(InvalidRecord, match=r"t-0: .* 2 of 4 in the batch have none") as caught:
+        bench.partition.append(keyed(b"a", None, b"", None, codec=codec))
+    assert caught.value.record_errors == ((1, NO_KEY), (3, NO_KEY))
+    assert bench.partition.end_offset == 0
+    assert bench.partition.append(keyed(b"a", b"", codec=codec)).end_offset == 2
+
+
+def test_a_topic_that_is_not_compacted_takes_any_record_and_opens_no_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def opened(*_: object, **__: object) -> None:
+        pytest.fail("a batch was opened")
+
+    monkeypatch.setattr(record_rules, "read_records", opened)
+    bench = Bench()
+    assert bench.partition.append(keyed(None, None)).end_offset == 2
+
+
+def test_the_brokers_own_batches_are_not_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_rules, "read_records", None)
+    assert Bench(rules=COMPACTED).partition.append(keyed(b"k"), internal=True).end_offset == 1
+
+
+def test_as_many_records_are_named_as_an_answer_should_carry() -> None:
+    bench = Bench(rules=COMPACTED)
+    with pytest.raises(InvalidRecord, match="2000 of 2000") as caught:
+        bench.partition.append(keyed(*[None] * 2000))
+    assert len(caught.value.record_errors) == NAMED_RECORDS_MAX
+
+
+def test_a_batch_that_would_take_long_to_look_at_is_too_large() -> None:
+    bench = Bench(rules=COMPACTED)
+    with pytest.raises(MessageTooLarge, match="100001 records"):
+        bench.partition.append(keyed(*[b"k"] * (OPENED_RECORDS_MAX + 1), codec=Codec.ZSTD))
+
+
+def test_a_batch_that_grows_beyond_bounds_or_cannot_be_opened_is_refused() -> None:
+    bench = Bench(rules=COMPACTED)
+    bomb = build_batch([(0, b"k", bytes(record_rules.OPENED_BYTES_MAX + 1), ())], codec=Codec.ZSTD)
+    assert len(bomb) < 100_000
+    with pytest.raises(InvalidRecord, match="decompressed"):
+        bench.partition.append(bomb)
+    garbage = bytearray(keyed(b"k" * 50, codec=Codec.GZIP))
+    garbage[70:80] = bytes(10)
+    from crc32c import crc32c
+
+    garbage[17:21] = crc32c(bytes(garbage[21:])).to_bytes(4, "big")
+    with pytest.raises((InvalidRecord, CorruptMessage)):
+        bench.partition.append(bytes(garbage))
+    assert bench.partition.end_offset == 0
+
+
+def test_records_outside_the_accepted_time_are_named() -> None:
+    bench = Bench(rules=RULES._replace(timestamp_before_max_ms=1000, timestamp_after_max_ms=1000))
+    now = bench.clock.wall_ms()
+    times = [now, now + 1001, now - 1000, now - 1001, now + 1000]
+    batch = build_batch([(when, None, b"v", ()) for when in times])
+    with pytest.raises(InvalidTimestamp) as caught:
+        bench.partition.append(batch)
+    assert [index for index, _ in caught.value.record_errors] == [1, 3]
+
+
+def test_a_repeat_of_a_batch_on_log_append_time_is_answered_with_the_time_it_was_appended_at() -> None:
+    bench = Bench(rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND))
+    bench.plug_in_producers()
+    batch = keyed(b"k", producer_id=7, producer_epoch=0, base_sequence=0)
+    first = bench.partition.append(batch)
+    assert first.append_time_ms == bench.clock.wall_ms()
+    bench.clock.seconds += 60
+    again = bench.partition.append(batch)
+    assert again.duplicate
+    assert again[:3] == first[:3]
+    bench.sync()
+    bench.partition.close()
+    bench.log.close()
+    reopened = Bench(bench.disk, rules=RULES._replace(timestamp_type=TimestampType.LOG_APPEND))
+    reopened.clock = ManualClock()
+    reopened.plug_in_producers()
+    assert reopened.partition.append(batch)[:3] == first[:3], "also after a restart"
+
+
+def test_a_repeat_on_create_time_is_answered_without_a_time() -> None:
+    bench = Bench()
+    bench.plug_in_producers()
+    batch = keyed(b"k", producer_id=7, producer_epoch=0, base_sequence=0, timestamp_ms=5)
+    assert bench.partition.append(batch).append_time_ms == -1
+    assert bench.partition.append(batch).append_time_ms == -1
+    assert read_header(batch).max_timestamp_ms == 5
+
+
+def test_a_repeat_is_recognised_before_its_records_are_judged() -> None:
+    bench = Bench()
+    bench.plug_in_producers()
+    batch = keyed(None, producer_id=7, producer_epoch=0, base_sequence=0)
+    first = bench.partition.append(batch)
+    bench.partition.rules = COMPACTED  # the topic became compacted while the answer was lost
+    assert bench.partition.append(batch)[:2] == first[:2]
