@@ -119,8 +119,8 @@ def test_times_with_units(text: str, value: int) -> None:
             "topic_defaults: retention.msec: no such topic setting; did",
         ),
         (
-            {"topic_defaults": {"cleanup.policy": "compact"}},
-            "topic_defaults: cleanup.policy: compaction is not",
+            {"topic_defaults": {"cleanup.policy": "shred"}},
+            "topic_defaults: cleanup.policy: 'shred' is not a cleanup policy",
         ),
         ({"topic_defaults": 5}, "topic_defaults: "),
         (

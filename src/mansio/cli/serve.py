@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mansio import logs
 from mansio.cli.common import complain, key_values
 from mansio.errors import ConfigError
 from mansio.version import __version__
@@ -23,12 +24,17 @@ if TYPE_CHECKING:
     from mansio.api.http.server import HttpServer
     from mansio.api.http.service_view import ServiceView
     from mansio.broker.broker import Broker
+    from mansio.cli.notify import SystemdNotifier
     from mansio.config import Address, Settings
+    from mansio.logs import LineHandler
 
 CLOSE_S = 5.0
 """What closing the logs may take beyond the drain before we say so and give up."""
 
 LISTEN_ERRNOS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
+
+RELEASE_S = 1.0
+"""How often log lines that were held back are looked at."""
 
 IMPATIENT_EXIT_CODE = 130
 """After a second signal. Nothing acknowledged is lost; the next start recovers."""
@@ -78,12 +84,14 @@ def serve(
     """
     import asyncio
 
+    from mansio.broker import descriptors
     from mansio.broker.loop import new_event_loop
 
     settings = settings_from(data, kafka, http, config, set_)
-    _set_up_logging(settings.log_level)
+    lines = logs.set_up(settings.log_level, settings.log_format)
+    descriptors.raise_limit()
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        code = runner.run(_serve(settings))
+        code = runner.run(_serve(settings, lines))
     raise typer.Exit(code)
 
 
@@ -101,7 +109,7 @@ def settings_from(
     return load_settings(config, flags)
 
 
-async def _serve(settings: Settings) -> int:
+async def _serve(settings: Settings, lines: LineHandler) -> int:
     """Start, say so, wait for a signal, stop. Returns the exit code.
 
     HTTP comes first, so that a broker which takes its time to recover answers probes (as not ready) meanwhile.
@@ -110,37 +118,59 @@ async def _serve(settings: Settings) -> int:
 
     from mansio.api.http.service_view import ServiceView
     from mansio.broker.broker import Broker
+    from mansio.cli.notify import SystemdNotifier
 
     stop = asyncio.Event()
     _stop_on_signals(stop)
-    view = ServiceView()
+    view = ServiceView(settings=settings)
     broker = Broker(settings, warm_up=True)
+    manager = SystemdNotifier()
+    pulse = asyncio.create_task(_beat(manager, lines), name="pulse")
     http = None
     if settings.http_address is not None:
-        http = _http_server(view, settings.http_address)
+        http = _http_server(settings, view, settings.http_address)
         http_address = await http.start()
     try:
         await _start(broker)
         _calm_the_collector()
         view.attach(broker.service)
         _say_ready(settings, broker, http_address if http else None)
+        manager.ready(f"kafka={broker.kafka_address}")
         await stop.wait()
     finally:
+        manager.stopping()
         code = await _close(settings, broker, http)
+        pulse.cancel()
+        lines.release_held(at_end=True)
+        manager.close()
     return code
 
 
-def _http_server(view: ServiceView, address: Address) -> HttpServer:
+async def _beat(manager: SystemdNotifier, lines: LineHandler) -> None:
+    """Once a second, or as often as systemd's watchdog wants."""
     import asyncio
 
-    from mansio.api.http.app import assemble
+    next_beat = 0.0
+    loop = asyncio.get_running_loop()
+    while True:
+        if loop.time() >= next_beat:
+            manager.beat()
+            next_beat = loop.time() + manager.beat_s
+        lines.release_held()
+        await asyncio.sleep(min(RELEASE_S, manager.beat_s))
+
+
+def _http_server(settings: Settings, view: ServiceView, address: Address) -> HttpServer:
+    import asyncio
+
+    from mansio.api.http.app import assemble, disk_watch
     from mansio.api.http.loop_watch import LoopWatch
     from mansio.api.http.server import HttpServer
     from mansio.broker.loop import AsyncioScheduler
     from mansio.host import HostClock
 
     watch = LoopWatch(AsyncioScheduler(asyncio.get_running_loop()), HostClock())
-    return HttpServer(assemble(view, watch), *address)
+    return HttpServer(assemble(view, watch, disk_watch(settings)), *address)
 
 
 def _calm_the_collector() -> None:
@@ -204,12 +234,3 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
             loop.add_signal_handler(number, on_signal)
         except NotImplementedError:  # Windows
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(on_signal))
-
-
-def _set_up_logging(level: str) -> None:
-    import logging
-
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    if level != "debug":
-        logging.getLogger("uvicorn").setLevel(logging.WARNING)
-        logging.getLogger("asyncio").setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""`mansio topic`: create, list, describe, alter, delete."""
+"""`mansio topic`: create, list, describe, alter, delete-records, delete."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import typer
 
 from mansio.cli.common import DEFAULT_BROKER, BrokerOption, connect, key_values, refuse, run
 from mansio.cli.output import Output, OutputOption, cell, show_json, show_rows, show_table
+from mansio.cli.targets import parse_target
 from mansio.errors import TopicAlreadyExists, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -27,6 +28,8 @@ SettingsOption = Annotated[
 ]
 
 BROKER_DEFAULT = -1  # in a request: what the broker is set to
+BEFORE_HELP = "end (all there are), an offset (42), or a time (2013-11-21, -15m, @MILLISECONDS)."
+DELETED_COLUMNS = ("topic", "partition", "old_start", "new_start", "records")
 PARTITION_COLUMNS = ("partition", "leader", "leader_epoch", "replicas", "in_sync", "start", "end", "records")
 
 
@@ -186,6 +189,72 @@ def alter(
                 await client.admin.create_partitions(topic, partitions)
 
     run(work())
+
+
+@app.command("delete-records")
+def delete_records(
+    topic: NameArgument,
+    before: Annotated[str, typer.Option("--before", metavar="WHERE", help=BEFORE_HELP)],
+    partition: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--partition", "-p", min=0, metavar="N", help="Only this partition; may be given again."
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", "-n", help="Show what would be deleted, and delete nothing.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Delete the oldest records of a topic, for good; the topic and its settings stay."""
+    where = _before(before)
+
+    async def work() -> list[dict[str, Any]]:
+        async with connect(broker) as client:
+            return await _delete_records(client, topic, where, tuple(partition or ()), dry_run)
+
+    show_rows(output, run(work()), DELETED_COLUMNS, empty="nothing to delete")
+
+
+def _before(text: str) -> Any:
+    """`--before` as `Admin.delete_records` takes it."""
+    if text == "end":
+        return text
+    try:
+        target = parse_target(text)
+    except (ValueError, OverflowError):
+        target = None
+    if target is None or target.kind not in ("offset", "time"):
+        refuse(f"{text!r} is none of: {BEFORE_HELP}", "--before")
+    return target.arguments()["to"]
+
+
+async def _delete_records(
+    client: Client, topic: str, before: Any, indexes: tuple[int, ...], dry_run: bool
+) -> list[dict[str, Any]]:
+    from mansio.client.types import TopicPartition
+
+    view = await client.admin.describe_topic(topic)
+    chosen = [
+        TopicPartition(topic, partition.index)
+        for partition in view.partitions
+        if not indexes or partition.index in indexes
+    ]
+    if missing := set(indexes) - {one.partition for one in chosen}:
+        raise UnknownTopicOrPartition(f"topic {topic} has no partition {min(missing)}")
+    starts = await client.admin.list_offsets(chosen, "earliest")
+    new = await client.admin.delete_records(chosen, before=before, dry_run=dry_run)
+    return [
+        {
+            "topic": one.topic,
+            "partition": one.partition,
+            "old_start": starts[one].offset,
+            "new_start": offset,
+            "records": offset - starts[one].offset,
+        }
+        for one, offset in new.items()
+    ]
 
 
 @app.command()

@@ -98,6 +98,23 @@ class Batch:
         offset = self.base_offset + index if self.base_offset >= 0 else -1
         return RecordMetadata(self.queue.topic, self.queue.partition, offset, timestamp_ms)
 
+    def outcomes(self, begin: int, end: int) -> list[RecordMetadata]:
+        """`outcome` of each record from `begin` to before `end`."""
+        if self.halves is not None or self.error is not None or self.base_offset < 0:
+            return [self.outcome(index) for index in range(begin, end)]
+        topic, partition, base, fixed_ms = (
+            self.queue.topic,
+            self.queue.partition,
+            self.base_offset,
+            self.log_append_time_ms,
+        )
+        return [
+            RecordMetadata(
+                topic, partition, base + index, self.records[index][0] if fixed_ms < 0 else fixed_ms
+            )
+            for index in range(begin, end)
+        ]
+
     def _error_of(self, index: int) -> MansioError:
         """A fresh error per record, as several tasks may raise it; a broker may name the bad records (KIP-467)."""
         if self.error is None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from mansio.errors import GroupIdNotFound, InvalidRequest, WireError
+from mansio.errors import GroupIdNotFound, InvalidRequest, OffsetOutOfRange, WireError
+from mansio.link.deletion import delete_records
 from mansio.link.offsets import (
     EARLIEST,
     LATEST,
@@ -24,6 +25,7 @@ from mansio.link.retry import raise_for
 from mansio.wire.consumer_protocol import decode_assignment
 from mansio.wire.versions import ApiKey
 
+from .admin_quotas import QuotaAdmin
 from .positions import start_offsets
 from .types import TopicPartition, milliseconds
 
@@ -39,6 +41,7 @@ BROKER_RESOURCE = 4
 SET = 0
 DELETE = 1
 BROKER_DEFAULT = -1
+ALL_RECORDS = -1
 SOURCES = {1: "topic", 2: "broker", 3: "broker default", 4: "broker file", 5: "default", 6: "broker logger"}
 
 
@@ -121,6 +124,7 @@ class Admin:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self.quotas = QuotaAdmin(cluster)
 
     # -- topics and cluster --------
 
@@ -193,6 +197,39 @@ class Admin:
             ApiKey.CREATE_PARTITIONS, fields, check=_check_each("results"), retry_unknown=False
         )
         self._cluster.mark_stale((name,))
+
+    async def delete_records(
+        self,
+        topics: Iterable[str | TopicPartition],
+        *,
+        before: Literal["end"] | int | datetime,
+        dry_run: bool = False,
+        timeout_ms: int = 30_000,
+    ) -> dict[TopicPartition, int]:
+        """Delete the records before an offset, a time, or all there are ("end"); where each partition begins then.
+
+        They are gone for every reader, for good, when this returns. With `dry_run` nothing is deleted.
+        `OffsetOutOfRange` beyond the end, `PolicyViolation` for a topic that is only compacted, `InvalidTopic` for
+        the broker's own.
+        """
+        partitions = await self._partitions(topics)
+        if not partitions:
+            return {}
+        if before == "end" and not dry_run:
+            return await delete_records(
+                self._cluster, dict.fromkeys(partitions, ALL_RECORDS), timeout_ms=timeout_ms
+            )
+        wanted = await start_offsets(self._cluster, partitions, "latest" if before == "end" else before)
+        if not dry_run:
+            return await delete_records(self._cluster, wanted, timeout_ms=timeout_ms)
+        starts = await list_offsets(self._cluster, dict.fromkeys(partitions, EARLIEST))
+        ends = await list_offsets(self._cluster, dict.fromkeys(partitions, LATEST))
+        for partition, offset in wanted.items():
+            if offset > ends[partition].offset:
+                raise OffsetOutOfRange(
+                    f"{partition.topic}-{partition.partition} ends at {ends[partition].offset}"
+                )
+        return {partition: max(offset, starts[partition].offset) for partition, offset in wanted.items()}
 
     # -- settings --------
 

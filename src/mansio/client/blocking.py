@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self
 from mansio.link.blocking import LoopThread, Twin, blocking, on_loop
 
 from . import admin as asyncio_admin
+from . import admin_quotas as asyncio_quotas
 from . import client as asyncio_client
 from . import consumer as asyncio_consumer
 from . import producer as asyncio_producer
@@ -41,8 +42,20 @@ HANDED_OVER_AT_ONCE = 10_000
 """Records that `publish_many` takes from its iterable before it hands them to the loop."""
 
 
+class QuotaAdmin(Twin[asyncio_quotas.QuotaAdmin]):
+    """The quotas of one cluster; `client.admin.quotas` is one."""
+
+    list = blocking(asyncio_quotas.QuotaAdmin.list)
+    set = blocking(asyncio_quotas.QuotaAdmin.set)
+    delete = blocking(asyncio_quotas.QuotaAdmin.delete)
+
+
 class Admin(Twin[asyncio_admin.Admin]):
     """Administration of one cluster; `client.admin` is one."""
+
+    def __init__(self, thread: LoopThread, original: asyncio_admin.Admin) -> None:
+        super().__init__(thread, original)
+        self.quotas = QuotaAdmin(thread, original.quotas)
 
     describe_cluster = blocking(asyncio_admin.Admin.describe_cluster)
     list_topics = blocking(asyncio_admin.Admin.list_topics)
@@ -51,6 +64,7 @@ class Admin(Twin[asyncio_admin.Admin]):
     create_topic = blocking(asyncio_admin.Admin.create_topic)
     delete_topic = blocking(asyncio_admin.Admin.delete_topic)
     create_partitions = blocking(asyncio_admin.Admin.create_partitions)
+    delete_records = blocking(asyncio_admin.Admin.delete_records)
     describe_config = blocking(asyncio_admin.Admin.describe_config)
     alter_topic_config = blocking(asyncio_admin.Admin.alter_topic_config)
     list_offsets = blocking(asyncio_admin.Admin.list_offsets)

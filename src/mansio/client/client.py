@@ -20,6 +20,7 @@ from mansio.link.connection import ConnectionOptions
 from .admin import Admin
 from .consumer import Consumer
 from .consumer_options import ConsumerOptions
+from .decode import BATCH_BYTES_MAX
 from .membership import GroupOptions
 from .producer import Producer, ProducerOptions
 from .types import TopicPartition
@@ -161,6 +162,7 @@ class Client:
         on_lost: RebalanceCallback | None = None,
         fetch_wait_ms_max: int = 500,
         prefetch_bytes_max: int = 32 << 20,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
     ) -> Consumer:
         """Read topics, or chosen partitions (`TopicPartition`). Iterate the result, or use its `poll`/`batches`.
 
@@ -176,7 +178,8 @@ class Client:
         loop works.
         `metadata_interval_ms`: how often to look for partitions that were added.
         `instance_id`: static membership (KIP-345). `on_assigned`, `on_revoked`, `on_lost`: called (or awaited) with a
-        list of partitions.
+        list of partitions. `batch_bytes_max`: a batch that becomes larger than this when it is decompressed is
+        refused with `InvalidRecord`.
         """
         given = [sources] if isinstance(sources, str | TopicPartition) else list(sources)
         options = ConsumerOptions(
@@ -195,6 +198,7 @@ class Client:
             on_lost=on_lost,
             fetch_wait_ms_max=fetch_wait_ms_max,
             prefetch_bytes_max=prefetch_bytes_max,
+            batch_bytes_max=batch_bytes_max,
             membership=GroupOptions(
                 session_timeout_ms=session_timeout_ms,
                 rebalance_timeout_ms=rebalance_timeout_ms,

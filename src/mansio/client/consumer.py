@@ -170,7 +170,9 @@ class Consumer:
                 await self._fetcher.changed()
                 self._polled_at = self._loop.time()
                 continue
-            self._decoding = decode_chunk(chunk, self._options.isolation == "read_committed")
+            self._decoding = decode_chunk(
+                chunk, self._options.isolation == "read_committed", self._options.batch_bytes_max
+            )
             self._decoding_state = chunk.state
             await asyncio.sleep(0)  # heartbeats and fetches go on while a reader is busy
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from mansio.link.offsets import READ_COMMITTED, READ_UNCOMMITTED
 
+from .decode import BATCH_BYTES_MAX
 from .fetcher import FetchOptions
 from .membership import GroupOptions
 from .types import TopicPartition
@@ -42,6 +43,8 @@ class ConsumerOptions:
     fetch_wait_ms_max: int = 500
     prefetch_bytes_max: int = 32 << 20
     partition_bytes_max: int = 1 << 20
+    batch_bytes_max: int = BATCH_BYTES_MAX
+    """A batch that becomes larger than this when it is decompressed is `InvalidRecord`."""
     membership: GroupOptions = field(default_factory=GroupOptions)
 
     def __post_init__(self) -> None:

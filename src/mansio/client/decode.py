@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
-from mansio.errors import CorruptMessage
+from mansio.errors import CorruptMessage, InvalidRecord
 from mansio.wire.records import iterate_batches, read_records
 
 from .types import Message
@@ -24,8 +24,12 @@ if TYPE_CHECKING:
 
     from .fetcher import Chunk, PartitionState
 
-BATCH_BYTES_MAX = 256 << 20
-"""A batch that is larger than this when opened is refused."""
+BATCH_BYTES_MAX = 64 << 20
+"""A batch that is larger than this when opened is refused, unless the consumer says otherwise."""
+
+RECORD_BYTES = 64
+"""What a record of a compressed batch is taken to be at least: as an object it is much more than its bytes."""
+
 CRC_START = 21
 
 
@@ -37,7 +41,9 @@ class MessageBatch(NamedTuple):
     next_offset: int
 
 
-def decode_chunk(chunk: Chunk, read_committed: bool) -> Iterator[MessageBatch]:
+def decode_chunk(
+    chunk: Chunk, read_committed: bool, batch_bytes_max: int = BATCH_BYTES_MAX
+) -> Iterator[MessageBatch]:
     """Open the batches of a chunk, one when it is asked for. `CorruptMessage`, `InvalidRecord`."""
     state, first_offset, batches, aborted = chunk
     topic, partition = state.partition
@@ -45,7 +51,12 @@ def decode_chunk(chunk: Chunk, read_committed: bool) -> Iterator[MessageBatch]:
     beginnings = [(first, producer) for producer, first in aborted] if read_committed else []
     heapq.heapify(beginnings)
     aborting: set[int] = set()
+    next_offset = 0
     for position, header in iterate_batches(batches):
+        if header.base_offset < next_offset or header.last_offset_delta < 0:
+            raise CorruptMessage(
+                f"{topic}-{partition}: offset {header.base_offset} comes after {next_offset - 1}"
+            )
         next_offset = header.last_offset + 1
         if next_offset <= first_offset:
             continue
@@ -64,7 +75,12 @@ def decode_chunk(chunk: Chunk, read_committed: bool) -> Iterator[MessageBatch]:
         if header.is_transactional and header.producer_id in aborting:
             yield MessageBatch(state, [], next_offset)
             continue
-        records = read_records(batch, max_output_bytes=BATCH_BYTES_MAX)
+        if header.codec and header.record_count * RECORD_BYTES > batch_bytes_max:
+            raise InvalidRecord(
+                f"{topic}-{partition} at offset {header.base_offset}: {header.record_count} records in one batch are"
+                f" more than batch_bytes_max ({batch_bytes_max}) allows"
+            )
+        records = read_records(batch, max_output_bytes=max(batch_bytes_max, header.size))
         if header.base_offset < first_offset:
             records = [record for record in records if record.offset >= first_offset]
         if stop is not None and next_offset > stop:

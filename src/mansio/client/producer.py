@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Literal, Self
 
 from mansio.errors import ConnectionLost, InvalidRecord, InvalidTopic, QueueFull, UnknownTopicOrPartition
@@ -26,7 +27,7 @@ from .sender import Sender
 from .types import OutgoingRecord, milliseconds
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from datetime import datetime
     from types import TracebackType
 
@@ -169,7 +170,8 @@ class Producer:
         size = _size(record)
         if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
             await self._wait_for_room(size)
-        sealed, delivery = self._append(topic, view, record, size)
+        sealed, batch = self._append(topic, view, record, size)
+        delivery = Delivery(batch, len(batch.records) - 1)
         if sealed:
             await asyncio.sleep(0)  # a tight loop of sends lets the sender work once per batch
         return delivery
@@ -179,21 +181,32 @@ class Producer:
 
         Raises the first error after all outcomes are known; the records before and after it may be stored.
         """
-        deliveries = []
-        for given in records:
-            record = _checked(given) if isinstance(given, OutgoingRecord) else OutgoingRecord(_bytes(given))
-            view = self._cluster.cached_topic(topic)
-            if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
-                view = await self._look_up(topic)
-            size = _size(record)
-            if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
-                await self._wait_for_room(size)
-            sealed, delivery = self._append(topic, view, record, size)
-            deliveries.append(delivery)
-            if sealed:
-                await asyncio.sleep(0)
-        await self._settled({delivery.batch for delivery in deliveries})
-        return [delivery.result() for delivery in deliveries]
+        spans: list[tuple[Batch, int, int]] = []
+        for run in (records,) if isinstance(records, list | tuple) else zip(records):
+            position = 0
+            while position < len(run):
+                given = run[position]
+                record = (
+                    _checked(given) if isinstance(given, OutgoingRecord) else OutgoingRecord(_bytes(given))
+                )
+                view = self._cluster.cached_topic(topic)
+                if view is None or (
+                    record.partition is not None and record.partition >= len(view.partitions)
+                ):
+                    view = await self._look_up(topic)
+                size = _size(record)
+                if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
+                    await self._wait_for_room(size)
+                sealed, batch = self._append(topic, view, record, size)
+                begin = len(batch.records) - 1
+                position += 1
+                if type(given) is bytes:
+                    position += self._extend(batch, run, position)
+                spans.append((batch, begin, len(batch.records)))
+                if sealed:
+                    await asyncio.sleep(0)
+        await self._settled({batch for batch, _, _ in spans})
+        return [outcome for batch, begin, end in spans for outcome in batch.outcomes(begin, end)]
 
     async def flush(self) -> None:
         """Send what is buffered now and wait until its outcome is known. Errors are raised by the deliveries."""
@@ -213,10 +226,8 @@ class Producer:
 
     # -- inside --------
 
-    def _append(
-        self, topic: str, view: TopicView, record: OutgoingRecord, size: int
-    ) -> tuple[bool, Delivery]:
-        """Put a record into its batch. Says whether that sealed one."""
+    def _append(self, topic: str, view: TopicView, record: OutgoingRecord, size: int) -> tuple[bool, Batch]:
+        """Put a record at the end of its batch. Says whether that sealed another."""
         if self._is_closed:
             raise ConnectionLost("the producer is closed")
         queues = self._topics.get(topic)
@@ -251,7 +262,27 @@ class Producer:
         records.append((timestamp_ms, key, value, headers))
         batch.size += size
         self._sender.buffered_bytes += size
-        return sealed, Delivery(batch, len(records) - 1)
+        return sealed, batch
+
+    def _extend(self, batch: Batch, run: Sequence[Publishable], position: int) -> int:
+        """Put the values from `position` on behind the one that was just put into an open batch; how many.
+
+        Only plain values, which go wherever that one went, and only as long as there is room in the batch and in the
+        buffer: it does for many what `_append` does for one, at a fraction of the cost.
+        """
+        buffered_bytes, size = self._sender.buffered_bytes, batch.size
+        size_max = min(self.options.batch_bytes_max, size + self.options.buffer_bytes_max - buffered_bytes)
+        stamp = batch.records[-1][0]
+        records = batch.records
+        before = len(records)
+        for value in islice(run, position, None):
+            if type(value) is not bytes or size + len(value) + RECORD_OVERHEAD_BYTES > size_max:
+                break
+            size += len(value) + RECORD_OVERHEAD_BYTES
+            records.append((stamp, None, value, ()))
+        self._sender.buffered_bytes = buffered_bytes + size - batch.size
+        batch.size = size
+        return len(records) - before
 
     async def _look_up(self, topic: str) -> TopicView:
         """A topic that is not known, or has grown perhaps."""

@@ -16,7 +16,7 @@ import asyncio
 import itertools
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnsupportedVersion, WireError
 from mansio.version import __version__
@@ -178,8 +178,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- asyncio's side --------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # create_connection makes no other kind
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._reader.get_buffer(sizehint)

@@ -16,7 +16,7 @@ from mansio.api.http.app import assemble
 from mansio.api.http.health import REASONS_MAX
 from mansio.api.http.loop_watch import LoopWatch
 from mansio.api.http.server import HttpServer
-from mansio.api.http.source import Measurement, PartitionSample
+from mansio.api.http.source import Bounds, Distribution, GroupLag, Measurement, PartitionSample, Problem
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -27,12 +27,21 @@ class View:
 
     def __init__(self) -> None:
         self.phase = "running"
-        self.trouble: list[tuple[str, str]] = []
+        self.trouble: list[Problem] = []
+        self.bounds = Bounds()
         self.samples = [PartitionSample("flights", 3, 2, 10, 110, 100, 4096, False)]
         self.numbers: list[Measurement] = []
+        self.lags: list[GroupLag] = []
+        self.histograms: list[Distribution] = []
 
-    def problems(self) -> list[tuple[str, str]]:
+    def problems(self) -> list[Problem]:
         return self.trouble
+
+    def group_lags(self) -> list[GroupLag]:
+        return self.lags
+
+    def distributions(self) -> list[Distribution]:
+        return self.histograms
 
     def partition_samples(self) -> list[PartitionSample]:
         return self.samples
@@ -85,7 +94,10 @@ def test_a_healthy_broker_is_live_and_ready():
 def test_ready_names_every_reason_against_it():
     view = View()
     view.phase = "stopping"
-    view.trouble = [("log_failed", "flights-3: Input/output error"), ("partition_not_open", "orders-0")]
+    view.trouble = [
+        Problem("log_failed", "flights-3: Input/output error", "flights", 3),
+        Problem("partition_not_open", "orders-0", "orders", 0),
+    ]
     answer = get(view, "/health/ready")
     assert answer.status_code == 503
     assert [(reason["reason"], reason["detail"]) for reason in answer.json()["reasons"]] == [
@@ -98,7 +110,7 @@ def test_ready_names_every_reason_against_it():
 
 def test_a_thousand_reasons_make_a_short_answer():
     view = View()
-    view.trouble = [("log_failed", f"t-{n}: gone") for n in range(1000)]
+    view.trouble = [Problem("log_failed", f"t-{n}: gone") for n in range(1000)]
     body = get(view, "/health/ready").json()
     assert (len(body["reasons"]), body["more"]) == (REASONS_MAX, 1000 - REASONS_MAX)
 

@@ -235,6 +235,35 @@ def test_publishes_at_the_same_time_share_a_batch() -> None:
     run(scenario)
 
 
+@pytest.mark.parametrize("as_list", [True, False])
+def test_many_records_of_all_kinds_keep_order_place_and_bounds(as_list: bool) -> None:
+    chance = random.Random(3)
+    given: list[Any] = [
+        chance.choice([value, value, value, value.decode(), OutgoingRecord(value, b"key")])
+        for value in values(400)
+    ]
+
+    async def scenario() -> None:
+        log = ModelLog()
+        sizes = {"batch_bytes_max": 500, "buffer_bytes_max": 1_500}
+        async with producing(log, **sizes) as (producer, _):
+            publishing = asyncio.create_task(
+                producer.publish_many("t", given if as_list else iter(given))  # a list is taken in runs
+            )
+            highest = 0
+            while not publishing.done():
+                highest = max(highest, producer.buffered_bytes)
+                await asyncio.sleep(0)
+            stored = await publishing
+            assert producer.buffered_bytes == 0
+        assert 1_000 < highest <= 1_500
+        assert log.values == values(400)
+        assert [metadata.offset for metadata in stored] == list(range(400))
+        assert log.batches >= 400 * 29 / 500
+
+    run(scenario)
+
+
 def test_unknown_topic_and_partition_are_refused_before_anything_is_buffered() -> None:
     async def scenario() -> None:
         async with producing(ModelLog()) as (producer, _):

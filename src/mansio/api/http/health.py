@@ -3,69 +3,79 @@
 `/health/live`: 200 whenever the loop can answer; restarting helps only when it cannot.
 `/health/ready`: 200 when the broker should get work; 503 with every reason as JSON otherwise:
 
-    {"ready": false, "reasons": [{"reason": "log_failed", "detail": "flights-3: ..."}]}
+    {"ready": false,
+     "reasons": [{"reason": "log_failed", "detail": "flights-3: ...", "topic": "flights", "partition": 3}],
+     "warnings": [{"reason": "disk_low", "detail": "..."}],
+     "disk": {"data_dir": "/var/lib/mansio", "free_bytes": 123, "size_bytes": 456}}
 
 Reasons: `starting` (the broker is not up yet), `stopping` (it drains), `log_failed` (a partition's log takes no
-more writes), `partition_not_open` (it should be here and is not), `metadata_failed` (changes are not seen any more),
-`loop_stalled` (the event loop stood still a moment ago).
+more writes), `log_corrupt` (a partition is damaged and was not opened), `partition_not_open` (it should be here and
+is not), `metadata_failed` (changes are not seen any more), `loop_stalled` (the event loop stood still a moment ago).
+Warnings do not keep work away: `disk_low`, `disk_silent` (the file system does not say how much is free).
 Always true: at most `REASONS_MAX` reasons are listed, the count of the rest is said.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
+from mansio.api.http.source import Problem
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Sequence
 
     from starlette.requests import Request
 
+    from mansio.api.http.disk_watch import DiskWatch
     from mansio.api.http.loop_watch import LoopWatch
     from mansio.api.http.source import BrokerView
 
 REASONS_MAX = 20
 
 
-class Reason(NamedTuple):
-    """Why the broker should get no work now. `reason` is one of the words above, `detail` is for people."""
-
-    reason: str
-    detail: str
-
-
-def reasons(view: BrokerView, watch: LoopWatch) -> list[Reason]:
+def reasons(view: BrokerView, watch: LoopWatch) -> list[Problem]:
     """Everything that speaks against readiness; empty when ready."""
-    found: list[Reason] = []
+    found: list[Problem] = []
     if view.phase != "running":
-        found.append(Reason(view.phase, f"the broker is {view.phase}"))
-    found += [Reason(reason, detail) for reason, detail in view.problems()]
+        found.append(Problem(view.phase, f"the broker is {view.phase}"))
+    found += view.problems()
     found += [
-        Reason("loop_stalled", f"the event loop stood still for {stall.lag_ms:.0f} ms")
+        Problem("loop_stalled", f"the event loop stood still for {stall.lag_ms:.0f} ms")
         for stall in watch.recent_stalls()
     ]
     return found
 
 
-def readiness_body(found: Iterable[Reason]) -> dict[str, object]:
-    every = list(found)
+def readiness_body(found: Sequence[Problem], disk: DiskWatch | None = None) -> dict[str, object]:
+    """The JSON value of `/health/ready`."""
     body: dict[str, object] = {
-        "ready": not every,
-        "reasons": [reason._asdict() for reason in every[:REASONS_MAX]],
+        "ready": not found,
+        "reasons": [_shown(problem) for problem in found[:REASONS_MAX]],
     }
-    if len(every) > REASONS_MAX:
-        body["more"] = len(every) - REASONS_MAX
+    if len(found) > REASONS_MAX:
+        body["more"] = len(found) - REASONS_MAX
+    if disk is not None:
+        body["warnings"] = [{"reason": reason, "detail": detail} for reason, detail in disk.warnings()]
+        body["disk"] = {"data_dir": disk.path, **(disk.space._asdict() if disk.space is not None else {})}
     return body
 
 
-def routes(view: BrokerView, watch: LoopWatch) -> list[Route]:
+def _shown(problem: Problem) -> dict[str, object]:
+    shown: dict[str, object] = {"reason": problem.reason, "detail": problem.detail}
+    if problem.topic:
+        shown |= {"topic": problem.topic, "partition": problem.partition}
+    return shown
+
+
+def routes(view: BrokerView, watch: LoopWatch, disk: DiskWatch | None = None) -> list[Route]:
     async def live(_request: Request) -> JSONResponse:
         return JSONResponse({"live": True})
 
     async def ready(_request: Request) -> JSONResponse:
         found = reasons(view, watch)
-        return JSONResponse(readiness_body(found), status_code=503 if found else 200)
+        return JSONResponse(readiness_body(found, disk), status_code=503 if found else 200)
 
     return [Route("/health/live", live), Route("/health/ready", ready)]

@@ -1,119 +1,289 @@
 """`/metrics` in the Prometheus text formats.
 
 Everything is collected at scrape time from a `MetricsSource`: the hot path keeps no metric objects and pays
-nothing. Numbers are read on the loop (plain attribute reads), the text is made in a worker thread, because
-2,000 partitions are 12,000 lines and the loop has records to move.
+nothing. Numbers are read on the loop (plain attribute reads), in slices of `SLICE_S`; the text is made in a worker
+thread, because the loop has records to move.
 
-Always true: names begin with `mansio_`, carry their unit last, counters end in `_total`; the registry is
-our own, so two brokers in one process do not mix. Names: https://prometheus.io/docs/practices/naming/
+Always true: names begin with `mansio_`, carry their unit last, counters end in `_total`; the number of series is
+bounded by settings, whatever clients call their topics and groups (single partitions are shown up to
+`metrics_partitions_max` of them, topics and groups up to `metrics_series_max`; `mansio_metrics_left_out` says how many
+were not shown); one scrape at a time is made, and only few may wait. The registry is our own, so two brokers in one
+process do not mix.
+Names: https://prometheus.io/docs/practices/naming/
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import choose_encoder
 from starlette.responses import Response
 from starlette.routing import Route
 
+from mansio.api.http.errors import error_response
+from mansio.errors import Unavailable
 from mansio.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
 
     from prometheus_client.core import Metric
     from starlette.requests import Request
 
+    from mansio.api.http.disk_watch import DiskWatch
     from mansio.api.http.loop_watch import LoopWatch
-    from mansio.api.http.source import Measurement, MetricsSource, PartitionSample
+    from mansio.api.http.source import (
+        Distribution,
+        GroupLag,
+        Measurement,
+        MetricsSource,
+        PartitionSample,
+        Problem,
+    )
 
-PREFIX = "mansio_"
+T = TypeVar("T")
 
-PARTITION_GAUGES = (
+PREFIX: Final = "mansio_"
+
+SLICE_S: Final = 0.002
+"""So long the loop is read from before others have their turn."""
+
+SCRAPES_WAITING_MAX: Final = 4
+FAILED_PARTITIONS_MAX: Final = 100
+"""Failed partitions that are named, those beyond are counted."""
+
+GROUP_OFFSETS_MAX: Final = 100_000
+"""Committed offsets looked at in one scrape."""
+
+LABEL_CHARACTERS_MAX: Final = 255
+
+PARTITION_GAUGES: Final = (
     ("partition_log_start_offset", "First offset that can be read.", "start_offset"),
     ("partition_log_end_offset", "Offset the next record gets.", "end_offset"),
     ("partition_high_watermark", "Consumers see records below this offset.", "high_watermark"),
     ("partition_log_size_bytes", "Bytes in the segments of the log.", "size_bytes"),
     ("partition_leader_epoch", "Leader epoch of the partition.", "leader_epoch"),
-    ("partition_log_failed", "1 when the log takes no more writes after a storage failure.", "failed"),
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Snapshot:
-    """All numbers of one scrape, read at one moment on the loop. A registry can collect it from any
-    thread.
-    """
+@dataclass(slots=True)
+class TopicSum:
+    """The partitions of one topic, together."""
 
-    partitions: Sequence[PartitionSample]
+    partitions: int = 0
+    records: int = 0
+    size_bytes: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """All numbers of one scrape. A registry can collect it from any thread, once it is whole."""
+
     measurements: Sequence[Measurement]
+    distributions: Sequence[Distribution]
+    problems: Sequence[Problem]
     loop_lag_s: float
     loop_lag_s_max: float
     loop_stalls: int
+    partition_count: int = 0
+    size_bytes: int = 0
+    partitions: list[PartitionSample] = field(default_factory=list)
+    topics: dict[str, TopicSum] = field(default_factory=dict)
+    lags: list[GroupLag] = field(default_factory=list)
+    partitions_left_out: int = 0
+    topics_left_out: int = 0
+    lags_left_out: int = 0
+    disk: DiskWatch | None = None
 
     def collect(self) -> Iterable[Metric]:
-        yield _build_info()
-        yield from _partition_metrics(self.partitions)
+        yield _family("gauge", "build_info", "1; the version is the label.", [({"version": __version__}, 1)])
+        yield from self._partition_metrics()
+        yield from self._failure_metrics()
+        yield _family(
+            "gauge",
+            "group_lag_records",
+            "Records that a group has still to read in a topic.",
+            [({"group": lag.group, "topic": lag.topic}, lag.records) for lag in self.lags],
+            ("group", "topic"),
+        )
+        yield _family(
+            "gauge",
+            "metrics_left_out",
+            "Series not shown because there are too many of their kind.",
+            [
+                ({"kind": "partition"}, self.partitions_left_out),
+                ({"kind": "topic"}, self.topics_left_out),
+                ({"kind": "group"}, self.lags_left_out),
+            ],
+        )
         yield from _families(self.measurements)
-        yield from self._loop_metrics()
+        yield from _histograms(self.distributions)
+        yield from self._machine_metrics()
 
-    def _loop_metrics(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily(
-            PREFIX + "loop_lag_seconds", "How late the last heartbeat of the event loop was.", self.loop_lag_s
+    def _partition_metrics(self) -> Iterable[Metric]:
+        yield _one("partitions", "Partitions open on this broker.", self.partition_count)
+        yield _one(
+            "topics", "Topics with a partition open on this broker.", len(self.topics) + self.topics_left_out
         )
-        yield GaugeMetricFamily(
-            PREFIX + "loop_lag_max_seconds", "The latest heartbeat since the start.", self.loop_lag_s_max
+        yield _one("log_size_bytes", "Bytes in all logs together.", self.size_bytes)
+        for kind, name, meaning, attribute in (
+            ("gauge", "topic_partitions", "Partitions of the topic open here.", "partitions"),
+            ("gauge", "topic_log_size_bytes", "Bytes in the logs of the topic.", "size_bytes"),
+            (
+                "counter",
+                "topic_records",
+                "Offsets given out in the topic since it was made; the rate is records per second.",
+                "records",
+            ),
+        ):
+            samples = [({"topic": name_}, getattr(found, attribute)) for name_, found in self.topics.items()]
+            yield _family(kind, name, meaning, samples, ("topic",))
+        for name, meaning, attribute in PARTITION_GAUGES:
+            family = GaugeMetricFamily(PREFIX + name, meaning, labels=["topic", "partition"])
+            for sample in self.partitions:
+                family.add_metric([sample.topic, str(sample.partition)], float(getattr(sample, attribute)))
+            yield family
+
+    def _failure_metrics(self) -> Iterable[Metric]:
+        failed = [problem for problem in self.problems if problem.topic]
+        yield _one("failed_partitions", "Partitions that take no writes or are not open.", len(failed))
+        yield _family(
+            "gauge",
+            "partition_failed",
+            "1 for a partition that takes no writes or is not open; others are not shown.",
+            [
+                ({"topic": one.topic, "partition": str(one.partition), "reason": one.reason}, 1)
+                for one in failed[:FAILED_PARTITIONS_MAX]
+            ],
+            ("topic", "partition", "reason"),
         )
-        yield CounterMetricFamily(
-            PREFIX + "loop_stalls", "Times the event loop stood still beyond the bound.", self.loop_stalls
+        metadata_failed = any(problem.reason == "metadata_failed" for problem in self.problems)
+        yield _one(
+            "metadata_failed", "1 when changes of the metadata are not seen any more.", metadata_failed
         )
 
+    def _machine_metrics(self) -> Iterable[Metric]:
+        yield _one("loop_lag_seconds", "How late the last heartbeat of the event loop was.", self.loop_lag_s)
+        yield _one("loop_lag_max_seconds", "The latest heartbeat since the start.", self.loop_lag_s_max)
+        yield _family(
+            "counter",
+            "loop_stalls",
+            "Times the event loop stood still beyond the bound.",
+            [({}, self.loop_stalls)],
+        )
+        if self.disk is not None:
+            if self.disk.space is not None:
+                yield _one("disk_free_bytes", "Free where the data is.", self.disk.space.free_bytes)
+                yield _one(
+                    "disk_size_bytes", "Size of the file system of the data.", self.disk.space.size_bytes
+                )
+            yield _one("disk_low", "1 when less is free than disk_free_warn_bytes.", self.disk.low)
 
-def _build_info() -> Metric:
-    family = GaugeMetricFamily(PREFIX + "build_info", "1; the version is the label.", labels=["version"])
-    family.add_metric([__version__], 1)
+
+def _one(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(PREFIX + name, meaning, float(value))
+
+
+def _family(
+    kind: str,
+    name: str,
+    meaning: str,
+    samples: Sequence[tuple[dict[str, str], float]],
+    labels: Sequence[str] = (),
+) -> Metric:
+    make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+    family: CounterMetricFamily | GaugeMetricFamily
+    family = make(PREFIX + name, meaning, labels=list(samples[0][0]) if samples else list(labels))
+    for values, value in samples:
+        family.add_metric(list(values.values()), float(value))
     return family
 
 
-def _partition_metrics(samples: Sequence[PartitionSample]) -> Iterable[Metric]:
-    yield GaugeMetricFamily(PREFIX + "partitions", "Partitions open on this broker.", len(samples))
-    yield GaugeMetricFamily(
-        PREFIX + "topics",
-        "Topics with a partition open on this broker.",
-        len({sample.topic for sample in samples}),
-    )
-    for name, meaning, field in PARTITION_GAUGES:
-        family = GaugeMetricFamily(PREFIX + name, meaning, labels=["topic", "partition"])
-        for sample in samples:
-            family.add_metric([sample.topic, str(sample.partition)], float(getattr(sample, field)))
-        yield family
-
-
 def _families(measurements: Sequence[Measurement]) -> Iterable[Metric]:
-    found: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+    found: dict[str, list[Measurement]] = {}
     for one in measurements:
+        found.setdefault(one.name, []).append(one)
+    for name, together in found.items():
+        first = together[0]
+        yield _family(first.kind, name, first.help, [(dict(one.labels), one.value) for one in together])
+
+
+def _histograms(distributions: Sequence[Distribution]) -> Iterable[Metric]:
+    found: dict[str, HistogramMetricFamily] = {}
+    for one in distributions:
         family = found.get(one.name)
         if family is None:
-            make = CounterMetricFamily if one.kind == "counter" else GaugeMetricFamily
-            family = make(PREFIX + one.name, one.help, labels=[name for name, _ in one.labels])
-            found[one.name] = family
-        family.add_metric([value for _, value in one.labels], one.value)
-    return found.values()
+            family = found[one.name] = HistogramMetricFamily(
+                PREFIX + one.name, one.help, labels=[name for name, _ in one.labels]
+            )
+        bounds = [*map(str, one.bounds), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(one.counts)), strict=True))
+        family.add_metric([value for _, value in one.labels], buckets, sum_value=one.total_s)
+    yield from found.values()
 
 
-def take_snapshot(source: MetricsSource, watch: LoopWatch) -> Snapshot:
-    """Read everything once; on the loop."""
-    return Snapshot(
-        partitions=list(source.partition_samples()),
+async def take_snapshot(source: MetricsSource, watch: LoopWatch, disk: DiskWatch | None = None) -> Snapshot:
+    """Read everything once; on the loop, which others use in between."""
+    snapshot = Snapshot(
         measurements=list(source.measurements()),
+        distributions=list(source.distributions()),
+        problems=list(source.problems()),
         loop_lag_s=watch.lag_ms / 1000,
         loop_lag_s_max=watch.lag_ms_max / 1000,
         loop_stalls=watch.stalls_total,
+        disk=disk,
     )
+    bounds = source.bounds
+    topics_left_out: set[str] = set()
+    async for sample in _sliced(source.partition_samples()):
+        snapshot.partition_count += 1
+        snapshot.size_bytes += sample.size_bytes
+        if len(snapshot.partitions) < bounds.partitions_max:
+            snapshot.partitions.append(sample)
+        topic = snapshot.topics.get(sample.topic)
+        if topic is None:
+            if len(snapshot.topics) >= bounds.series_max:
+                topics_left_out.add(sample.topic)
+                continue
+            topic = snapshot.topics[sample.topic] = TopicSum()
+        topic.partitions += 1
+        topic.records += sample.end_offset
+        topic.size_bytes += sample.size_bytes
+    snapshot.topics_left_out = len(topics_left_out)
+    if snapshot.partition_count > bounds.partitions_max:
+        snapshot.partitions.clear()  # all or none: which ones are shown must not depend on chance
+        snapshot.partitions_left_out = snapshot.partition_count
+    await _read_lags(snapshot, source)
+    return snapshot
+
+
+async def _read_lags(snapshot: Snapshot, source: MetricsSource) -> None:
+    offsets = 0
+    async for lag in _sliced(source.group_lags()):
+        offsets += lag.offsets
+        if len(lag.group) > LABEL_CHARACTERS_MAX or len(snapshot.lags) >= source.bounds.series_max:
+            snapshot.lags_left_out += 1
+        else:
+            snapshot.lags.append(lag)
+        if offsets >= GROUP_OFFSETS_MAX:
+            snapshot.lags_left_out += 1  # at least; nobody looks at the others
+            break
+
+
+async def _sliced(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items; every `SLICE_S` seconds the loop is given to others."""
+    end = time.monotonic() + SLICE_S
+    for item in items:
+        yield item
+        if time.monotonic() >= end:
+            await asyncio.sleep(0)
+            end = time.monotonic() + SLICE_S
 
 
 def render(snapshot: Snapshot, accept: str) -> tuple[bytes, str]:
@@ -125,10 +295,22 @@ def render(snapshot: Snapshot, accept: str) -> tuple[bytes, str]:
     return encode(registry), content_type
 
 
-def routes(source: MetricsSource, watch: LoopWatch) -> list[Route]:
+def routes(source: MetricsSource, watch: LoopWatch, disk: DiskWatch | None = None) -> list[Route]:
+    turn = asyncio.Lock()
+    waiting = 0
+
     async def metrics(request: Request) -> Response:
-        snapshot = take_snapshot(source, watch)
-        body, content_type = await asyncio.to_thread(render, snapshot, request.headers.get("accept", ""))
+        nonlocal waiting
+        if waiting >= SCRAPES_WAITING_MAX:
+            return error_response(Unavailable("too many scrapes at a time"))
+        waiting += 1
+        try:
+            async with turn:
+                snapshot = await take_snapshot(source, watch, disk)
+                accept = request.headers.get("accept", "")
+                body, content_type = await asyncio.to_thread(render, snapshot, accept)
+        finally:
+            waiting -= 1
         return Response(body, headers={"content-type": content_type})
 
     return [Route("/metrics", metrics)]

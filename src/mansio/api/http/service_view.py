@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from mansio.api.http.source import Measurement, PartitionSample
-from mansio.wire.versions import ApiKey
+from mansio.api.http import service_numbers
+from mansio.api.http.source import Bounds, GroupLag, PartitionSample, Problem
+from mansio.errors import CorruptLog, MansioError, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio.api.http.source import Phase
+    from mansio.api.http.source import Distribution, Measurement, Phase
     from mansio.broker.service import Service
+    from mansio.config import Settings
 
 
 class ServiceView:
     """`BrokerView` of a `Service`, or of a broker that is still recovering its logs and has none yet: it answers
     probes (`starting`) from the first moment. Every method on the broker's loop."""
 
-    def __init__(self, service: Service | None = None) -> None:
-        self._service = service
+    def __init__(self, settings: Settings) -> None:
+        self._service: Service | None = None
+        self.bounds = Bounds(settings.metrics_partitions_max, settings.metrics_series_max)
 
     def attach(self, service: Service) -> None:
         """The broker has started."""
@@ -31,26 +35,31 @@ class ServiceView:
             return "starting"
         return "running" if self._service.ready else "stopping"
 
-    def problems(self) -> Iterator[tuple[str, str]]:
-        if self._service is None:
+    def problems(self) -> Iterator[Problem]:
+        service = self._service
+        if service is None:
             return
-        state = self._service.topics.state
+        state = service.topics.state
         if state.failure is not None:
-            yield "metadata_failed", str(state.failure)
-        partitions = self._service.partitions
-        for partition in partitions:
-            if partition.log.failure is not None:
-                yield "log_failed", f"{partition.name}: {partition.log.failure}"
-        node_id = self._service.settings.node_id
-        for topic in state.topics.values():
-            for index, placed in enumerate(topic.partitions):
-                if placed.leader == node_id and partitions.get(topic.name, index) is None:
-                    yield "partition_not_open", f"{topic.name}-{index}"
+            yield Problem("metadata_failed", str(state.failure))
+        failures = service.partitions.failures()
+        for name, error in failures.items():
+            topic, _, number = name.rpartition("-")
+            reason = _reason(service, topic, int(number), error)
+            yield Problem(reason, f"{name}: {error}", topic, int(number))
+        for known in tuple(state.topics.values()):
+            for index, placed in enumerate(known.partitions):
+                name = f"{known.name}-{index}"
+                if placed.leader == service.settings.node_id and name not in failures:
+                    try:
+                        service.partitions.find(known.name, None, index)
+                    except MansioError:
+                        yield Problem("partition_not_open", name, known.name, index)
 
     def partition_samples(self) -> Iterator[PartitionSample]:
         if self._service is None:
             return
-        for partition in self._service.partitions:
+        for partition in tuple(self._service.partitions):
             yield PartitionSample(
                 topic=partition.topic,
                 partition=partition.index,
@@ -62,40 +71,29 @@ class ServiceView:
                 failed=partition.log.failure is not None,
             )
 
+    def group_lags(self) -> Iterator[GroupLag]:
+        service = self._service
+        if service is None:
+            return
+        for entry in tuple(service.groups.store.entries.values()):
+            for topic, offsets in tuple(entry.offsets.items()):
+                records = 0
+                for index, committed in tuple(offsets.items()):
+                    partition = service.partitions.get(topic, index)
+                    if partition is not None:
+                        records += max(partition.high_watermark - committed.offset, 0)
+                yield GroupLag(entry.group.group_id, topic, records, len(offsets))
+
     def measurements(self) -> Iterator[Measurement]:
-        if self._service is not None:
-            yield from _record_counts(self._service)
-            yield from _port_counts(self._service)
+        if self._service is None:
+            return iter(())
+        return chain.from_iterable(part(self._service) for part in service_numbers.PARTS)
+
+    def distributions(self) -> Iterator[Distribution]:
+        return iter(()) if self._service is None else service_numbers.distributions(self._service)
 
 
-def _record_counts(service: Service) -> Iterator[Measurement]:
-    counts = service.records.counters
-    yield _counter("appended_batches", "Record batches written to a log.", counts.appended_batches)
-    yield _counter("appended_bytes", "Bytes of record batches written to a log.", counts.appended_bytes)
-    yield _counter("refused_batches", "Record batches refused with an error.", counts.refused_batches)
-    yield _counter("fetches", "Fetch requests answered.", counts.fetches)
-    yield _counter("fetched_bytes", "Bytes of records handed to consumers.", counts.fetched_bytes)
-
-
-def _port_counts(service: Service) -> Iterator[Measurement]:
-    server = service.server
-    if server is None:
-        return
-    counts = server.counters
-    for key, requests in counts.requests.items():
-        yield Measurement(
-            "requests",
-            "counter",
-            "Kafka requests received.",
-            (("api", ApiKey(key).name.lower()),),
-            requests,
-        )
-    yield _counter("connection_errors", "Kafka connections closed for what they sent.", counts.errors)
-    yield _counter("connections_accepted", "Kafka connections accepted.", counts.connections_accepted)
-    yield _counter(
-        "connections_refused", "Kafka connections refused at the bound.", counts.connections_refused
-    )
-
-
-def _counter(name: str, meaning: str, value: float) -> Measurement:
-    return Measurement(name, "counter", meaning, (), value)
+def _reason(service: Service, topic: str, index: int, error: StorageError) -> str:
+    if service.partitions.get(topic, index) is not None:
+        return "log_failed"
+    return "log_corrupt" if isinstance(error, CorruptLog) else "partition_not_open"

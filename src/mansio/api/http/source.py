@@ -4,7 +4,8 @@
 a test hands in a few values and no broker. `service_view.ServiceView` reads them off the real broker.
 
 Always true: every method only reads plain attributes, on the broker's loop, when somebody asks. The hot
-path keeps no metric of its own for our sake but plain integers it counts anyway.
+path keeps no metric of its own for our sake but plain integers it counts anyway. What is iterated over may
+be read in pieces, with other work of the loop between them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 Phase = Literal["starting", "running", "stopping"]
 
@@ -32,6 +33,26 @@ class PartitionSample(NamedTuple):
     failed: bool
 
 
+class Problem(NamedTuple):
+    """Something that keeps a running broker from doing its work. `reason` is one of the words of `health`, `detail`
+    is for people; `topic` and `partition` where it is about one partition.
+    """
+
+    reason: str
+    detail: str
+    topic: str = ""
+    partition: int = -1
+
+
+class GroupLag(NamedTuple):
+    """How many records one group has still to read in one topic; `offsets` of its partitions were looked at."""
+
+    group: str
+    topic: str
+    records: int
+    offsets: int
+
+
 class Measurement(NamedTuple):
     """One number of the broker. `name` without the `mansio_` prefix and, for a counter, without `_total`.
 
@@ -45,12 +66,43 @@ class Measurement(NamedTuple):
     value: float
 
 
+class Distribution(NamedTuple):
+    """A histogram: `counts[i]` observations at or below `bounds[i]` seconds and above the bound before; the last of
+    `counts` is above all bounds. `name` ends in `_seconds`.
+    """
+
+    name: str
+    help: str
+    labels: tuple[tuple[str, str], ...]
+    bounds: Sequence[float]
+    counts: Sequence[int]
+    total_s: float
+
+
+class Bounds(NamedTuple):
+    """How much `/metrics` may show: see the settings of these names."""
+
+    partitions_max: int = 1000
+    series_max: int = 1000
+
+
 class MetricsSource(Protocol):
     """What `/metrics` shows."""
 
+    @property
+    def bounds(self) -> Bounds: ...
+
     def partition_samples(self) -> Iterable[PartitionSample]: ...
 
+    def group_lags(self) -> Iterable[GroupLag]: ...
+
     def measurements(self) -> Iterable[Measurement]: ...
+
+    def distributions(self) -> Iterable[Distribution]: ...
+
+    def problems(self) -> Iterable[Problem]:
+        """Everything that keeps a running broker from doing its work. Reasons: `log_failed`, `log_corrupt`,
+        `partition_not_open`, `metadata_failed`."""
 
 
 class BrokerView(MetricsSource, Protocol):
@@ -58,7 +110,3 @@ class BrokerView(MetricsSource, Protocol):
 
     @property
     def phase(self) -> Phase: ...
-
-    def problems(self) -> Iterable[tuple[str, str]]:
-        """(reason, detail) of everything that keeps a running broker from doing its work. Reasons: `log_failed`,
-        `partition_not_open`, `metadata_failed`."""
