@@ -10,7 +10,7 @@ WORKERS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check format bench nightly clean
+.PHONY: help setup demo serve test check format bench bench-peers nightly clean
 
 help:
 	@echo "make demo      a broker, 336,776 flights, a consumer group and a kill -9, in about a minute"
@@ -19,6 +19,7 @@ help:
 	@echo "make check     lint, types, layers, generated documents"
 	@echo "make format    rewrite the source in the project's format, and the generated documents"
 	@echo "make bench     against a floor of the same machine; ARGS='--list' names the cases"
+	@echo "make bench-peers   beside Redis, PostgreSQL, beanstalkd, NATS, RabbitMQ, Kafka (12 minutes); ARGS='--list'"
 	@echo "make nightly   the long column of the tests"
 	@echo "make setup     what the others do first: .venv and .tools"
 	@echo "make clean     remove what was made, .venv and .tools included"
@@ -67,12 +68,33 @@ format: $(VENV)/.dev
 test: setup check
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15 $(ARGS)
 
-nightly: setup check
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --timeout 7200 -m "" \
-		--hypothesis-profile nightly $(ARGS)
+# Fuzzing guided by coverage; a Python without a wheel for it goes without.
+$(VENV)/.fuzz: $(VENV)/.dev
+	@$(INSTALL) --only-binary atheris --group fuzz || echo "No Atheris for this Python: plain mutations instead"
+	@touch $@
+
+# First everything that shares the machine, then, alone, what measures drift; both run, and either may fail the target.
+nightly: setup check $(VENV)/.fuzz
+	@rm -rf .nightly && mkdir -p .nightly; failed=0; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --timeout 7200 -m "" \
+		--hypothesis-profile nightly --ignore tests/soak $(ARGS) || failed=1; \
+	test ! -f .nightly/kills || awk '{k+=$$1; a+=$$2; l+=$$3; d+=$$4} END {print NR" lives, "k" kills, " \
+		a" acknowledged, "l" broken promises (lost, moved or doubled), "d" duplicates of plain producers"}' \
+		.nightly/kills | tee .nightly/kills.txt; \
+	$(BIN)/python -m pytest -n0 --timeout 7200 -m "" -s tests/soak || failed=1; \
+	exit $$failed
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m bench.run $(ARGS)
+
+# The peers' own clients, and their servers: what `make test` does not need.
+$(VENV)/.peers: $(VENV)/.dev tools/peer_servers.sh tools/debian_tools.sh bench/peers/kafka.pom.xml
+	@$(INSTALL) --group peers
+	@tools/peer_servers.sh
+	@touch $@
+
+bench-peers: $(VENV)/.peers
+	@$(BIN)/python -m bench.peers $(ARGS)
 
 clean:
 	rm -rf $(VENV) .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist bench/results

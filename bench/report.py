@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
+from bench.size import SIZE_CASES
 from mansio.version import __version__
 
 if TYPE_CHECKING:
@@ -76,6 +77,24 @@ def table(outcomes: list[Outcome], extras: dict[str, Any]) -> Table:
         shown.add_row("idle memory, MB", "", str(extras["memory"]), "", "<= 100", "", "")
     if "embedded-start" in extras:
         shown.add_row("embedded start, ms", "", _spread(extras["embedded-start"]), "", "< 200", "", "")
+    return shown
+
+
+def size_table(sizes: dict[str, list[float]]) -> Table:
+    """The cases of `bench.size`: median, lowest and highest of each, and what is asked."""
+    shown = Table(title=f"Mansio {__version__}: size", title_justify="left", box=SIMPLE_HEAD)
+    shown.add_column("case", no_wrap=True)
+    for column in ("median", "lowest - highest", "unit", "asked"):
+        shown.add_column(column, justify="right")
+    for case in SIZE_CASES:
+        if case.name in sizes:
+            figures = sizes[case.name]
+            colour = "red" if case.missed(figures) else "green"
+            median, spread = (
+                _number(statistics.median(figures)),
+                f"{_number(min(figures))} - {_number(max(figures))}",
+            )
+            shown.add_row(case.title, f"[{colour}]{median}[/]", spread, case.unit, f"<= {case.asked:g}")
     return shown
 
 

@@ -26,8 +26,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench.cases import CASES, FILL, Case, Side
-from bench.report import Outcome, save, table
+from bench.report import Outcome, save, size_table, table
 from bench.servers import Server, create_topic, delete_topic, embedded_start_ms, start_floor, start_mansio
+from bench.size import SIZE_CASES
 from mansio.errors import MansioError
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ TOUCHED_TIMES = 3
 """How often the bytes of a run go through the page cache before anything is measured: memory that a virtual
 machine uses for the first time costs ten times as much, and whoever came first would pay for it."""
 LOAD_DEADLINE_S = 120
+SIZE_TIMES_MAX = 3
+"""Repetitions of a case of size: they take long, and spread little."""
 WIDTH = 120
 """Columns, where the output is a file and has none of its own."""
 
@@ -130,7 +133,8 @@ class Bench:
 
 
 def parse() -> argparse.Namespace:
-    names = [case.name for case in CASES] + list(EXTRAS)
+    names = [case.name for case in CASES] + list(EXTRAS) + [case.name for case in SIZE_CASES]
+    on_request = {case.name for case in SIZE_CASES if case.on_request}
     parser = argparse.ArgumentParser(
         prog="bench.run", description="Measure Mansio against a floor of this machine."
     )
@@ -148,11 +152,13 @@ def parse() -> argparse.Namespace:
     unknown = set(options.cases) - set(names)
     if unknown:
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
-    options.cases = options.cases or names
+    options.cases = options.cases or [name for name in names if name not in on_request]
     if options.list:
         for case in CASES:
             print(f"{case.name:16} {case.title}")
         print("\n".join(EXTRAS))
+        for one in SIZE_CASES:
+            print(f"{one.name:22} {one.title}{' (only when named)' if one.on_request else ''}")
         sys.exit()
     return options
 
@@ -165,6 +171,7 @@ def main() -> None:
     RESULTS.mkdir(exist_ok=True)
     outcomes: list[Outcome] = []
     extras: dict[str, Any] = {}
+    sizes: dict[str, list[float]] = {}
     failures: list[str] = []
 
     @contextlib.contextmanager
@@ -190,13 +197,24 @@ def main() -> None:
             if name in options.cases:
                 with failing(name):
                     extras[name] = measure()
+        for one in SIZE_CASES:
+            if one.name in options.cases:
+                task = progress.add_task(one.title, total=1)
+                with failing(one.name):
+                    sizes[one.name] = one.measure(bench, min(options.pairs, SIZE_TIMES_MAX))
+                progress.advance(task)
     path = options.json or RESULTS / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
-    save(path, options, outcomes, extras)
-    console.print(table(outcomes, extras))
+    save(path, options, outcomes, {**extras, "size": sizes})
+    if outcomes or extras:
+        console.print(table(outcomes, extras))
+    if sizes:
+        console.print(size_table(sizes))
     console.print(f"[dim]All runs: {os.path.relpath(path)}[/dim]")
     for failure in failures:
         console.print(f"[red]failed:[/red] {failure}", markup=True, highlight=False)
-    if failures or (options.strict and any(outcome.missed() for outcome in outcomes)):
+    missed = [outcome.missed() for outcome in outcomes]
+    missed += [one.missed(sizes[one.name]) for one in SIZE_CASES if one.name in sizes]
+    if failures or (options.strict and any(missed)):
         sys.exit(1)
 
 

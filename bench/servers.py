@@ -40,8 +40,9 @@ class Server:
     ) -> None:
         self.port = port
         self.data = data
-        data.mkdir(parents=True)
+        data.mkdir(parents=True, exist_ok=True)
         self.output = data.with_suffix(".log")
+        begin = time.monotonic()
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
@@ -53,6 +54,8 @@ class Server:
         if processor is not None:
             os.sched_setaffinity(self.process.pid, {processor})
         self._wait_for(ready)
+        self.ready_s = time.monotonic() - begin
+        """How long it took from its start to its `ready` line, imports and all."""
 
     def _wait_for(self, ready: bytes) -> None:
         end = time.monotonic() + START_DEADLINE_S
@@ -71,6 +74,13 @@ class Server:
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def cpu_precise_s(self) -> float:
+        """As `cpu_s`, to the microsecond, where the kernel counts that; threads that have ended are left out."""
+        times = [
+            path.read_text().split()[0] for path in Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
+        ]
+        return sum(map(int, times)) / 1e9 if times else self.cpu_s()
+
     def resident_bytes(self) -> int:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
@@ -85,14 +95,18 @@ class Server:
             if used - before < SETTLED_CPU_S:
                 return
 
-    def stop(self) -> None:
+    def end(self, number: int = signal.SIGTERM) -> None:
+        """End it by a signal; its data stay."""
         if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
+            self.process.send_signal(number)
             try:
                 self.process.wait(STOP_DEADLINE_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
+
+    def stop(self) -> None:
+        self.end()
         shutil.rmtree(self.data, ignore_errors=True)
 
 
@@ -114,6 +128,7 @@ def start_floor(data: Path, processor: int | None, *, sync: bool) -> Server:
 
 
 def start_mansio(data: Path, processor: int | None) -> Server:
+    """A broker over `data`, which may hold what another left there."""
     port = free_port()
     serve = ["serve", "--data", str(data), "--kafka", f"127.0.0.1:{port}", "--http", ""]
     command = [sys.executable, "-m", "mansio.cli.main", *serve]

@@ -111,7 +111,7 @@ PARTLY = {
     "T3": "by time or offset, with the client and the command line",
     "T5": "metrics and probes; no trace context yet",
     "O2": "the lock; no cluster yet",
-    "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark are not tested yet",
+    "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java in the nightly tests; Spark is not tested yet",
     "A5": "the client and the embedded broker; no fixture yet",
     "A6": "serve, topic, produce, consume, group, config, demo",
 }

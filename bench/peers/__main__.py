@@ -1,0 +1,315 @@
+"""`make bench-peers`: every peer that can run, Mansio among them, on the same workloads in the same run.
+
+Owns the order: all servers run for the whole time, idle but for the one that is measured; a workload is measured on
+all contestants before the next one begins, so that what is compared lies seconds apart; each repetition begins with
+another contestant. A peer that cannot run is told with the reason and left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench.peers import (
+    apache_kafka,
+    beanstalkd,
+    mansio_broker,
+    nats_jetstream,
+    postgresql,
+    rabbitmq,
+    redis_streams,
+    syncs,
+    table,
+)
+from bench.peers.clients import alone
+from bench.peers.peer import Contestant, NotHereError, Place
+from bench.peers.server import free_port
+from bench.peers.table import Entry
+from bench.peers.workloads import WORKLOADS, as_json, measure
+
+if TYPE_CHECKING:
+    from bench.peers.server import Server
+    from bench.peers.workloads import Run, Workload
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+PEERS = (mansio_broker, redis_streams, postgresql, beanstalkd, nats_jetstream, rabbitmq, apache_kafka)
+SIZES = (100, 1024)
+WIDTH = 150
+"""Columns, where the output is a file and has none of its own."""
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
+
+
+class Peers:
+    """Servers and contestants of one run."""
+
+    def __init__(self, options: argparse.Namespace, contestants: list[Contestant], directory: Path) -> None:
+        self.options = options
+        self.directory = directory
+        self.entries = [Entry(contestant) for contestant in contestants]
+        self.servers: dict[str, Server] = {}
+        self.queues = 0
+
+    def start(self, contestant: Contestant, *, trace: Path | None = None) -> Server:
+        name = f"{contestant.server}{'-traced' if trace else ''}"
+        place = Place(self.directory / name, free_port(), trace)
+        place.directory.mkdir()
+        return contestant.serve(place)
+
+    def start_all(self) -> None:
+        reasons: dict[str, str] = {}
+        for entry in self.entries:
+            contestant = entry.contestant
+            try:
+                if contestant.server not in self.servers and contestant.server not in reasons:
+                    self.servers[contestant.server] = self.start(contestant)
+                if contestant.server in self.servers:
+                    driver = contestant.driver(self.servers[contestant.server].place.port)
+                    entry.version = alone(driver.version)
+            except (NotHereError, OSError, RuntimeError) as error:
+                reasons[contestant.server] = str(error)
+            entry.not_run = reasons.get(contestant.server, "")
+
+    def stop_all(self) -> None:
+        for server in self.servers.values():
+            server.stop()
+
+    def running(self) -> list[Entry]:
+        return [entry for entry in self.entries if not entry.not_run]
+
+    def measured(
+        self, entry: Entry, server: Server, workload: Workload, size: int, seconds: float
+    ) -> Run | None:
+        """One run; a failure is noted."""
+        self.queues += 1
+        try:
+            return measure(
+                entry.contestant, server, workload, queue=f"queue{self.queues}", size=size, seconds=seconds
+            )
+        except (OSError, RuntimeError) as error:
+            entry.failures.append(f"{workload.name}, {size} B: {error}")
+            return None
+
+    def is_due(self, entry: Entry, workload: Workload, size: int) -> bool:
+        """What is weaker is there to be seen, not to be compared, and latency hardly depends on the size: both are
+        measured with the first size only."""
+        is_first = size == self.options.sizes[0]
+        return workload.name not in entry.contestant.skips and (
+            is_first or (entry.is_synced and workload.name != "latency")
+        )
+
+    def jobs(self) -> list[tuple[Entry, Workload, int]]:
+        """All runs of all repetitions, in order."""
+        found = []
+        entries = self.running()
+        for repetition in range(self.options.repetitions):
+            turn = repetition % max(1, len(entries))
+            for size in self.options.sizes:
+                for workload in self.options.workloads:
+                    turned = entries[turn:] + entries[:turn]
+                    found += [
+                        (entry, workload, size) for entry in turned if self.is_due(entry, workload, size)
+                    ]
+        return found
+
+    def run(self, progress: Progress) -> None:
+        jobs = self.jobs()
+        task = progress.add_task("measuring", total=len(jobs))
+        for entry, workload, size in jobs:
+            progress.update(
+                task, description=f"{entry.contestant.name}, {workload.title}, {size} B", refresh=True
+            )
+            server = self.servers[entry.contestant.server]
+            run = self.measured(entry, server, workload, size, self.options.seconds)
+            entry.runs.setdefault((workload.name, size), []).append(run)
+            progress.update(task, advance=1, refresh=True)
+
+    def count_syncs(self, progress: Progress) -> None:
+        """What each server syncs, on servers of its own."""
+        servers = list(dict.fromkeys(entry.contestant.server for entry in self.running()))
+        task = progress.add_task("counting fsyncs", total=len(servers))
+        for name in servers:
+            progress.update(task, description=f"counting fsyncs of {name}", refresh=True)
+            entries = [e for e in self.running() if e.contestant.server == name and not e.contestant.is_raw]
+            try:
+                self._count_syncs_of(entries)
+            except (NotHereError, OSError, RuntimeError) as error:
+                entries[0].failures.append(f"fsyncs were not counted: {error}")
+            progress.update(task, advance=1, refresh=True)
+
+    def _count_syncs_of(self, entries: list[Entry]) -> None:
+        trace = self.directory / f"{entries[0].contestant.server}.trace"
+        server = self.start(entries[0].contestant, trace=trace)
+        found: list[tuple[Entry, Workload, Run]] = []
+        size = min(self.options.sizes)
+        try:
+            for entry in entries:
+                for workload in WORKLOADS:
+                    counted = workload.name in syncs.COUNTED_WORKLOADS
+                    if counted and workload.name not in entry.contestant.skips:
+                        run = self.measured(entry, server, workload, size, syncs.COUNTED_SECONDS)
+                        found += [] if run is None else [(entry, workload, run)]
+        finally:
+            server.stop()
+        times = syncs.sync_times(trace)
+        for entry in entries:
+            counts = {
+                workload.name: syncs.syncs_per_unit(times, run, workload.batch)
+                for owner, workload, run in found
+                if owner is entry
+            }
+            entry.syncs = syncs.Syncs(**counts)
+
+
+def file_system_of(path: Path) -> str:
+    """The kind of file system a directory lies on."""
+    mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
+    over = [(len(point), kind) for point, kind in mounts if path.resolve().is_relative_to(point)]
+    return max(over)[1] if over else "unknown"
+
+
+def parse(contestants: list[Contestant]) -> argparse.Namespace:
+    names = [workload.name for workload in WORKLOADS]
+    parser = argparse.ArgumentParser(prog="bench.peers", description="Measure Mansio beside other queues.")
+    parser.add_argument("--list", action="store_true", help="name contestants and workloads, and stop")
+    parser.add_argument("--peers", help="beginnings of names, by comma; Mansio is always there; default: all")
+    parser.add_argument("--workloads", help=f"by comma; default: {','.join(names)}")
+    parser.add_argument("--sizes", help=f"bytes of a value, by comma; default: {','.join(map(str, SIZES))}")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument(
+        "--seconds", type=float, default=0.5, help="of each run; latency takes three times as long"
+    )
+    parser.add_argument("--quick", action="store_true", help="one repetition, 100 B, 0.3 s")
+    parser.add_argument("--no-syncs", action="store_true", help="believe the configurations, count no fsyncs")
+    parser.add_argument(
+        "--data", type=Path, help="directory for the servers' files; default: under bench/results"
+    )
+    parser.add_argument(
+        "--json", type=Path, help="where the results go; default: bench/results/peers-TIME.json"
+    )
+    parser.add_argument("--strict", action="store_true", help="exit 1 when a lead is below what is asked")
+    options = parser.parse_args()
+    chosen = options.workloads.split(",") if options.workloads else names
+    if unknown := set(chosen) - set(names):
+        parser.error(f"no such workload: {', '.join(sorted(unknown))}")
+    options.workloads = [workload for workload in WORKLOADS if workload.name in chosen]
+    options.sizes = [int(size) for size in options.sizes.split(",")] if options.sizes else list(SIZES)
+    if options.quick:
+        options.repetitions, options.seconds, options.sizes = 1, 0.3, options.sizes[:1]
+    starts = tuple(options.peers.split(",")) if options.peers else ("",)
+    if unknown := [start for start in starts if not any(one.name.startswith(start) for one in contestants)]:
+        parser.error(f"no such peer: {', '.join(unknown)}")
+    options.contestants = [one for one in contestants if one.is_mansio or one.name.startswith(starts)]
+    return options
+
+
+def save(path: Path, options: argparse.Namespace, entries: list[Entry]) -> None:
+    content = {
+        "taken": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "machine": {
+            "processors": os.cpu_count(),
+            "system": platform.platform(),
+            "python": platform.python_version(),
+        },
+        "repetitions": options.repetitions,
+        "seconds": options.seconds,
+        "contestants": [
+            {
+                "name": entry.contestant.name,
+                "title": entry.contestant.title,
+                "version": entry.version,
+                "durability": entry.contestant.durability,
+                "not_run": entry.not_run,
+                "fsyncs_per_acknowledgement": None if entry.syncs is None else asdict(entry.syncs),
+                "is_synced": entry.is_synced,
+                "failures": entry.failures,
+                "runs": [
+                    {"workload": name, "size": size, "runs": [run and as_json(run) for run in runs]}
+                    for (name, size), runs in entry.runs.items()
+                ],
+            }
+            for entry in entries
+        ],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def show(console: Console, options: argparse.Namespace, entries: list[Entry]) -> None:
+    for size in options.sizes:
+        console.print(table.size_table(entries, options.workloads, size))
+    console.print(table.asked_table(entries, options.workloads, options.sizes))
+    console.print(
+        "fsyncs per acknowledgement: of one message, of a batch of 100, of 100 taken; counted by strace. "
+        "~ disturbed: another process was busy in one of the runs.\n"
+        "The raw row is the broker's own speed without a client; nothing is compared with it."
+    )
+    for entry in entries:
+        if entry.not_run:
+            console.print(
+                f"[yellow]not run:[/yellow] {entry.contestant.title}: {entry.not_run}", highlight=False
+            )
+        else:
+            console.print(
+                f"[dim]{entry.contestant.title}: {entry.version}; {entry.contestant.durability}[/dim]"
+            )
+    runs = [run for entry in entries for several in entry.runs.values() for run in several if run is not None]
+    disturbed = sum(run.is_disturbed for run in runs)
+    if disturbed:
+        console.print(f"[yellow]{disturbed} of {len(runs)} runs were disturbed by other processes.[/yellow]")
+    for entry in entries:
+        for failure in entry.failures:
+            console.print(f"[red]failed:[/red] {entry.contestant.title}: {failure}", highlight=False)
+
+
+def main() -> None:
+    contestants = [one for peer in PEERS for one in peer.contestants()]
+    options = parse(contestants)
+    if options.list:
+        for one in options.contestants:
+            print(f"{one.name:16} {one.title}: {one.durability}")
+        for workload in WORKLOADS:
+            print(f"{workload.name:16} {workload.title}")
+        return
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDTH)
+    RESULTS.mkdir(exist_ok=True)
+    kind = file_system_of(options.data or RESULTS)
+    if kind in MEMORY_FILE_SYSTEMS:
+        sys.exit(
+            f"{options.data or RESULTS} is in memory ({kind}), where an fsync costs nothing: give --data another"
+        )
+    columns = (TextColumn("{task.description:44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with tempfile.TemporaryDirectory(dir=options.data or RESULTS, prefix="peers-") as directory:
+        peers = Peers(options, options.contestants, Path(directory))
+        Path(directory).chmod(0o755)  # a server that refuses to be root runs as somebody else
+        # A progress bar that refreshes itself has a thread, and client processes are forked from here.
+        with Progress(*columns, console=console, auto_refresh=False) as progress:
+            try:
+                peers.start_all()
+                if not options.no_syncs:
+                    peers.count_syncs(progress)
+                peers.run(progress)
+            finally:
+                peers.stop_all()
+    path = options.json or RESULTS / f"peers-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
+    save(path, options, peers.entries)
+    show(console, options, peers.entries)
+    console.print(f"[dim]All runs: {os.path.relpath(path)}[/dim]")
+    if options.strict and table.missed(peers.entries, options.workloads, options.sizes):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

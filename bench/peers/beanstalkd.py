@@ -1,0 +1,146 @@
+"""beanstalkd with its binlog, synced before every reply (-f0).
+
+Single operations go through greenstalk. The protocol has no batch, but commands may be pipelined; no Python client
+offers that, so batches are written to a socket here, which is the quickest way there is.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from typing import TYPE_CHECKING
+
+from bench.peers.peer import TAKE_WAIT_S, Contestant, NotHereError, Place, find_program
+from bench.peers.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+try:
+    import greenstalk
+except ImportError:
+    greenstalk = None  # told when it is to be measured
+
+PRIORITY, TIME_TO_RUN_S = 1024, 60
+
+
+def serve(place: Place) -> Server:
+    if greenstalk is None:
+        raise NotHereError("no Python package greenstalk")
+    server = Server(place)
+    server.start(
+        [find_program("beanstalkd"), "-l", "127.0.0.1", "-p", place.port, "-b", place.directory, "-f0"]
+    )
+    server.wait_for_port()
+    return server
+
+
+class Pipelined:
+    """A connection on which many commands are under way."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.answers = self.socket.makefile("rb", 1 << 16)
+
+    def ask(self, commands: bytes, count: int, expected: bytes) -> None:
+        self.socket.sendall(commands)
+        for _ in range(count):
+            answer = self.answers.readline()
+            if not answer.startswith(expected):
+                raise RuntimeError(f"beanstalkd answered {answer!r}")
+
+
+class Driver:
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    async def version(self) -> str:
+        command = [find_program("beanstalkd"), "-v"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: ASYNC221  # nothing else runs
+        return f"{done.stdout.split()[-1]}, greenstalk {greenstalk.__version__}"
+
+    async def create(self, queue: str) -> None:
+        """Tubes come into being when they are used."""
+
+    async def delete(self, queue: str) -> None:
+        """Empty the tube: what stays would be kept in memory and in the binlog."""
+        consumer = Consumer(self.port, queue, confirmed=True)
+        while await consumer.take(1000):
+            pass
+
+    async def producer(self, queue: str) -> Producer:
+        return Producer(self.port, queue)
+
+    async def consumer(self, queue: str, *, confirmed: bool) -> Consumer:
+        return Consumer(self.port, queue, confirmed=confirmed)
+
+
+class Producer:
+    def __init__(self, port: int, queue: str) -> None:
+        self.client = greenstalk.Client(("127.0.0.1", port), use=queue, encoding=None)
+        self.pipelined = Pipelined(port)
+        self.pipelined.ask(f"use {queue}\r\n".encode(), 1, b"USING")
+
+    async def publish(self, values: Sequence[bytes]) -> None:
+        if len(values) == 1:
+            self.client.put(values[0], PRIORITY, 0, TIME_TO_RUN_S)
+            return
+        commands = b"".join(
+            b"put %d 0 %d %d\r\n%b\r\n" % (PRIORITY, TIME_TO_RUN_S, len(value), value) for value in values
+        )
+        self.pipelined.ask(commands, len(values), b"INSERTED")
+
+    async def close(self) -> None:
+        self.client.close()
+
+
+class Consumer:
+    """The first reserve waits, the others take what is there. An acknowledgement that need not be confirmed leaves
+    with the next reserve."""
+
+    def __init__(self, port: int, queue: str, *, confirmed: bool) -> None:
+        self.confirmed = confirmed
+        self.connection = Pipelined(port)
+        self.connection.ask(f"watch {queue}\r\nignore default\r\n".encode(), 2, b"WATCHING")
+        self.unacknowledged: list[bytes] = []
+
+    async def take(self, count: int) -> list[bytes]:
+        jobs = self._reserve(count if self.confirmed else 1)
+        self.unacknowledged = [identity for identity, _ in jobs]
+        if self.confirmed and jobs:
+            self.connection.ask(*self._deletes())
+        return [body for _, body in jobs]
+
+    def _reserve(self, count: int) -> list[tuple[bytes, bytes]]:
+        deletes, deleted, expected = self._deletes()
+        wait_s = max(1, round(TAKE_WAIT_S))
+        reserves = b"reserve-with-timeout %d\r\n" % wait_s + b"reserve-with-timeout 0\r\n" * (count - 1)
+        self.connection.ask(deletes + reserves, deleted, expected)
+        answers, jobs = self.connection.answers, []
+        for _ in range(count):
+            words = answers.readline().split()
+            if words[0] == b"RESERVED":
+                jobs.append((words[1], answers.read(int(words[2]) + 2)[:-2]))
+        return jobs
+
+    def _deletes(self) -> tuple[bytes, int, bytes]:
+        identities, self.unacknowledged = self.unacknowledged, []
+        return b"".join(b"delete %b\r\n" % identity for identity in identities), len(identities), b"DELETED"
+
+    async def close(self) -> None:
+        self.connection.socket.close()
+
+
+def contestants() -> list[Contestant]:
+    return [
+        Contestant(
+            name="beanstalkd",
+            title="beanstalkd -f0",
+            durability="fsync before every reply",
+            is_synced=True,
+            server="beanstalkd",
+            serve=serve,
+            driver=Driver,
+        )
+    ]

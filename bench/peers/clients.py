@@ -1,0 +1,95 @@
+"""Client work in freshly forked processes.
+
+Why forked: asyncio, C and plain socket clients are measured alike, none inherits another's threads or connections,
+and a process costs milliseconds because the libraries are imported already. The parent therefore has no threads and
+opens no client itself.
+
+Always true: measured work begins when every process of a run is ready.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import resource
+from typing import TYPE_CHECKING, Any
+
+import uvloop
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from multiprocessing.connection import Connection
+
+    Ready = Callable[[], None]
+    Work = Callable[[Ready], Awaitable[Any]]
+
+FORK = multiprocessing.get_context("fork")
+READY_DEADLINE_S = 30.0
+JOIN_DEADLINE_S = 5.0
+
+
+class ClientError(RuntimeError):
+    """Work in a client process failed; the text is its error."""
+
+
+def together(works: Sequence[Work], deadline_s: float) -> list[Any]:
+    """Run each piece in a process of its own, all beginning at once; what they return. `ClientError`."""
+    barrier = FORK.Barrier(len(works))
+    running = []
+    try:
+        for work in works:
+            ours, theirs = FORK.Pipe(duplex=False)
+            process = FORK.Process(target=_child, args=(work, barrier, theirs), daemon=True)
+            process.start()
+            theirs.close()
+            running.append((process, ours))
+        return [_outcome(answers, deadline_s) for _, answers in running]
+    finally:
+        for process, answers in running:
+            process.join(JOIN_DEADLINE_S)
+            if process.is_alive():
+                process.kill()
+                process.join()
+            process.close()
+            answers.close()
+
+
+def alone(work: Callable[[], Awaitable[Any]], deadline_s: float = READY_DEADLINE_S) -> Any:
+    """One piece of work that is not measured, in a process of its own all the same."""
+
+    async def run(ready: Ready) -> Any:
+        ready()
+        return await work()
+
+    return together([run], deadline_s)[0]
+
+
+def clients_cpu_s() -> float:
+    """Processor time of this process and of all client processes that have ended."""
+    used = [resource.getrusage(whose) for whose in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def _child(work: Work, barrier: Any, answers: Connection) -> None:
+    try:
+        result = uvloop.run(_awaited(work, lambda: barrier.wait(READY_DEADLINE_S)))
+    except BaseException as error:  # noqa: BLE001  # whatever it is, the parent has to hear of it
+        barrier.abort()
+        answers.send((False, f"{type(error).__name__}: {error}"))
+    else:
+        answers.send((True, result))
+
+
+async def _awaited(work: Work, ready: Ready) -> Any:
+    return await work(ready)
+
+
+def _outcome(answers: Connection, deadline_s: float) -> Any:
+    if not answers.poll(deadline_s + READY_DEADLINE_S):
+        raise ClientError(f"no result within {deadline_s:.0f} s")
+    try:
+        succeeded, result = answers.recv()
+    except EOFError:
+        raise ClientError("the client process died") from None
+    if not succeeded:
+        raise ClientError(result)
+    return result

@@ -1,0 +1,110 @@
+"""confluent-kafka (librdkafka), the client of Mansio and of Apache Kafka alike: acks=all, one partition.
+
+A batch is produced and flushed, so that it travels as few requests as the client can make of it; a single message
+lingers not at all. An acknowledgement of a consumer is the commit of the group's offset.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from bench.peers.peer import TAKE_WAIT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+import confluent_kafka
+from confluent_kafka import admin
+
+JOIN_DEADLINE_S = 20.0
+BATCH_LINGER_MS = 100
+"""Longer than it takes to hand over a batch; `flush` ends it."""
+
+
+class Driver:
+    """`config`: settings of the topics that are made."""
+
+    def __init__(self, port: int, config: Mapping[str, str] | None = None) -> None:
+        self.address = {"bootstrap.servers": f"127.0.0.1:{port}"}
+        self.config = dict(config or {})
+
+    async def version(self) -> str:
+        return f"confluent-kafka {confluent_kafka.__version__}"
+
+    async def create(self, queue: str) -> None:
+        topic = admin.NewTopic(queue, 1, 1, config=self.config)
+        client = admin.AdminClient(self.address)
+        for made in client.create_topics([topic], operation_timeout=10).values():
+            made.result(30)
+
+    async def delete(self, queue: str) -> None:
+        client = admin.AdminClient(self.address)
+        for gone in client.delete_topics([queue], operation_timeout=10).values():
+            gone.result(30)
+
+    async def producer(self, queue: str) -> Producer:
+        return Producer(self.address, queue)
+
+    async def consumer(self, queue: str, *, confirmed: bool) -> Consumer:
+        return Consumer(self.address, queue, confirmed=confirmed)
+
+
+class Producer:
+    def __init__(self, address: Mapping[str, str], queue: str) -> None:
+        self.queue = queue
+        self.unacknowledged = 0
+        shared = {**address, "acks": "all", "queue.buffering.max.messages": 100_000}
+        self.single = confluent_kafka.Producer({**shared, "linger.ms": 0})
+        self.batching = confluent_kafka.Producer({**shared, "linger.ms": BATCH_LINGER_MS})
+
+    def acknowledged(self, error: Any, _: object) -> None:
+        if error is not None:
+            raise confluent_kafka.KafkaException(error)
+        self.unacknowledged -= 1
+
+    async def publish(self, values: Sequence[bytes]) -> None:
+        producer = self.single if len(values) == 1 else self.batching
+        produce, queue, acknowledged = producer.produce, self.queue, self.acknowledged
+        self.unacknowledged += len(values)
+        for value in values:
+            produce(queue, value, on_delivery=acknowledged)
+        if len(values) > 1:
+            producer.flush()
+        while self.unacknowledged:
+            producer.poll(1)
+
+    async def close(self) -> None:
+        self.single.flush()
+
+
+class Consumer:
+    """A member of a group of its own; made when it has its partition."""
+
+    def __init__(self, address: Mapping[str, str], queue: str, *, confirmed: bool) -> None:
+        self.confirmed = confirmed
+        own = {"group.id": f"group-{queue}", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+        self.consumer = confluent_kafka.Consumer({**address, **own})
+        self.consumer.subscribe([queue])
+        end = time.monotonic() + JOIN_DEADLINE_S
+        self.ahead: list[Any] = []
+        while not self.consumer.assignment() and not self.ahead:
+            if time.monotonic() > end:
+                raise TimeoutError("the consumer was given no partition")
+            self.ahead = self._polled(0.02)
+
+    def _polled(self, seconds: float) -> list[Any]:
+        message = self.consumer.poll(seconds)
+        return [] if message is None or message.error() else [message]
+
+    async def take(self, count: int) -> list[bytes]:
+        messages, self.ahead = self.ahead, []
+        messages = messages or self._polled(TAKE_WAIT_S)
+        if messages:
+            if count > 1:
+                messages += [one for one in self.consumer.consume(count - 1, 0) if not one.error()]
+            self.consumer.commit(message=messages[-1], asynchronous=not self.confirmed)
+        return [message.value() for message in messages]
+
+    async def close(self) -> None:
+        self.consumer.close()

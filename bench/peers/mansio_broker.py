@@ -1,0 +1,135 @@
+"""Mansio itself: over confluent-kafka, over its own client, and as a raw load without any client.
+
+The raw row says what the broker can do; it is no program's figure, and nothing is compared with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+import mansio
+from bench.peers import kafka_client
+from bench.peers.peer import TAKE_WAIT_S, Contestant, Place
+from bench.peers.server import Server
+from mansio.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+
+def serve(place: Place) -> Server:
+    server = Server(place)
+    where = ["--data", place.directory / "data", "--kafka", f"127.0.0.1:{place.port}", "--http", ""]
+    # As for Apache Kafka: no waiting for other members of a group that has one.
+    environment = {"MANSIO_GROUP_INITIAL_REBALANCE_DELAY_MS": "0"}
+    server.start([sys.executable, "-m", "mansio.cli.main", "serve", *where], environment=environment)
+    server.wait_for_port()
+    return server
+
+
+class ConfluentDriver(kafka_client.Driver):
+    async def version(self) -> str:
+        return f"{__version__}, {await super().version()}"
+
+
+class OwnDriver:
+    """Mansio's asyncio client."""
+
+    def __init__(self, port: int) -> None:
+        self.address = f"127.0.0.1:{port}"
+
+    @contextlib.asynccontextmanager
+    async def connected(self) -> AsyncIterator[mansio.Client]:
+        async with mansio.connect(self.address) as client:
+            yield client
+
+    async def version(self) -> str:
+        return __version__
+
+    async def create(self, queue: str) -> None:
+        async with self.connected() as client:
+            await client.admin.create_topic(queue, partitions=1)
+
+    async def delete(self, queue: str) -> None:
+        async with self.connected() as client:
+            await client.admin.delete_topic(queue)
+
+    async def producer(self, queue: str) -> OwnProducer:
+        return OwnProducer(await mansio.connect(self.address).__aenter__(), queue)
+
+    async def consumer(self, queue: str, *, confirmed: bool) -> OwnConsumer:
+        client = await mansio.connect(self.address).__aenter__()
+        assigned = asyncio.Event()
+        consumer = client.consume(
+            queue, group=f"group-{queue}", auto_commit=False, on_assigned=lambda _: assigned.set()
+        )
+        await consumer.start()
+        await assigned.wait()
+        return OwnConsumer(client, consumer, confirmed=confirmed)
+
+
+class OwnProducer:
+    def __init__(self, client: mansio.Client, queue: str) -> None:
+        self.client, self.queue = client, queue
+
+    async def publish(self, values: Sequence[bytes]) -> None:
+        if len(values) == 1:
+            await self.client.publish(self.queue, values[0])
+        else:
+            await self.client.publish_many(self.queue, values)
+
+    async def close(self) -> None:
+        await self.client.close()
+
+
+class OwnConsumer:
+    """Polls whole batches and hands them out as asked; a commit that need not be confirmed goes on beside."""
+
+    def __init__(self, client: mansio.Client, consumer: mansio.Consumer, *, confirmed: bool) -> None:
+        self.client, self.consumer, self.confirmed = client, consumer, confirmed
+        self.polled: list[mansio.Message] = []
+        self.committing: asyncio.Future[None] | None = None
+
+    async def take(self, count: int) -> list[bytes]:
+        polled = self.polled or await self.consumer.poll(TAKE_WAIT_S * 1000)
+        # A poll gives what was stored together; when latency is not what counts, more is asked for while there is any.
+        while self.confirmed and 0 < len(polled) < count and any(self.consumer.lag().values()):
+            polled += await self.consumer.poll(TAKE_WAIT_S * 1000)
+        taken, self.polled = polled[:count], polled[count:]
+        if taken:
+            last = taken[-1]
+            done = {mansio.TopicPartition(last.topic, last.partition): last.offset + 1}
+            if self.confirmed:
+                await self.consumer.commit(done)
+            elif self.committing is None or self.committing.done():
+                self.committing = asyncio.ensure_future(self.consumer.commit(done))
+        return [message.value or b"" for message in taken]
+
+    async def close(self) -> None:
+        if self.committing is not None:
+            await self.committing
+        await self.client.close()
+
+
+def contestants() -> list[Contestant]:
+    shared: dict[str, Any] = {
+        "durability": "acks=all: fdatasync before every answer",
+        "is_synced": True,
+        "server": "mansio",
+        "serve": serve,
+    }
+    return [
+        Contestant(name="mansio", title="Mansio, confluent-kafka", driver=ConfluentDriver, **shared),
+        Contestant(name="mansio-own", title="Mansio, own client", driver=OwnDriver, **shared),
+        Contestant(
+            name="mansio-raw",
+            title="Mansio, raw load (no client)",
+            driver=OwnDriver,
+            skips=frozenset({"consume100"}),
+            is_raw=True,
+            **shared,
+        ),
+    ]

@@ -1,0 +1,102 @@
+"""What a peer is: a server to start, and a client that publishes and takes.
+
+Owns the interfaces between one peer's file and everything that is measured, and how programs are found. A client's
+methods are coroutines so that asyncio and blocking clients are measured by one loop; a blocking client simply blocks,
+as nothing else runs in its process.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from bench.peers.server import Server
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ROOT / ".tools"
+TAKE_WAIT_S = 0.5
+"""How long a consumer's `take` waits for the first message before it gives up."""
+
+
+class NotHereError(Exception):
+    """A peer cannot run on this machine; the text says why."""
+
+
+class Producer(Protocol):
+    """Publishes to one queue."""
+
+    async def publish(self, values: Sequence[bytes]) -> None:
+        """Send these and wait until every one is acknowledged, by the peer's quickest way for so many."""
+
+    async def close(self) -> None: ...
+
+
+class Consumer(Protocol):
+    """Takes from one queue, and has taken its place there when it is made."""
+
+    async def take(self, count: int) -> list[bytes]:
+        """Up to `count` messages as soon as there is one, acknowledged; none after `TAKE_WAIT_S`."""
+
+    async def close(self) -> None: ...
+
+
+class Driver(Protocol):
+    """One client library against one server. Made in every client process anew, after it was forked."""
+
+    async def version(self) -> str: ...
+    async def create(self, queue: str) -> None: ...
+    async def delete(self, queue: str) -> None: ...
+    async def producer(self, queue: str) -> Producer: ...
+    async def consumer(self, queue: str, *, confirmed: bool) -> Consumer:
+        """`confirmed`: every `take` waits until the server has answered the acknowledgements, where its protocol has
+        an answer; otherwise they are sent and the next messages need not wait for them."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server is to run: an empty directory of its own, a port on 127.0.0.1, and what else there is.
+
+    `trace`: a file for the times of its fsyncs; the server then runs under strace.
+    """
+
+    directory: Path
+    port: int
+    trace: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contestant:
+    """One row of the table: a server as configured, and a client.
+
+    `serve` names and starts the server; contestants with the same `server` share it. `is_synced`: the configuration
+    says that an acknowledged message is on the disk (what was counted decides). `skips`: workloads it has no way for.
+    `is_raw`: prebuilt requests of `bench.load` instead of a client: what the server can do, not what a program gets.
+    """
+
+    name: str
+    title: str
+    durability: str
+    is_synced: bool
+    server: str
+    serve: Callable[[Place], Server] = field(repr=False)
+    driver: Callable[[int], Driver] = field(repr=False)
+    skips: frozenset[str] = frozenset()
+    is_raw: bool = False
+
+    @property
+    def is_mansio(self) -> bool:
+        return self.server == "mansio"
+
+
+def find_program(name: str) -> str:
+    """The path of a program unpacked into .tools/, or else of the system's. `NotHereError`."""
+    found = shutil.which(str(TOOLS / "bin" / name)) or shutil.which(name)
+    if found is None:
+        raise NotHereError(f"no program {name} in .tools/bin or on the PATH")
+    return found

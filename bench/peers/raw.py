@@ -1,0 +1,47 @@
+"""The raw load: `bench.load`'s prebuilt requests, without a client, in the form of a measured run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from bench.peers.peer import ROOT
+
+if TYPE_CHECKING:
+    from bench.peers.workloads import Workload
+
+RAW_DEADLINE_S = 60.0
+
+
+def raw_run(port: int, queue: str, workload: Workload, *, size: int, seconds: float) -> dict[str, Any]:
+    """The workload, on a queue of Mansio at 127.0.0.1:`port`: the fields of a `Run`. `RuntimeError` when it fails."""
+    mode = ["deliver", "--rate", "1000"] if workload.name == "latency" else ["produce"]
+    asked = {
+        "acks": -1,
+        "records": workload.batch,
+        "connections": workload.producers,
+        "size": size,
+        "seconds": seconds,
+    }
+    arguments = [f"--{name}={value}" for name, value in asked.items()]
+    command = [sys.executable, "-m", "bench.load", *mode, "--port", str(port), "--topic", queue, *arguments]
+    began = time.time()
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=RAW_DEADLINE_S, check=False
+    )
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip())
+    result = json.loads(done.stdout)
+    found = {
+        "messages": result["requests"] * workload.batch,
+        "seconds": result["seconds"],
+        "messages_per_s": result["records_per_s"],
+        "began": began,
+        "ended": time.time(),
+    }
+    return found | (
+        {name: result[name] for name in ("p50_us", "p99_us")} if workload.name == "latency" else {}
+    )

@@ -1,0 +1,119 @@
+"""Redis: a stream with one consumer group, its append-only file synced before every reply or once a second.
+
+Batches go through a pipeline: one round trip, and one fsync for all that is answered together.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from bench.peers.peer import TAKE_WAIT_S, Contestant, NotHereError, Place, find_program
+from bench.peers.server import Server
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+try:
+    import redis
+except ImportError:
+    redis = None  # type: ignore[assignment]  # told when it is to be measured
+
+GROUP, MEMBER, FIELD = b"group", b"member", b"value"
+
+
+def serve(place: Place, sync: str) -> Server:
+    if redis is None:
+        raise NotHereError("no Python package redis")
+    server = Server(place)
+    # fmt: off
+    server.start([
+        find_program("redis-server"), "--port", place.port, "--bind", "127.0.0.1", "--dir", place.directory,
+        "--save", "", "--appendonly", "yes", "--appendfsync", sync, "--daemonize", "no",
+    ])
+    # fmt: on
+    server.wait_for_port()
+    return server
+
+
+class Driver:
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def connect(self) -> Any:
+        return redis.Redis(port=self.port, protocol=2)
+
+    async def version(self) -> str:
+        return f"{self.connect().info()['redis_version']}, redis-py {redis.__version__}"
+
+    async def create(self, queue: str) -> None:
+        self.connect().xgroup_create(queue, GROUP, id="0", mkstream=True)
+
+    async def delete(self, queue: str) -> None:
+        self.connect().delete(queue)
+
+    async def producer(self, queue: str) -> Producer:
+        return Producer(self.connect(), queue)
+
+    async def consumer(self, queue: str, *, confirmed: bool) -> Consumer:
+        return Consumer(self.connect(), queue, confirmed=confirmed)
+
+
+class Producer:
+    def __init__(self, connection: Any, queue: str) -> None:
+        self.connection, self.queue = connection, queue
+
+    async def publish(self, values: Sequence[bytes]) -> None:
+        if len(values) == 1:
+            self.connection.xadd(self.queue, {FIELD: values[0]})
+            return
+        pipeline = self.connection.pipeline(transaction=False)
+        for value in values:
+            pipeline.xadd(self.queue, {FIELD: value})
+        pipeline.execute()
+
+    async def close(self) -> None:
+        self.connection.close()
+
+
+class Consumer:
+    """An acknowledgement that need not be confirmed leaves with the next read, in one round trip."""
+
+    def __init__(self, connection: Any, queue: str, *, confirmed: bool) -> None:
+        self.connection, self.queue, self.confirmed = connection, queue, confirmed
+        self.unacknowledged: list[bytes] = []
+
+    async def take(self, count: int) -> list[bytes]:
+        pipeline = self.connection.pipeline(transaction=False)
+        if self.unacknowledged:
+            pipeline.xack(self.queue, GROUP, *self.unacknowledged)
+        wait_ms = int(TAKE_WAIT_S * 1000)
+        pipeline.xreadgroup(GROUP, MEMBER, {self.queue: ">"}, count=count, block=wait_ms)
+        found = pipeline.execute()[-1]
+        messages = found[0][1] if found else []
+        self.unacknowledged = [identity for identity, _ in messages]
+        if self.confirmed and messages:
+            self.connection.xack(self.queue, GROUP, *self.unacknowledged)
+            self.unacknowledged = []
+        return [fields[FIELD] for _, fields in messages]
+
+    async def close(self) -> None:
+        self.connection.close()
+
+
+def contestants() -> list[Contestant]:
+    return [
+        Contestant(
+            name=f"redis-{sync}",
+            title=f"Redis Streams, appendfsync {sync}",
+            durability=durability,
+            is_synced=sync == "always",
+            server=f"redis-{sync}",
+            serve=partial(serve, sync=sync),
+            driver=Driver,
+        )
+        for sync, durability in (
+            ("always", "fsync before every reply"),
+            ("everysec", "fsync once a second"),
+        )
+    ]

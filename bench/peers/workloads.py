@@ -1,0 +1,307 @@
+"""The workloads: the same work for every contestant, in freshly forked client processes.
+
+What each one does is in `WORKLOADS`; a message counts when its acknowledgement has come. The processor time that
+neither the server nor the clients used in the meantime is recorded with every run: another busy process makes the run
+*disturbed*.
+
+Always true: the clock runs only between the moment all clients are ready and the last acknowledgement.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.peers.clients import alone, clients_cpu_s, together
+from bench.peers.raw import raw_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bench.peers.peer import Contestant, Driver, Producer
+    from bench.peers.server import Server
+
+    Ready = Callable[[], None]
+
+RATE_PER_S = 1000
+PACED_PRODUCERS = 4
+PACED_LEAD_S = 0.2
+PACED_TIMES_AS_LONG = 3
+"""How much longer than other workloads latency is measured: a p99 needs some hundred messages behind it."""
+PACED_GRACE_S = 4.0
+PACED_TAKE = 50
+FILL_BATCH = 1000
+WARM_UP_PUBLISHES = 5
+DEADLINE_S = 60.0
+DISTURBED_CORES = 0.3
+"""Foreign processor time, in cores, from which a run counts as disturbed."""
+QUIET_WAIT_S = 0.6
+QUIET_WINDOW_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """One column. `batch`: messages that are sent, then all acknowledged, before the next are sent (or taken at once).
+
+    `lead_min`: how many times ahead of each peer of equal durability Mansio is meant to be.
+    """
+
+    name: str
+    title: str
+    batch: int = 1
+    producers: int = 1
+    lead_min: float | None = None
+
+    @property
+    def figures(self) -> tuple[str, ...]:
+        """The figures of its runs that the table shows."""
+        return ("p50_us", "p99_us") if self.name == "latency" else ("messages_per_s",)
+
+
+WORKLOADS = (
+    Workload("seq", "one by one", lead_min=1 / 1.5),
+    Workload("producers8", "8 producers", producers=8, lead_min=1.0),
+    Workload("batch100", "batch 100", batch=100, lead_min=3.0),
+    Workload("batch1000", "batch 1000", batch=1000, lead_min=3.0),
+    Workload("consume100", "consume 100", batch=100),
+    Workload("latency", "publish to deliver, 1,000/s", lead_min=1.0),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One repetition. Processor time in cores over the whole run, set-up included; latencies in microseconds."""
+
+    messages: int
+    seconds: float
+    messages_per_s: float
+    server_cores: float
+    client_cores: float
+    foreign_cores: float
+    p50_us: float | None = None
+    p99_us: float | None = None
+    began: float = 0.0
+    ended: float = 0.0
+    """Seconds since the epoch: where to look in the trace of the server's fsyncs."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        return self.foreign_cores > DISTURBED_CORES
+
+
+def measure(
+    contestant: Contestant, server: Server, workload: Workload, *, queue: str, size: int, seconds: float
+) -> Run:
+    """One run on a queue of its own."""
+    driver = contestant.driver(server.place.port)
+    alone(lambda: driver.create(queue))
+    try:
+        if workload.name == "consume100":
+            fill(driver, queue, size, seconds)
+        wait_until_quiet()
+        usage = Usage(server)
+        length = PACED_TIMES_AS_LONG * seconds if workload.name == "latency" else seconds
+        if contestant.is_raw:
+            found = raw_run(server.place.port, queue, workload, size=size, seconds=length)
+        elif workload.name == "latency":
+            found = paced(driver, queue, size, length)
+        elif workload.name == "consume100":
+            found = consume(driver, queue, workload.batch, seconds)
+        else:
+            found = produce(driver, queue, workload, size=size, seconds=seconds)
+        return Run(**found, **usage.since())
+    finally:
+        alone(lambda: driver.delete(queue))
+
+
+class Usage:
+    """Who used how much processor time since this was made."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.before = self._now()
+
+    def _now(self) -> tuple[float, float, float, float]:
+        return time.perf_counter(), self.server.cpu_s(), clients_cpu_s(), machine_cpu_s()
+
+    def since(self) -> dict[str, float]:
+        wall, server, clients, machine = (
+            now - before for now, before in zip(self._now(), self.before, strict=True)
+        )
+        return {
+            "server_cores": round(server / wall, 2),
+            "client_cores": round(clients / wall, 2),
+            "foreign_cores": round(max(0.0, machine - server - clients) / wall, 2),
+        }
+
+
+def machine_cpu_s() -> float:
+    """Processor time used by anything on this machine, or stolen from it."""
+    user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_until_quiet() -> None:
+    """Give what runs besides a little time to come to an end."""
+    end = time.monotonic() + QUIET_WAIT_S
+    while time.monotonic() < end:
+        before = machine_cpu_s()
+        time.sleep(QUIET_WINDOW_S)
+        if machine_cpu_s() - before < DISTURBED_CORES * QUIET_WINDOW_S:
+            return
+
+
+def value_of(size: int) -> bytes:
+    """Letters that neither compress to nothing nor are the same in every process."""
+    return os.urandom(size // 2 + 1).hex().encode()[:size]
+
+
+# -- producing --------
+
+
+def produce(
+    driver: Driver,
+    queue: str,
+    workload: Workload,
+    *,
+    size: int,
+    seconds: float,
+    messages_max: int | None = None,
+) -> dict[str, Any]:
+    """`workload.producers` clients, each publishing `workload.batch` messages at a time."""
+
+    async def work(ready: Ready) -> tuple[int, float, float]:
+        producer = await driver.producer(queue)
+        values = [value_of(size)] * workload.batch
+        for _ in range(WARM_UP_PUBLISHES):
+            await producer.publish(values[:1])
+        ready()
+        found = await publish_for(producer, values, seconds, messages_max)
+        await producer.close()
+        return found
+
+    found = together([work] * workload.producers, seconds + DEADLINE_S)
+    messages, took = sum(one[0] for one in found), max(one[2] - one[1] for one in found)
+    return rate(messages, took) | {
+        "began": min(one[1] for one in found),
+        "ended": max(one[2] for one in found),
+    }
+
+
+async def publish_for(
+    producer: Producer, values: list[bytes], seconds: float, messages_max: int | None
+) -> tuple[int, float, float]:
+    """Messages published, and when that began and ended."""
+    publish, clock, count, done = producer.publish, time.time, len(values), 0
+    begin = now = clock()
+    while now < begin + seconds and (messages_max is None or done < messages_max):
+        await publish(values)
+        done += count
+        now = clock()
+    return done, begin, now
+
+
+def fill(driver: Driver, queue: str, size: int, seconds: float) -> None:
+    """Something to consume: what a producer can put there in the time, at most what is needed."""
+    produce(
+        driver, queue, Workload("fill", "", batch=FILL_BATCH), size=size, seconds=seconds, messages_max=40_000
+    )
+
+
+# -- consuming --------
+
+
+def consume(driver: Driver, queue: str, batch: int, seconds: float) -> dict[str, Any]:
+    """One client takes `batch` messages at a time and has each batch's acknowledgement confirmed."""
+
+    async def work(ready: Ready) -> tuple[int, float, float]:
+        consumer = await driver.consumer(queue, confirmed=True)
+        ready()
+        done, begin = 0, time.time()
+        end = begin
+        while end < begin + seconds:
+            taken = len(await consumer.take(batch))
+            if not taken:
+                break
+            done, end = done + taken, time.time()
+        await consumer.close()
+        return done, begin, end
+
+    ((messages, began, ended),) = together([work], seconds + DEADLINE_S)
+    return rate(messages, ended - began) | {"began": began, "ended": ended}
+
+
+# -- latency --------
+
+
+def paced(driver: Driver, queue: str, size: int, seconds: float) -> dict[str, Any]:
+    """`RATE_PER_S` messages at fixed times, from several producers that await each acknowledgement; one consumer.
+
+    A message carries the time it was due, and its latency counts from there: a producer that falls behind shows.
+    """
+    total = int(RATE_PER_S * seconds)
+    padding = value_of(size)[8:]
+
+    def publisher(number: int) -> Callable[[Ready], Any]:
+        async def work(ready: Ready) -> None:
+            producer = await driver.producer(queue)
+            for _ in range(WARM_UP_PUBLISHES):
+                await producer.publish([bytes(8) + padding])
+            ready()
+            start = time.monotonic_ns() + int(PACED_LEAD_S * 1e9)
+            for position in range(number, total, PACED_PRODUCERS):
+                due = start + position * 1_000_000_000 // RATE_PER_S
+                # Not a sleep of the loop: those are rounded to milliseconds, and nothing else runs here.
+                time.sleep(max(0, due - time.monotonic_ns()) / 1e9)  # noqa: ASYNC251
+                await producer.publish([struct.pack("<q", due) + padding])
+            await producer.close()
+
+        return work
+
+    async def listener(ready: Ready) -> list[int]:
+        consumer = await driver.consumer(queue, confirmed=False)
+        ready()
+        latencies: list[int] = []
+        end = time.monotonic() + PACED_LEAD_S + seconds + PACED_GRACE_S
+        while len(latencies) < total and time.monotonic() < end:
+            taken = await consumer.take(PACED_TAKE)
+            now = time.monotonic_ns()
+            dues = [struct.unpack_from("<q", value)[0] for value in taken]
+            latencies += [now - due for due in dues if due]
+        await consumer.close()
+        return latencies
+
+    began = time.time()
+    works = [listener, *(publisher(number) for number in range(PACED_PRODUCERS))]
+    latencies = together(works, seconds + DEADLINE_S)[0]
+    if len(latencies) < total:
+        raise RuntimeError(f"only {len(latencies)} of {total} messages were delivered in time")
+    steady = sorted(latencies[total // 6 :])
+    return rate(total, seconds) | {
+        "p50_us": percentile(steady, 0.5) / 1000,
+        "p99_us": percentile(steady, 0.99) / 1000,
+        "began": began,
+        "ended": time.time(),
+    }
+
+
+def percentile(ordered: list[int], part: float) -> int:
+    """The smallest value that at least this part of the values does not exceed."""
+    return ordered[max(0, math.ceil(len(ordered) * part) - 1)]
+
+
+def rate(messages: int, seconds: float) -> dict[str, Any]:
+    return {
+        "messages": messages,
+        "seconds": round(seconds, 4),
+        "messages_per_s": round(messages / seconds, 1) if seconds else 0.0,
+    }
+
+
+def as_json(run: Run) -> dict[str, Any]:
+    return {**asdict(run), "is_disturbed": run.is_disturbed}

@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Fetch the servers that `make bench-peers` measures beside Mansio into .tools/, without root:
+#   Debian packages (tools/debian_tools.sh); Apache Kafka's jars where Maven is; a NATS server that can sync before it
+#   acknowledges (2.10, Debian 12 has 2.9) where Go is.
+# What cannot be had is told, and measured by nobody: the exit code is 0 all the same.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+tools=$PWD/.tools
+nats_version=v2.10.27
+
+missing() { echo "Not fetched: $*" >&2; }
+
+# Each package by itself: one that this system's Debian does not have costs the others nothing.
+tools/debian_tools.sh redis-server beanstalkd nats-server strace postgresql:initdb,postgres rabbitmq-server:epmd \
+    || missing "not every Debian package was found"
+
+if ! compgen -G "$tools/kafka/kafka_*.jar" >/dev/null; then
+    if command -v mvn >/dev/null; then
+        echo "Fetching Apache Kafka into .tools/kafka"
+        mvn --quiet --batch-mode -Dstyle.color=never --file bench/peers/kafka.pom.xml dependency:copy-dependencies \
+            -DincludeScope=runtime -DoutputDirectory="$tools/kafka.part" && mv "$tools/kafka.part" "$tools/kafka" ||
+            missing "Apache Kafka, as Maven could not reach its repository"
+    else
+        missing "Apache Kafka, as there is no Maven (mvn)"
+    fi
+fi
+
+if ! [ -x "$tools/nats/nats-server" ]; then
+    if command -v go >/dev/null; then
+        echo "Building NATS $nats_version into .tools/nats"
+        # The modules and Go's cache are needed once and thrown away.
+        GOBIN=$tools/nats GOPATH=$tools/go GOCACHE=$tools/go/cache GOFLAGS=-modcacherw GOTOOLCHAIN=local \
+            go install "github.com/nats-io/nats-server/v2@$nats_version" 2>"$tools/go.log" ||
+            missing "NATS $nats_version, as Go could not build it (see .tools/go.log)"
+        rm -rf "$tools/go"
+    else
+        missing "NATS $nats_version, as there is no Go; Debian's is measured"
+    fi
+fi
+exit 0
