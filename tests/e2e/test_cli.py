@@ -162,6 +162,38 @@ def test_a_topic_from_create_to_delete(shell: Shell):
     shell("topic", "delete", "life", "--if-exists")
 
 
+@pytest.mark.row("A6", "L6")
+def test_the_oldest_records_of_a_topic_are_deleted(shell: Shell):
+    shell("topic", "create", "pruned", "--partitions", "2")
+    shell("produce", "pruned", "-p", "0", stdin=b"a\nb\nc\n")
+    shell("produce", "pruned", "-p", "1", stdin=b"d\n")
+
+    def starts() -> list[int]:
+        return [row["start"] for row in shell.json("topic", "describe", "pruned")["partitions"]]
+
+    shown = shell.json("topic", "delete-records", "pruned", "--before", "end", "--dry-run")
+    assert [(row["partition"], row["old_start"], row["new_start"], row["records"]) for row in shown] == [
+        (0, 0, 3, 3),
+        (1, 0, 1, 1),
+    ]
+    assert starts() == [0, 0]
+    assert "NEW START" in shell("topic", "delete-records", "pruned", "-p", "0", "--before", "2")
+    assert starts() == [2, 0]
+    shell("topic", "delete-records", "pruned", "--before", "-1h")
+    assert starts() == [2, 0], "nothing is that old"
+    shell("topic", "delete-records", "pruned", "--before", "end")
+    assert starts() == [3, 1]
+    for arguments, code in [
+        (["pruned", "--before", "99"], 1),
+        (["pruned", "--before", "soon"], 2),
+        (["pruned", "--before", "+5"], 2),
+        (["pruned", "--before", "end", "-p", "7"], 1),
+        (["nowhere", "--before", "end"], 1),
+    ]:
+        shell("topic", "delete-records", *arguments, code=code)
+    assert "nowhere" in shell.errors
+
+
 @pytest.mark.row("A6", "L2", "P1")
 def test_what_goes_in_comes_out_byte_for_byte(shell: Shell):
     shell("topic", "create", "bytes")

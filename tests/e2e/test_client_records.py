@@ -188,6 +188,17 @@ def test_little_room_to_read_ahead_and_large_records_still_give_all(broker: mans
     run(scenario)
 
 
+def test_client_works_on_uvloop_too(broker: mansio.Broker) -> None:
+    uvloop = pytest.importorskip("uvloop")  # there is none on Windows
+
+    async def scenario() -> None:
+        async with connected(broker, uvloop=1) as client:
+            await client.publish_many("uvloop", [b"a", b"b"])
+            assert [message.value for message in await read_all(client, "uvloop")] == [b"a", b"b"]
+
+    uvloop.run(asyncio.wait_for(scenario(), 30))
+
+
 def test_partition_that_is_added_later_is_read(broker: mansio.Broker) -> None:
     async def scenario() -> None:
         async with (

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from e2e.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed
+from e2e.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed, produce_frame
+from mansio import blocking
+from mansio.broker.connection import Connection
 from mansio.broker.embedded import EmbeddedBroker
 from mansio.wire import fetch
 from mansio.wire.records import iterate_batches
 from mansio.wire.versions import ApiKey
+from support.places import free_port, mansio_command
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -132,3 +136,109 @@ def test_partitions_max_refuses_a_topic_with_a_typed_error(tmp_path: Path) -> No
         grow = {"topics": [{"name": "narrow", "count": 6}], "timeout_ms": 5000}
         assert peer.call(ApiKey.CREATE_PARTITIONS, 1, grow).results[0].error_code != 0
         assert peer.produce("narrow", batch_of(b"x"), partition=4).error_code == 0
+
+
+def test_connections_per_ip_max_refuses_one_more_from_there_and_room_is_given_back(tmp_path: Path) -> None:
+    with EmbeddedBroker(tmp_path, connections_per_ip_max=2, connections_max=100) as broker:
+        server = broker.broker.service.server
+        assert server is not None
+        peers = [RawPeer(port_of(broker)) for _ in range(2)]
+        assert all(serves(peer) for peer in peers)
+        with RawPeer(port_of(broker)) as refused:
+            assert not serves(refused)
+        assert server.counters.refused_by_reason["connections_per_ip_max"] == 1
+        peers.pop().socket.close()
+        again = wait_until(lambda: connected_and_served(port_of(broker)), 5, "room for one again")
+        for peer in (*peers, again):
+            assert serves(peer)
+            peer.socket.close()
+
+
+def test_broker_that_may_open_few_files_takes_fewer_connections_and_goes_on(tmp_path: Path) -> None:
+    """With `ulimit -n 500` and the default of 4096 connections: the rest is refused, segments still roll."""
+    shell = 'ulimit -n 500; exec "$0" "$@"'
+    command = ["sh", "-c", shell, *mansio_command(), "serve", "--data", str(tmp_path / "data"), "--http", ""]
+    port = free_port()
+    output = (tmp_path / "log").open("wb")
+    broker = subprocess.Popen([*command, "--kafka", f"127.0.0.1:{port}"], stdout=output, stderr=output)
+    peers: list[RawPeer] = []
+    try:
+        wait_until(lambda: b"ready" in (tmp_path / "log").read_bytes(), 20, "the broker is ready")
+        writer = connected_and_served(port)
+        assert writer is not None
+        writer.create_topic("rolls", segment_bytes=str(MEBI))
+        peers = [RawPeer(port) for _ in range(400)]
+        served = [peer for peer in peers if serves(peer)]
+        assert 0 < len(served) < 300
+        assert b"ulimit -n" in (tmp_path / "log").read_bytes()
+        for _ in range(8):
+            assert writer.produce("rolls", batch_of(b"x" * 400_000)).error_code == 0
+        for peer in peers:
+            peer.socket.close()
+        again = wait_until(lambda: connected_and_served(port), 5, "others are taken again")
+        peers = [writer, again]
+    finally:
+        broker.kill()
+        broker.wait(10)
+        output.close()
+        for peer in peers:
+            peer.socket.close()
+
+
+def test_connection_that_is_paused_begins_nothing_and_goes_on_by_itself(tmp_path: Path) -> None:
+    """What throttling (KIP-219) uses: frames that have arrived already wait too, and keep their order."""
+    with EmbeddedBroker(tmp_path) as broker, RawPeer(port_of(broker)) as peer:
+        assert serves(peer)
+        server = broker.broker.service.server
+        assert server is not None
+        (connection,) = server._connections
+        server.loop.call_soon_threadsafe(connection.pause_reading_ms, 400)
+        wait_until(lambda: connection.unread, 5, "it is paused")
+        begin = time.monotonic()
+        peer.send(produce_frame([("nowhere", None, [(0, batch_of(b"x"))])]) * 3)
+        assert peer.frame() is not None
+        assert 0.3 < time.monotonic() - begin < 3.0
+        assert [peer.frame() is not None for _ in range(2)] == [True, True]
+        peer.create_topic("quiet")
+        peer.send(fetch_frame("quiet", wait_ms=200) + produce_frame([("quiet", None, [(0, batch_of(b"x"))])]))
+        wait_until(lambda: connection.backlog_bytes, 5, "a request waits behind the fetch")
+        server.loop.call_soon_threadsafe(connection.pause_reading_ms, 900)
+        begin = time.monotonic()
+        assert peer.frame() is not None
+        assert time.monotonic() - begin < 0.7, "answers leave all the same"
+        assert peer.frame() is not None
+        assert time.monotonic() - begin > 0.7, "what waited is not begun"
+        server.loop.call_soon_threadsafe(connection.pause_reading_ms, 60_000)
+        wait_until(lambda: connection._muted is not None, 5, "it is paused again")
+        peer.socket.close()
+        begin = time.monotonic()
+    assert time.monotonic() - begin < 4.0, "a paused connection does not hold up the end of the broker"
+
+
+def test_what_a_handler_keeps_of_a_request_is_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All connections read into the same memory: it is overwritten here as soon as a read has been handled."""
+    handled = Connection.buffer_updated
+
+    def then_spoil(connection: Connection, count: int) -> None:
+        handled(connection, count)
+        scratch = connection._server.receive_scratch
+        scratch[:] = b"\xa5" * len(scratch)
+
+    monkeypatch.setattr(Connection, "buffer_updated", then_spoil)
+    with EmbeddedBroker(tmp_path) as broker:
+        with blocking.connect(broker.address) as client:
+            client.admin.create_topic("kept", partitions=3)
+            values = [b"value %d" % number for number in range(500)]
+            client.publish_many("kept", values)
+            with client.consume("kept", group="keepers", to_end=True) as consumer:
+                assert sorted(message.value for message in consumer) == sorted(values)
+        with RawPeer(port_of(broker)) as peer:
+            for number in range(20):
+                peer.send(
+                    produce_frame([("kept", None, [(0, batch_of(b"%d" % number))])])
+                    + fetch_frame("kept", offset=0, number=2)
+                )
+                assert peer.frame() is not None
+                assert peer.frame() is not None

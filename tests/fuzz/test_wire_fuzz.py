@@ -18,20 +18,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from crc32c import crc32c
 
-from mansio.errors import (
-    CorruptMessage,
-    InvalidRecord,
-    UnsupportedCompression,
-    UnsupportedMessageFormat,
-    WireError,
+from fuzz.mutations import framed, mutated
+from fuzz.targets import (
+    BATCH_ERRORS,
+    MAX_OUTPUT_BYTES,
+    batch_corpus,
+    decode_frame,
+    open_batch,
+    request_corpus,
+    small_message,
 )
+from mansio.errors import WireError
 from mansio.wire import fetch, messages, produce, records
-from mansio.wire.compression import Codec, decompress
+from mansio.wire.compression import decompress
 from mansio.wire.frames import FrameReader
-from mansio.wire.headers import read_request_header, request_header, response_header
+from mansio.wire.headers import request_header, response_header
 from mansio.wire.messages import REQUEST, RESPONSE
-from mansio.wire.versions import ApiKey, is_offered
-from unit.wire.kio_oracle import every_version, kio_bytes, random_message
+from mansio.wire.versions import ApiKey
+from unit.wire.kio_oracle import every_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,74 +46,8 @@ RESPONSES = 14_000
 BATCHES = 24_000
 BODIES = 6_000
 MAX_FRAME_BYTES = 4096
-MAX_OUTPUT_BYTES = 64 * 1024
 MAX_SECONDS_EACH = 0.5
 MAX_GROWTH_BYTES = 150 * 1024 * 1024
-BATCH_ERRORS = (CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat)
-EDGES = (
-    b"\x00",
-    b"\xff",
-    b"\x7f",
-    b"\x80",
-    b"\x7f\xff\xff\xff",
-    b"\xff\xff\xff\xff",
-    b"\xff\xff\xff\xff\x0f",
-)
-
-
-def mutated(random: Random, data: bytes) -> bytes:
-    out = bytearray(data)
-    for _ in range(random.choice((1, 1, 2, 4))):
-        at = random.randrange(len(out) + 1)
-        kind = random.randrange(6)
-        if kind == 0 and at < len(out):
-            out[at] ^= 1 << random.randrange(8)
-        elif kind == 1:
-            edge = random.choice(EDGES)
-            out[at : at + len(edge)] = edge
-        elif kind == 2:
-            del out[at:]
-        elif kind == 3:
-            del out[at : at + random.randrange(1, 5)]
-        elif kind == 4:
-            out[at:at] = random.randbytes(random.randrange(1, 5))
-        else:
-            out[at:at] = out[random.randrange(len(out) + 1) :][:40]
-    return bytes(out)
-
-
-def small_message(random: Random, api_key: int, version: int, direction: str) -> bytes:
-    entity = messages._schema(api_key, version, direction)
-    return min((kio_bytes(entity, random_message(random, entity)) for _ in range(4)), key=len)[:400]
-
-
-def framed(data: bytes) -> bytes:
-    return len(data).to_bytes(4, "big") + data
-
-
-def decode_frame(frame: memoryview) -> None:
-    """What a server does with one frame."""
-    header = read_request_header(frame)
-    if not is_offered(header.api_key, header.api_version):
-        return
-    if header.api_key == ApiKey.PRODUCE:
-        request = produce.decode_request(header.api_version, frame, header.body)
-        for _, _, partitions in request.topics:
-            for _, data in partitions:
-                if data is not None:
-                    open_batch(data)
-    elif header.api_key == ApiKey.FETCH:
-        fetch.decode_request(header.api_version, frame, header.body)
-    else:
-        messages.decode_request(header.api_key, header.api_version, frame[header.body :])
-
-
-def open_batch(data: bytes | memoryview) -> None:
-    try:
-        header = records.check_batch(data)
-        assert len(records.read_records(data, max_output_bytes=MAX_OUTPUT_BYTES)) == header.record_count
-    except BATCH_ERRORS:
-        pass
 
 
 def outcome(data: bytes, step: int) -> list[str]:
@@ -155,28 +93,9 @@ def run(count: int, salt: int, make: Callable[[Random], Any], feed: Callable[[An
     assert growth < MAX_GROWTH_BYTES
 
 
-def batch_corpus(random: Random) -> list[bytes]:
-    rows = [
-        (1000 + n, b"key%d" % n, random.choice((None, b"", b"value" * n)), [("h", None)] * (n % 2))
-        for n in range(6)
-    ]
-    return [records.build_batch(rows, codec=codec) for codec in Codec]
-
-
 @pytest.fixture(scope="module")
 def requests() -> list[bytes]:
-    random = Random(SEED)
-    corpus = []
-    for api_key, version, direction in every_version():
-        if direction == REQUEST:
-            for client_id in (None, "client"):
-                header = request_header(api_key, version, 1, client_id)
-                corpus.append(header + small_message(random, api_key, version, direction))
-    for version in (3, 8, 9, 12):
-        for batch in batch_corpus(random):
-            pieces = produce.encode_request(version, 1, "c", -1, 100, [("t", None, [(0, batch)])])
-            corpus.append(b"".join(pieces)[4:])
-    return corpus
+    return request_corpus(Random(SEED))
 
 
 def test_hostile_requests_whole_and_byte_by_byte(requests: list[bytes]) -> None:

@@ -1,0 +1,204 @@
+"""The comparison with other queues says what was measured: arithmetic, counting of fsyncs, Mansio's own rows."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from bench.peers import clients, mansio_broker, syncs, table, workloads
+from bench.peers.__main__ import PEERS, file_system_of
+from bench.peers.peer import Contestant, NotHereError, Place
+from bench.peers.server import Server, free_port
+from bench.peers.table import Entry
+from bench.peers.workloads import WORKLOADS, Run
+from rich.console import Console
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BATCH100 = next(workload for workload in WORKLOADS if workload.name == "batch100")
+CONSUME100 = next(workload for workload in WORKLOADS if workload.name == "consume100")
+LATENCY = next(workload for workload in WORKLOADS if workload.name == "latency")
+SIZE = 100
+SYNCED = syncs.Syncs(seq=1.0, batch100=1.0, consume100=1.0)
+
+
+def run_of(messages_per_s: float, *, p50_us: float | None = None, foreign_cores: float = 0.0) -> Run:
+    return Run(1000, 1.0, messages_per_s, 0.1, 0.1, foreign_cores, p50_us, p50_us, began=100.0, ended=101.0)
+
+
+def entry_of(
+    name: str, *rates: float, server: str = "", counted: syncs.Syncs = SYNCED, raw: bool = False
+) -> Entry:
+    contestant = Contestant(name, name, "", True, server or name, None, None, is_raw=raw)
+    entry = Entry(contestant, syncs=counted)
+    entry.runs[BATCH100.name, SIZE] = [run_of(rate) for rate in rates]
+    return entry
+
+
+def mansio_of(*rates: float, raw: bool = False) -> Entry:
+    return entry_of("mansio-raw" if raw else "mansio", *rates, server="mansio", raw=raw)
+
+
+# -- arithmetic --------
+
+
+def test_a_lead_is_taken_between_runs_of_one_repetition() -> None:
+    # The machine is three times slower in the last repetition; the lead is the same in all.
+    lead = table.ahead(
+        mansio_of(300, 330, 100), entry_of("p", 100, 110, 33.333), "batch100", SIZE, "messages_per_s"
+    )
+    assert lead is not None
+    assert lead.ratios == pytest.approx((3, 3, 3), rel=0.01)
+
+
+def test_a_shorter_latency_is_a_lead() -> None:
+    ours, theirs = mansio_of(), entry_of("p")
+    ours.runs["latency", SIZE] = [run_of(1000, p50_us=200)]
+    theirs.runs["latency", SIZE] = [run_of(1000, p50_us=500)]
+    (lead,) = table.leads([ours, theirs], LATENCY, SIZE, "p50_us")
+    assert lead.median == pytest.approx(2.5)
+
+
+def test_a_failed_run_costs_its_pair_only() -> None:
+    ours, theirs = mansio_of(300, 300), entry_of("p", 100, 100)
+    theirs.runs["batch100", SIZE][0] = None
+    (lead,) = table.leads([ours, theirs], BATCH100, SIZE, "messages_per_s")
+    assert lead.ratios == (3,)
+
+
+def test_only_equals_are_compared_whatever_a_configuration_promises() -> None:
+    weak = entry_of("weak", 900, counted=syncs.Syncs(seq=0.02, batch100=0.0))
+    equal = entry_of("equal", 100)
+    best = table.closest([mansio_of(300), weak, equal], BATCH100, SIZE, "messages_per_s")
+    assert best is not None
+    assert best.theirs is equal
+    assert best.median == pytest.approx(3)
+
+
+def test_the_raw_load_is_nobodys_yardstick() -> None:
+    assert (
+        table.yardstick(
+            [mansio_of(900, raw=True), ours := mansio_of(300)], "batch100", SIZE, "messages_per_s"
+        )
+        is ours
+    )
+
+
+def test_a_lead_below_what_is_asked_is_missed() -> None:
+    assert BATCH100.lead_min == 3
+    assert table.missed([mansio_of(299), entry_of("p", 100)], [BATCH100], [SIZE])
+    assert not table.missed([mansio_of(301), entry_of("p", 100)], [BATCH100], [SIZE])
+
+
+@pytest.mark.parametrize(("part", "expected"), [(0.5, 50), (0.99, 99), (1.0, 100)])
+def test_percentiles(part: float, expected: int) -> None:
+    assert workloads.percentile(list(range(1, 101)), part) == expected
+
+
+def test_what_the_table_shows() -> None:
+    ours, theirs = mansio_of(300, 330), entry_of("Peer", 100, 110)
+    theirs.runs["batch100", SIZE][1] = replace(run_of(110), foreign_cores=0.9)
+    weak = entry_of("Weak", 1000, counted=syncs.Syncs(seq=0.0, batch100=0.0))
+    console = Console(width=120, record=True, file=None, quiet=False)
+    with console.capture() as capture:
+        console.print(table.size_table([ours, weak, theirs], [BATCH100], SIZE))
+    shown = capture.get()
+    assert "~105" in shown  # disturbed
+    assert "3.00x" in shown
+    assert shown.index("mansio") < shown.index("Peer") < shown.index("weaker") < shown.index("Weak")
+
+
+# -- counting --------
+
+
+TRACE = """\
+41 100.100000 fdatasync(7)          = 0
+42 100.200000 fsync(8 <unfinished ...>
+41 100.250000 fdatasync(7 <unfinished ...>
+42 100.300000 <... fsync resumed>)  = 0
+41 100.310000 <... fdatasync resumed>) = 0
+41 100.400000 msync(0x7f, 4096, MS_SYNC) = 0
+41 100.500000 fsync(9)              = -1 EINVAL (Invalid argument)
+41 102.000000 fdatasync(7)          = 0
+42 102.100000 +++ exited with 0 +++
+"""
+
+
+def test_each_fsync_is_counted_once_and_only_during_the_run(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    trace.write_text(TRACE)
+    times = syncs.sync_times(trace)
+    assert times == [100.1, 100.2, 100.25, 100.4, 102.0]
+    assert syncs.syncs_per_unit(times, replace(run_of(4), messages=4), 1) == 1.0
+    assert syncs.syncs_per_unit(times, replace(run_of(4), messages=400), 100) == 1.0
+
+
+# -- the machinery --------
+
+
+def test_names_are_unique_and_every_peer_says_what_an_acknowledgement_means() -> None:
+    contestants = [one for peer in PEERS for one in peer.contestants()]
+    names = [one.name for one in contestants]
+    assert len(set(names)) == len(names)
+    assert all(one.durability for one in contestants)
+
+
+def test_a_failure_in_a_client_process_is_told_and_ends_the_others() -> None:
+    async def fails(_: object) -> None:
+        raise ValueError("no such queue")
+
+    async def waits(ready: clients.Ready) -> None:
+        ready()
+
+    with pytest.raises(clients.ClientError, match="no such queue"):
+        clients.together([fails, waits], 5)
+
+
+def test_a_server_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) -> None:
+    place = Place(tmp_path / "server", free_port())
+    place.directory.mkdir()
+    server = Server(place)
+    server.start(["sh", "-c", "echo not as root; exit 1"])
+    with pytest.raises(NotHereError, match="not as root"):
+        server.wait_for_port()
+
+
+def test_the_file_system_of_memory_is_known() -> None:
+    assert file_system_of(workloads.Path("/proc/self")) == "proc"
+
+
+@pytest.fixture(scope="module")
+def mansio_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    place = Place(tmp_path_factory.mktemp("peers") / "mansio", free_port())
+    place.directory.mkdir()
+    server = mansio_broker.serve(place)
+    yield server
+    server.stop()
+    assert not server.tree()
+
+
+QUEUES = itertools.count()
+
+
+@pytest.mark.parametrize("contestant", mansio_broker.contestants(), ids=lambda one: one.name)
+def test_mansios_rows_are_measured(
+    contestant: Contestant, mansio_server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workloads, "QUIET_WAIT_S", 0.0)
+    workload = BATCH100 if contestant.is_raw else CONSUME100  # which publishes first
+    queue = f"queue{next(QUEUES)}"
+    run = workloads.measure(contestant, mansio_server, workload, queue=queue, size=SIZE, seconds=0.1)
+    assert run.messages >= workload.batch
+    assert run.messages_per_s == pytest.approx(run.messages / run.seconds, rel=0.02)
+
+
+def test_latency_counts_from_the_time_a_message_was_due(mansio_server: Server) -> None:
+    driver = mansio_broker.OwnDriver(mansio_server.place.port)
+    clients.alone(lambda: driver.create("paced"))
+    found = workloads.paced(driver, "paced", SIZE, 0.2)
+    assert found["messages"] == 200
+    assert 0 < found["p50_us"] <= found["p99_us"]

@@ -1,0 +1,31 @@
+"""A test of the tests: a defect of one line, planted in a copy of the source, is found by the tests that should."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from checks.defects import DEFECTS, MORE
+from checks.planted import Defect, caught, lines_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=[defect.name.replace(" ", "-") for defect in DEFECTS])
+def test_a_planted_defect_is_found(defect: Defect, tmp_path: Path) -> None:
+    print(caught(defect, tmp_path))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("defect", MORE, ids=[defect.name.replace(" ", "-") for defect in MORE])
+def test_more_planted_defects_are_found_by_their_whole_room(defect: Defect, tmp_path: Path) -> None:
+    print(caught(defect, tmp_path))
+
+
+def test_every_defect_still_has_its_line() -> None:
+    """Those of the night, too: a table that nobody can apply any more is found by day."""
+    for defect in (*DEFECTS, *MORE):
+        lines_of(defect)
