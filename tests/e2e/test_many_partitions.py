@@ -7,6 +7,8 @@ that only a cost per partition of another kind would miss.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import time
 from typing import TYPE_CHECKING
@@ -16,6 +18,7 @@ import pytest
 import mansio
 from mansio.client.producer import ProducerOptions
 from support.process import ServedBroker
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -114,3 +117,27 @@ def test_partitions_of_a_broker_that_was_killed_keep_apart_what_is_damaged(tmp_p
         for index in range(20):
             if index not in (3, 11):
                 assert client.publish("one", b"more", partition=index).offset == 1
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="counts descriptors as Linux shows them")
+def test_deleted_topic_gives_its_files_back_at_once(tmp_path: Path) -> None:
+    """Not when the collector of cycles comes by: until then the disk would keep the space as well."""
+
+    def deleted_but_open() -> list[str]:
+        names = []
+        for number in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                names.append(os.readlink(f"/proc/self/fd/{number}"))
+        return [name for name in names if name.startswith(str(tmp_path)) and name.endswith("(deleted)")]
+
+    with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                client.admin.create_topic("gone", partitions=2)
+                client.publish("gone", b"something", partition=1)
+                client.admin.delete_topic("gone")
+            wait_until(lambda: not deleted_but_open(), what="the files of deleted partitions are closed")
+        finally:
+            gc.enable()

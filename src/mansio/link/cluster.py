@@ -100,6 +100,14 @@ class Cluster:
                 raise ConnectionLost(f"broker {node_id} is not in the cluster")
         return await self._connect(node.host, node.port, lane)
 
+    def open_connection(self, node_id: int, lane: str = "main") -> Connection | None:
+        """The connection to one broker if it is open already: for the hot path."""
+        node = self.nodes.get(node_id)
+        if node is None:
+            return None
+        connection = self._connections.get((node.host, node.port, lane))
+        return None if connection is None or connection.closed else connection
+
     async def any_connection(self) -> Connection:
         """A connection to any broker: one that is open, else the first that answers."""
         for (_, _, lane), connection in self._connections.items():

@@ -7,6 +7,7 @@ Always true:
 * Every waiter is answered: with its response, or `ConnectionLost` when the connection ends, or `RequestTimedOut`.
   A request that times out ends the connection, as the answers behind it would come later still.
 * A waiter that is cancelled leaves its request under way; the answer is thrown away when it comes.
+* However many wait, there is one timer: it looks after the request that has to be answered first.
 * The response handed out is a copy, valid for as long as it is kept.
 """
 
@@ -16,7 +17,7 @@ import asyncio
 import itertools
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnsupportedVersion, WireError
 from mansio.version import __version__
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 CORRELATION_ID_MAX = 0x7FFFFFFF
 UNSUPPORTED_VERSION = 35
+CLOCK_RESOLUTION_S = 0.001
+"""How much too early a timer may ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,23 @@ class ConnectionOptions:
 DEFAULT_OPTIONS = ConnectionOptions()
 
 
+class Waiter(Protocol):
+    """Who waits for an answer: a future, or something with these four methods of one, to be spared the turn of the loop
+    that a future takes. They are called on the loop's thread and raise nothing."""
+
+    def done(self) -> bool:
+        """Whether it waits no more, because it was told or gave up: what comes is thrown away."""
+
+    def cancelled(self) -> bool:
+        """Whether the request need not even be sent, if it was not yet."""
+
+    def set_result(self, result: bytes, /) -> None:
+        """The whole response frame, without its length."""
+
+    def set_exception(self, exception: MansioError, /) -> None:
+        """`ConnectionLost` or `RequestTimedOut`."""
+
+
 class Connection(asyncio.BufferedProtocol):
     """A live connection; make one with `Connection.open`. Belongs to the loop it was opened on."""
 
@@ -62,7 +82,11 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(options.frame_bytes_max)
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._waiting: dict[int, tuple[Waiter, float]] = {}
+        """By correlation id: who waits, and until when."""
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = float("inf")
+        """When it rings: at the earliest of those moments, or before."""
         self._backlog: deque[tuple[Sequence[Buffer], int]] = deque()
         self._correlation_ids = itertools.count()
         self._paused = False
@@ -141,23 +165,33 @@ class Connection(asyncio.BufferedProtocol):
         self, buffers: Sequence[Buffer], correlation_id: int, *, timeout_ms: float | None = None
     ) -> bytes:
         """Send an encoded request (with its length) and return the whole response frame (without its length)."""
-        waiter = self.begin(buffers, correlation_id)
-        seconds = (self.options.request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
-        timer = self._loop.call_later(seconds, self._time_out, waiter)
-        try:
-            return await waiter
-        finally:
-            timer.cancel()
+        waiter: asyncio.Future[bytes] = self._loop.create_future()
+        self.begin(buffers, correlation_id, waiter, timeout_ms=timeout_ms)
+        return await waiter
 
-    def begin(self, buffers: Sequence[Buffer], correlation_id: int) -> asyncio.Future[bytes]:
+    def begin(
+        self,
+        buffers: Sequence[Buffer],
+        correlation_id: int,
+        waiter: Waiter,
+        *,
+        timeout_ms: float | None = None,
+    ) -> None:
         """`exchange` without waiting: the request takes its place in the order of sending now."""
         if self._failure is not None:
             raise ConnectionLost(str(self._failure))
-        waiter: asyncio.Future[bytes] = self._loop.create_future()
-        self._waiting[correlation_id] = waiter
-        self._backlog.append((buffers, correlation_id))
-        self._send_backlog()
-        return waiter
+        deadline = (
+            self._loop.time() + (self.options.request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        )
+        self._waiting[correlation_id] = (waiter, deadline)
+        if deadline < self._alarm_at:
+            self._set_alarm(deadline)
+        if self._backlog or self._paused or self._in_flight >= self.options.in_flight_requests_max:
+            self._backlog.append((buffers, correlation_id))
+            return
+        self._in_flight += 1
+        assert self._transport is not None  # nobody gets a connection before it is made
+        self._transport.writelines(buffers)
 
     def send_unanswered(self, buffers: Sequence[Buffer]) -> None:
         """Send a request that gets no response (produce with acks=0)."""
@@ -243,7 +277,7 @@ class Connection(asyncio.BufferedProtocol):
         backlog = self._backlog
         while backlog and not self._paused and self._in_flight < self.options.in_flight_requests_max:
             buffers, correlation_id = backlog.popleft()
-            if self._waiting[correlation_id].cancelled():
+            if self._waiting[correlation_id][0].cancelled():
                 del self._waiting[correlation_id]
                 continue
             self._in_flight += 1
@@ -251,25 +285,42 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines(buffers)
 
     def _answer(self, correlation_id: int, frame: memoryview) -> None:
-        waiter = self._waiting.pop(correlation_id, None)
-        if waiter is None:
+        waiting = self._waiting.pop(correlation_id, None)
+        if waiting is None:
             raise ConnectionLost(f"an answer to a request nobody made (correlation id {correlation_id})")
         self._in_flight -= 1
+        waiter = waiting[0]
         if not waiter.done():
             waiter.set_result(bytes(frame))
 
-    def _time_out(self, waiter: asyncio.Future[bytes]) -> None:
-        if not waiter.done():
-            waiter.set_exception(RequestTimedOut(f"{self._name} did not answer in time"))
+    def _set_alarm(self, moment: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = moment
+        self._alarm = self._loop.call_at(moment, self._look_at_deadlines)
+
+    def _look_at_deadlines(self) -> None:
+        self._alarm, self._alarm_at = None, float("inf")
+        now = self._loop.time()
+        expecting = [(waiter, deadline) for waiter, deadline in self._waiting.values() if not waiter.done()]
+        late = [waiter for waiter, deadline in expecting if deadline <= now + CLOCK_RESOLUTION_S]
+        if late:
+            for waiter in late:
+                waiter.set_exception(RequestTimedOut(f"{self._name} did not answer in time"))
             self._fail(ConnectionLost(f"{self._name} stopped answering"))
+        elif expecting:
+            self._set_alarm(min(deadline for _, deadline in expecting))
 
     def _fail(self, failure: MansioError) -> None:
         if self._failure is not None:
             return
         self._failure = failure
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
         waiting, self._waiting = self._waiting, {}
         self._backlog.clear()
-        for waiter in waiting.values():
+        for waiter, _ in waiting.values():
             if not waiter.done():
                 waiter.set_exception(ConnectionLost(str(failure)))
         if self._transport is not None:
