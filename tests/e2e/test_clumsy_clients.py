@@ -11,6 +11,7 @@ import gc
 import os
 import socket
 import struct
+import threading
 from contextlib import suppress
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -249,6 +250,36 @@ def test_client_that_disappears_in_the_middle_of_anything_leaves_nothing(
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
 def test_client_that_disappears_leaves_nothing(broker: EmbeddedBroker, moment: Moment) -> None:
     check_lives(broker, 3, 20, (moment,))
+
+
+def test_request_that_was_about_to_begin_when_its_client_vanished_takes_no_memory(
+    broker: EmbeddedBroker,
+) -> None:
+    """Its turn comes after the connection has given back what it held, and while others hold some."""
+    server = broker.broker.service.server
+    assert server is not None
+    wait_until(lambda: not left_behind(broker), 10, "the broker is at rest")
+    with RawPeer(port_of(broker)) as other, RawPeer(port_of(broker)) as vanishing:
+        for peer in (other, vanishing):
+            peer.send(PARKED + LARGE_WRITE)
+        wait_until(lambda: len(server.memory._held) == 2, 10, "both hold a request that waits for its turn")
+        ours = vanishing.socket.getsockname()[1]
+        lost = next(
+            found
+            for found in tuple(server._connections)
+            if found._transport is not None and found._transport.get_extra_info("peername")[1] == ours
+        )
+        drained = threading.Event()
+
+        def vanish() -> None:
+            lost.connection_lost(None)
+            lost._drain_backlog()
+            drained.set()
+
+        server.loop.call_soon_threadsafe(vanish)
+        assert drained.wait(5)
+        assert lost not in server.memory._held
+    wait_until(lambda: not left_behind(broker), 10, "nothing is left")
 
 
 @pytest.mark.nightly

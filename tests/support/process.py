@@ -23,6 +23,15 @@ READY_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 15.0
 
 
+TESTS_OWN = ("MANSIO_TEST_", "MANSIO_NIGHTLY_")
+"""What tells the tests something; the broker would refuse it as a setting it does not know."""
+
+
+def inherited() -> dict[str, str]:
+    """The environment a broker gets from the tests."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(TESTS_OWN)}
+
+
 class ServedBroker:
     """One broker process over one data directory; it may be started again after `stop` or `kill`."""
 
@@ -76,7 +85,7 @@ class ServedBroker:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONUNBUFFERED": "1", **self.environment},
+                env={**inherited(), "PYTHONUNBUFFERED": "1", **self.environment},
                 start_new_session=True,
             )
         end = time.monotonic() + READY_DEADLINE_S

@@ -181,6 +181,7 @@ class Connection(asyncio.BufferedProtocol):
         self._blocked_by = None
         self._slots.clear()
         self._backlog.clear()
+        self.backlog_bytes = 0
         self._out.clear()
         self._server.disconnected(self)
 
@@ -207,6 +208,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _account(self) -> None:
         """Tell the server what this connection holds of requests that have not begun."""
+        if self.closed:  # what it held is given back, or soon will be; taken again it would be lost
+            return
         frames = self._frames
         if frames.capacity > KEPT_BYTES and not frames.buffered:
             frames.let_go()  # not only with the next read, which may never come
