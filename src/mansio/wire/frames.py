@@ -8,7 +8,7 @@ connection may hold while it is idle.
 
 Always true: memory follows what was received, not what was announced (a peer that announces 100 MB and sends
 10 bytes costs 10 bytes); feeding bytes one at a time gives the same frames as feeding them at once; a view is valid
-until the next `get_buffer` of any reader that shares the scratch, that is, for one turn of the loop.
+until the next `get_buffer` of any reader that shares the scratch, that is, until the next read.
 """
 
 from __future__ import annotations
