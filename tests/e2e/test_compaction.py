@@ -199,7 +199,7 @@ def on_loop(broker: mansio.Broker, work: Callable[[], object]) -> None:
     broker._call(call(), 10)
 
 
-@pytest.mark.row("L6")
+@pytest.mark.row("L7")
 def test_of_each_key_the_latest_stays_at_its_offset_for_every_client_and_codec(broker: mansio.Broker) -> None:
     world = World(broker)
     for turn, codec in enumerate(CODECS * 3):
@@ -217,7 +217,7 @@ def test_of_each_key_the_latest_stays_at_its_offset_for_every_client_and_codec(b
     assert counts.failed == 0
 
 
-@pytest.mark.row("L6")
+@pytest.mark.row("L7")
 def test_a_tombstone_is_seen_for_its_time_and_then_goes_for_good(broker: mansio.Broker) -> None:
     world = World(broker, delete_retention_ms="1500")
     producer = world.producer("lz4")
@@ -237,7 +237,7 @@ def test_a_tombstone_is_seen_for_its_time_and_then_goes_for_good(broker: mansio.
     assert world.read_by_aiokafka() == without
 
 
-@pytest.mark.row("L6")
+@pytest.mark.row("L7")
 def test_a_record_is_compacted_at_its_age_although_its_segment_is_not_full(broker: mansio.Broker) -> None:
     world = World(broker, max_compaction_lag_ms="300", segment_bytes="1000000")
     for turn in range(3):
@@ -247,7 +247,7 @@ def test_a_record_is_compacted_at_its_age_although_its_segment_is_not_full(broke
     assert len(world.partition.log.segments()) == 2, "what is written next is not closed before its time"
 
 
-@pytest.mark.row("L6")
+@pytest.mark.row("L6", "L7")
 def test_a_topic_may_be_compacted_and_forget_what_is_old(broker: mansio.Broker) -> None:
     world = World(broker, cleanup_policy="compact,delete", retention_ms="3600000")
     old = int(time.time() * 1000) - 7_200_000
@@ -265,7 +265,7 @@ def test_a_topic_may_be_compacted_and_forget_what_is_old(broker: mansio.Broker) 
     assert seen == world.expected()
 
 
-@pytest.mark.row("L6")
+@pytest.mark.row("L7")
 def test_a_restart_keeps_what_was_compacted_and_the_producers_sequences(tmp_path: Path) -> None:
     def batch(sequence: int, key: bytes) -> bytes:
         return build_batch(
@@ -312,7 +312,7 @@ def test_a_restart_keeps_what_was_compacted_and_the_producers_sequences(tmp_path
         assert world.read()[-40:] == world.expected()[-40:]
 
 
-@pytest.mark.row("L6")
+@pytest.mark.row("L7")
 def test_a_reader_meets_no_gap_in_order_and_no_error_while_segments_are_swapped(
     broker: mansio.Broker,
 ) -> None:
@@ -357,7 +357,7 @@ def test_a_reader_meets_no_gap_in_order_and_no_error_while_segments_are_swapped(
     assert broker.broker.service.compactor.counts.swaps > swaps  # type: ignore[union-attr]  # the broker runs
 
 
-@pytest.mark.row("L6")
+@pytest.mark.row("L7")
 def test_the_offsets_of_groups_are_compacted_and_read_the_same_after_it(tmp_path: Path) -> None:
     with broker_in(tmp_path, offsets_topic_partitions=1) as broker:
         world = World(broker)

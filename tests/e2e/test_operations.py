@@ -59,7 +59,7 @@ def manager(tmp_path: Path) -> Iterator[Manager]:
     manager.close()
 
 
-@pytest.mark.row("O2")
+@pytest.mark.row("A9")
 def test_service_manager_hears_ready_alive_and_stopping_and_a_hung_loop_falls_silent(
     tmp_path: Path, manager: Manager
 ) -> None:

@@ -107,6 +107,7 @@ def read(
     return found.throttle_ms, found.topics[0][2][0]
 
 
+@pytest.mark.row("A8")
 def test_a_producer_over_its_quota_is_told_to_pause_and_not_read_until_then(
     world: World, topic: str, me: str
 ) -> None:
@@ -152,6 +153,7 @@ def test_a_quota_belongs_to_the_client_id_not_to_the_connection(world: World, to
         assert write(second, me, topic, 1) > 0, "coming back does not pay the debt"
 
 
+@pytest.mark.row("A8")
 def test_a_consumer_over_its_quota_gets_an_empty_answer_and_the_rest_later(
     world: World, topic: str, me: str
 ) -> None:
@@ -225,6 +227,7 @@ def test_changed_and_removed_quotas_count_at_once(world: World, topic: str, me: 
     assert not [quota for quota in world.client.admin.quotas.list() if quota.client_id == me]
 
 
+@pytest.mark.row("A8")
 def test_quotas_survive_a_restart_and_cost_nothing_when_there_are_none(tmp_path: Path, me: str) -> None:
     with world_in(tmp_path / "data") as world:
         quotas = world.client.admin.quotas
