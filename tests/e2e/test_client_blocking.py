@@ -11,13 +11,13 @@ import pytest
 
 import mansio
 from e2e.client_world import QUICK_MEMBER, broker_in
-from mansio.client import Admin, Client, Consumer, Producer, TopicPartition, blocking
-from mansio.errors import ConnectionLost, UnknownTopicOrPartition
+from mansio.client import Admin, Client, Consumer, Producer, ProducerOptions, TopicPartition, blocking
+from mansio.errors import ConnectionLost, InvalidRecord, MessageTooLarge, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ONLY_FOR_THE_TWIN = {"take", "count_handed_out"}
+ONLY_FOR_THE_TWIN = {"take", "count_handed_out", "hand_over"}
 ASKED_BY_THE_MEMBERSHIP = {"assign", "revoke", "lose", "polled", "seconds_since_poll"}
 
 
@@ -174,3 +174,49 @@ def test_blocking_client_works_inside_a_program_with_a_loop(broker: mansio.Broke
             return client.admin.describe_cluster().controller_id
 
     assert asyncio.run(program()) > 0
+
+
+@pytest.mark.row("A5")
+def test_publish_from_many_threads_keeps_each_ones_order_and_raises_typed_errors(
+    broker: mansio.Broker,
+) -> None:
+    """Publishing takes a way of its own through the loop; errors and metadata come along it too."""
+    with blocking.connect(broker.address) as client:
+        client.admin.create_topic("crowd", partitions=1)
+        stored: dict[int, list[int]] = {}
+
+        def publisher(number: int) -> None:
+            stored[number] = [
+                client.publish("crowd", b"%d %d" % (number, count), key=b"k").offset for count in range(50)
+            ]
+
+        threads = [threading.Thread(target=publisher, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        with pytest.raises(InvalidRecord, match="not int"):
+            client.publish("crowd", 5)  # type: ignore[arg-type]  # the mistake itself
+        with pytest.raises(UnknownTopicOrPartition, match="no partition 7"):
+            client.publish("crowd", b"x", partition=7)
+        with pytest.raises(MessageTooLarge):
+            client.publish("crowd", bytes(3 << 20))
+        for thread in threads:
+            thread.join(60)
+        found = [message.value or b"" for message in client.consume("crowd", to_end=True)]
+        assert sorted(offset for offsets in stored.values() for offset in offsets) == list(range(300))
+        for number, offsets in stored.items():
+            assert [found[offset] for offset in offsets] == [
+                b"%d %d" % (number, count) for count in range(50)
+            ]
+    with pytest.raises(RuntimeError, match="closed"):
+        client.publish("crowd", b"late")
+
+
+@pytest.mark.row("A5")
+def test_publish_waits_for_room_and_goes_on(broker: mansio.Broker) -> None:
+    with blocking.connect(broker.address) as client:
+        client.admin.create_topic("room", partitions=1)
+        options = ProducerOptions(buffer_bytes_max=1_000, batch_bytes_max=1_000)
+        with client.producer(options) as producer:
+            sent = [producer.send("room", bytes(300)) for _ in range(3)]
+            assert producer.publish("room", bytes(600)).offset == 3
+            assert [delivery.result().offset for delivery in sent] == [0, 1, 2]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from mansio.errors import InvalidRecord, MansioError
 
@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 
 RECORD_OVERHEAD_BYTES = 24
 """What a record's own lengths, deltas and bookkeeping cost at most, about."""
+
+
+class Waiter(Protocol):
+    """Who waits for a batch to be settled: a future, or something with these two methods of one."""
+
+    def done(self) -> bool:
+        """Whether it waits no more."""
+
+    def set_result(self, result: None, /) -> None:
+        """The batch is settled, or was split: its halves are to be waited for then."""
 
 
 class Batch:
@@ -64,7 +74,7 @@ class Batch:
         self.log_append_time_ms = -1
         self.error: MansioError | None = None
         self.record_errors: Mapping[int, str] = {}
-        self.waiters: list[asyncio.Future[None]] = []
+        self.waiters: list[Waiter] = []
 
     def settle(self) -> None:
         """Say the outcome to whoever waits. The outcome's fields are set already."""
@@ -154,6 +164,11 @@ class Delivery:
             yield from self.batch.settled().__await__()
         return self.batch.outcome(self._index)
 
+    def tell(self, waiter: Waiter) -> None:
+        """Let `waiter.set_result` know when the outcome is known, or the batch was split; for a delivery that is not
+        done."""
+        self.batch.waiters.append(waiter)
+
     def done(self) -> bool:
         """Whether the outcome is known."""
         return _is_done(self.batch)
@@ -186,6 +201,7 @@ class PartitionQueue:
         "partition",
         "producer_epoch",
         "ready",
+        "sent_records",
         "topic",
     )
 
@@ -195,6 +211,8 @@ class PartitionQueue:
         self.open: Batch | None = None
         self.ready: deque[Batch] = deque()
         self.in_flight = 0
+        self.sent_records = 0
+        """How many records the last batch had that was sent."""
         self.is_recovering = False
         """After a failure: one batch at a time, until those that were under way are through."""
         self.blocked_until = 0.0

@@ -14,11 +14,13 @@ threads.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 from itertools import islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self
 
-from mansio.link.blocking import LoopThread, Twin, blocking, on_loop
+from mansio.errors import MansioError
+from mansio.link.blocking import Call, LoopThread, Twin, blocking, on_loop
 
 from . import admin as asyncio_admin
 from . import admin_quotas as asyncio_quotas
@@ -101,10 +103,62 @@ def _delivering(
     return call
 
 
+class _Publishing:
+    """One publish that a thread waits for: on the loop it needs neither task nor future, only this waiter."""
+
+    __slots__ = ("_call", "_delivery")
+
+    def __init__(self, call: Call[RecordMetadata], delivery: AsyncDelivery) -> None:
+        self._call = call
+        self._delivery = delivery
+
+    def done(self) -> bool:
+        """Whether nobody waits any more."""
+        return self._call.done()
+
+    def set_result(self, _: None, /) -> None:
+        """The batch is settled or split."""
+        if not self._delivery.done():
+            self._call.follow(asyncio.get_running_loop().create_task(_awaited(self._delivery)))
+            return
+        try:
+            stored = self._delivery.result()
+        except MansioError as error:
+            self._call.set_exception(error)
+        else:
+            self._call.set_result(stored)
+
+
+def _publishing(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, RecordMetadata]],
+    hand_over: Callable[Concatenate[Any, P], AsyncDelivery | None],
+) -> Callable[Concatenate[Any, P], RecordMetadata]:
+    """The twin of `publish`. What has to wait before the record is in its batch (for metadata, for room) takes the
+    way of every other method."""
+
+    @functools.wraps(method)
+    def call(self: Twin[Any], /, *args: P.args, **kwargs: P.kwargs) -> RecordMetadata:
+        def begin(outcome: Call[RecordMetadata]) -> None:
+            delivery = hand_over(self._original, *args, **kwargs)
+            if delivery is None:
+                work = method(self._original, *args, **kwargs)
+                outcome.follow(asyncio.get_running_loop().create_task(work))
+                return
+            publishing = _Publishing(outcome, delivery)
+            if delivery.done():
+                publishing.set_result(None)
+            else:
+                delivery.tell(publishing)
+
+        return self._thread.call(begin)
+
+    return call
+
+
 class Producer(Twin[asyncio_producer.Producer]):
     """Publishes to any topic of one cluster. Use as `with`, or call `close()`."""
 
-    publish = blocking(asyncio_producer.Producer.publish)
+    publish = _publishing(asyncio_producer.Producer.publish, asyncio_producer.Producer.hand_over)
     send = _delivering(asyncio_producer.Producer.send)
     flush = blocking(asyncio_producer.Producer.flush)
     close = blocking(asyncio_producer.Producer.close)
@@ -239,7 +293,7 @@ class Client(Twin[asyncio_client.Client]):
         super().__init__(thread, original)
         self.admin = Admin(thread, original.admin)
 
-    publish = blocking(asyncio_client.Client.publish)
+    publish = _publishing(asyncio_client.Client.publish, asyncio_client.Client.hand_over)
     flush = blocking(asyncio_client.Client.flush)
     producer = _producing(asyncio_client.Client.producer)
     consume = _consuming(asyncio_client.Client.consume)

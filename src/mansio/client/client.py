@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
+    from .accumulator import Delivery
     from .consumer_options import RebalanceCallback
     from .producer import HeadersLike, Publishable
     from .types import RecordMetadata, StartAt
@@ -113,6 +114,21 @@ class Client:
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; see `Producer.publish`."""
         return await self._default_producer().publish(
+            topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
+        )
+
+    def hand_over(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | datetime | None = None,
+    ) -> Delivery | None:
+        """`publish` for the blocking twin; see `Producer.hand_over`."""
+        return self._default_producer().hand_over(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from crc32c import crc32c
 
 from mansio.errors import CorruptMessage, InvalidRecord
+from mansio.wire.record_rows import read_rows
 from mansio.wire.records import iterate_batches, read_records
 
 from .types import Message
@@ -80,13 +81,14 @@ def decode_chunk(
                 f"{topic}-{partition} at offset {header.base_offset}: {header.record_count} records in one batch are"
                 f" more than batch_bytes_max ({batch_bytes_max}) allows"
             )
-        records = read_records(batch, max_output_bytes=max(batch_bytes_max, header.size))
+        messages = read_rows(
+            batch, Message, topic, partition, max_output_bytes=max(batch_bytes_max, header.size)
+        )
         if header.base_offset < first_offset:
-            records = [record for record in records if record.offset >= first_offset]
+            messages = [message for message in messages if message.offset >= first_offset]
         if stop is not None and next_offset > stop:
-            records = [record for record in records if record.offset < stop]
-        make = Message._make
-        yield MessageBatch(state, [make((topic, partition, *record)) for record in records], next_offset)
+            messages = [message for message in messages if message.offset < stop]
+        yield MessageBatch(state, messages, next_offset)
 
 
 def _is_abort(batch: memoryview) -> bool:

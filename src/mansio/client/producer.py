@@ -140,11 +140,33 @@ class Producer:
         Raises the broker's typed error, `InvalidRecord` for what is neither bytes nor text, `RequestTimedOut` after the
         delivery timeout. A cancelled call may still publish its record.
         """
-        return await (
-            await self.send(
-                topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
-            )
-        )
+        record = _record(value, key, headers, partition, timestamp_ms)
+        batch = self._put_at_once(topic, record)
+        if batch is None:
+            batch = (await self._put(topic, record))[1]
+        index = len(batch.records) - 1
+        if not batch.is_settled:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            batch.waiters.append(waiter)
+            await waiter
+        if batch.halves is not None:
+            await batch.settled()
+        return batch.outcome(index)
+
+    def hand_over(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | datetime | None = None,
+    ) -> Delivery | None:
+        """`publish` for a caller that waits for the delivery without a task of its own, as the blocking twin does;
+        None when metadata or room has to be waited for first, and nothing was done."""
+        batch = self._put_at_once(topic, _record(value, key, headers, partition, timestamp_ms))
+        return None if batch is None else Delivery(batch, len(batch.records) - 1)
 
     async def send(
         self,
@@ -157,20 +179,7 @@ class Producer:
         timestamp_ms: int | datetime | None = None,
     ) -> Delivery:
         """Hand one record over and go on; waits only for the topic's metadata or for room in the buffer."""
-        record = OutgoingRecord(
-            _bytes(value),
-            _bytes(key),
-            () if headers is None else _headers(headers),
-            partition,
-            None if timestamp_ms is None else milliseconds(timestamp_ms),
-        )
-        view = self._cluster.cached_topic(topic)
-        if view is None or (partition is not None and partition >= len(view.partitions)):
-            view = await self._look_up(topic)
-        size = _size(record)
-        if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
-            await self._wait_for_room(size)
-        sealed, batch = self._append(topic, view, record, size)
+        sealed, batch = await self._put(topic, _record(value, key, headers, partition, timestamp_ms))
         delivery = Delivery(batch, len(batch.records) - 1)
         if sealed:
             await asyncio.sleep(0)  # a tight loop of sends lets the sender work once per batch
@@ -189,15 +198,7 @@ class Producer:
                 record = (
                     _checked(given) if isinstance(given, OutgoingRecord) else OutgoingRecord(_bytes(given))
                 )
-                view = self._cluster.cached_topic(topic)
-                if view is None or (
-                    record.partition is not None and record.partition >= len(view.partitions)
-                ):
-                    view = await self._look_up(topic)
-                size = _size(record)
-                if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
-                    await self._wait_for_room(size)
-                sealed, batch = self._append(topic, view, record, size)
+                sealed, batch = await self._put(topic, record)
                 begin = len(batch.records) - 1
                 position += 1
                 if type(given) is bytes:
@@ -226,7 +227,29 @@ class Producer:
 
     # -- inside --------
 
-    def _append(self, topic: str, view: TopicView, record: OutgoingRecord, size: int) -> tuple[bool, Batch]:
+    def _put_at_once(self, topic: str, record: OutgoingRecord) -> Batch | None:
+        """Put a record that is waited for at the end of its batch, if nothing has to be awaited for that."""
+        view = self._cluster.cached_topic(topic)
+        if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
+            return None
+        size = _size(record)
+        if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
+            return None
+        return self._append(topic, view, record, size, is_awaited=True)[1]
+
+    async def _put(self, topic: str, record: OutgoingRecord) -> tuple[bool, Batch]:
+        """Put a record at the end of its batch, as soon as its topic is known and there is room. See `_append`."""
+        view = self._cluster.cached_topic(topic)
+        if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
+            view = await self._look_up(topic)
+        size = _size(record)
+        if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
+            await self._wait_for_room(size)
+        return self._append(topic, view, record, size)
+
+    def _append(
+        self, topic: str, view: TopicView, record: OutgoingRecord, size: int, *, is_awaited: bool = False
+    ) -> tuple[bool, Batch]:
         """Put a record at the end of its batch. Says whether that sealed another."""
         if self._is_closed:
             raise ConnectionLost("the producer is closed")
@@ -253,15 +276,16 @@ class Producer:
             batch = None
             if keyless:
                 queues.choose_sticky(view)  # for the records after this one
+        is_new = batch is None
         if batch is None:
             batch = queue.open = Batch(queue, self._loop.time())
-            self._sender.opened(batch)
         if timestamp_ms is None:
             timestamp_ms = int(time.time() * 1000)
-        records = batch.records
-        records.append((timestamp_ms, key, value, headers))
+        batch.records.append((timestamp_ms, key, value, headers))
         batch.size += size
         self._sender.buffered_bytes += size
+        if is_new:
+            self._sender.opened(batch, is_awaited=is_awaited)
         return sealed, batch
 
     def _extend(self, batch: Batch, run: Sequence[Publishable], position: int) -> int:
@@ -318,6 +342,23 @@ class Producer:
                 self._sender.seal(batch.queue)
         for batch in batches:
             await batch.settled()
+
+
+def _record(
+    value: bytes | str | None,
+    key: bytes | str | None,
+    headers: HeadersLike | None,
+    partition: int | None,
+    timestamp_ms: int | datetime | None,
+) -> OutgoingRecord:
+    """What the caller gave, as bytes and numbers. `InvalidRecord`."""
+    return OutgoingRecord(
+        _bytes(value),
+        _bytes(key),
+        () if headers is None else _headers(headers),
+        partition,
+        None if timestamp_ms is None else milliseconds(timestamp_ms),
+    )
 
 
 def _size(record: OutgoingRecord) -> int:

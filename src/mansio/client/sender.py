@@ -1,8 +1,8 @@
 """From sealed batches to acknowledgements.
 
 Owns the requests of one producer: which batches go to which broker in one request, how many are under way, what is
-sent again and when to give up. Idempotence (KIP-98) lives here: sequence numbers are given when a batch is first
-sent and kept through every retry.
+sent again and when to give up (how a request looks is `request`'s business). Idempotence (KIP-98) lives here: sequence
+numbers are given when a batch is first sent and kept through every retry.
 
 How order survives failure: a partition has up to `in_flight_batches_max` batches under way. When one fails in a way
 that may pass, the partition is *recovering*: nothing new leaves until all that is under way has come back, then the
@@ -12,16 +12,22 @@ batch whose predecessor is missing (OUT_OF_ORDER_SEQUENCE); with the predecessor
 A batch given up may or may not be stored. The batches behind it keep their numbers: if it was stored they are
 accepted, if not they are refused, and only then the partition begins a new producer epoch (KIP-360) and numbers them
 anew, so none is ever stored twice.
+
+A request to a broker that is connected needs neither task nor future: it leaves in the turn of the loop in which it is
+due, and its answer is dealt with where it is read. While a connection is being made, nothing else leaves for its
+broker, so that nothing overtakes what waits for it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import struct
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import (
     ConnectionLost,
+    InvalidRecord,
     MansioError,
     MessageTooLarge,
     OutOfOrderSequence,
@@ -29,12 +35,12 @@ from mansio.errors import (
     UnknownProducerId,
 )
 from mansio.link.cluster import check_top_level
-from mansio.link.metadata import NO_TOPIC_ID
 from mansio.link.retry import error_for
-from mansio.wire import produce
 from mansio.wire.compression import Codec
-from mansio.wire.records import build_batch
+from mansio.wire.produce import PartitionResult
 from mansio.wire.versions import ApiKey
+
+from .request import NOBODY, Identity, PendingRequest, RequestWriter
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,13 +50,16 @@ if TYPE_CHECKING:
 
     from .accumulator import Batch, PartitionQueue
     from .producer import ProducerOptions
+    from .request import Outcomes
 
 logger = logging.getLogger(__name__)
 
 DUPLICATE_SEQUENCE_NUMBER = 46
-HIGHEST_VERSION_WITH_NAMES = 12
 REQUESTS_IN_FLIGHT_MAX = 5
 EXPIRY_CHECK_SECONDS = 0.5
+LANE = "produce"
+NOT_ASKED = PartitionResult(-1)
+"""What stands for the answer with acks=0."""
 
 
 class Sender:
@@ -66,30 +75,40 @@ class Sender:
         self._queues: dict[PartitionQueue, None] = {}
         """Queues that hold anything, in the order in which they get their turn."""
         self._in_flight: dict[int, int] = {}
+        self._connecting: set[int] = set()
+        self._pending: set[PendingRequest] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._locating: set[str] = set()
         self._refreshing: set[str] = set()
         self._woken = False
         self._timer: asyncio.TimerHandle | None = None
         self._expiry: asyncio.TimerHandle | None = None
-        self._producer_id = -1
-        self._initial_epoch = 0
+        self._identity = NOBODY
         self._identifying = False
-        self._codec = Codec[options.codec.upper()]
-        self._acks = -1 if options.acks == "all" else options.acks
+        self._writer = RequestWriter(
+            cluster, acks=-1 if options.acks == "all" else options.acks, codec=Codec[options.codec.upper()]
+        )
 
     # -- what the producer says --------
 
-    def opened(self, batch: Batch) -> None:
-        """A batch got its first record: it may leave after the linger time."""
+    def opened(self, batch: Batch, *, is_awaited: bool = False) -> None:
+        """A batch got its first record: it may leave after the linger time.
+
+        `is_awaited`: who put it there waits for it. If records came one by one lately, it leaves now; otherwise in the
+        loop's next turn, so that others that are published in this one join it.
+        """
         self.unsettled.add(batch)
-        self._queues.setdefault(batch.queue)
+        queue = batch.queue
+        self._queues.setdefault(queue)
         if self._expiry is None:
             self._expiry = self._loop.call_later(EXPIRY_CHECK_SECONDS, self._expire)
         if self._options.linger_ms:
             self._wake_at(batch.created + self._options.linger_ms / 1000)
-        else:
-            self._wake()
+        elif not queue.in_flight:  # otherwise its turn comes with the answer
+            if is_awaited and queue.sent_records == 1 and not self._woken:
+                self._dispatch()
+            else:
+                self._wake()
 
     def seal(self, queue: PartitionQueue) -> None:
         """The open batch of a queue is full, or somebody waits: it may leave now."""
@@ -105,6 +124,9 @@ class Sender:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        for pending in self._pending:
+            pending.give_up()
+        self._pending.clear()
         for batch in list(self.unsettled):
             self._settle(batch, ConnectionLost("the producer was closed before the record was acknowledged"))
         self._queues.clear()
@@ -131,7 +153,7 @@ class Sender:
     def _dispatch(self) -> None:
         """Start every request that can start now."""
         self._woken = False
-        if self._options.is_idempotent and self._producer_id < 0:
+        if self._identity is NOBODY and self._options.is_idempotent:
             if self._queues and not self._identifying:
                 self._identifying = True
                 self._spawn(self._identify())
@@ -143,7 +165,11 @@ class Sender:
             if not self._may_send(queue, now):
                 continue
             node = self._leader(queue)
-            if node is None or self._in_flight.get(node, 0) >= REQUESTS_IN_FLIGHT_MAX:
+            if (
+                node is None
+                or node in self._connecting
+                or self._in_flight.get(node, 0) >= REQUESTS_IN_FLIGHT_MAX
+            ):
                 continue
             if not queue.ready:
                 queue.seal()
@@ -153,6 +179,7 @@ class Sender:
                 continue
             batch = queue.ready.popleft()
             queue.number(batch)
+            queue.sent_records = len(batch.records)
             queue.in_flight += 1
             chosen.setdefault(node, []).append(batch)
             sizes[node] = sizes.get(node, 0) + size
@@ -162,7 +189,13 @@ class Sender:
                 self._wake()
         for node, batches in chosen.items():
             self._in_flight[node] = self._in_flight.get(node, 0) + 1
-            self._spawn(self._send(node, batches))
+            pending = PendingRequest(node, batches, self._ended)
+            connection = self._cluster.open_connection(node, LANE)
+            if connection is None:
+                self._connecting.add(node)
+                self._spawn(self._connect_and_send(pending))
+            else:
+                self._send(connection, pending)
 
     def _may_send(self, queue: PartitionQueue, now: float) -> bool:
         if queue.blocked_until > now:
@@ -231,7 +264,7 @@ class Sender:
         }
         try:
             answer = await self._cluster.request(ApiKey.INIT_PRODUCER_ID, fields, check=check_top_level)
-            self._producer_id, self._initial_epoch = answer.producer_id, answer.producer_epoch
+            self._identity = Identity(answer.producer_id, answer.producer_epoch)
         except MansioError as error:
             if error.retriable:
                 await asyncio.sleep(self._options.backoff.longest_ms / 1000)
@@ -242,75 +275,64 @@ class Sender:
             self._identifying = False
             self._wake()
 
-    async def _send(self, node: int, batches: list[Batch]) -> None:
+    async def _connect_and_send(self, pending: PendingRequest) -> None:
         try:
-            connection = await self._cluster.connection(node, "produce")
-            await self._exchange(connection, batches)
+            connection = await self._cluster.connection(pending.node, LANE)
         except MansioError as error:
-            for batch in batches:
-                batch.may_be_stored = True
-                self._failed(batch, error)
-        finally:
-            self._in_flight[node] -= 1
-            for batch in batches:
-                batch.queue.in_flight -= 1
-                self._tidy(batch.queue)
+            self._connecting.discard(pending.node)
+            self._ended(pending, (), error, was_sent=False)
+        except asyncio.CancelledError:
+            self._connecting.discard(pending.node)
+            raise
+        else:
+            self._connecting.discard(pending.node)
+            self._send(connection, pending)
             self._wake()
 
-    async def _exchange(self, connection: Connection, batches: list[Batch]) -> None:
-        """Send one request and settle its batches, or raise before anything of it is settled."""
-        topics: dict[str, list[tuple[int, bytes]]] = {}
-        expected: dict[tuple[str, int], Batch] = {}
-        for batch in batches:
-            queue = batch.queue
-            topics.setdefault(queue.topic, []).append((queue.partition, self._encode(batch)))
-            expected[queue.topic, queue.partition] = batch
-        ids = {topic: self._topic_id(topic) for topic in topics}
-        highest = HIGHEST_VERSION_WITH_NAMES if NO_TOPIC_ID in ids.values() else None
-        version = connection.version_for(ApiKey.PRODUCE, highest=highest)
-        correlation_id = connection.next_correlation_id()
-        timeout_ms = connection.options.request_timeout_ms
-        buffers = produce.encode_request(
-            version,
-            correlation_id,
-            connection.options.client_id,
-            self._acks,
-            int(timeout_ms),
-            [(topic, ids[topic], partitions) for topic, partitions in topics.items()],
-        )
-        if self._acks == 0:
-            connection.send_unanswered(buffers)
-            for batch in batches:
-                self._settle(batch, None)
+    def _send(self, connection: Connection, pending: PendingRequest) -> None:
+        try:
+            self._writer.send(connection, pending, self._identity)
+        except MansioError as error:
+            self._ended(pending, (), error, was_sent=False)
             return
-        frame = await connection.exchange(buffers, correlation_id, timeout_ms=timeout_ms)
-        names = {topic_id: topic for topic, topic_id in ids.items()}
-        for name, topic_id, results in produce.decode_response(version, frame).topics:
-            for result in results:
-                answered = expected.pop((name or names[bytes(topic_id or b"")], result.index), None)
-                if answered is not None:
-                    self._take(answered, result)
-        for batch in expected.values():
-            self._failed(batch, RequestTimedOut("the broker left a partition out of its answer"))
+        except (TypeError, ValueError, OverflowError, struct.error) as error:
+            wrong = InvalidRecord(f"a record cannot be written: {error}")
+            self._ended(pending, (), wrong, was_sent=False)
+            return
+        if self._options.acks == 0:
+            self._ended(pending, [(batch, NOT_ASKED) for batch in pending.batches], None)
+        else:
+            self._pending.add(pending)
 
-    def _encode(self, batch: Batch) -> bytes:
-        if not self._options.is_idempotent:
-            return build_batch(batch.records, codec=self._codec)
-        return build_batch(
-            batch.records,
-            codec=self._codec,
-            producer_id=self._producer_id,
-            producer_epoch=self._initial_epoch + batch.producer_epoch,
-            base_sequence=-1 if batch.base_sequence is None else batch.base_sequence,
-        )
-
-    def _topic_id(self, topic: str) -> bytes:
-        view = self._cluster.cached_topic(topic)
-        return NO_TOPIC_ID if view is None else view.topic_id
+    def _ended(
+        self,
+        pending: PendingRequest,
+        outcomes: Outcomes,
+        error: MansioError | None,
+        *,
+        was_sent: bool = True,
+    ) -> None:
+        """A request was answered, or came to nothing."""
+        self._pending.discard(pending)
+        if error is not None:
+            for batch in pending.batches:
+                batch.may_be_stored = batch.may_be_stored or was_sent
+                self._failed(batch, error)
+        for batch, result in outcomes:
+            if result is None:
+                self._failed(batch, RequestTimedOut("the broker left a partition out of its answer"))
+            else:
+                self._take(batch, result)
+        self._in_flight[pending.node] -= 1
+        for batch in pending.batches:
+            batch.queue.in_flight -= 1
+            self._tidy(batch.queue)
+        if self._queues:
+            self._wake()
 
     # -- outcomes --------
 
-    def _take(self, batch: Batch, result: Any) -> None:
+    def _take(self, batch: Batch, result: PartitionResult) -> None:
         """The broker's word on one batch."""
         if result.error_code in (0, DUPLICATE_SEQUENCE_NUMBER):
             batch.base_offset = result.base_offset if result.error_code == 0 else -1
@@ -319,7 +341,7 @@ class Sender:
             batch.queue.has_gap = False
             self._settle(batch, None)
             return
-        batch.record_errors = {int(index): message for index, message in result.record_errors}
+        batch.record_errors = {index: message or "" for index, message in result.record_errors}
         self._failed(batch, error_for(result.error_code, result.error_message))
 
     def _failed(self, batch: Batch, error: MansioError) -> None:

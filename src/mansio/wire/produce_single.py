@@ -20,6 +20,7 @@ from mansio.wire.versions import ApiKey
 if TYPE_CHECKING:
     from mansio.ports import Buffer
 
+LOWEST_VERSION: Final = 8
 _FLEXIBLE: Final = 9
 _TOPIC_IDS: Final = 13
 _AFTER_CORRELATION_ID: Final = 8
@@ -32,7 +33,7 @@ _RESULT: Final = Struct(">ihqqq")  # index, error code, base offset, append time
 
 
 class SingleProduce:
-    """Requests of one client, in one version, to one topic. Versions 8 and up; `topic_id` counts from 13 on."""
+    """Requests of one client, in one version (`LOWEST_VERSION` or higher), to one topic: by id from version 13 on."""
 
     __slots__ = ("_answer_bytes", "_head", "_is_flexible", "_middle", "_result_end", "_result_start", "_tail")
 

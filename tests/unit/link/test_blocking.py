@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
+import sys
 import threading
+from concurrent.futures import CancelledError
 
 import pytest
 
-from mansio.link.blocking import LoopThread, Twin, blocking, on_loop
+from mansio.link.blocking import Call, LoopThread, Twin, blocking, on_loop
 
 
 class Thing:
@@ -88,4 +91,97 @@ def test_interrupted_call_cancels_its_coroutine() -> None:
         thread.run(endless())
     other.join()
     assert cancelled.wait(5)
+    thread.close()
+
+
+@pytest.mark.skipif(
+    sys.platform == "win32" or threading.current_thread() is not threading.main_thread(),
+    reason="signals come to the main thread, on POSIX as here",
+)
+def test_ctrl_c_ends_the_wait_and_the_coroutine_and_the_loop_goes_on() -> None:
+    thread = LoopThread()
+    cancelled = threading.Event()
+
+    async def endless() -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        signal.pthread_kill(main, signal.SIGINT)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    with pytest.raises(KeyboardInterrupt):
+        thread.run(endless())
+    assert cancelled.wait(5)
+    assert ThingTwin(thread, Thing()).double(2) == 4
+    thread.close()
+
+
+def test_close_ends_the_calls_of_other_threads() -> None:
+    thread = LoopThread()
+    begun = threading.Barrier(3)
+    outcomes: list[BaseException] = []
+
+    async def endless() -> None:
+        await asyncio.to_thread(begun.wait)
+        await asyncio.Event().wait()
+
+    def begin_and_never_tell(_: Call[None]) -> None:
+        asyncio.get_running_loop().run_in_executor(None, begun.wait)
+
+    def waiting(how: str) -> None:
+        try:
+            thread.run(endless()) if how == "task" else thread.call(begin_and_never_tell)
+        except BaseException as error:  # noqa: BLE001  # whatever it is, the test looks at it
+            outcomes.append(error)
+
+    others = [threading.Thread(target=waiting, args=(how,)) for how in ("task", "call")]
+    for other in others:
+        other.start()
+    begun.wait(10)
+    thread.close()
+    for other in others:
+        other.join(10)
+    assert [type(outcome) for outcome in outcomes] == [CancelledError, CancelledError]
+
+
+def test_what_begin_raises_is_raised_in_the_thread_that_called() -> None:
+    thread = LoopThread()
+
+    def begin(_: Call[None]) -> None:
+        raise KeyError("why")
+
+    with pytest.raises(KeyError, match="why"):
+        thread.call(begin)
+    thread.close()
+
+
+def test_only_the_first_outcome_of_a_call_counts() -> None:
+    thread = LoopThread()
+
+    def begin(call: Call[int]) -> None:
+        call.set_result(1)
+        call.set_result(2)
+        call.set_exception(KeyError("late"))
+
+    assert thread.call(begin) == 1
+    thread.close()
+
+
+def test_many_threads_share_one_loop() -> None:
+    thread = LoopThread()
+    twin = ThingTwin(thread, Thing())
+    found: list[list[int]] = []
+
+    def work() -> None:
+        found.append([twin.double(number) for number in range(200)])
+
+    others = [threading.Thread(target=work) for _ in range(6)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join(30)
+    assert found == [[2 * number for number in range(200)]] * 6
     thread.close()

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.errors import ConnectionLost, RequestTimedOut, UnsupportedVersion
+from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnsupportedVersion
 from mansio.link.connection import Connection, ConnectionOptions
+from mansio.wire import messages
 from mansio.wire.versions import ApiKey
 from unit.link.stub_broker import HANG_UP, SAY_NOTHING, StubBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HEARTBEAT = {"group_id": "g", "generation_id": 1, "member_id": "m"}
 
@@ -189,5 +194,169 @@ def test_nobody_there_is_connection_lost() -> None:
         await server.wait_closed()
         with pytest.raises(ConnectionLost, match=str(port)):
             await Connection.open("127.0.0.1", port, options())
+
+    asyncio.run(scenario())
+
+
+class Listener:
+    """A waiter that is no future: what it was told, and how often."""
+
+    def __init__(self, *, is_over: bool = False, on_result: Callable[[], None] = lambda: None) -> None:
+        self.told: list[object] = []
+        self.is_over = is_over
+        self.on_result = on_result
+
+    def done(self) -> bool:
+        return self.is_over or bool(self.told)
+
+    cancelled = done
+
+    def set_result(self, result: bytes, /) -> None:
+        self.told.append(result)
+        self.on_result()
+
+    def set_exception(self, exception: MansioError, /) -> None:
+        self.told.append(exception)
+
+
+def heartbeat(connection: Connection, generation_id: int) -> tuple[bytes, int]:
+    correlation_id = connection.next_correlation_id()
+    fields = {**HEARTBEAT, "generation_id": generation_id}
+    return messages.encode_request(ApiKey.HEARTBEAT, 4, correlation_id, "x", fields), correlation_id
+
+
+def test_shorter_deadline_of_a_later_request_counts() -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            broker.answers[ApiKey.HEARTBEAT] = lambda request: SAY_NOTHING
+            connection = await opened(broker, request_timeout_ms=60_000)
+            patient = asyncio.ensure_future(connection.request(ApiKey.HEARTBEAT, HEARTBEAT))
+            await asyncio.sleep(0)
+            async with asyncio.timeout(10):
+                with pytest.raises(RequestTimedOut):
+                    await connection.request(ApiKey.HEARTBEAT, HEARTBEAT, timeout_ms=30)
+                with pytest.raises(ConnectionLost):
+                    await patient
+            await connection.close()
+
+    asyncio.run(scenario())
+
+
+def test_longer_deadline_still_counts_after_the_shorter_one_was_met() -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            broker.answers[ApiKey.HEARTBEAT] = lambda request: (
+                SAY_NOTHING if request.generation_id == 2 else {"error_code": 0}
+            )
+            connection = await opened(broker)
+            begun = asyncio.get_running_loop().time()
+            await connection.request(ApiKey.HEARTBEAT, HEARTBEAT, timeout_ms=50)
+            with pytest.raises(RequestTimedOut):
+                await connection.request(ApiKey.HEARTBEAT, {**HEARTBEAT, "generation_id": 2}, timeout_ms=150)
+            assert asyncio.get_running_loop().time() - begun >= 0.145
+            await connection.close()
+
+    asyncio.run(scenario())
+
+
+def test_request_that_was_given_up_ends_nobody_elses_connection() -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            gate = asyncio.Event()
+
+            async def answer(request: object) -> dict[str, int]:
+                await gate.wait()
+                return {"error_code": 0}
+
+            broker.answers[ApiKey.HEARTBEAT] = answer
+            connection = await opened(broker)
+            impatient = asyncio.ensure_future(connection.request(ApiKey.HEARTBEAT, HEARTBEAT, timeout_ms=40))
+            other = asyncio.ensure_future(connection.request(ApiKey.HEARTBEAT, HEARTBEAT))
+            await asyncio.sleep(0)
+            impatient.cancel()
+            await asyncio.sleep(
+                0.08
+            )  # past its deadline: nothing may happen, so there is nothing to wait for
+            assert not connection.closed
+            gate.set()
+            assert (await other).error_code == 0
+            await connection.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("ending", ["answer", "silence", "hang up", "abort"])
+def test_waiter_that_is_no_future_is_told_exactly_once(ending: str) -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            broker.answers[ApiKey.HEARTBEAT] = lambda request: {
+                "answer": {"error_code": 0},
+                "hang up": HANG_UP,
+            }.get(ending, SAY_NOTHING)
+            connection = await opened(broker)
+            listener, gone = Listener(), Listener(is_over=True)
+            for waiter in (listener, gone):
+                framed, correlation_id = heartbeat(connection, 1)
+                connection.begin((framed,), correlation_id, waiter, timeout_ms=50)
+            if ending == "abort":
+                connection.abort()
+            async with asyncio.timeout(10):
+                while not listener.told:  # noqa: ASYNC110  # the test has a deadline
+                    await asyncio.sleep(0.001)
+            await connection.close()
+            expected = {"answer": bytes, "silence": RequestTimedOut}.get(ending, ConnectionLost)
+            assert [type(told) for told in listener.told] == [expected]
+            assert gone.told == []
+
+    asyncio.run(scenario())
+
+
+def test_request_given_up_before_its_turn_is_not_sent() -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            gate = asyncio.Event()
+
+            async def answer(request: object) -> dict[str, int]:
+                await gate.wait()
+                return {"error_code": 0}
+
+            broker.answers[ApiKey.HEARTBEAT] = answer
+            connection = await opened(broker, in_flight_requests_max=1)
+            first, gone, last = Listener(), Listener(), Listener()
+            for number, waiter in enumerate((first, gone, last)):
+                framed, correlation_id = heartbeat(connection, number)
+                connection.begin((framed,), correlation_id, waiter)
+            gone.is_over = True
+            gate.set()
+            async with asyncio.timeout(10):
+                while not last.told:  # noqa: ASYNC110  # the test has a deadline
+                    await asyncio.sleep(0.001)
+            assert [request.generation_id for request in broker.asked(ApiKey.HEARTBEAT)] == [0, 2]
+            assert connection.in_flight == 0
+            await connection.close()
+
+    asyncio.run(scenario())
+
+
+def test_request_made_by_an_answer_does_not_overtake_those_that_wait() -> None:
+    async def scenario() -> None:
+        async with StubBroker() as broker:
+            broker.answers[ApiKey.HEARTBEAT] = lambda request: {"error_code": 0}
+            connection = await opened(broker, in_flight_requests_max=1)
+
+            def begin(number: int, waiter: Listener) -> None:
+                framed, correlation_id = heartbeat(connection, number)
+                connection.begin((framed,), correlation_id, waiter)
+
+            last = Listener()
+            begin(0, Listener(on_result=lambda: begin(9, last)))
+            for number in range(1, 4):
+                begin(number, Listener())
+            async with asyncio.timeout(10):
+                while not last.told:  # noqa: ASYNC110  # the test has a deadline
+                    await asyncio.sleep(0.001)
+            asked = [request.generation_id for request in broker.asked(ApiKey.HEARTBEAT)]
+            assert asked == [0, 1, 2, 3, 9]
+            await connection.close()
 
     asyncio.run(scenario())

@@ -1,0 +1,197 @@
+"""One produce request under way: what was asked, and what the answer says about each batch.
+
+Owns the way from batches to bytes and back, which `sender` need not know. Most requests carry one batch and most
+answers say "stored": those take the short way through `wire.produce_single`, the others through `wire.produce`.
+
+Always true: the sender hears of every request once, when its answer is there or known not to come, unless the sender
+was closed before; nothing is awaited on the way, so requests leave in the order in which they were made.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+from mansio.errors import MansioError
+from mansio.link.metadata import NO_TOPIC_ID
+from mansio.wire import produce
+from mansio.wire.compression import Codec
+from mansio.wire.produce_single import LOWEST_VERSION, SingleProduce
+from mansio.wire.records import build_batch
+from mansio.wire.versions import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.link.cluster import Cluster
+    from mansio.link.connection import Connection
+    from mansio.ports import Buffer
+
+    from .accumulator import Batch
+
+    Outcomes = Sequence[tuple[Batch, produce.PartitionResult | None]]
+
+HIGHEST_VERSION_WITH_NAMES = 12
+PATTERNS_KEPT_MAX = 1_000
+"""Topics whose request patterns are remembered; when there are more, all are forgotten and learned again."""
+
+
+class Identity(NamedTuple):
+    """Who an idempotent producer is, to the brokers."""
+
+    producer_id: int
+    first_epoch: int
+
+
+NOBODY = Identity(-1, -1)
+
+
+class PendingRequest:
+    """Waits for an answer as a `link.connection.Waiter`, without a future or a task.
+
+    `on_end` gets what the broker said about each batch, None where it left one out; or the error that came instead.
+    """
+
+    __slots__ = ("_is_over", "_names", "_on_end", "_single", "_version", "batches", "node")
+
+    def __init__(
+        self,
+        node: int,
+        batches: Sequence[Batch],
+        on_end: Callable[[PendingRequest, Outcomes, MansioError | None], None],
+    ) -> None:
+        self.node = node
+        self.batches = batches
+        self._on_end = on_end
+        self._is_over = False
+        self._single: SingleProduce | None = None
+        self._version = 0
+        self._names: dict[bytes, str] = {}
+
+    def expect(self, version: int, names: dict[bytes, str], single: SingleProduce | None) -> None:
+        """What was sent, to read the answer by. `names`: topic id -> topic."""
+        self._version, self._names, self._single = version, names, single
+
+    def give_up(self) -> None:
+        """Whatever comes, nobody wants to hear of it any more."""
+        self._is_over = True
+
+    def done(self) -> bool:
+        """Whether it is over."""
+        return self._is_over
+
+    cancelled = done
+
+    def set_result(self, frame: bytes, /) -> None:
+        """The answer."""
+        self._is_over = True
+        if self._single is not None:
+            batch = self.batches[0]
+            stored = self._single.read_stored(batch.queue.partition, frame)
+            if stored is not None:
+                result = produce.PartitionResult(batch.queue.partition, 0, *stored)
+                self._on_end(self, ((batch, result),), None)
+                return
+        try:
+            outcomes = self._read(frame)
+        except MansioError as error:
+            self._on_end(self, (), error)
+            return
+        self._on_end(self, outcomes, None)
+
+    def set_exception(self, exception: MansioError, /) -> None:
+        """There will be no answer."""
+        self._is_over = True
+        self._on_end(self, (), exception)
+
+    def _read(self, frame: bytes) -> Outcomes:
+        expected = {(batch.queue.topic, batch.queue.partition): batch for batch in self.batches}
+        outcomes: list[tuple[Batch, produce.PartitionResult | None]] = []
+        for name, topic_id, results in produce.decode_response(self._version, frame).topics:
+            topic = name or self._names.get(bytes(topic_id or b""), "")
+            for result in results:
+                answered = expected.pop((topic, result.index), None)
+                if answered is not None:
+                    outcomes.append((answered, result))
+        outcomes += [(batch, None) for batch in expected.values()]
+        return outcomes
+
+
+class RequestWriter:
+    """Writes the requests of one producer."""
+
+    def __init__(self, cluster: Cluster, *, acks: int, codec: Codec) -> None:
+        self._cluster = cluster
+        self._acks = acks
+        self._build = build_batch if codec == Codec.NONE else partial(build_batch, codec=codec)
+        self._patterns: dict[tuple[int, str, bytes, float], SingleProduce] = {}
+
+    def send(self, connection: Connection, pending: PendingRequest, who: Identity) -> None:
+        """Give a request its place in the order of sending. With acks=0 nothing is waited for, and `pending` is not
+        told. `ConnectionLost`, `UnsupportedVersion`."""
+        batches = pending.batches
+        ids = {batch.queue.topic: self._topic_id(batch.queue.topic) for batch in batches}
+        highest = HIGHEST_VERSION_WITH_NAMES if NO_TOPIC_ID in ids.values() else None
+        version = connection.version_for(ApiKey.PRODUCE, highest=highest)
+        correlation_id = connection.next_correlation_id()
+        single: SingleProduce | None = None
+        buffers: Sequence[Buffer]
+        if len(batches) == 1 and version >= LOWEST_VERSION:
+            (batch,) = batches
+            single = self._pattern(connection, version, batch.queue.topic, ids[batch.queue.topic])
+            buffers = (single.encode(correlation_id, batch.queue.partition, self._encode(batch, who)),)
+        else:
+            buffers = self._encode_many(connection, version, correlation_id, batches, ids, who)
+        if self._acks == 0:
+            connection.send_unanswered(buffers)
+            return
+        pending.expect(version, {topic_id: topic for topic, topic_id in ids.items()}, single)
+        connection.begin(buffers, correlation_id, pending)
+
+    def _pattern(self, connection: Connection, version: int, topic: str, topic_id: bytes) -> SingleProduce:
+        options = connection.options
+        key = (version, topic, topic_id, options.request_timeout_ms)
+        pattern = self._patterns.get(key)
+        if pattern is None:
+            if len(self._patterns) >= PATTERNS_KEPT_MAX:
+                self._patterns.clear()
+            timeout_ms = int(options.request_timeout_ms)
+            pattern = self._patterns[key] = SingleProduce(
+                version, options.client_id, self._acks, timeout_ms, topic, topic_id
+            )
+        return pattern
+
+    def _encode_many(
+        self,
+        connection: Connection,
+        version: int,
+        correlation_id: int,
+        batches: Sequence[Batch],
+        ids: dict[str, bytes],
+        who: Identity,
+    ) -> list[Buffer]:
+        topics: dict[str, list[tuple[int, bytes]]] = {}
+        for batch in batches:
+            topics.setdefault(batch.queue.topic, []).append((batch.queue.partition, self._encode(batch, who)))
+        return produce.encode_request(
+            version,
+            correlation_id,
+            connection.options.client_id,
+            self._acks,
+            int(connection.options.request_timeout_ms),
+            [(topic, ids[topic], partitions) for topic, partitions in topics.items()],
+        )
+
+    def _encode(self, batch: Batch, who: Identity) -> bytes:
+        if who is NOBODY:
+            return self._build(batch.records)
+        return self._build(
+            batch.records,
+            producer_id=who.producer_id,
+            producer_epoch=who.first_epoch + batch.producer_epoch,
+            base_sequence=-1 if batch.base_sequence is None else batch.base_sequence,
+        )
+
+    def _topic_id(self, topic: str) -> bytes:
+        view = self._cluster.cached_topic(topic)
+        return NO_TOPIC_ID if view is None else view.topic_id

@@ -1,0 +1,103 @@
+"""The client's short way through Produce must never differ from the long one."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mansio.errors import WireError
+from mansio.wire import produce
+from mansio.wire.produce_single import LOWEST_VERSION, SingleProduce
+
+VERSIONS = range(LOWEST_VERSION, 14)
+TOPIC_ID = b"\x07" * 16
+texts = st.text(max_size=20)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    version=st.sampled_from(VERSIONS),
+    client_id=st.none() | texts,
+    topic=texts.filter(bool),
+    acks=st.sampled_from([-1, 0, 1]),
+    size=st.sampled_from([0, 1, 125, 126, 127, 128, 16381, 16382, 16383, 70000]),
+    index=st.integers(0, 1 << 30),
+    correlation_id=st.integers(0, (1 << 31) - 1),
+)
+def test_request_is_the_one_of_the_long_way(
+    version: int, client_id: str | None, topic: str, acks: int, size: int, index: int, correlation_id: int
+) -> None:
+    single = SingleProduce(version, client_id, acks, 1000, topic, TOPIC_ID)
+    batch = b"x" * size
+    topics = [(topic, TOPIC_ID, [(index, batch)])]
+    expected = produce.encode_request(version, correlation_id, client_id, acks, 1000, topics)
+    assert single.encode(correlation_id, index, batch) == b"".join(map(bytes, expected))
+
+
+def answer(version: int, topic: str, result: produce.PartitionResult, throttle_ms: int = 0) -> bytes:
+    topics = [(topic if version < 13 else None, TOPIC_ID if version >= 13 else None, [result])]
+    return produce.encode_response(version, 5, topics, throttle_ms)[4:]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    version=st.sampled_from(VERSIONS),
+    topic=texts.filter(bool),
+    index=st.integers(0, 1 << 30),
+    base_offset=st.integers(0, (1 << 63) - 1),
+    append_ms=st.integers(-1, 1 << 50),
+    throttle_ms=st.integers(0, 1 << 30),
+)
+def test_stored_is_understood_without_the_long_way(
+    version: int, topic: str, index: int, base_offset: int, append_ms: int, throttle_ms: int
+) -> None:
+    single = SingleProduce(version, "me", -1, 1000, topic, TOPIC_ID)
+    frame = answer(version, topic, produce.PartitionResult(index, 0, base_offset, append_ms, 3), throttle_ms)
+    assert single.read_stored(index, frame) == (base_offset, append_ms)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    "result",
+    [
+        produce.PartitionResult(2, 6),
+        produce.PartitionResult(3, 0, 9, -1, 0),
+        produce.PartitionResult(2, 87, record_errors=((0, "bad"),)),
+        produce.PartitionResult(2, 0, 9, -1, 0, "a word"),
+    ],
+)
+def test_any_other_answer_takes_the_long_way(version: int, result: produce.PartitionResult) -> None:
+    single = SingleProduce(version, "me", -1, 1000, "topic", TOPIC_ID)
+    assert single.read_stored(2, answer(version, "topic", result)) is None
+    assert single.read_stored(2, answer(version, "other" * 5, produce.PartitionResult(2))) is None or (
+        version >= 13  # the answer does not name it
+    )
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    version=st.sampled_from(VERSIONS),
+    position=st.integers(4, 90),
+    change=st.integers(1, 255),
+    cut=st.integers(0, 20),
+    more=st.binary(max_size=5),
+)
+def test_changed_answer_is_never_read_otherwise_than_the_long_way_reads_it(
+    version: int, position: int, change: int, cut: int, more: bytes
+) -> None:
+    single = SingleProduce(version, "me", -1, 1000, "topic", TOPIC_ID)
+    original = answer(version, "topic", produce.PartitionResult(2, 0, 77, -1, 5))
+    mutated = bytearray(original[: len(original) - cut] + more)
+    if position < len(mutated):
+        mutated[position] ^= change
+    found = single.read_stored(2, bytes(mutated))
+    if found is None:
+        return
+    try:
+        ((name, topic_id, (result,)),) = produce.decode_response(version, bytes(mutated)).topics
+    except WireError:
+        raise AssertionError("the long way refuses it") from None
+    assert (name or topic_id) == ("topic" if version < 13 else TOPIC_ID)
+    assert (result.index, result.error_code) == (2, 0)
+    assert found == (result.base_offset, result.log_append_time_ms)
