@@ -316,12 +316,17 @@ class Log:
         """Close the active segment and make the next one. The old one is synced before an end in the new one counts."""
         segment = Segment(self.directory, self.end_offset)
         try:
-            segment.file = self._disk.open(segment.path, create=True)
-            segment.file.truncate(0)  # left over from an attempt that failed after making it
             self._give_room_back()
+            segment.file = self._disk.open(segment.path, create=True)
         except OSError as error:
             if error.errno in _NOTHING_OPENED:
                 raise StorageError(f"cannot begin the segment {segment.path}: {error}") from error
+            raise self.fail(error, f"cannot begin the segment {segment.path}") from error
+        try:
+            segment.file.truncate(0)  # left over from an attempt before a restart
+        except (
+            OSError
+        ) as error:  # the file is there: a batch that went beyond its base offset now would be lost
             raise self.fail(error, f"cannot begin the segment {segment.path}") from error
         segment.index = SparseIndex(self.settings.index_interval_bytes)
         closing = self._active

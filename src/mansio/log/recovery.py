@@ -247,7 +247,8 @@ class _Opening:
         segment = self.segments[at]
         if segment.base_offset == end:
             if at and self.segments[at - 1].base_offset == checkpoint.segment_base:
-                self._leave_out_room(self.segments[at - 1], checkpoint.position)
+                if not self._leave_out_room(self.segments[at - 1], checkpoint.position):
+                    return at - 1, checkpoint.position, end
                 self.unsure_lengths.append(self.segments[at - 1])
             return at, 0, end
         if segment.base_offset != checkpoint.segment_base:
@@ -350,7 +351,7 @@ class _Opening:
                 self.directory, cut_bytes, offset, cut,
             )  # fmt: skip
         self._cut(active, size, torn)
-        self._settle_lengths(kept)
+        self._settle_lengths(kept[-1:], anew=False)
         previous = self.checkpoint
         rolled = any(segment is not active for segment in self.unsure_lengths)
         if self.checked_bytes or cut or previous is None or self.epochs_changed or rolled:
@@ -396,16 +397,15 @@ class _Opening:
             # An index or segment that came back would describe bytes that will have been written anew by then.
             self.disk.sync_directory(self.directory)
 
-    def _settle_lengths(self, kept: list[Segment]) -> None:
+    def _settle_lengths(self, kept: list[Segment], *, anew: bool) -> None:
         """End each file where its batches end.
 
-        That of a closed segment is made longer first, so that there is a new length to be synced: the sync of the one
-        it has may have failed before a restart.
+        `anew`: each gets a new length to be synced, also the one that seems right: its sync may have failed before.
         """
         for segment in self.unsure_lengths:
             if segment not in kept or segment.file is None:
                 continue
-            if segment is not kept[-1]:
+            if anew:
                 segment.file.truncate(segment.size + 1)
             if segment.file.size() > segment.size:
                 segment.file.truncate(segment.size)
@@ -438,6 +438,9 @@ class _Opening:
         path = f"{self.directory}/{EPOCHS_NAME}"
 
         def write_again() -> Unsynced:
+            self._settle_lengths(
+                kept, anew=True
+            )  # here, so that it is done again when a sync of many logs fails
             return Unsynced((*self._write_again(kept), self._epochs_file(path)))
 
         def rename() -> Unsynced:

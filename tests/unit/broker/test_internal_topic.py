@@ -286,3 +286,12 @@ def test_compaction_is_told_from_where_on_deletions_are_still_to_be_read() -> No
     again.write(b"gone", None)
     assert again.topic.replay_start(0) == 2
     assert Room(partitions, disk=disk, scheduler=scheduler).begin().view.values[0] == {b"kept": b"1"}
+
+
+def test_checkpoint_with_any_bit_flipped_is_damaged() -> None:
+    data = encode_checkpoint(7, [(b"key", b"value"), (b"", b"")])
+    for bit in range(8 * len(data)):
+        flipped = bytearray(data)
+        flipped[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(CorruptLog):
+            decode_checkpoint(bytes(flipped))

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import random
+
 import pytest
 
+from mansio.errors import StorageError
+from mansio.log.files import FileCache
 from mansio.log.log import Log, LogSettings
+from mansio.log.opening import OpenRequest, open_logs
 from mansio.testing.disk import SimulatedDisk
 from support.logs import ManualClock, append, check_contents, make_batch
 
@@ -61,3 +68,55 @@ def test_appends_within_the_room_change_no_length_of_a_file() -> None:
     for n in range(1, 100):
         append(log, make_batch([n], 60))
         assert len(disk.files()[SEGMENT]) == length
+
+
+@pytest.mark.parametrize("failing", [f"{0:020d}.log", f"{5:020d}.log"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_roll_that_fails_half_way_loses_no_batch_that_is_acknowledged_after_it(
+    failing: str, code: int
+) -> None:
+    """The file of a segment that was never begun must not be taken for the newest one."""
+    disk = SimulatedDisk()
+    settings = LogSettings(segment_bytes=1000)
+    log = Log.open(disk, ManualClock(), DIRECTORY, settings)
+    kept = [append(log, make_batch([n], 60))[1] for n in range(5)]
+    log.sync()
+    disk.fail_when = lambda operation, path: (
+        code if operation == "truncate" and path.endswith(failing) else None
+    )
+    with pytest.raises(StorageError):
+        append(log, make_batch([5], 600))
+    disk.fail_no_more()
+    disk.fail_when = None
+    with contextlib.suppress(StorageError):
+        for n in range(2):
+            kept.append(append(log, make_batch([n], 60))[1])
+        log.sync()
+    again = Log.open(disk, ManualClock(), DIRECTORY, settings)
+    check_contents(again, kept)
+    again.verify()
+
+
+def test_lengths_of_closed_segments_outlast_a_failed_sync_of_many_logs() -> None:
+    """After it each log is synced by itself, and what the first attempt set is set again."""
+    for seed in range(30):
+        disk = SimulatedDisk(can_sync_all=True)
+        settings = LogSettings(segment_bytes=400)
+        stored = []
+        for name in "abcde":
+            log = Log.open(disk, ManualClock(), f"/d/{name}", settings)
+            stored.append([append(log, make_batch([n], 60))[1] for n in range(7)])
+        failed = iter([errno.EIO])
+        disk.fail_when = lambda operation, path, failed=failed: (
+            next(failed, None) if operation == "sync_all" else None
+        )
+        requests = [OpenRequest(f"/d/{name}", settings) for name in "abcde"]
+        opened = open_logs(disk, ManualClock(), "/d", requests, files=FileCache(disk))
+        assert next(failed, None) is None, "no sync of many logs was asked for"
+        disk.fail_when = None
+        assert all(isinstance(log, Log) for log in opened)
+        after = disk.crash(random.Random(seed))
+        for name, batches in zip("abcde", stored, strict=True):
+            again = Log.open(after, ManualClock(), f"/d/{name}", settings)
+            check_contents(again, batches)
+            again.verify()
