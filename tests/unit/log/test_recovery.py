@@ -89,8 +89,7 @@ def test_roll_that_fails_half_way_loses_no_batch_that_is_acknowledged_after_it(
     disk.fail_no_more()
     disk.fail_when = None
     with contextlib.suppress(StorageError):
-        for n in range(2):
-            kept.append(append(log, make_batch([n], 60))[1])
+        kept.extend(append(log, make_batch([n], 60))[1] for n in range(2))
         log.sync()
     again = Log.open(disk, ManualClock(), DIRECTORY, settings)
     check_contents(again, kept)
