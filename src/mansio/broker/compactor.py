@@ -20,7 +20,7 @@ from mansio.broker.producer_hook import ProducerHook
 from mansio.errors import MansioError
 from mansio.log.compaction_filter import FOR_EVER
 from mansio.log.compaction_policy import CompactionSettings
-from mansio.log.compaction_run import End, begin, judge
+from mansio.log.compaction_run import End, begin, judge, passes
 from mansio.logs import fields
 
 if TYPE_CHECKING:
@@ -42,7 +42,10 @@ WORK_SHARE_MAX = 0.25
 
 PAUSE_MS_MIN = 1.0
 WAIT_MS = 20.0
-"""How long to wait for housekeeping of the log, or for room on the disk, before asking again."""
+"""How long to wait for housekeeping of the log before asking again."""
+
+ROOM_WAIT_MS = 500.0
+"""How long a swap that found no room waits before it is tried again."""
 
 JUDGED_PER_TURN = 16
 
@@ -127,7 +130,7 @@ class Compactor:
         self._timer = self._scheduler.call_later(self._interval_ms, self._look)
 
     async def stop(self) -> None:
-        """Give up what is being done, at the next slice; a swap that has begun is finished first."""
+        """Give up what is being done, at the next slice; a swap that finds no room is left to the next start."""
         self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -152,19 +155,20 @@ class Compactor:
             self._scheduler.spawn(self._round(), name="compaction")
 
     async def _round(self) -> None:
-        """Judge all, compact the dirtiest, and again until none is due."""
+        """Judge all, compact the dirtiest, and again until none is due. Who did not come to the end waits a round."""
         self._busy = self._scheduler.promise()
+        later: set[Log] = set()
         try:
-            while not self._stopped and (candidate := await self._dirtiest()) is not None:
+            while not self._stopped and (candidate := await self._dirtiest(later)) is not None:
                 if await self._compact(candidate) is not End.DONE:
-                    break
+                    later.add(candidate.partition.log)
         finally:
             busy, self._busy = self._busy, None
             busy.set_result(None)
             if not self._stopped:
                 self._timer = self._scheduler.call_later(self._interval_ms, self._look)
 
-    async def _dirtiest(self) -> Candidate | None:
+    async def _dirtiest(self, later: set[Log]) -> Candidate | None:
         best: Candidate | None = None
         highest = 0.0
         alive = set()
@@ -174,12 +178,18 @@ class Compactor:
             alive.add(partition.log)
             if not partition.settings.compacts or partition.closed or partition.log.failure is not None:
                 continue
-            if partition.log in self._failed:
+            if partition.log in self._failed or partition.log in later:
+                continue
+            if partition.log.compaction.busy:  # a swap was left to the next opening
                 continue
             try:
                 found = self._judge(partition)
             except MansioError as error:
-                self._give_up_on(partition, error)
+                if passes(error):
+                    later.add(partition.log)
+                    self._put_off(partition, error)
+                else:
+                    self._give_up_on(partition, error)
                 continue
             highest = max(highest, found.what.dirty_ratio)
             if found.what.due and (best is None or found[:4] > best[:4]):
@@ -202,6 +212,12 @@ class Compactor:
         limit_offset = partition.readable_end(READ_COMMITTED)
         what = judge(partition.log, settings, limit_offset=limit_offset, now_ms=now_ms)
         return Candidate(what.forced, what.dirty_ratio, what.dirty_bytes, partition.name, partition, what)
+
+    def _put_off(self, partition: Partition, error: BaseException) -> None:
+        logger.warning(
+            "compaction put off",
+            extra=fields(topic=partition.topic, partition=partition.index, reason=error),
+        )
 
     def _give_up_on(self, partition: Partition, error: BaseException) -> None:
         self._failed[partition.log] = (partition.name, str(error))
@@ -234,8 +250,10 @@ class Compactor:
         began = self._clock.monotonic()
         try:
             while run.end is None:
-                if not partition.settings.compacts or self._stopped:
+                if self._stopped:
                     run.stop()
+                elif not partition.settings.compacts:
+                    run.rest()
                 await self._slice(run)
         finally:
             ended, self._current = self._current.ended, None
@@ -248,7 +266,8 @@ class Compactor:
         """One slice of work, and the pause it is worth."""
         work = run.advance()
         if work is None:
-            await self._pause(WAIT_MS)
+            if run.end is None:
+                await self._pause(WAIT_MS)
             return
         seconds = 0.0
         moved = run.bytes_read + run.bytes_written
@@ -260,7 +279,7 @@ class Compactor:
         self.counts = self.counts._replace(seconds=self.counts.seconds + seconds)
         pause_s = max(seconds * (1 / WORK_SHARE_MAX - 1), moved / self._bytes_per_second - seconds)
         if run.end is None:
-            await self._pause(max(PAUSE_MS_MIN, pause_s * 1000))
+            await self._pause(max(ROOM_WAIT_MS if run.waits_for_room else PAUSE_MS_MIN, pause_s * 1000))
 
     async def _off_loop(self, work: Callable[[], object]) -> tuple[Any, BaseException | None, float]:
         """(result, error, seconds it took)."""
@@ -318,7 +337,7 @@ class Compactor:
                 bytes_before=before,
                 bytes_after=partition.log.size_bytes,
                 seconds=round(seconds, 3),
-                **({"reason": "no room on the disk"} if run.end is End.NO_ROOM else {}),
+                **({"reason": "no room on the disk, or no descriptor"} if run.end is End.NO_ROOM else {}),
             ),
         )
 

@@ -359,6 +359,16 @@ class Connection(asyncio.BufferedProtocol):
         """Produce requests wait for our disk, and nothing else does."""
         return bool(self._slots) and self._blocked_by is None
 
+    @property
+    def held_up(self) -> bool:
+        """It is up to us, not to the peer, that it does not go on: its client is over a quota, or a request that waits
+        holds back all that we want to read of it."""
+        if self._muted is not None:
+            return True
+        if self._blocked_by is None:
+            return False
+        return self._may_answer() if self._paused else not self._frames.buffered
+
     def pause_reading(self) -> None:
         if not self._paused and self._transport is not None and not self.closed:
             self._paused = True

@@ -14,6 +14,11 @@ anything while others wait is `stalled`, and the server closes it; unless it wai
 sooner; and when one after the other is let on alone and then says nothing, the oldest go together with it, twice as
 many each time, but never more than half of those that have begun and wait: who came last may well be innocent. So a
 crowd that stops in the middle of its frames is gone after a few times `STALL_S`.
+
+Whom we hold up ourselves (muted for a quota, or behind a request that waits) is no laggard, and is spared: the one that
+has held longest, and those after it while all of them together hold at most half of the budget; and each for at most
+`HELD_UP_S` in which none of its frames begins. Past that it is judged like any other. So they neither add up to the
+whole budget nor keep anybody out for ever.
 """
 
 from __future__ import annotations
@@ -32,11 +37,25 @@ multiplied by n / (n + m), down to `STALL_S_MIN`."""
 STALL_S_MIN = 0.5
 """A lost packet, or a far peer that has just been told to go on, may take this long."""
 
+HELD_UP_S = 30.0
+"""Who is held up by ourselves is spared so long; not less than the longest pause for a quota."""
+
 
 class ReceiveMemory:
     """See the module. Sizes in bytes."""
 
-    __slots__ = ("_budget", "_condemned", "_favoured", "_held", "_in_vain", "_seen", "_total", "_waiting")
+    __slots__ = (
+        "_budget",
+        "_condemned",
+        "_favoured",
+        "_held",
+        "_in_vain",
+        "_looked",
+        "_seen",
+        "_spared_s",
+        "_total",
+        "_waiting",
+    )
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget = budget_bytes
@@ -47,6 +66,8 @@ class ReceiveMemory:
         self._condemned: set[Connection] = set()  # stalled, and not released yet
         self._in_vain = 0  # so many go together with the next one that is let on and stalls
         self._seen: dict[Connection, tuple[int, float]] = {}  # holder -> (received bytes, since when)
+        self._spared_s: dict[Connection, float] = {}  # since a frame of it began
+        self._looked: float | None = None  # when, if somebody waited then
 
     @property
     def held_bytes(self) -> int:
@@ -84,6 +105,7 @@ class ReceiveMemory:
         if kept >= held:
             return []
         self._in_vain = 0
+        self._spared_s.pop(connection, None)
         self._held[connection] = kept
         self._total -= held - kept
         return self._serve_the_line()
@@ -92,6 +114,7 @@ class ReceiveMemory:
         """The connection holds no large frame any more. Those that got room by it: read from them again."""
         self._waiting.pop(connection, None)
         self._seen.pop(connection, None)
+        self._spared_s.pop(connection, None)
         if connection is self._favoured:
             self._favoured = None
         if connection in self._condemned:
@@ -107,9 +130,16 @@ class ReceiveMemory:
         seen = self._seen
         if not self._waiting:
             seen.clear()
+            self._spared_s.clear()
+            self._looked = None
             self._in_vain = 0
             return []
-        free = [holder for holder in self._held if holder not in self._waiting and not holder.writing]
+        spared = self._spare(now)
+        free = [
+            holder
+            for holder in self._held
+            if holder not in self._waiting and holder not in spared and not holder.writing
+        ]
         self._seen = {holder: seen.get(holder, (holder.received_bytes, now)) for holder in free}
         patience_s = max(STALL_S * len(free) / (len(free) + len(self._waiting)), STALL_S_MIN)
         progress_bytes = PROGRESS_BYTES_MIN * patience_s / STALL_S
@@ -125,6 +155,24 @@ class ReceiveMemory:
             self._in_vain = 2 * self._in_vain or 1
         self._condemned.update(found)
         return found
+
+    def _spare(self, now: float) -> set[Connection]:
+        """Who is not judged now because we hold it up ourselves; see the module."""
+        passed_s = 0.0 if self._looked is None else now - self._looked
+        self._looked = now
+        spared: set[Connection] = set()
+        room = self._budget // 2
+        for holder, held in self._held.items():
+            if holder in self._waiting or holder.writing or not holder.held_up:
+                continue
+            spared_s = self._spared_s.get(holder)
+            spared_s = 0.0 if spared_s is None else spared_s + passed_s
+            if spared_s > HELD_UP_S or (spared and held > room):
+                continue
+            self._spared_s[holder] = spared_s
+            room -= held
+            spared.add(holder)
+        return spared
 
     def _grant(self, connection: Connection, wanted: int) -> bool:
         held = self._held.get(connection, 0)

@@ -18,7 +18,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.errors import MansioError
+from mansio.errors import MansioError, StorageError
 from mansio.log.retention import FOR_EVER, expired
 from mansio.logs import fields
 
@@ -136,9 +136,24 @@ class RetentionKeeper:
             self._let_go(partition, found)
 
     def _let_go(self, partition: Partition, found: Expired) -> None:
-        start_offset = partition.start_offset
+        """Trim to what was found. Without room for a new segment all goes but the one that is written to."""
         if found.newest:
-            partition.roll()
+            active = partition.log.active_segment()
+            try:
+                partition.roll()
+            except StorageError:
+                if partition.log.failure is None and active.base_offset > partition.start_offset:
+                    rest = found._replace(
+                        end_offset=active.base_offset,
+                        segments=found.segments - 1,
+                        size_bytes=found.size_bytes - active.size_bytes,
+                    )
+                    self._trim(partition, rest)
+                raise
+        self._trim(partition, found)
+
+    def _trim(self, partition: Partition, found: Expired) -> None:
+        start_offset = partition.start_offset
         partition.trim(found.end_offset)
         counts = self.counts
         self.counts = counts._replace(

@@ -12,6 +12,8 @@ stays as it was found; a file that passes holds every row that was committed, as
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
 import sqlite3
 import struct
@@ -24,6 +26,8 @@ from mansio.errors import MetadataCorrupt, StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
 
 FORMAT: Final = 2
 FIRST_FORMAT: Final = 1
@@ -72,6 +76,7 @@ _NOT_DAMAGE: Final = frozenset(
         sqlite3.SQLITE_NOMEM,
     }
 )
+_NO_ROOM: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 REMEDY: Final = "put back a copy of the data directory, or start with an empty one"
 
 
@@ -134,6 +139,10 @@ def checked_event(row: tuple[Any, ...]) -> tuple[int, int, str, bytes | None, in
     raise MetadataCorrupt(f"the change {row[0]!r:.40} does not match its checksum")
 
 
+class UnknownFormat(StorageError):
+    """A file of another version, or one whose version is damaged. Never leaves this module."""
+
+
 def typed(error: sqlite3.Error, path: str) -> StorageError:
     """What SQLite said, as our error: `MetadataCorrupt` when it is about the content of the file."""
     code = getattr(error, "sqlite_errorcode", None)
@@ -150,19 +159,41 @@ def damaged(path: str, what: str) -> MetadataCorrupt:
 class Witness:
     """The last revision that was durable, in a file of its own beside the database; see the module.
 
-    It is overwritten after each commit and not synced: after a kill it is exact, after a power loss it may be
-    old, never ahead. A missing or damaged one only means that nobody can tell.
+    It is overwritten after each commit and not synced: after a kill it is exact, after a power loss or on a full disk
+    it may be old, never ahead: it says "at least this revision". A missing or damaged one only means that nobody can
+    tell.
     """
 
     def __init__(self, path: str) -> None:
-        self._descriptor = os.open(
-            path + WITNESS_SUFFIX, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o640
-        )
+        self._path = path + WITNESS_SUFFIX
+        self._descriptor = -1
+        self._behind = False
 
     def note(self, revision: int) -> None:
-        """Everything up to this revision is durable. Raises `OSError`."""
+        """Everything up to this revision is durable. Without room on the disk it stays as it is, or says nothing any
+        more, until the next note. Raises `OSError` for anything else."""
+        try:
+            self._write(_witness_bytes(revision))
+        except OSError as error:
+            if error.errno not in _NO_ROOM:
+                raise
+            if not self._behind:
+                logger.warning(
+                    "no room to note the last metadata revision, tried again with each change: %s: %s",
+                    self._path,
+                    error,
+                )
+            self._behind = True
+        else:
+            self._behind = False
+
+    def _write(self, data: bytes) -> None:
+        if self._descriptor < 0:
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            self._descriptor = os.open(self._path, flags, 0o640)
         os.lseek(self._descriptor, 0, os.SEEK_SET)
-        os.write(self._descriptor, _witness_bytes(revision))
+        if os.write(self._descriptor, data) < len(data):  # what is there now does not match its checksum
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -212,6 +243,8 @@ def verify(path: str) -> int | None:
         if error.message.startswith("metadata "):
             raise
         raise damaged(path, error.message) from error
+    except UnknownFormat as error:
+        raise StorageError(f"metadata {path}: {error.message}") from error
     except OSError as error:
         raise StorageError(f"metadata {path}: {error}") from error
 
@@ -274,7 +307,7 @@ def _judge(database: sqlite3.Connection, known_revision: int) -> int | None:
     if file_format == FIRST_FORMAT and "entries_sum" not in found.get("store", ""):
         return FIRST_FORMAT
     if file_format != FORMAT:
-        raise StorageError(f"it has format {file_format}; this version knows {FORMAT}")
+        raise UnknownFormat(f"it has format {file_format}; this version knows {FORMAT}")
     if found != TABLES:
         raise MetadataCorrupt("its tables are not those of this format")
     _check_rows(database)

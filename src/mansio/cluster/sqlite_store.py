@@ -255,7 +255,8 @@ class SqliteStore:
         return Transacted(True, after.revision)
 
     def _note(self, revision: int) -> None:
-        """The change is durable, whatever becomes of the note; without it, later ones could vanish unnoticed."""
+        """The change is durable, whatever becomes of the note; without it, later ones could vanish unnoticed. That is
+        borne while the disk is full (the next change notes both), and not when the disk fails."""
         try:
             if self._witness is not None:
                 self._witness.note(revision)

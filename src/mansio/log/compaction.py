@@ -201,6 +201,9 @@ class Compaction:
         for segment in old:
             for header, batch in self._batches(segment):
                 stays = yield from self._sliced(filtered(batch, header, newest, self._rules))
+                if stays.left_alone:  # the tombstones after it hide what may be in it
+                    floor = min(self._rules.tombstone_floor, header.base_offset)
+                    self._rules = self._rules._replace(tombstone_floor=floor)
                 changed |= stays.batch is not batch
                 horizon_ms = max(horizon_ms, stays.horizon_ms)
                 if stays.batch is not None and stays.header is not None:

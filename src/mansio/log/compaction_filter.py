@@ -11,7 +11,8 @@ can still meet them. The moment until when is kept in the batch: bit 6 of the at
 that moment, and the records' timestamp deltas are relative to it (KIP-534).
 
 Always true: a record above the map's end stays; the newest record of a key stays unless it is a tombstone past its
-moment; a batch that its writer filled with something that cannot be read stays as it is.
+moment; a batch that its writer filled with something that cannot be read, or with more than is opened in one piece,
+stays as it is. Tombstones above such a batch stay too, or older values in it would come back.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import RequestError
 from mansio.log.index import NO_TIMESTAMP
+from mansio.log.lookup import OPENED_BYTES_MAX, OPENED_RECORDS_MAX
 from mansio.log.offset_map import digest_of
 from mansio.wire.compression import Codec, compress, decompress
 from mansio.wire.record_scan import scan_records, with_timestamp_delta
@@ -38,6 +40,7 @@ RECORDS_PER_SLICE = 256
 
 NO_HORIZON = -1
 FOR_EVER = (1 << 63) - 1
+EARLIEST = -1 << 63
 
 
 def never(_: BatchHeader) -> bool:
@@ -68,17 +71,26 @@ class Rules(NamedTuple):
 
 
 class Filtered(NamedTuple):
-    """`batch` is what stays: the batch that was given, another one, or None. `horizon_ms`: when its tombstones go."""
+    """`batch` is what stays: the batch that was given, another one, or None. `horizon_ms`: when its tombstones go.
+
+    `left_alone`: values that newer ones supersede may be in it still.
+    """
 
     batch: Buffer | None
     header: BatchHeader | None
     horizon_ms: int = NO_HORIZON
+    left_alone: bool = False
 
 
 def opened(batch: Buffer, header: BatchHeader, output_bytes_max: int) -> bytes | None:
-    """The records' bytes; None when they cannot be had although the batch is as it was written."""
+    """The records' bytes; None when they cannot be had although the batch is as it was written, or are too many."""
+    size_max = min(output_bytes_max, OPENED_BYTES_MAX)
+    if header.record_count > OPENED_RECORDS_MAX or (
+        header.codec == Codec.NONE and len(batch) - HEADER_BYTES > size_max
+    ):
+        return None
     try:
-        return decompress(header.codec, memoryview(batch)[HEADER_BYTES:], output_bytes_max)
+        return decompress(header.codec, memoryview(batch)[HEADER_BYTES:], size_max)
     except RequestError:
         return None
 
@@ -121,7 +133,7 @@ def filtered(
         return _rest(batch, header, rules)
     data = opened(batch, header, rules.output_bytes_max)
     if data is None:
-        return Filtered(batch, header)
+        return Filtered(batch, header, left_alone=True)
     expired = stamped and rules.now_ms > header.base_timestamp_ms
     tombstones_stay = not expired or header.base_offset >= rules.tombstone_floor
     kept: list[RecordPlace] = []
@@ -147,23 +159,31 @@ def filtered(
         return _rest(batch, header, rules)
     horizon_ms = NO_HORIZON
     if tombstones:
-        later_ms = rules.now_ms + rules.delete_retention_ms
+        later_ms = min(rules.now_ms + rules.delete_retention_ms, FOR_EVER)
         horizon_ms = header.base_timestamp_ms if stamped and not expired else later_ms
     if len(kept) == header.record_count and (stamped or not tombstones):
         return Filtered(batch, header, horizon_ms)
-    return _rebuilt(data, header, kept, horizon_ms if tombstones and not stamped else None, horizon_ms)
+    stamp_ms = horizon_ms if tombstones and not stamped else None
+    rebuilt = _rebuilt(data, header, kept, stamp_ms, horizon_ms)
+    return rebuilt or Filtered(batch, header, left_alone=True)
 
 
 def _rebuilt(
     data: bytes, header: BatchHeader, kept: list[RecordPlace], stamp_ms: int | None, horizon_ms: int
-) -> Filtered:
-    """The same batch with the records of `kept` only; `stamp_ms` becomes the moment its tombstones go at."""
+) -> Filtered | None:
+    """The same batch with the records of `kept` only; `stamp_ms` becomes the moment its tombstones go at.
+
+    None when a timestamp is too far from that moment to be told relative to it.
+    """
     base_ms = header.base_timestamp_ms
     largest_ms = base_ms + max(place.timestamp_delta_ms for place in kept)
+    largest_ms = max(EARLIEST, min(largest_ms, FOR_EVER))  # a client may send any base and any delta
     if stamp_ms is None:
         body = b"".join([data[place.start : place.end] for place in kept])
     else:
         shift = base_ms - stamp_ms
+        if not all(EARLIEST <= p.timestamp_delta_ms + shift <= FOR_EVER for p in kept):
+            return None
         body = b"".join([with_timestamp_delta(data, p, p.timestamp_delta_ms + shift) for p in kept])
         base_ms = stamp_ms
     if header.timestamp_type is TimestampType.LOG_APPEND:
@@ -216,5 +236,5 @@ def _marker(batch: Buffer, header: BatchHeader, rules: Rules, *, stamped: bool) 
         places = []
     if data is None or not places:
         return Filtered(batch, header)
-    horizon_ms = rules.now_ms + rules.delete_retention_ms
-    return _rebuilt(data, header, places, horizon_ms, horizon_ms)
+    horizon_ms = min(rules.now_ms + rules.delete_retention_ms, FOR_EVER)
+    return _rebuilt(data, header, places, horizon_ms, horizon_ms) or Filtered(batch, header)

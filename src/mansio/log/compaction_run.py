@@ -10,6 +10,7 @@ Up to the intent everything can be given up; after it the swap is carried throug
 
 from __future__ import annotations
 
+import errno
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,20 @@ if TYPE_CHECKING:
     from mansio.wire.records import BatchHeader
 
 
+COMES_BACK = NO_ROOM | {errno.EMFILE, errno.ENFILE}
+"""What is missing then, room or descriptors, may be there later: no reason to give a log up."""
+
+
+def passes(error: BaseException) -> bool:
+    """Was it only for want of room or of descriptors?"""
+    cause = error if isinstance(error, OSError) else error.__cause__
+    return isinstance(cause, OSError) and cause.errno in COMES_BACK
+
+
 class End(Enum):
-    """How a run ended. `NO_ROOM` and `GIVEN_UP` can be tried again; `FAILED` says why in `CompactionRun.error`."""
+    """How a run ended. `NO_ROOM` (or no descriptor) and `GIVEN_UP` can be tried again; `FAILED` says why in
+    `CompactionRun.error`.
+    """
 
     DONE = auto()
     GIVEN_UP = auto()
@@ -125,7 +138,10 @@ class CompactionRun:
         self._stage = _Stage.WORK if log.compaction.state.swap is None else _Stage.PREPARE
         self._next = CompactionState()
         self._replacement: Replacement | None = None
+        self.waits_for_room = False
+        """A swap found no room: it is tried again, better not at once."""
         self._told_to_stop = False
+        self._told_to_rest = False
         self._outcome = End.GIVEN_UP
         self._horizon_ms = log.compaction.state.last_horizon_ms
 
@@ -135,8 +151,16 @@ class CompactionRun:
         return self._compaction.records_dropped
 
     def stop(self) -> None:
-        """End at the next occasion, without finishing."""
+        """End at the next occasion, because the log is about to be closed or removed.
+
+        A swap that finds no room is left to the next opening. Until then readers see the new segment and the log stays
+        `busy`: no housekeeping, no truncation and no other run comes in between.
+        """
         self._told_to_stop = True
+
+    def rest(self) -> None:
+        """End at the next occasion, but only after a swap that has begun: the log lives on."""
+        self._told_to_rest = True
 
     # On the loop
 
@@ -144,9 +168,11 @@ class CompactionRun:
         """The next piece of work. None: nothing can be done just now (or the run has ended: see `end`)."""
         log, desk = self._log, self._log.compaction
         stage = self._stage
-        given_up = (
-            self._told_to_stop or log.closed or log.failure is not None or log.generation != self._generation
-        )
+        is_over = self._told_to_stop or log.closed or log.failure is not None
+        given_up = is_over or self._told_to_rest or log.generation != self._generation
+        if stage is _Stage.SWAP and is_over:
+            self.end = End.GIVEN_UP
+            return None
         if stage in (_Stage.PREPARE, _Stage.WORK, _Stage.OFFERED) and given_up:
             self._stage = stage = _Stage.ABANDON
         if stage is _Stage.ABANDON:
@@ -201,6 +227,7 @@ class CompactionRun:
     def _went_well(self, result: Any) -> Callable[[], object] | None:
         log, desk = self._log, self._log.compaction
         stage = self._stage
+        self.waits_for_room = False
         if stage is _Stage.WORK:
             return self._worked(result)
         if stage is _Stage.ABANDON:
@@ -253,7 +280,7 @@ class CompactionRun:
 
     def _went_wrong(self, error: BaseException) -> Callable[[], object] | None:
         log, desk, stage = self._log, self._log.compaction, self._stage
-        no_room = isinstance(error, OSError) and error.errno in NO_ROOM
+        no_room = passes(error)
         if stage is _Stage.ABANDON:  # recovery removes the file
             self.end = self._outcome
             return None
@@ -264,6 +291,7 @@ class CompactionRun:
             self.end = End.FAILED
             return None
         if stage is _Stage.SWAP:
+            self.waits_for_room = True
             return None  # there is no way back: `advance` tries again
         if stage is not _Stage.WORK:  # a note was not written: the one on disk is older, and still true
             log.compaction_rests()
@@ -276,5 +304,9 @@ class CompactionRun:
         return self._compaction.abandon
 
     def _give_up(self, error: BaseException) -> Callable[[], object]:
-        self.error, self._outcome, self._stage = error, End.FAILED, _Stage.ABANDON
+        if passes(error):
+            self._outcome = End.NO_ROOM
+        else:
+            self.error, self._outcome = error, End.FAILED
+        self._stage = _Stage.ABANDON
         return self._compaction.abandon

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.broker.receive_memory import PROGRESS_BYTES_MIN, STALL_S, STALL_S_MIN, ReceiveMemory
+from mansio.broker.connection import MUTE_MS_MAX
+from mansio.broker.receive_memory import HELD_UP_S, PROGRESS_BYTES_MIN, STALL_S, STALL_S_MIN, ReceiveMemory
 
 if TYPE_CHECKING:
     from mansio.broker.connection import Connection
@@ -23,6 +24,7 @@ class Peer:
         self.got = 1
         self.received_bytes = 0
         self.writing = False
+        self.held_up = False
 
 
 def as_connection(peer: Peer) -> Connection:
@@ -137,3 +139,33 @@ def test_who_has_begun_goes_before_who_is_new_and_the_oldest_first() -> None:
     for peer in (young, new):
         memory.release(peer)
     assert memory.held_bytes == 0
+
+
+def test_whom_we_hold_up_ourselves_is_spared_but_neither_for_ever_nor_with_the_whole_budget() -> None:
+    memory = ReceiveMemory(BUDGET)
+    muted, second, late = Peer(90), Peer(90), Peer(90)
+    memory.take(as_connection(muted), 45)
+    memory.take(as_connection(second), 50)
+    memory.take(as_connection(late), 50)
+    assert memory.waits(as_connection(late))
+    muted.held_up = second.held_up = True
+    assert HELD_UP_S >= MUTE_MS_MAX / 1000
+    found: dict[str, float] = {}
+    names = {muted: "muted", second: "second"}
+    for step in range(500):
+        for stalled in memory.stalled(step / 10):
+            found.setdefault(names[stalled], step / 10)  # type: ignore[index]  # they are peers
+    assert found["second"] <= STALL_S, "together they would hold more than half"
+    assert HELD_UP_S < found["muted"] <= HELD_UP_S + STALL_S + 0.5
+
+
+def test_who_is_held_up_again_after_a_frame_began_is_spared_anew() -> None:
+    memory = ReceiveMemory(BUDGET)
+    muted, late = Peer(90), Peer(90)
+    memory.take(as_connection(muted), 90)
+    memory.take(as_connection(late), 95)
+    muted.held_up = True
+    for step in range(900):
+        assert memory.stalled(step / 10) == []
+        if step % 250 == 249:
+            memory.give_back(as_connection(muted), 90 - step // 250 - 1)

@@ -335,6 +335,25 @@ def test_a_partition_that_cannot_be_checked_keeps_nobody_else_from_being(
     assert [record.getMessage() for record in lines.records] == ["retention failed", "records expired"]
 
 
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
+def test_closed_segments_go_although_there_is_no_room_for_a_new_one(code: int) -> None:
+    world = World({"retention.ms": "1"})
+    world.fill(3)
+    world.pass_time(MINUTE_MS)
+    world.disk.fail_when = lambda operation, path: (
+        code if operation == "open" and path.endswith("3.log") else None
+    )
+    world.keeper.start()
+    world.scheduler.fire(FIRST_CHECK_MS)
+    assert world.starts() == [2]
+    assert world.keeper.counts.failures == 1
+    assert world.keeper.counts[2:4] == (2, 2)
+    world.disk.fail_when = None
+    world.keeper.check(world.partition)
+    assert world.starts() == [3]
+    assert world.keeper.counts[2:4] == (3, 3)
+
+
 def test_one_line_tells_what_went(lines: pytest.LogCaptureFixture) -> None:
     world = World({"retention.ms": "1", "retention.bytes": "1"})
     world.fill(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import random
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.cluster.metadata import Compacted, Delete, Entry, Event, Put
-from mansio.cluster.sqlite_format import verify_store
+from mansio.cluster.sqlite_format import read_witness, verify_store
 from mansio.cluster.sqlite_store import SqliteStore
 from mansio.errors import MetadataCorrupt, StorageError
 
@@ -358,3 +359,49 @@ def test_a_file_without_checksums_is_taken_over_and_has_them_from_then_on(
 
 def test_a_missing_file_is_said(tmp_path: Path) -> None:
     assert verify_store(str(tmp_path / NAME)) == [f"metadata {tmp_path / NAME} is missing"]
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("there", [False, True])
+def test_a_witness_without_room_stops_nothing_and_is_told_by_the_next_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: int, there: bool
+) -> None:
+    path = tmp_path / NAME
+    store = open_store(path)
+    change(store, 1)
+    run(store.close())
+    witness = tmp_path / (NAME + ".revision")
+    if not there:
+        witness.unlink()
+    write = os.write
+
+    def full(descriptor: int, data: bytes) -> int:
+        if bytes(data[:8]) == b"MANSIORV":
+            raise OSError(code, os.strerror(code))
+        return write(descriptor, data)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        store = open_store(path)
+        change(store, 2)
+        change(store, 3)
+        run(store.close())
+        store = open_store(path)  # an old one, or none, is no reason to refuse
+        change(store, 4)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2, "one for each opening"
+    assert read_witness(str(path)) == (1 if there else -1)
+    change(store, 5)
+    assert read_witness(str(path)) == 5
+    run(store.close())
+    assert verify_store(str(path)) == []
+
+
+def test_file_of_an_unknown_format_is_refused_by_name(tmp_path: Path) -> None:
+    path = str(tmp_path / NAME)
+    with sqlite3.connect(path) as database:
+        database.execute("CREATE TABLE store (format INTEGER, revision INTEGER)")
+        database.execute("INSERT INTO store VALUES (7, 0)")
+    database.close()
+    (line,) = verify_store(path)
+    assert NAME in line
+    assert "format 7" in line

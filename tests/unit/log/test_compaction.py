@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 
 from mansio.errors import ConcurrentChange, CorruptLog
+from mansio.log import compaction_filter
 from mansio.log.compaction_filter import RECORDS_PER_SLICE
 from mansio.log.compaction_policy import NOT_WORTH, CompactionSettings, Worth, groups_of, worth
-from mansio.log.compaction_run import End, judge
+from mansio.log.compaction_run import CompactionRun, End, judge
 from mansio.log.compaction_state import CompactionState
 from mansio.log.index import NO_TIMESTAMP
 from mansio.log.log import Log, LogSettings, SegmentInfo
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.compression import Codec
+from mansio.wire.record_scan import RecordPlace, with_timestamp_delta
 from mansio.wire.records import (
     DELETE_HORIZON,
     TimestampType,
@@ -492,6 +494,152 @@ def test_a_swap_without_room_waits_and_is_then_carried_through() -> None:
     world.reopen(world.disk.crash(random.Random(3)))
     world.log.verify()
     assert world.values()[-1] == (11, b"a", b"11" * 30)
+
+
+def waiting_for_room(world: World) -> CompactionRun:
+    """A run whose swap has begun and finds no room."""
+    for n in range(12):
+        world.write((b"a", b"%d" % n * 30))
+    world.log.roll()
+    run = start_compaction(world.log, world.disk, now_ms=NOW)
+    assert run is not None
+    world.disk.fail_when = lambda what, path: (
+        errno.ENOSPC if what == "rename" and path.endswith(".compacted.tmp") else None
+    )
+    while not run.waits_for_room:
+        assert one_piece(run)
+    return run
+
+
+def test_a_swap_without_room_ends_when_told_to_stop_and_the_next_opening_finishes_it() -> None:
+    world = World(segment_bytes=300)
+    run = waiting_for_room(world)
+    seen = world.values()
+    run.stop()
+    assert not one_piece(run)
+    assert run.end is End.GIVEN_UP
+    assert world.values() == seen  # readers go on with the new segment
+    with pytest.raises(ConcurrentChange):
+        world.log.truncate_to(5)
+    world.log.sync()
+    world.log.close()
+    world.disk.fail_when = None
+    world.reopen()
+    world.log.verify()
+    assert world.values() == seen
+    assert not [name for name in world.disk.files() if name.endswith(".compacted.tmp")]
+
+
+def test_a_swap_that_has_begun_is_finished_when_the_log_lives_on() -> None:
+    world = World(segment_bytes=300)
+    run = waiting_for_room(world)
+    run.rest()
+    for _ in range(5):
+        assert one_piece(run)
+    assert run.end is None
+    world.disk.fail_when = None
+    assert run_to_end(run) is End.GIVEN_UP
+    assert not world.log.compaction.busy
+    assert run.swaps == 1
+
+
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_no_descriptor_is_as_no_room(code: int) -> None:
+    world = World()
+    world.write((b"a", b"1"))
+    world.write((b"a", b"2"))
+    world.log.roll()
+    run = start_compaction(world.log, world.disk, now_ms=NOW)
+    assert run is not None
+    world.disk.fail_when = lambda what, path: code if what == "open" else None
+    assert run_to_end(run) is End.NO_ROOM
+    assert world.log.failure is None
+
+
+LONGEST = (1 << 63) - 1
+
+
+def test_tombstones_can_be_kept_for_ever() -> None:
+    world = World()
+    world.write((b"a", b"1"))
+    world.write((b"a", None))
+    settings = CompactionSettings(0.0, delete_retention_ms=LONGEST)
+    assert world.compact(settings=settings) is End.DONE
+    world.write((b"b", b"1"))
+    assert world.compact(now_ms=NOW * 1000, settings=settings) is End.DONE
+    assert world.values() == [(1, b"a", None), (2, b"b", b"1")]
+
+
+def raw(*rows: tuple[bytes, bytes | None, int], base_ms: int = NOW) -> bytes:
+    """A batch as a client can make one: key, value and timestamp delta of each record."""
+
+    def varint(
+        value: int,
+    ) -> bytes:  # a record of nothing but its delta: one byte each of length and attributes
+        return with_timestamp_delta(b"", RecordPlace(0, 0, 0, 0, 0, None, is_tombstone=False), value)[2:]
+
+    body = b""
+    for n, (key, value, delta) in enumerate(rows):
+        end = varint(-1) if value is None else varint(len(value)) + value
+        record = b"\0" + varint(delta) + varint(n) + varint(len(key)) + key + end + b"\0"
+        body += varint(len(record)) + record
+    header = read_header(build_batch([(NOW, b"k", b"v", ())] * len(rows)))
+    return seal_batch(header._replace(base_timestamp_ms=base_ms), body)
+
+
+@pytest.mark.parametrize(
+    ("base_ms", "delta"), [(NOW, LONGEST), (NOW, -LONGEST - 1), (-LONGEST - 1, 0), (LONGEST, 1)]
+)
+def test_no_timestamp_that_a_client_sends_ends_compaction_or_brings_a_value_back(
+    base_ms: int, delta: int
+) -> None:
+    world = World()
+    world.append(raw((b"a", b"1", delta), (b"b", b"old", delta), (b"c", None, delta), base_ms=base_ms))
+    world.write((b"b", b"new"))
+    world.write((b"b", None))
+    for round_number in range(4):
+        assert world.compact(now_ms=NOW + round_number * 10_000) is End.DONE
+        world.write((b"z", b"%d" % round_number))
+    latest = {key: value for _, key, value in world.values()}
+    assert latest[b"a"] == b"1"
+    assert latest.get(b"b") is None
+    assert latest.get(b"c") is None
+
+
+def test_a_batch_of_too_many_records_stays_whole_and_its_old_values_stay_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    world.write((b"a", b"before"))
+    world.write((b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
+    world.write((b"a", b"2"))
+    world.write((b"a", b"3"))
+    world.write((b"b", None))
+    monkeypatch.setattr(compaction_filter, "OPENED_RECORDS_MAX", 2)
+    for round_number in range(4):
+        assert world.compact(now_ms=NOW + round_number * 10_000) is End.DONE
+        world.write((b"z", b"%d" % round_number))
+    assert world.values()[:5] == [
+        (1, b"a", b"1"),
+        (2, b"b", b"1"),
+        (3, b"c", b"1"),
+        (5, b"a", b"3"),
+        (6, b"b", None),
+    ]
+
+
+@pytest.mark.parametrize("codec", [Codec.NONE, Codec.GZIP])
+def test_a_batch_too_large_to_be_opened_supersedes_nothing_and_loses_nothing(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World()
+    world.write((b"a", b"before"))
+    world.write((b"a", bytes(5000)), codec=codec)
+    world.write((b"b", b"1"))
+    world.write((b"b", b"2"))
+    monkeypatch.setattr(compaction_filter, "OPENED_BYTES_MAX", 1000)
+    assert world.compact() is End.DONE
+    assert [offset for offset, _, _ in world.values()] == [0, 1, 3]
 
 
 def test_a_damaged_note_of_how_far_it_came_costs_time_and_no_records() -> None:
