@@ -123,7 +123,7 @@ def test_a_disk_that_is_really_full_refuses_by_name_and_goes_on_when_there_is_ro
         assert commit(peer, "g", "t", 5000) == 0
         wait_until(lambda: create(peer, "new") in (0, 36), DEADLINE_S, "the topic can be made")
         assert peer.produce("new", batch_of(b"x")).error_code == 0
-        assert ready(broker) == (200, [])
+        wait_until(lambda: ready(broker) == (200, []), DEADLINE_S, "the broker is ready")
         assert acknowledged == [0, 1]
         broker.kill()
         broker.start()
@@ -191,7 +191,7 @@ def test_a_log_whose_disk_fails_takes_no_more_says_so_and_the_others_go_on(
         for topic in ("bad", "good"):
             peer.create_topic(topic, partitions=2)
             assert peer.produce(topic, batch_of(b"before")).error_code == 0
-        assert ready(broker) == (200, [])
+        wait_until(lambda: ready(broker) == (200, []), DEADLINE_S, "the broker is ready")
         faults.write_text(fault)
         assert peer.produce("bad", batch_of(b"lost")).error_code == KAFKA_STORAGE_ERROR
         faults.write_text("")
@@ -212,7 +212,7 @@ def test_a_log_whose_disk_fails_takes_no_more_says_so_and_the_others_go_on(
             assert b"before" in values[0]
             assert again.produce("bad", batch_of(b"works again")).error_code == 0
             assert len(end_offset_and_values(again, "good")) == 2
-        assert ready(broker) == (200, [])
+        wait_until(lambda: ready(broker) == (200, []), DEADLINE_S, "the broker is ready")
         assert "Traceback" not in broker.text()
 
 

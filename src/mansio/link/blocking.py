@@ -20,6 +20,9 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
+LOOK_UP_S = 1.0
+"""A thread that waits looks up so often: between the last look at signals and the wait itself one would be missed."""
+
 T = TypeVar("T")
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,7 +77,8 @@ class Call(Generic[T]):
 
     def wait(self) -> T:
         """The outcome, or its error. Meant for one thread, once."""
-        self._lock.acquire()
+        while not self._lock.acquire(timeout=LOOK_UP_S):
+            pass  # a signal that came just before the wait began is seen now
         try:
             if self._error is not None:
                 raise self._error

@@ -95,6 +95,8 @@ def read_rows(
                 value, position = _bytes(data, position)
             else:
                 position = begin + (number >> 1)
+                if position > size:
+                    raise InvalidRecord("a key, value or header is longer than its batch")
                 value = data[begin:position]
             if data[position]:
                 headers, position = _headers(data, position, end)
