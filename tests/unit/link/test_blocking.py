@@ -112,8 +112,12 @@ def test_ctrl_c_ends_the_wait_and_the_coroutine_and_the_loop_goes_on() -> None:
             cancelled.set()
             raise
 
-    with pytest.raises(KeyboardInterrupt):
-        thread.run(endless())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            thread.run(endless())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert cancelled.wait(5)
     assert ThingTwin(thread, Thing()).double(2) == 4
     thread.close()
