@@ -13,7 +13,7 @@ ARGS ?=
 .PHONY: help setup demo serve test check format bench bench-peers nightly clean
 
 help:
-	@echo "make demo      a broker, 336,776 flights, a consumer group and a kill -9, in about a minute"
+	@echo "make demo      a broker, 336,776 flights, a consumer group and a kill -9, in half a minute"
 	@echo "make serve     a broker on 127.0.0.1:9092 with its data under ./data"
 	@echo "make test      checks and all tests (a few minutes)"
 	@echo "make check     lint, types, layers, generated documents"

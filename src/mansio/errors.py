@@ -395,7 +395,7 @@ class QueueFull(Unavailable):
 
 
 class StorageError(MansioError):
-    """The disk failed this log; it takes no more writes until the broker is restarted."""
+    """The disk failed, or has no room, for this partition; the broker's log and its health say which."""
 
     kafka_code = 56
     grpc_status = "INTERNAL"

@@ -108,6 +108,7 @@ class Connection(asyncio.BufferedProtocol):
         "_flush_due",
         "_frames",
         "_muted",
+        "_muted_until",
         "_out",
         "_paused",
         "_server",
@@ -135,7 +136,8 @@ class Connection(asyncio.BufferedProtocol):
         self._flush_due = False
         self._drain_due = False
         self._paused = False
-        self._muted: asyncio.TimerHandle | None = None
+        self._muted: asyncio.Handle | None = None
+        self._muted_until = 0.0
         self._transport: asyncio.Transport | None = None
         self._egress: Egress | None = None
         self.client_host = ""
@@ -389,9 +391,10 @@ class Connection(asyncio.BufferedProtocol):
             return
         until = self._server.loop.time() + min(duration_ms, MUTE_MS_MAX) / 1000
         if self._muted is not None:
-            if self._muted.when() >= until:
+            if self._muted_until >= until:
                 return
             self._muted.cancel()
+        self._muted_until = until
         self._muted = self._server.loop.call_at(until, self.end_pause)
         self.pause_reading()
 

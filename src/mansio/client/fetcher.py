@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mansio.errors import MansioError, OffsetOutOfRange, UnknownTopicOrPartition
+from mansio.link.alarm import Alarm
 from mansio.link.cluster import group_by_topic
 from mansio.link.metadata import NO_TOPIC_ID
 from mansio.link.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
@@ -121,7 +122,7 @@ class Fetcher:
         self._locating: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._woken = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._loop, self._wake)
         self._failure: MansioError | None = None
         self._arrival: asyncio.Event = asyncio.Event()
         self._is_closed = False
@@ -189,8 +190,7 @@ class Fetcher:
     async def stop(self) -> None:
         """Fetch nothing more. Answers still under way are thrown away; what is known of the partitions stays."""
         self._is_closed = True
-        if self._timer is not None:
-            self._timer.cancel()
+        self._alarm.cancel()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -209,16 +209,6 @@ class Fetcher:
             self._woken = True
             self._loop.call_soon(self._dispatch)
 
-    def _wake_at(self, moment: float) -> None:
-        if self._timer is None or self._timer.when() > moment:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_at(moment, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._wake()
-
     def _dispatch(self) -> None:
         """Start a request to every broker that has none under way and leads a partition with room."""
         self._woken = False
@@ -231,7 +221,7 @@ class Fetcher:
             if state.is_fetching or state.is_paused or self._is_through(state):
                 continue
             if state.blocked_until > now:
-                self._wake_at(state.blocked_until)
+                self._alarm.set(state.blocked_until)
                 continue
             node = self._leader(state)
             if node is None or node in self._busy:
@@ -245,7 +235,7 @@ class Fetcher:
             chosen.setdefault(node, []).append(state)
         for node, states in chosen.items():
             if node in full and (rest_until := self._resting.get(node, 0.0)) > now:
-                self._wake_at(rest_until)
+                self._alarm.set(rest_until)
                 continue
             self._busy.add(node)
             for state in states:

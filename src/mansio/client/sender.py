@@ -34,6 +34,7 @@ from mansio.errors import (
     RequestTimedOut,
     UnknownProducerId,
 )
+from mansio.link.alarm import Alarm
 from mansio.link.cluster import check_top_level
 from mansio.link.retry import error_for
 from mansio.wire.compression import Codec
@@ -81,7 +82,7 @@ class Sender:
         self._locating: set[str] = set()
         self._refreshing: set[str] = set()
         self._woken = False
-        self._timer: asyncio.TimerHandle | None = None
+        self._alarm = Alarm(self._loop, self._wake)
         self._expiry: asyncio.TimerHandle | None = None
         self._identity = NOBODY
         self._identifying = False
@@ -103,7 +104,7 @@ class Sender:
         if self._expiry is None:
             self._expiry = self._loop.call_later(EXPIRY_CHECK_SECONDS, self._expire)
         if self._options.linger_ms:
-            self._wake_at(batch.created + self._options.linger_ms / 1000)
+            self._alarm.set(batch.created + self._options.linger_ms / 1000)
         elif not queue.in_flight:  # otherwise its turn comes with the answer
             if is_awaited and queue.sent_records == 1 and not self._woken:
                 self._dispatch()
@@ -117,9 +118,9 @@ class Sender:
 
     async def close(self) -> None:
         """Give up whatever is not settled, and stop."""
-        for handle in (self._timer, self._expiry):
-            if handle is not None:
-                handle.cancel()
+        self._alarm.cancel()
+        if self._expiry is not None:
+            self._expiry.cancel()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -139,16 +140,6 @@ class Sender:
         if not self._woken:
             self._woken = True
             self._loop.call_soon(self._dispatch)
-
-    def _wake_at(self, moment: float) -> None:
-        if self._timer is None or self._timer.cancelled() or self._timer.when() > moment:
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = self._loop.call_at(moment, self._on_timer)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        self._wake()
 
     def _dispatch(self) -> None:
         """Start every request that can start now."""
@@ -199,7 +190,7 @@ class Sender:
 
     def _may_send(self, queue: PartitionQueue, now: float) -> bool:
         if queue.blocked_until > now:
-            self._wake_at(queue.blocked_until)
+            self._alarm.set(queue.blocked_until)
             return False
         if queue.ready:
             return queue.in_flight < (1 if queue.is_recovering else self._options.in_flight_batches_max)
@@ -207,7 +198,7 @@ class Sender:
             return False  # an open batch goes on filling while another is under way
         due = queue.open.created + self._options.linger_ms / 1000
         if due > now:
-            self._wake_at(due)
+            self._alarm.set(due)
             return False
         return True
 

@@ -25,6 +25,7 @@ from mansio.wire import headers, messages
 from mansio.wire.frames import FrameReader
 from mansio.wire.versions import OFFERED, ApiKey
 
+from .alarm import Alarm
 from .retry import raise_for
 
 if TYPE_CHECKING:
@@ -84,8 +85,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(options.frame_bytes_max)
         self._waiting: dict[int, tuple[Waiter, float]] = {}
         """By correlation id: who waits, and until when."""
-        self._alarm: asyncio.TimerHandle | None = None
-        self._alarm_at = float("inf")
+        self._alarm = Alarm(self._loop, self._look_at_deadlines)
         """When it rings: at the earliest of those moments, or before."""
         self._backlog: deque[tuple[Sequence[Buffer], int]] = deque()
         self._correlation_ids = itertools.count()
@@ -184,8 +184,7 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.time() + (self.options.request_timeout_ms if timeout_ms is None else timeout_ms) / 1000
         )
         self._waiting[correlation_id] = (waiter, deadline)
-        if deadline < self._alarm_at:
-            self._set_alarm(deadline)
+        self._alarm.set(deadline)
         if self._backlog or self._paused or self._in_flight >= self.options.in_flight_requests_max:
             self._backlog.append((buffers, correlation_id))
             return
@@ -293,14 +292,7 @@ class Connection(asyncio.BufferedProtocol):
         if not waiter.done():
             waiter.set_result(bytes(frame))
 
-    def _set_alarm(self, moment: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm_at = moment
-        self._alarm = self._loop.call_at(moment, self._look_at_deadlines)
-
     def _look_at_deadlines(self) -> None:
-        self._alarm, self._alarm_at = None, float("inf")
         now = self._loop.time()
         expecting = [(waiter, deadline) for waiter, deadline in self._waiting.values() if not waiter.done()]
         late = [waiter for waiter, deadline in expecting if deadline <= now + CLOCK_RESOLUTION_S]
@@ -309,15 +301,13 @@ class Connection(asyncio.BufferedProtocol):
                 waiter.set_exception(RequestTimedOut(f"{self._name} did not answer in time"))
             self._fail(ConnectionLost(f"{self._name} stopped answering"))
         elif expecting:
-            self._set_alarm(min(deadline for _, deadline in expecting))
+            self._alarm.set(min(deadline for _, deadline in expecting))
 
     def _fail(self, failure: MansioError) -> None:
         if self._failure is not None:
             return
         self._failure = failure
-        if self._alarm is not None:
-            self._alarm.cancel()
-            self._alarm = None
+        self._alarm.cancel()
         waiting, self._waiting = self._waiting, {}
         self._backlog.clear()
         for waiter, _ in waiting.values():

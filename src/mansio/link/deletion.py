@@ -1,25 +1,23 @@
-"""Deleting records: asks the leaders of partitions to begin their logs later (KIP-107).
-
-Always true: a partition that has answered is not asked again; the call ends with an answer for each, or with an error.
-"""
+"""Deleting records: asks the leaders of partitions to begin their logs later (KIP-107)."""
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import TYPE_CHECKING
 
-from mansio.errors import UnknownTopicOrPartition
 from mansio.wire.topic_partition import TopicPartition
 from mansio.wire.versions import ApiKey
 
-from .cluster import Cluster, group_by_topic
-from .offsets import STALE_METADATA
+from .cluster import group_by_topic
+from .leaders import ask_leaders
 from .retry import error_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mansio.errors import MansioError
+
+    from .cluster import Cluster
 
 
 async def delete_records(
@@ -30,32 +28,14 @@ async def delete_records(
     Asked again, it answers the same, so failures that may pass are tried again. `OffsetOutOfRange`, `InvalidTopic`,
     `PolicyViolation`; those of some partitions do not keep the records of others.
     """
-    found: dict[TopicPartition, int] = {}
-
-    async def attempt() -> None:
-        missing = [partition for partition in before if partition not in found]
-        try:
-            grouped = await cluster.by_leader(missing)
-            asked = [
-                _delete_on_node(cluster, node, {p: before[p] for p in partitions}, timeout_ms, found)
-                for node, partitions in grouped.items()
-            ]
-            for outcome in await asyncio.gather(*asked, return_exceptions=True):
-                if isinstance(outcome, BaseException):
-                    raise outcome
-        except STALE_METADATA:
-            cluster.mark_stale({partition.topic for partition in missing})
-            raise
-
-    await cluster.retry(attempt)
-    return {partition: found[partition] for partition in before}
+    return await ask_leaders(cluster, before, partial(_delete_on_node, cluster, timeout_ms))
 
 
 async def _delete_on_node(
     cluster: Cluster,
+    timeout_ms: int,
     node_id: int,
     before: Mapping[TopicPartition, int],
-    timeout_ms: int,
     found: dict[TopicPartition, int],
 ) -> None:
     topics = [
@@ -81,5 +61,3 @@ async def _delete_on_node(
                 found[partition] = entry.low_watermark
     if failure is not None:
         raise failure
-    if any(partition not in found for partition in before):
-        raise UnknownTopicOrPartition("the broker left a partition out of its answer")

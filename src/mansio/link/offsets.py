@@ -6,25 +6,20 @@ many brokers at once, and asks again only for the partitions that failed in a wa
 
 from __future__ import annotations
 
-import asyncio
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mansio.errors import (
-    ConnectionLost,
-    FencedLeaderEpoch,
-    LeaderNotAvailable,
-    MansioError,
-    NotLeaderOrFollower,
-    UnknownTopicOrPartition,
-)
 from mansio.wire.topic_partition import TopicPartition
 from mansio.wire.versions import ApiKey
 
 from .cluster import Cluster, group_by_topic
+from .leaders import ask_leaders
 from .retry import error_for, raise_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from mansio.errors import MansioError
 
 LATEST: Final = -1
 """Asks for the offset after the last readable record."""
@@ -35,14 +30,6 @@ MAX_TIMESTAMP: Final = -3
 
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
-
-STALE_METADATA = (
-    NotLeaderOrFollower,
-    LeaderNotAvailable,
-    UnknownTopicOrPartition,
-    FencedLeaderEpoch,
-    ConnectionLost,
-)
 
 
 class ListedOffset(NamedTuple):
@@ -69,34 +56,14 @@ async def list_offsets(
 ) -> dict[TopicPartition, ListedOffset]:
     """For each partition the offset of `LATEST`, `EARLIEST`, `MAX_TIMESTAMP`, or of the first record whose timestamp
     is at least that many milliseconds since the epoch."""
-    found: dict[TopicPartition, ListedOffset] = {}
-
-    async def attempt() -> None:
-        missing = [partition for partition in wanted if partition not in found]
-        try:
-            grouped = await cluster.by_leader(missing)
-            asked = [
-                _list_offsets_of_node(
-                    cluster, node, {p: wanted[p] for p in partitions}, isolation_level, found
-                )
-                for node, partitions in grouped.items()
-            ]
-            for outcome in await asyncio.gather(*asked, return_exceptions=True):
-                if isinstance(outcome, BaseException):
-                    raise outcome
-        except STALE_METADATA:
-            cluster.mark_stale({partition.topic for partition in missing})
-            raise
-
-    await cluster.retry(attempt)
-    return {partition: found[partition] for partition in wanted}
+    return await ask_leaders(cluster, wanted, partial(_list_offsets_of_node, cluster, isolation_level))
 
 
 async def _list_offsets_of_node(
     cluster: Cluster,
+    isolation_level: int,
     node_id: int,
     wanted: Mapping[TopicPartition, int],
-    isolation_level: int,
     found: dict[TopicPartition, ListedOffset],
 ) -> None:
     topics = [
@@ -127,8 +94,6 @@ async def _list_offsets_of_node(
                 found[TopicPartition(topic.name, entry.partition_index)] = listed
     if failure is not None:
         raise failure
-    if any(partition not in found for partition in wanted):
-        raise UnknownTopicOrPartition("the broker left a partition out of its answer")
 
 
 async def fetch_offsets(

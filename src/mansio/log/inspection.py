@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from mansio.ports import Disk
 INDEX_INTERVAL_BYTES: Final = 4096
-ROOM_CHUNK_BYTES: Final = 1 << 20
 
 
 def inspect_log(
@@ -281,15 +280,6 @@ class Inspection:
         look.finish()
         self.expected = look.end_offset
 
-    def is_room(self, segment: Segment, position: int) -> bool:
-        """Only zeros from here on: the room a log makes ahead of its batches and gives back when it is closed."""
-        file = self.disk.open_readonly(segment.path)
-        for at in range(position, segment.size, ROOM_CHUNK_BYTES):
-            chunk = file.read_at(min(ROOM_CHUNK_BYTES, segment.size - at), at)
-            if chunk.count(0) != len(chunk):
-                return False
-        return True
-
     def _gap_between(self, segment: Segment) -> None:
         if segment.base_offset > self.expected:
             self._add(
@@ -323,7 +313,7 @@ class Inspection:
             Severity.NOTE,
             path,
             f"{size - position} bytes from {position} on are no whole batch",
-            "they were never acknowledged as durable; the next start cuts them",
+            "they were not known to be durable; the next start cuts them",
             position=position,
             first_offset=self.expected,
         )

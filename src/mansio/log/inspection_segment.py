@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.log.index import SparseIndex, load_index
 from mansio.log.inspection_report import Finding, Severity, records_text
 from mansio.log.sealed import write_sealed
+from mansio.log.segment import only_zeros
 from mansio.log.times import SegmentTime
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class SegmentLook:
         if not inspection.is_durable(segment, stretch.position) and (
             last or inspection.checkpoint is not None
         ):
-            if inspection.is_room(segment, stretch.position):
+            if only_zeros(inspection.disk.open_readonly(segment.path), stretch.position, segment.size):
                 segment.size = stretch.position
                 return False
             inspection.expected = self.end_offset

@@ -27,6 +27,7 @@ from mansio.log.segment import (
     WALK_CHUNK_BYTES,
     Segment,
     base_offset_of,
+    only_zeros,
     read_exactly,
     walk,
 )
@@ -313,10 +314,8 @@ class _Opening:
         out from now on; the file is shortened once all is known to be well.
         """
         file = segment.file = segment.file or self.disk.open(segment.path)
-        for at in range(position, segment.size, CHECK_CHUNK_BYTES):
-            chunk = read_exactly(file, min(CHECK_CHUNK_BYTES, segment.size - at), at)
-            if chunk.count(0) != len(chunk):
-                return False
+        if not only_zeros(file, position, segment.size):
+            return False
         segment.size = min(segment.size, position)
         return True
 
@@ -347,7 +346,7 @@ class _Opening:
         cut_bytes = active.size - size + sum(segment.size for segment in torn)
         if cut:
             logger.warning(
-                "%s: cut %d bytes that were never acknowledged as durable, at offset %d: %s",
+                "%s: cut %d bytes that were not known to be durable, at offset %d: %s",
                 self.directory, cut_bytes, offset, cut,
             )  # fmt: skip
         self._cut(active, size, torn)

@@ -23,6 +23,7 @@ INDEX_SUFFIX = ".index"
 OFFSET_DIGITS = 20
 LOOKUP_CHUNK_BYTES = 8 << 10  # a look-up walks one index interval, usually
 WALK_CHUNK_BYTES = 256 << 10
+ZEROS_CHUNK_BYTES = 1 << 20
 BATCH_MAGIC = 2
 PREFIX_BYTES = 12  # base offset and length, which a batch's own length field leaves out
 
@@ -90,6 +91,15 @@ def read_exactly(file: DiskFile, length: int, position: int) -> bytes:
     if len(data) != length:
         raise CorruptLog(f"{file.path} ends at {position + len(data)}, it should reach {position + length}")
     return data
+
+
+def only_zeros(file: DiskFile, position: int, end: int) -> bool:
+    """Whether [position, end) is nothing but the room that a log makes ahead of its batches. Raises as above."""
+    for at in range(position, end, ZEROS_CHUNK_BYTES):
+        chunk = read_exactly(file, min(ZEROS_CHUNK_BYTES, end - at), at)
+        if chunk.count(0) != len(chunk):
+            return False
+    return True
 
 
 def walk(

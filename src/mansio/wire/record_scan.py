@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import InvalidRecord
+from mansio.wire.varints import read_varint, varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,18 +55,18 @@ def scan_records(data: bytes, record_count: int, last_offset_delta: int) -> Iter
 
 def with_timestamp_delta(data: bytes, place: RecordPlace, timestamp_delta_ms: int) -> bytes:
     """The same record with another timestamp delta."""
-    delta = _varint(timestamp_delta_ms)
+    delta = varint(timestamp_delta_ms)
     length = 1 + len(delta) + place.end - place.rest  # one byte of attributes, unused
-    return b"".join((_varint(length), b"\0", delta, data[place.rest : place.end]))
+    return b"".join((varint(length), b"\0", delta, data[place.rest : place.end]))
 
 
 def _place(data: bytes, start: int) -> RecordPlace:
-    length, position = _read_varint(data, start)
+    length, position = read_varint(data, start)
     end = position + length
     if length < 0 or end > len(data):
         raise InvalidRecord(f"a record of {length} bytes with {len(data) - position} left in the batch")
-    timestamp_delta, rest = _read_varint(data, position + 1)
-    offset_delta, position = _read_varint(data, rest)
+    timestamp_delta, rest = read_varint(data, position + 1)
+    offset_delta, position = read_varint(data, rest)
     key: bytes | None = None
     key_length = data[position]
     if key_length < 0x80 and not key_length & 1:  # one byte, not negative: most keys
@@ -73,42 +74,13 @@ def _place(data: bytes, start: int) -> RecordPlace:
         key = data[position : position + (key_length >> 1)]
         position += key_length >> 1
     else:
-        key_length, position = _read_varint(data, position)
+        key_length, position = read_varint(data, position)
         if key_length >= 0:
             key = data[position : position + key_length]
             position += key_length
         elif key_length != -1:
             raise InvalidRecord(f"a length of {key_length} in a record")
-    value_length, position = _read_varint(data, position)
+    value_length, position = read_varint(data, position)
     if value_length < -1 or position + max(value_length, 0) >= end:  # the count of headers follows
         raise InvalidRecord("a record's length does not match its content")
     return RecordPlace(start, rest, end, offset_delta, timestamp_delta, key, value_length == -1)
-
-
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """(value, position after it) of a zigzag varint of at most 64 bits."""
-    byte = data[position]
-    position += 1
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), position
-    value = byte & 0x7F
-    shift = 7
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), position
-        shift += 7
-        if shift > 63:
-            raise InvalidRecord("a number in a record has more than 64 bits")
-
-
-def _varint(value: int) -> bytes:
-    number = value << 1 if value >= 0 else ~(value << 1)
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)

@@ -16,7 +16,6 @@ Always true: nothing here keeps a reference to the caller's buffer; a record tha
 from __future__ import annotations
 
 from enum import IntEnum
-from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -24,6 +23,7 @@ from crc32c import crc32c
 
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat
 from mansio.wire.compression import Codec, compress, decompress
+from mansio.wire.varints import read_varint, varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,7 +57,6 @@ _CONTROL: Final = 0x20
 DELETE_HORIZON: Final = 0x40
 """The base timestamp is the moment from which on compaction removes the batch's tombstones (KIP-534)."""
 
-_VARINTS_KEPT_MAX: Final = 1 << 14
 
 _CODECS: Final = tuple(Codec)
 _CODEC_COUNT: Final = len(_CODECS)
@@ -300,8 +299,8 @@ def build_batch(
         if timestamp_ms > max_timestamp_ms:
             max_timestamp_ms = timestamp_ms
         if key is None and value is not None and not headers:
-            deltas = _varint(timestamp_ms - base_timestamp_ms) + _varint(delta) + _NULL + _varint(len(value))
-            out += b"%b\0%b%b\0" % (_varint(len(deltas) + len(value) + 2), deltas, value)
+            deltas = varint(timestamp_ms - base_timestamp_ms) + varint(delta) + _NULL + varint(len(value))
+            out += b"%b\0%b%b\0" % (varint(len(deltas) + len(value) + 2), deltas, value)
         else:
             _write_record(out, delta, timestamp_ms - base_timestamp_ms, key, value, headers)
     body: Buffer = out if codec == Codec.NONE else compress(codec, out)
@@ -324,27 +323,8 @@ def build_batch(
 _FRONT: Final = Struct(">qiibI")
 
 
-def _read_varint(data: bytes, position: int) -> tuple[int, int]:
-    """(value, position after it) of a zigzag varint of at most 64 bits."""
-    byte = data[position]
-    position += 1
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), position
-    value = byte & 0x7F
-    shift = 7
-    while True:
-        byte = data[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (value >> 1) ^ -(value & 1), position
-        shift += 7
-        if shift > 63:
-            raise InvalidRecord("a number in a record has more than 64 bits")
-
-
 def _read_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
-    length, position = _read_varint(data, position)
+    length, position = read_varint(data, position)
     if length < 0:
         if length != -1:
             raise InvalidRecord(f"a length of {length} in a record")
@@ -363,12 +343,12 @@ def _read_record(
     if length < 0x80:
         length, position = (length >> 1) ^ -(length & 1), position + 1
     else:
-        length, position = _read_varint(data, position)
+        length, position = read_varint(data, position)
     end = position + length
     if length < _MIN_RECORD_BYTES - 1 or end > len(data):
         raise InvalidRecord(f"a record of {length} bytes with {len(data) - position} left in the batch")
-    timestamp_delta, position = _read_varint(data, position + 1)  # one byte of attributes, unused
-    offset_delta, position = _read_varint(data, position)
+    timestamp_delta, position = read_varint(data, position + 1)  # one byte of attributes, unused
+    offset_delta, position = read_varint(data, position)
     key_length = data[position]
     if key_length == 1:
         key, position = None, position + 1
@@ -387,7 +367,7 @@ def _read_record(
         value, position = _read_bytes(data, position)
     headers: tuple[Header, ...] = ()
     if data[position]:
-        count, position = _read_varint(data, position)
+        count, position = read_varint(data, position)
         headers, position = _read_headers(data, position, count, end)
     else:
         position += 1
@@ -412,29 +392,14 @@ def _read_headers(data: bytes, position: int, count: int, end: int) -> tuple[tup
     return tuple(headers), position
 
 
-@lru_cache(maxsize=_VARINTS_KEPT_MAX)
-def _varint(value: int) -> bytes:
-    """A zigzag varint of up to 64 bits. Kept, as lengths and deltas are the same small numbers again and again."""
-    number = value << 1 if value >= 0 else ~(value << 1)
-    if number < 0x80:
-        return _ONE_BYTE[number]
-    out = bytearray()
-    while number >= 0x80:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
-
-
-_ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
-_NULL: Final = _varint(-1)
+_NULL: Final = varint(-1)
 
 
 def _write_bytes(out: bytearray, value: bytes | None) -> None:
     if value is None:
         out += _NULL
     else:
-        out += _varint(len(value))
+        out += varint(len(value))
         out += value
 
 
@@ -447,13 +412,13 @@ def _write_record(
     headers: Sequence[Header],
 ) -> None:
     record = bytearray(1)
-    record += _varint(timestamp_delta_ms)
-    record += _varint(offset_delta)
+    record += varint(timestamp_delta_ms)
+    record += varint(offset_delta)
     _write_bytes(record, key)
     _write_bytes(record, value)
-    record += _varint(len(headers))
+    record += varint(len(headers))
     for name, content in headers:
         _write_bytes(record, name.encode())
         _write_bytes(record, content)
-    out += _varint(len(record))
+    out += varint(len(record))
     out += record

@@ -1,0 +1,48 @@
+"""The signed numbers of variable length inside record batches (zigzag, as in Protocol Buffers).
+
+Those of messages are unsigned: see `headers`. Always true: a number that is read has at most 64 bits, otherwise
+`InvalidRecord`; bytes that end too early are an `IndexError`, for the caller to name.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+from mansio.errors import InvalidRecord
+
+_KEPT_MAX: Final = 1 << 14
+_ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
+
+
+def read_varint(data: bytes, position: int) -> tuple[int, int]:
+    """(value, position after it)."""
+    byte = data[position]
+    position += 1
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position
+    value = byte & 0x7F
+    shift = 7
+    while True:
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return (value >> 1) ^ -(value & 1), position
+        shift += 7
+        if shift > 63:
+            raise InvalidRecord("a number in a record has more than 64 bits")
+
+
+@lru_cache(maxsize=_KEPT_MAX)
+def varint(value: int) -> bytes:
+    """The bytes of a number. Kept, as lengths and deltas are the same small numbers again and again."""
+    number = value << 1 if value >= 0 else ~(value << 1)
+    if number < 0x80:
+        return _ONE_BYTE[number]
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
