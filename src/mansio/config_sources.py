@@ -8,6 +8,7 @@ is one line that says which key, what was wrong, and whether it came from the fi
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tomllib
@@ -75,13 +76,13 @@ def read_sources(file: str | None, flags: Mapping[str, Any], *, environment: boo
         sources.append((Origin.FILE, _from_file(file)))
     if environment:
         sources.append((Origin.ENVIRONMENT, _from_environment()))
-    sources.append((Origin.FLAG, {name: value for name, value in flags.items() if value is not None}))
+    sources.append((Origin.FLAG, _from_flags(flags)))
     for origin, raw in sources:
         where = f"file {file}" if origin is Origin.FILE else str(origin)
         read = _validated(raw, where)
         for name, value in (read.pop("topic_defaults", None) or {}).items():
             topic_defaults[name] = value
-            origins[f"topic_defaults.{name}"] = origin
+            origins[f"topic_defaults.{name}"] = origins["topic_defaults"] = origin
         values |= read
         origins |= dict.fromkeys(read, origin)
     origins |= {
@@ -107,6 +108,19 @@ def _from_file(file: str) -> dict[str, Any]:
         return dict(kind(_Sources, file)())
     except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise ConfigError(f"configuration file {file}: {' '.join(str(error).split())}") from error
+
+
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in flags.items() if value is not None}
+    table = given.get("topic_defaults")
+    if isinstance(table, str):  # on a command line everything is text
+        try:
+            given["topic_defaults"] = json.loads(table)
+        except ValueError as error:
+            raise ConfigError(
+                'topic_defaults: not JSON, such as {"retention.ms": 60000} (from the flag)'
+            ) from error
+    return given
 
 
 def _from_environment() -> dict[str, Any]:

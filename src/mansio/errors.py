@@ -395,11 +395,22 @@ class QueueFull(Unavailable):
 
 
 class StorageError(MansioError):
-    """The disk failed, or has no room, for this partition; the broker's log and its health say which."""
+    """The broker's disk is full, has failed, or holds damaged data for this partition; its health says which."""
 
     kafka_code = 56
     grpc_status = "INTERNAL"
     http_status = 500
+
+
+class DiskFull(StorageError):
+    """The disk is full: nothing was written, and the same request succeeds when there is room."""
+
+    grpc_status = "RESOURCE_EXHAUSTED"
+    http_status = 507
+
+
+class LogFailed(StorageError):
+    """A write or sync of this log failed; it takes no more writes until the broker is restarted."""
 
 
 class CorruptLog(StorageError):

@@ -21,6 +21,7 @@ import time
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mansio.errors import DataDirectoryLocked
+from mansio.logs import fields
 
 try:
     import fcntl
@@ -348,4 +349,5 @@ class BackgroundThread:
         try:
             self._call_from_thread(done, result, error)
         except RuntimeError as refused:  # the loop is closed: there is nobody left to tell
-            logger.warning("a background job ended after its loop: %s (result %s)", refused, error or "ok")
+            known = fields(refused=refused, result=error or "ok")
+            logger.warning("background job ended after its loop", extra=known)

@@ -15,6 +15,7 @@ import pytest
 from mansio.errors import MansioError, StorageError
 from mansio.log.checkpoint import load_checkpoint
 from mansio.log.log import Log, LogSettings
+from mansio.log.scan import scan
 from mansio.log.sync import Syncer
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
@@ -161,13 +162,31 @@ def check_image(image: SimulatedDisk, workload: Workload, *, thorough: bool) -> 
     return log
 
 
+def check_nothing_whole_is_gone(before: dict[str, bytes], image: SimulatedDisk, log: Log) -> None:
+    """Every whole batch in the segments before the opening is in one, or in a file beside them, after it."""
+    after = [data for path, data in image.files().items() if path.endswith(".log") or ".cut-" in path]
+    for path, data in before.items():
+        if not path.endswith(".log"):
+            continue
+        position = 0
+        file = SimulatedDisk()
+        file.put_file("/s", data)
+        for stretch in scan(file.open("/s"), len(data), 0, 1 << 62):
+            batch = data[position : position + stretch.length]
+            position += stretch.length
+            if stretch.header is not None and stretch.header.last_offset >= log.start_offset:
+                assert any(batch in kept for kept in after), (path, stretch.position)
+
+
 def check_crash(disk: SimulatedDisk, workload: Workload, chance: random.Random) -> int:
     """One crash image, and a crash in its recovery. The number of states seen."""
     image = disk.crash(chance)
     again: list[SimulatedDisk] = []
     image.on_change = lambda: again.append(image.crash(chance)) if chance.random() < 0.3 else None
+    before = image.files() if chance.random() < 0.2 else {}
     log = check_image(image, workload, thorough=chance.random() < 0.3)
     image.on_change = None
+    check_nothing_whole_is_gone(before, image, log)
     first = (log.start_offset, log.end_offset, log.leader_epochs.entries())
     second_image = image.crash(chance)
     second = check_image(second_image, workload, thorough=False)

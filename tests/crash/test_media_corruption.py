@@ -205,7 +205,7 @@ class Case:
                 self.disk, ManualClock(), ManualBackground(), DIRECTORY, log, expiration_ms=1 << 40
             )
         except CorruptLog:
-            if not is_segment:
+            if not is_segment or not self.may_keep_the_log_closed:
                 raise
             return "not served"
         assert log.end_offset == built.end_offset
@@ -225,6 +225,12 @@ class Case:
         self._read_slices(log)
         self._look_up_times(log)
         return "reported"
+
+    @property
+    def may_keep_the_log_closed(self) -> bool:
+        """Damage to the newest segment, or a first one that is missing; no other costs the whole partition."""
+        segments = sorted(path for path in self.built.files if path.endswith(".log"))
+        return self.harm.path == segments[-1] or (self.harm.path == segments[0] and self.harm.data is None)
 
     def _all_is_right(self, log: Log) -> None:
         log.verify()

@@ -260,3 +260,22 @@ def test_broker_that_restarts_is_waited_for_and_nothing_is_lost_or_stored_twice(
 
 async def _collect(consumer: Any) -> list[mansio.Message]:
     return [message async for message in consumer]
+
+
+@pytest.mark.parametrize("as_topic", [True, False])
+def test_reader_without_membership_is_told_that_its_topic_is_gone(
+    broker: mansio.Broker, as_topic: bool
+) -> None:
+    name = f"gone-{as_topic}"
+
+    async def scenario() -> None:
+        async with connected(broker, **{name: 1}) as client:
+            await client.publish(name, b"last words")
+            source = name if as_topic else TopicPartition(name, 0)
+            consumer = client.consume(source, unknown_topic_ms_max=300, fetch_wait_ms_max=50)
+            assert [message.value for message in await consumer.poll()] == [b"last words"]
+            await client.admin.delete_topic(name)
+            with pytest.raises(UnknownTopicOrPartition, match="there is no such topic"):
+                await consumer.poll()
+
+    run(scenario)

@@ -136,7 +136,7 @@ class CompactedLogAgainstList(RuleBasedStateMachine):
     def reopen(self, lose_checkpoint: bool) -> None:
         end, start = self.log.end_offset, self.log.start_offset
         self.log.close()
-        if lose_checkpoint and self.log.start_offset == self.log._table.segments[0].base_offset:
+        if lose_checkpoint and self.log.start_offset == self.log.table.segments[0].base_offset:
             self.disk.cut_file(f"{DIRECTORY}/checkpoint", 0)
             self.disk.remove(f"{DIRECTORY}/checkpoint")
         self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)

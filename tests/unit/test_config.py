@@ -69,6 +69,19 @@ def test_topic_defaults_are_merged_setting_by_setting(
     ]
 
 
+def test_topic_defaults_of_a_command_line_are_json_and_their_origin_is_the_last_that_set_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = written(tmp_path, "topic_defaults:\n  retention.ms: 1\n")
+    assert load_settings(None, {}).origin("topic_defaults") is Origin.DEFAULT
+    assert load_settings(file, {}).origin("topic_defaults") is Origin.FILE
+    settings = load_settings(file, {"topic_defaults": '{"segment.ms": 2, "cleanup.policy": ["delete"]}'})
+    assert settings.topic_defaults == {"retention.ms": "1", "segment.ms": "2", "cleanup.policy": "delete"}
+    assert settings.origin("topic_defaults") is Origin.FLAG
+    monkeypatch.setenv("MANSIO_TOPIC_DEFAULTS", '{"segment.ms": 2}')
+    assert load_settings(file, {}).origin("topic_defaults") is Origin.ENVIRONMENT
+
+
 def test_toml_file(tmp_path: Path) -> None:
     text = 'num_partitions = 2\nframe_bytes_max = "1 MiB"\n[topic_defaults]\n"retention.ms" = 5\n'
     settings = load_settings(written(tmp_path, text, "mansio.toml"))
@@ -114,6 +127,8 @@ def test_times_with_units(text: str, value: int) -> None:
         ({"data_dir": ""}, "data_dir: must not be empty"),
         ({"cluster_id": "a/b"}, "cluster_id: 'a/b' is not at most 64 letters"),
         ({"node_id": 1 << 31}, "node_id: 2147483648 is above the most"),
+        ({"topic_defaults": "retention.ms=1"}, "topic_defaults: not JSON, such as"),
+        ({"topic_defaults": "[1]"}, "topic_defaults: input should be a valid dictionary (from the flag)"),
         (
             {"topic_defaults": {"retention.msec": 1}},
             "topic_defaults: retention.msec: no such topic setting; did",

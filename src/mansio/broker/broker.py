@@ -31,6 +31,7 @@ from mansio.broker.service import Service
 from mansio.broker.statistics import Statistics
 from mansio.broker.topics import NewTopic, TopicAdmin
 from mansio.broker.view_checkpoint import CheckpointRoom
+from mansio.broker.warm_up import WarmUp
 from mansio.cluster.sqlite_store import SqliteStore
 from mansio.cluster.state import ClusterState
 from mansio.config import Address
@@ -39,7 +40,6 @@ from mansio.host import BackgroundThread, HostClock, HostDisk, HostRandom
 from mansio.log.files import FileCache
 from mansio.log.sync import Syncer
 from mansio.logs import fields
-from mansio.wire import messages
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 IDLE_NEVER_MS = 1 << 50
-WARM_UP_PAUSE_S = 0.001
 SYNC_POLL_S = 0.001
 
 
@@ -81,12 +80,17 @@ class Broker:
 
     async def stop(self) -> None:
         """Drain, sync, close; see the module. Does nothing the second time."""
+        if self._service is not None and self._service.ready:
+            logger.info("broker stopping", extra=fields(drain_ms=self.settings.shutdown_drain_ms))
+        was_ready = self._service is not None and self._service.ready
         if self._service is not None:
             self._service.ready = False
             self._service.quotas.stop()
         if self._server is not None:
             await self._server.stop(self.settings.shutdown_drain_ms)
         await self._stack.aclose()
+        if was_ready:
+            logger.info("broker stopped", extra=fields(node=self.settings.node_id))
 
     async def _start(self, stack: AsyncExitStack) -> None:
         settings = self.settings
@@ -103,7 +107,7 @@ class Broker:
         file_thread = BackgroundThread(scheduler.call_from_thread, name="mansio-files")
         stack.callback(file_thread.close)
 
-        store = SqliteStore.open(f"{settings.data_dir}/metadata.sqlite3", file_thread, scheduler.promise)
+        store = await _opened_store(f"{settings.data_dir}/metadata.sqlite3", file_thread, scheduler)
         stack.push_async_callback(store.close)
         state = await ClusterState.load(store, settings.cluster_id, random)
 
@@ -208,6 +212,8 @@ class Broker:
         service.compactor = compactor
         stack.push_async_callback(compactor.stop)
         await self._listen(service, loop)
+        if self._warm_up:
+            stack.callback(WarmUp(scheduler.call_from_thread).stop)
         service.retention.start()
         compactor.start()
 
@@ -218,8 +224,6 @@ class Broker:
         self.kafka_address = Address(*await server.start(host, port, advertised=settings.advertised_address))
         self._server = service.server = server
         service.ready = True
-        if self._warm_up:
-            service.scheduler.spawn(_warm_up(), name="warm-up")
         logger.info("broker ready", extra=fields(kafka=self.kafka_address, node=settings.node_id))
 
 
@@ -248,6 +252,23 @@ def _group_settings(settings: Settings) -> GroupSettings:
         offset_metadata_bytes_max=settings.offset_metadata_bytes_max,
         offsets_retention_ms=settings.offsets_retention_ms,
     )
+
+
+async def _opened_store(path: str, thread: BackgroundThread, scheduler: AsyncioScheduler) -> SqliteStore:
+    """The metadata, opened off the loop: a new file is synced several times, an old one read from end to end."""
+    promise = scheduler.promise()
+
+    def done(store: SqliteStore | None, error: BaseException | None) -> None:
+        if promise.done():  # nobody waits any more
+            return
+        if error is None:
+            promise.set_result(store)
+        else:
+            promise.set_exception(error)
+
+    thread.submit(partial(SqliteStore.open, path, thread, scheduler.promise), done)
+    store: SqliteStore = await promise
+    return store
 
 
 async def _offsets_partitions(
@@ -290,9 +311,3 @@ async def _close_partitions(partitions: PartitionSet, syncer: Syncer, wait_ms: i
         return
     partitions.close(save=True)
     syncer.close()
-
-
-async def _warm_up() -> None:
-    """Import and compile the message schemas in small steps, so that no first request pays for them."""
-    for _ in messages.warm_up():
-        await asyncio.sleep(WARM_UP_PAUSE_S)

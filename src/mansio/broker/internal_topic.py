@@ -156,7 +156,7 @@ class InternalTopic:
     def _partition(self, index: int) -> InternalPartition:
         partition = self._partitions[index]
         if isinstance(partition, StorageError):  # it could not be opened
-            raise partition
+            raise StorageError(partition.message)  # a new one: the frames of all who meet it are not kept
         return partition
 
     def check_loaded(self, index: int) -> None:

@@ -10,6 +10,8 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any
 
+from mansio.logs import fields
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
@@ -57,7 +59,8 @@ class AsyncioScheduler:
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("%s failed: %r", task.get_name(), error, exc_info=error)
+            known = fields(work=task.get_name(), reason=repr(error))
+            logger.error("background work failed", exc_info=error, extra=known)
 
     async def close(self) -> None:
         """Cancel what is still running and wait until it has ended."""

@@ -13,16 +13,25 @@ from __future__ import annotations
 
 from collections import deque
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from mansio.broker.record_rules import check_keys, timestamp_errors
+from mansio.broker.append_rules import (
+    CONTROL_OR_TRANSACTIONAL,
+    AppendRules,
+    log_failed,
+    refuse,
+    refuse_timestamps,
+    refused_by_disk,
+)
+from mansio.broker.record_rules import check_keys
+from mansio.broker.trouble import UNKNOWN_OFFSET, Trouble
 from mansio.cluster import topic_config
 from mansio.errors import (
+    CorruptLog,
+    DiskFull,
     FencedLeaderEpoch,
-    InvalidRecord,
-    InvalidTimestamp,
+    LogFailed,
     MansioError,
-    MessageTooLarge,
     NotLeaderOrFollower,
     OffsetOutOfRange,
     StorageError,
@@ -47,8 +56,6 @@ HIGH_WATERMARK = -1  # as an offset in DeleteRecords
 
 H = TypeVar("H")
 
-CONTROL_OR_TRANSACTIONAL = 0x30  # the two bits of a batch's attributes
-
 
 class Appended(NamedTuple):
     """What an append did. `append_time_ms` is -1 unless the topic stamps log-append time."""
@@ -57,17 +64,6 @@ class Appended(NamedTuple):
     end_offset: int
     append_time_ms: int
     duplicate: bool
-
-
-class AppendRules(NamedTuple):
-    """The topic's settings that an append must obey."""
-
-    message_bytes_max: int
-    timestamp_type: TimestampType
-    timestamp_before_max_ms: int
-    timestamp_after_max_ms: int
-    keys_needed: bool = False
-    """The topic is compacted: a record without a key could be neither kept nor let go."""
 
 
 class PartitionHook(Protocol):
@@ -108,6 +104,7 @@ class Partition:
         "_parked",
         "_scheduler",
         "_syncer",
+        "_trouble",
         "closed",
         "index",
         "internal",
@@ -134,8 +131,11 @@ class Partition:
         scheduler: Scheduler,
         settings: TopicSettings | None = None,
         internal: bool = False,
+        trouble: Trouble | None = None,
     ) -> None:
-        """`settings`: what is in force for the topic; `internal`: the broker's own, which clients may not write."""
+        """`settings`: what is in force for the topic; `internal`: the broker's own, which clients may not write;
+        `trouble`: who is told of damage and of a full disk.
+        """
         self.topic = topic
         self.internal = internal
         self.topic_id = topic_id
@@ -149,6 +149,7 @@ class Partition:
         self._syncer = syncer
         self._clock = clock
         self._scheduler = scheduler
+        self._trouble = trouble or Trouble(clock)
         self._hooks: list[PartitionHook] = []
         self._before_append: list[Callable[[BatchHeader], Appended | None]] = []
         self._on_append: list[Callable[[BatchHeader, int], None]] = []
@@ -207,21 +208,19 @@ class Partition:
         rules = self.rules
         by_client = rules.timestamp_type is TimestampType.CREATE
         if not internal:
-            if (
-                self.closed
-                or len(batch) > rules.message_bytes_max
-                or header.attributes & CONTROL_OR_TRANSACTIONAL
-            ):
-                self._refuse(header)
+            if self.closed:
+                raise NotLeaderOrFollower(f"{self.name} is closed on this broker")
+            if len(batch) > rules.message_bytes_max or header.attributes & CONTROL_OR_TRANSACTIONAL:
+                refuse(self.name, rules, header)
             if by_client:
                 now_ms = self._clock.wall_ms()
                 if (
                     header.max_timestamp_ms > now_ms + rules.timestamp_after_max_ms
                     or 0 <= header.base_timestamp_ms < now_ms - rules.timestamp_before_max_ms
                 ):
-                    self._refuse_timestamps(batch, header, now_ms)
+                    refuse_timestamps(self.name, rules, batch, header, now_ms)
         if self.log.failure is not None:
-            raise self.log.failure  # also for a repeat: what was not durable never will be
+            raise self._log_failed(self.log.failure)  # also for a repeat: what was not durable never will be
         for before in self._before_append:
             if (known := before(header)) is not None:
                 return known._replace(append_time_ms=-1) if by_client else known
@@ -232,7 +231,10 @@ class Partition:
         if not by_client:
             append_time_ms = self._clock.wall_ms()
             front = with_log_append_time(batch, header, append_time_ms)
-        base_offset = self.log.append(batch, header, self.replica.leader_epoch, front=front)
+        try:
+            base_offset = self.log.append(batch, header, self.replica.leader_epoch, front=front)
+        except StorageError as error:
+            raise self._refused_by_disk(error) from error
         if front is not None:
             header = read_header(front)  # what was written, for whoever remembers it
         for after in self._on_append:
@@ -240,35 +242,31 @@ class Partition:
         self._syncer.request(self.log, urgent=urgent or bool(self._parked))
         return Appended(base_offset, base_offset + header.last_offset_delta + 1, append_time_ms, False)
 
-    def _refuse(self, header: BatchHeader) -> NoReturn:
-        """Say why a client's batch is not taken."""
-        if self.closed:
-            raise NotLeaderOrFollower(f"{self.name} is closed on this broker")
-        if header.size > self.rules.message_bytes_max:
-            raise MessageTooLarge(
-                f"{self.name}: a batch of {header.size} bytes is over max.message.bytes="
-                f"{self.rules.message_bytes_max}"
-            )
-        if header.is_control:
-            raise InvalidRecord(f"{self.name}: clients may not write control batches")
-        raise InvalidRecord(f"{self.name}: transactional batches are not offered by this broker")
+    @property
+    def failure(self) -> LogFailed | None:
+        """Why no write is taken any more, if that is so."""
+        return None if self.log.failure is None else self._log_failed(self.log.failure)
 
-    def _refuse_timestamps(self, batch: Buffer, header: BatchHeader, now_ms: int) -> NoReturn:
-        """KIP-937. A closed batch shows its first and its highest timestamp; those two are held to the limits."""
-        rules = self.rules
-        latest_ms, earliest_ms = now_ms + rules.timestamp_after_max_ms, now_ms - rules.timestamp_before_max_ms
-        if header.max_timestamp_ms > latest_ms:
-            error = InvalidTimestamp(
-                f"{self.name}: timestamp {header.max_timestamp_ms} is more than message.timestamp.after.max.ms="
-                f"{rules.timestamp_after_max_ms} ahead of the broker's clock"
-            )
-        else:
-            error = InvalidTimestamp(
-                f"{self.name}: timestamp {header.base_timestamp_ms} is more than message.timestamp.before.max.ms="
-                f"{rules.timestamp_before_max_ms} behind the broker's clock"
-            )
-        error.record_errors = timestamp_errors(batch, header, earliest_ms, latest_ms)
-        raise error
+    def _log_failed(self, failed: StorageError) -> LogFailed:
+        """An error of its own each time: one that is raised again and again would keep the frames of all who met it."""
+        return log_failed(self.name, failed)
+
+    def _refused_by_disk(self, error: StorageError) -> StorageError:
+        """What the client is told of an append that the log refused: which of the ways of a disk it was."""
+        if (failure := self.failure) is not None:
+            return failure
+        refusal = refused_by_disk(self.name, error)
+        if isinstance(refusal, DiskFull):
+            self._trouble.no_room(self.topic, self.index, refusal)
+            if self._found_room not in self._on_append:
+                self._on_append = [*self._on_append, self._found_room]
+        return refusal
+
+    def _found_room(self, header: BatchHeader, base_offset: int) -> None:
+        """The first append that goes well after one that found no room."""
+        del header, base_offset
+        self._on_append = [hook for hook in self._on_append if hook != self._found_room]
+        self._trouble.room(self.topic, self.index)
 
     def wait_committed(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> bool:
         """True if everything below `end_offset` is committed now. Otherwise `callback` is called once, later,
@@ -295,8 +293,8 @@ class Partition:
             else:
                 promise.set_exception(error)
 
-        if self.log.failure is not None:
-            settle(self.log.failure)
+        if (failure := self.failure) is not None:
+            settle(failure)
         elif self.wait_committed(end_offset, settle):
             settle(None)
         return promise
@@ -313,6 +311,7 @@ class Partition:
         self._wake()
 
     def _failed(self, error: StorageError) -> None:
+        error = self.failure or error
         self._end_waits(error)
         self._wake()
 
@@ -344,7 +343,27 @@ class Partition:
                     f"{self.name}: offset {offset} is beyond the end of the log, {self.log.end_offset}"
                 )
             return None
-        return self.log.read(offset, max_bytes, limit)
+        try:
+            return self.log.read(offset, max_bytes, limit)
+        except CorruptLog as error:
+            self._trouble.corrupt(self.topic, self.index, offset, error)
+            raise
+
+    def first_at(self, timestamp_ms: int, limit_offset: int) -> tuple[int, int, int] | None:
+        """(offset, timestamp in ms, leader epoch) of the first record at or after a moment, below `limit_offset`."""
+        try:
+            return self.log.offset_for_time(timestamp_ms, limit_offset)
+        except CorruptLog as error:
+            self._trouble.corrupt(self.topic, self.index, UNKNOWN_OFFSET, error)
+            raise
+
+    def latest_timestamp(self, limit_offset: int) -> tuple[int, int, int] | None:
+        """The same of the first record with the largest timestamp (KIP-734)."""
+        try:
+            return self.log.max_timestamp(limit_offset)
+        except CorruptLog as error:
+            self._trouble.corrupt(self.topic, self.index, UNKNOWN_OFFSET, error)
+            raise
 
     def park(self, wake: Callable[[], None]) -> None:
         """Call `wake` whenever more may be readable, until `unpark`.
@@ -384,8 +403,8 @@ class Partition:
         """
         if self.closed:
             raise NotLeaderOrFollower(f"{self.name} is closed on this broker")
-        if self.log.failure is not None:
-            raise self.log.failure
+        if (failure := self.failure) is not None:
+            raise failure
         high_watermark = self.replica.high_watermark
         if before_offset == HIGH_WATERMARK:
             before_offset = high_watermark
@@ -434,3 +453,4 @@ class Partition:
         self._end_waits(NotLeaderOrFollower(f"{self.name} was closed on this broker"))
         self._wake()
         self._parked.clear()
+        self._trouble.forget(self.topic, self.index)

@@ -17,14 +17,17 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from mansio.broker.partition import AppendRules, Partition
+from mansio.broker.append_rules import AppendRules
+from mansio.broker.partition import Partition
 from mansio.broker.producer_hook import ProducerHook
+from mansio.broker.trouble import Trouble
 from mansio.cluster import topic_config
 from mansio.errors import CorruptLog, MansioError, StorageError, UnknownTopicId, UnknownTopicOrPartition
 from mansio.log.closing import keep_house
 from mansio.log.log import Log
 from mansio.log.opening import OpenRequest, open_logs
 from mansio.log.settings import LogSettings
+from mansio.logs import fields
 from mansio.state.replica import ReplicaProgress
 from mansio.wire.records import TimestampType
 
@@ -92,6 +95,7 @@ class PartitionSet:
         self._files = files
         self._sync_thread = sync_thread
         self._file_thread = file_thread
+        self.trouble = Trouble(clock)
         self._opening: Promise[None] | None = None
         self._opened: dict[UUID, dict[int, Partition | StorageError]] = {}
         self._by_name: dict[str, ServedTopic] = {}
@@ -112,8 +116,9 @@ class PartitionSet:
         if not 0 <= index < len(found.partitions):
             raise UnknownTopicOrPartition(f"topic {found.topic.name!r} has no partition {index}")
         partition = found.partitions[index]
-        if isinstance(partition, StorageError):
-            raise partition
+        if isinstance(partition, StorageError):  # raised anew: the frames of all who meet it are not kept
+            kind = CorruptLog if isinstance(partition, CorruptLog) else StorageError
+            raise kind(f"{found.topic.name}-{index} is not open: {partition.message}")
         return partition
 
     def get(self, topic: str, index: int) -> Partition | None:
@@ -156,7 +161,9 @@ class PartitionSet:
         """At start: open and serve the live topics. A log that cannot be opened keeps its own partition from being
         served, and nobody else's."""
         for topic, index, error in await self._open(_all_of(topics), known=True):
-            logger.error("%s-%d is not served: %s", topic.name, index, error)
+            logger.error(
+                "partition not served", extra=fields(topic=topic.name, partition=index, reason=error)
+            )
             self._opened.setdefault(topic.topic_id, {})[index] = error
         for topic in topics:
             self._opened.setdefault(topic.topic_id, {})
@@ -275,8 +282,11 @@ class PartitionSet:
             scheduler=self._scheduler,
             settings=settings,
             internal=topic.internal,
+            trouble=self.trouble,
         )
         partition.plug_in(producers)
+        if (cut := log.recovery.cut) is not None:
+            self.trouble.cut(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:
             self._syncer.request(log, urgent=True)
         return partition
@@ -321,7 +331,10 @@ class PartitionSet:
         try:
             step()
         except (OSError, StorageError) as error:
-            logger.error("%s: could not be closed cleanly: %s", partition.name, error)
+            logger.error(
+                "partition not closed cleanly",
+                extra=fields(topic=partition.topic, partition=partition.index, reason=error),
+            )
 
     def shortened(self) -> list[Partition]:
         """Partitions whose recovery cut a torn tail: their next records need a leader epoch of their own."""
@@ -335,7 +348,7 @@ class PartitionSet:
         known = {self._directory(served.topic).rpartition("/")[2] for served in self._by_name.values()}
         unknown = [name for name in self._disk.list_directory(root) if name not in known]
         for name in unknown:
-            logger.warning("%s/%s belongs to no topic that the metadata knows; it is left alone", root, name)
+            logger.warning("directory of no known topic left alone", extra=fields(directory=f"{root}/{name}"))
         return unknown
 
     @property

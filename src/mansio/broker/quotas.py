@@ -21,6 +21,7 @@ from mansio.cluster import metadata
 from mansio.cluster.metadata import Compare, Delete, Put
 from mansio.cluster.state import new_writer
 from mansio.errors import ConcurrentChange, InvalidRequest, PolicyViolation
+from mansio.logs import fields
 from mansio.state.quota import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, Entity, Name, Part, RateLimiter
 
 if TYPE_CHECKING:
@@ -184,6 +185,7 @@ class Quotas:
                 return
             revision = 0 if known is None else known.mod_revision
             if await self._write(key, revision, entity, values):
+                logger.info("quota changed", extra=fields(entity=_key(entity), values=_told(values)))
                 return
         raise ConcurrentChange("these quotas are being changed by others")
 
@@ -231,6 +233,10 @@ def _check_value(name: str, value: float) -> None:
         raise InvalidRequest(f"{name} is not offered: {why}" if why else f"{name}: no such quota")
     if not (math.isfinite(value) and 1 <= value <= RATE_MAX and value == int(value)):
         raise InvalidRequest(f"{name}: {value} is not a whole number of bytes per second, 1 or more")
+
+
+def _told(values: Mapping[str, float]) -> str:
+    return ",".join(f"{name}={rate:.0f}" for name, rate in sorted(values.items())) or "none"
 
 
 def _key(entity: Entity) -> str:

@@ -126,5 +126,5 @@ class RecordService:
         if timestamp_ms == LATEST_TIERED:
             return -1, -1, -1
         if timestamp_ms == MAX_TIMESTAMP:
-            return log.max_timestamp(end) or (-1, -1, -1)
-        return log.offset_for_time(timestamp_ms, end) or (-1, -1, -1)
+            return partition.latest_timestamp(end) or (-1, -1, -1)
+        return partition.first_at(timestamp_ms, end) or (-1, -1, -1)

@@ -44,6 +44,7 @@ from mansio.errors import (
     ConcurrentChange,
     InvalidTopic,
     MansioError,
+    PolicyViolation,
     TopicAlreadyExists,
     Unavailable,
     UnknownTopicId,
@@ -68,6 +69,20 @@ T = TypeVar("T")
 
 CONFLICT_ATTEMPTS_MAX: Final = 5
 NO_TOPIC_ID: Final = UUID(int=0)
+
+INTERNAL_CHANGEABLE: Final = frozenset(
+    {
+        "delete.retention.ms",
+        "index.interval.bytes",
+        "max.compaction.lag.ms",
+        "min.cleanable.dirty.ratio",
+        "min.compaction.lag.ms",
+        "segment.bytes",
+        "segment.ms",
+    }
+)
+"""What may be set on the broker's own topics: how they lie on the disk, and how eagerly they are compacted. Kafka lets
+anything be set; another cleanup policy or a retention would make it forget the offsets of groups."""
 
 
 class TopicAdmin:
@@ -149,9 +164,13 @@ class TopicAdmin:
             return topic
         if (other := colliding(new.name, self.state.topics)) is not None:
             logger.warning(
-                "topic %s and %s differ only in '.' and '_': metrics will collide", new.name, other
+                "topics differ only in '.' and '_': metrics will collide",
+                extra=fields(topic=new.name, other=other),
             )
-        return await self._unbroken(self._create(topic), name=f"create topic {new.name}")
+        made = await self._unbroken(self._create(topic), name=f"create topic {new.name}")
+        partitions = len(made.partitions)
+        logger.info("topic created", extra=fields(topic=made.name, id=made.topic_id, partitions=partitions))
+        return made
 
     async def auto_create(self, name: str) -> Topic:
         """Make a topic because a client asked for it; one that another has just made is as good."""
@@ -167,6 +186,7 @@ class TopicAdmin:
         if topic.internal:
             raise InvalidTopic(f"{topic.name} is the broker's own and cannot be deleted")
         await self._unbroken(self._delete(topic), name=f"delete topic {topic.name}")
+        logger.info("topic deleted", extra=fields(topic=topic.name, id=topic.topic_id))
 
     async def grow(
         self,
@@ -193,25 +213,34 @@ class TopicAdmin:
         )
         if validate_only:
             return dataclasses.replace(topic, partitions=topic.partitions + added)
-        return await self._unbroken(self._grow(topic, added), name=f"grow topic {name}")
+        grown = await self._unbroken(self._grow(topic, added), name=f"grow topic {name}")
+        known = fields(topic=name, partitions_before=len(topic.partitions), partitions=len(grown.partitions))
+        logger.info("partitions added", extra=known)
+        return grown
 
     async def alter_configs(
         self, name: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False
     ) -> Topic:
         """Change some settings of a topic (KIP-339); with `replace` the others go back to their defaults.
 
-        Raises `UnknownTopicOrPartition`, `InvalidConfig`, `InvalidRequest`.
+        What the broker's own topics cannot do without keeps its value. Raises `UnknownTopicOrPartition`,
+        `InvalidConfig`, `InvalidRequest`, `PolicyViolation` (a setting the broker's own topic depends on).
         """
         for _ in range(CONFLICT_ATTEMPTS_MAX):
             topic = self.find(name)
+            if topic.internal:
+                _check_internal(name, changes)
             configs = topic_config.apply_changes(
                 {} if replace else topic.configs, self._settings.topic_defaults, changes
             )
+            if topic.internal:
+                configs = {**INTERNAL_CONFIGS, **configs}
             topic_config.check_together(configs, topic.replication_factor, self._settings.topic_defaults)
             changed = dataclasses.replace(topic, configs=configs)
             if validate_only or configs == topic.configs:
                 return changed
             if await self._write(changed):
+                logger.info("topic settings changed", extra=fields(topic=name, changed=_told(topic, changed)))
                 return self.find(name)
         raise ConcurrentChange(f"the settings of {name} are being changed by others")
 
@@ -400,6 +429,25 @@ class TopicAdmin:
 
         self._scheduler.spawn(run(), name=name)
         return await promise
+
+
+def _check_internal(name: str, changes: Sequence[Change]) -> None:
+    for change in changes:
+        if change.name in topic_config.SETTINGS and change.name not in INTERNAL_CHANGEABLE:
+            raise PolicyViolation(
+                f"{name} is the broker's own: {change.name} cannot be changed there, only "
+                f"{', '.join(sorted(INTERNAL_CHANGEABLE))}"
+            )
+
+
+def _told(before: Topic, after: Topic) -> str:
+    """What changed, as `name=value` with commas; a setting that went back to its default has no value."""
+    names = sorted({*before.configs, *after.configs})
+    return ",".join(
+        f"{name}={after.configs.get(name, '')}"
+        for name in names
+        if before.configs.get(name) != after.configs.get(name)
+    )
 
 
 def _chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:

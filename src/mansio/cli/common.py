@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Iterable
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
 
     from mansio.client import Client
 
@@ -26,6 +26,8 @@ DEFAULT_BROKER = "127.0.0.1:9092"
 INTERRUPTED_EXIT_CODE = 130
 TERMINATED_EXIT_CODE = 143
 CONNECT_TIMEOUT_MS = 5_000
+PARTITIONS_MAX = 1_000_000
+"""More than any broker takes, and few enough for the protocol's numbers."""
 
 
 def _check_address(broker: str) -> str:
@@ -51,7 +53,24 @@ BrokerOption = Annotated[
     ),
 ]
 
+PartitionsOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--partition",
+        "-p",
+        min=0,
+        max=PARTITIONS_MAX,
+        metavar="N",
+        help="Only this partition; may be given again.",
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="Show what would be done, and change nothing.")
+]
+
 UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+TIME_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999, where `datetime` ends."""
 RELATIVE_TIME = re.compile(r"-(\d+)(ms|s|m|h|d)")
 
 
@@ -61,6 +80,21 @@ def complain(message: str) -> int:
     return 1
 
 
+async def do_each(names: Iterable[str], act: Callable[[str], Awaitable[None]]) -> None:
+    """Do one thing to each of several: one that fails is complained about, the others are done all the same, and the
+    exit code is 1."""
+    from mansio.errors import MansioError
+
+    code = 0
+    for name in names:
+        try:
+            await act(name)
+        except MansioError as error:
+            code = complain(error.message)
+    if code:
+        raise typer.Exit(code)
+
+
 def refuse(message: str, hint: str) -> NoReturn:
     """The command line was wrong: `hint` names the option; exit code 2."""
     raise typer.BadParameter(message, param_hint=hint)
@@ -68,9 +102,12 @@ def refuse(message: str, hint: str) -> NoReturn:
 
 def connect(broker: str) -> Client:
     """A client of the cluster that `broker` belongs to, for `async with`; raises `ConnectionLost` there when nobody
-    answers."""
+    answers. What goes wrong reaches the command as an error, so the client's log lines are not shown too."""
+    import logging
+
     from mansio.client import connect as connect_client
 
+    logging.getLogger("mansio").addHandler(logging.NullHandler())
     return connect_client(broker, client_id="mansio-cli", connect_timeout_ms=CONNECT_TIMEOUT_MS)
 
 
@@ -117,7 +154,7 @@ async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
 
 
 def parse_time(text: str, now_ms: int | None = None) -> int:
-    """A moment as milliseconds since the epoch.
+    """A moment as milliseconds since the epoch; one before it is the epoch.
 
     Accepts them as they are (`1384992000000`), ISO 8601 (`2013-11-21`, `2013-11-21T10:30:00Z`; without a
     zone it is local time), `now`, and a time span back from now (`-90s`, `-15m`, `-2h`, `-3d`). Raises
@@ -127,11 +164,13 @@ def parse_time(text: str, now_ms: int | None = None) -> int:
     if text == "now":
         return now
     if text.isascii() and text.isdigit():
+        if int(text) > TIME_MS_MAX:
+            raise ValueError("later than the year 9999")
         return int(text)
     span = RELATIVE_TIME.fullmatch(text)
     if span:
-        return now - int(int(span[1]) * UNIT_SECONDS[span[2]] * 1000)
-    return int(datetime.fromisoformat(text).astimezone().timestamp() * 1000)
+        return max(0, now - int(int(span[1]) * UNIT_SECONDS[span[2]] * 1000))
+    return max(0, int(datetime.fromisoformat(text).astimezone().timestamp() * 1000))
 
 
 def time_option(text: str | None, name: str) -> int | None:

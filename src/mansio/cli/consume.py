@@ -15,6 +15,7 @@ import typer
 from mansio.cli.common import (
     DEFAULT_BROKER,
     BrokerOption,
+    PartitionsOption,
     connect,
     parse_time,
     refuse,
@@ -61,10 +62,7 @@ def consume(
     limit: Annotated[
         int | None, typer.Option("--max", "-n", min=0, metavar="N", help="Stop after so many records.")
     ] = None,
-    partition: Annotated[
-        list[int] | None,
-        typer.Option("--partition", "-p", min=0, metavar="N", help="Only this one; may be given again."),
-    ] = None,
+    partition: PartitionsOption = None,
     key_separator: Annotated[
         str | None,
         typer.Option("--key-separator", "-K", metavar="TEXT", help="Print the key too, and this after it."),
@@ -83,7 +81,8 @@ def consume(
     """Print the records of a topic, and wait for more until Ctrl-C.
 
     Starts with new records; with an end (--exit-at-end, --to-time) at the beginning; a group goes on where it was.
-    The values are printed byte for byte.
+    The values are printed byte for byte. TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or
+    milliseconds since the epoch. TEXT understands \\t, \\n, \\0 and \\xNN.
     """
     from mansio.cli.printing import Printer
 
@@ -125,6 +124,7 @@ class Reading:
 
     async def perform(self, broker: str, printer: Printer) -> None:
         """Print to the end, or for ever."""
+        from mansio.cli.topic_watch import unless_deleted
         from mansio.client.types import TopicPartition
 
         async with connect(broker) as client:
@@ -137,9 +137,13 @@ class Reading:
                 max_records=self.limit,
                 auto_commit=self.group is not None,
             )
-            async with consumer:
-                async for messages in consumer.batches():
-                    printer.show(messages)
+
+            async def read() -> None:
+                async with consumer:
+                    async for messages in consumer.batches():
+                        printer.show(messages)
+
+            await unless_deleted(client, self.topic, read())
 
     async def _start(self, client: Client) -> Any:
         """An offset becomes one for each partition, within what it holds; a negative one counts from its end."""

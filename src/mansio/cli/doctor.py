@@ -2,7 +2,8 @@
 
 One line per finding, worst first, a picture of each damaged partition, a table per topic at the end.
 Exit codes: 0 nothing is wrong, 1 something is, 2 it could not be examined (a broker runs on it, it is no data
-directory). Always true: without `--repair` nothing in the directory is changed.
+directory). An index that is just not there is nothing wrong: a killed broker leaves it so, the next one rebuilds it.
+Always true: without `--repair` nothing in the directory is changed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ STRIP_CELLS = 60
 PICTURES_MAX = 50
 FINDINGS_SHOWN_MAX = 1000
 
+MISSING = "missing"
+"""What the examination says of a file that only repeats the records and is not there."""
+
 GOOD, DAMAGED, TORN = "good", "damaged", "torn"
 PLAIN_CELLS = {GOOD: "=", DAMAGED: "X", TORN: "~"}
 COLOURED_CELLS = {GOOD: ("━", "green"), DAMAGED: ("█", "bold red"), TORN: ("╌", "yellow")}
@@ -45,7 +49,8 @@ def doctor(
 ) -> None:
     """Examine the data directory of a stopped broker: what is damaged, where, and what that means.
 
-    Reads every byte. Exit code 0: nothing is wrong; 1: something is; 2: it could not be examined.
+    Reads every byte. Exit code 0: nothing is wrong (indexes that a killed broker did not write are rebuilt by the
+    next one); 1: something is damaged; 2: it could not be examined.
     """
     from mansio.errors import StorageError
 
@@ -61,7 +66,25 @@ def doctor(
         show_json(_as_json(diagnosis))
     else:
         _show(diagnosis)
-    raise typer.Exit(0 if diagnosis.clean else DAMAGED_EXIT_CODE)
+    raise typer.Exit(0 if is_sound(diagnosis) else DAMAGED_EXIT_CODE)
+
+
+def is_sound(diagnosis: Diagnosis) -> bool:
+    """Whether a broker opens it without loss, and nothing in it is worth a person's attention."""
+    if diagnosis.clean:
+        return True
+    left_out = any(one.log.findings_left_out for one in diagnosis.partitions)
+    return not left_out and all(
+        finding.severity == "note" or finding.repaired or _is_built_anew(finding)
+        for finding in diagnosis.each_finding()
+    )
+
+
+def _is_built_anew(finding: Finding) -> bool:
+    """Whether it is about a file that is just not there, and that a broker makes again by itself. Without its
+    checkpoint nobody knows how much of a log was durable; no kill loses that, so it is not one of them."""
+    is_missing = finding.severity == "rebuild" and finding.what == MISSING and not finding.repaired
+    return is_missing and not finding.path.endswith("/checkpoint")
 
 
 def _examine(directory: str, repair: bool) -> Diagnosis:
@@ -104,7 +127,7 @@ def _why_not(error: Exception, directory: str) -> str:
 def _as_json(diagnosis: Diagnosis) -> dict[str, Any]:
     return {
         "data_dir": diagnosis.data_dir,
-        "clean": diagnosis.clean,
+        "clean": is_sound(diagnosis),
         "findings": [_finding_json(finding) for finding in diagnosis.findings],
         "partitions": [
             {
@@ -163,7 +186,11 @@ def _show(diagnosis: Diagnosis) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     shown = 0
+    sound = is_sound(diagnosis)
+    built_anew = sum(map(_is_built_anew, diagnosis.each_finding()))
     for finding in sorted(diagnosis.each_finding(), key=_rank):
+        if sound and _is_built_anew(finding):
+            continue
         if shown < FINDINGS_SHOWN_MAX:
             console.print(_line(finding, diagnosis.data_dir))
         shown += 1
@@ -197,7 +224,9 @@ def _show(diagnosis: Diagnosis) -> None:
             columns,
             [[f"{row[name]:,}" if name != "topic" else row[name] for name in columns] for row in rows],
         )
-    console.print("\nNothing is wrong." if diagnosis.clean else "\nSomething is wrong: see above.")
+    if sound and built_anew:
+        console.print(f"\nok: {built_anew:,} missing indexes (or leader epochs) are rebuilt by the broker.")
+    console.print("\nNothing is wrong." if sound else "\nSomething is wrong: see above.")
 
 
 def _rank(finding: Finding) -> tuple[int, str, int]:

@@ -10,13 +10,31 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.common import DEFAULT_BROKER, BrokerOption, connect, refuse, run
+from mansio.cli.common import (
+    DEFAULT_BROKER,
+    BrokerOption,
+    DryRunOption,
+    PartitionsOption,
+    complain,
+    connect,
+    do_each,
+    refuse,
+    run,
+)
 from mansio.cli.output import Output, OutputOption, cell, show_json, show_rows, show_table
-from mansio.cli.targets import TARGET_HELP, Target, parse_target
-from mansio.errors import GroupIdNotFound, NonEmptyGroup, RequestError, UnknownMember
+from mansio.cli.targets import TARGET_HELP, Target, hint, parse_target
+from mansio.errors import (
+    GroupIdNotFound,
+    InvalidRequest,
+    NonEmptyGroup,
+    RequestError,
+    UnknownMember,
+    UnknownTopicOrPartition,
+)
 
 if TYPE_CHECKING:
     from mansio.client import Client
+    from mansio.client.types import TopicPartition
 
 app = typer.Typer(no_args_is_help=True, help="See where consumer groups are, and move them.")
 
@@ -98,7 +116,7 @@ async def _description(client: Client, group: str) -> dict[str, Any]:
                 "lag": lag.lag,
                 "member": readers[partition].member_id if partition in readers else None,
             }
-            for partition, lag in lags.items()
+            for partition, lag in sorted(lags.items())
         ],
     }
 
@@ -113,22 +131,21 @@ def reset_offsets(
             "--topic",
             "-t",
             metavar="TOPIC",
-            help="Only this topic; may be given again. [default: all it read]",
+            help="Only this topic; may be given again. [default: all it has a place in]",
         ),
     ] = None,
-    partition: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--partition", "-p", min=0, metavar="N", help="Only this partition; may be given again."
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Show what would change, and change nothing.")
+    partition: PartitionsOption = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Also if there is no such group yet: give it a place to begin.")
     ] = False,
+    dry_run: DryRunOption = False,
     output: OutputOption = Output.TABLE,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Move a group that has no members now. Offsets stay within what the partition holds."""
+    """Move a group that has no members now. Offsets stay within what the partition holds.
+
+    Rows are sorted by topic and partition.
+    """
     try:
         target = parse_target(to)
     except (ValueError, OverflowError):
@@ -136,60 +153,81 @@ def reset_offsets(
 
     async def work() -> list[dict[str, Any]]:
         async with connect(broker) as client:
-            return await _reset(client, group, target, tuple(topic or ()), tuple(partition or ()), dry_run)
+            await _check_movable(client, group, create=create)
+            chosen = await _chosen(client, group, tuple(topic or ()), frozenset(partition or ()))
+            return await _reset(client, group, target, chosen, dry_run=dry_run)
 
-    show_rows(
-        output, run(work()), RESET_COLUMNS, empty=f"group {group} has read none of that: name a --topic"
-    )
+    if (note := hint(target)) is not None:
+        complain(note)
+    show_rows(output, run(work()), RESET_COLUMNS, empty="nothing to move")
 
 
-async def _reset(
-    client: Client,
-    group: str,
-    target: Target,
-    topics: tuple[str, ...],
-    indexes: tuple[int, ...],
-    dry_run: bool,
-) -> list[dict[str, Any]]:
+async def _check_movable(client: Client, group: str, *, create: bool) -> None:
+    """The broker would make a group that does not exist, and let a dry run pass where it refuses the real one."""
+    described = await client.admin.describe_group(group)
+    if described.state == DEAD and not create:
+        raise GroupIdNotFound(f"there is no group {group}; --create makes it")
+    if described.members:
+        raise NonEmptyGroup(f"group {group} still has members; stop them first")
+
+
+async def _chosen(
+    client: Client, group: str, topics: tuple[str, ...], indexes: frozenset[int]
+) -> dict[TopicPartition, int | None]:
+    """The partitions to move, in order, and where the group is in each. Raises for those that do not exist."""
     from mansio.client.types import TopicPartition
 
-    committed = await client.admin.group_offsets(group)
-    chosen: set[TopicPartition] = {one for one in committed if not topics or one.topic in topics}
+    committed = {one: entry.offset for one, entry in (await client.admin.group_offsets(group)).items()}
+    chosen = {one for one in committed if not topics or one.topic in topics}
     for topic in topics:
         view = await client.admin.describe_topic(topic)
-        chosen |= {TopicPartition(topic, partition.index) for partition in view.partitions}
+        every = {TopicPartition(topic, partition.index) for partition in view.partitions}
+        if missing := indexes - {one.partition for one in every}:
+            raise UnknownTopicOrPartition(f"topic {topic} has no partition {min(missing)}")
+        chosen |= every
     if indexes:
         chosen = {one for one in chosen if one.partition in indexes}
     if not chosen:
-        return []
+        raise UnknownTopicOrPartition(f"group {group} has no place in any of these; name a --topic")
+    return {one: committed.get(one) for one in sorted(chosen)}
+
+
+async def _reset(
+    client: Client, group: str, target: Target, chosen: dict[TopicPartition, int | None], *, dry_run: bool
+) -> list[dict[str, Any]]:
+    if target.kind == "relative":
+        chosen = {one: old for one, old in chosen.items() if old is not None}
+        if not chosen:
+            raise InvalidRequest(f"group {group} has no place there to move from; give --to an absolute one")
     try:
-        new = await client.admin.reset_offsets(group, sorted(chosen), **target.arguments(), dry_run=dry_run)
+        new = await client.admin.reset_offsets(group, chosen, **target.arguments(), dry_run=dry_run)
     except UnknownMember as error:  # what Kafka answers to a commit from outside while the group has members
         raise NonEmptyGroup(f"group {group} still has members; stop them first") from error
     return [
-        {
-            "topic": one.topic,
-            "partition": one.partition,
-            "old": committed[one].offset if one in committed else None,
-            "new": offset,
-        }
-        for one, offset in new.items()
+        {"topic": one.topic, "partition": one.partition, "old": old, "new": new[one]}
+        for one, old in chosen.items()
     ]
 
 
 @app.command()
 def delete(
-    groups: Annotated[list[str], typer.Argument(metavar="GROUP...", help="The groups to delete.")],
+    groups: Annotated[list[str], typer.Argument(metavar="GROUP", help="The groups to delete.")],
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Forget groups without members, with everything they committed."""
+    """Forget groups without members, with everything they committed.
+
+    One that cannot be deleted does not keep the others; the exit code is 1 then.
+    """
 
     async def work() -> None:
         async with connect(broker) as client:
-            for group in groups:
+
+            async def delete_one(group: str) -> None:
                 try:
                     await client.admin.delete_group(group)
                 except RequestError as error:
                     raise type(error)(f"group {group}: {error.message}") from error
+
+            await do_each(groups, delete_one)
 
     run(work())

@@ -59,6 +59,9 @@ def root(
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started us: what is said there is not wanted
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for the life of the process
     try:
         try:
             app(args=None if arguments is None else list(arguments), prog_name="mansio")

@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import typer
 
-from mansio.cli.common import DEFAULT_BROKER, BrokerOption, connect, key_values, refuse, run, unescape
+from mansio.cli.common import (
+    DEFAULT_BROKER,
+    PARTITIONS_MAX,
+    BrokerOption,
+    connect,
+    key_values,
+    refuse,
+    run,
+    unescape,
+)
 from mansio.cli.output import Output
 from mansio.errors import MansioError
 
@@ -36,7 +45,7 @@ BAR: Any = 0  # rich numbers its tasks from 0
 
 
 class Acks(StrEnum):
-    """What an acknowledgement means: on disk; in the leader's memory; nothing."""
+    """What an acknowledgement means: synced to disk; in the leader's page cache; nothing."""
 
     ALL = "all"
     ONE = "1"
@@ -80,22 +89,41 @@ def produce(
     ] = None,
     partition: Annotated[
         int | None,
-        typer.Option("--partition", "-p", min=0, metavar="N", help="This partition, whatever the key."),
+        typer.Option(
+            "--partition",
+            "-p",
+            min=0,
+            max=PARTITIONS_MAX,
+            metavar="N",
+            help="This partition, whatever the key.",
+        ),
     ] = None,
-    codec: Annotated[CodecName, typer.Option("--codec", "-z", help="Compression.")] = CodecName.NONE,
+    codec: Annotated[
+        CodecName, typer.Option("--codec", "-z", help="How batches are compressed.")
+    ] = CodecName.NONE,
     acks: Annotated[
-        Acks, typer.Option("--acks", help="all: on disk; 1: in the leader's memory; 0: not waited for.")
+        Acks,
+        typer.Option(
+            "--acks",
+            help="When a record counts as stored. all: synced to disk; 1: in the leader's page cache, not synced, so "
+            "a power cut may take it; 0: sent, no answer is waited for.",
+        ),
     ] = Acks.ALL,
     null: Annotated[bool, typer.Option("--null", "-Z", help="An empty value is null (a tombstone).")] = False,
     output: Annotated[
-        Output | None, typer.Option("--output", "-o", help="Print where each record was stored.")
+        Output | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Print where each record was stored, a line each.",
+        ),
     ] = None,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Publish each line of standard input (or of a file) as a record.
 
-    Lines are bytes and stay as they are. Separators understand \\t, \\n, \\0 and \\xNN. Exit code 0 means
-    that every record was acknowledged.
+    Lines are bytes and stay as they are. TEXT understands \\t, \\n, \\0 and \\xNN. Exit code 0 means that every record
+    was acknowledged as --acks says.
     """
     from mansio.cli.input import Shape
 
@@ -112,6 +140,8 @@ def produce(
     headers = tuple((name, value.encode()) for name, value in key_values(header or (), "--header"))
     options: dict[str, Any] = {"codec": codec.value, "acks": "all" if acks is Acks.ALL else int(acks.value)}
     job = Job(topic, shape, headers, partition, Report(output))
+    if file is None and sys.stdin is None:
+        refuse("standard input is closed; give a file", "--file")
     run(job.perform(broker, file or sys.stdin.buffer, options))
 
 

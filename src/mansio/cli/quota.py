@@ -93,11 +93,23 @@ def set_quota(
     default_user: DefaultUserOption = False,
     producer_byte_rate: Annotated[
         int | None,
-        typer.Option("--producer-byte-rate", "-w", min=1, metavar="BYTES", help="Written per second."),
+        typer.Option(
+            "--producer-byte-rate",
+            "-w",
+            min=1,
+            metavar="BYTES",
+            help="What it may write per second.",
+        ),
     ] = None,
     consumer_byte_rate: Annotated[
         int | None,
-        typer.Option("--consumer-byte-rate", "-r", min=1, metavar="BYTES", help="Read per second."),
+        typer.Option(
+            "--consumer-byte-rate",
+            "-r",
+            min=1,
+            metavar="BYTES",
+            help="What it may read per second.",
+        ),
     ] = None,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:

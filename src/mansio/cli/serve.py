@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from mansio import logs
-from mansio.cli.common import complain, key_values
+from mansio.cli.common import complain, key_values, refuse
 from mansio.errors import ConfigError
 from mansio.version import __version__
 
@@ -35,6 +35,9 @@ LISTEN_ERRNOS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 
 RELEASE_S = 1.0
 """How often log lines that were held back are looked at."""
+
+FLAGS = {"data_dir": "--data", "kafka_listen": "--kafka", "http_listen": "--http"}
+"""Settings with a flag of their own."""
 
 IMPATIENT_EXIT_CODE = 130
 """After a second signal. Nothing acknowledged is lost; the next start recovers."""
@@ -98,15 +101,22 @@ def serve(
 def settings_from(
     data: str | None, kafka: str | None, http: str | None, config: str | None, set_: list[str] | None
 ) -> Settings:
-    """The settings these flags, the environment and the file make; `ConfigError` says what is wrong
-    with them.
+    """The settings these flags, the environment and the file make.
+
+    A flag that is wrong is a wrong command line (exit code 2); `ConfigError` says what is wrong with the others.
     """
-    from mansio.config import load_settings
+    from mansio.config import Origin, load_settings
 
     flags: dict[str, Any] = dict(key_values(set_ or (), "--set"))
     named = {"data_dir": data, "kafka_listen": kafka, "http_listen": http}
     flags.update({name: value for name, value in named.items() if value is not None})
-    return load_settings(config, flags)
+    try:
+        return load_settings(config, flags)
+    except ConfigError as error:
+        complaint = error.message.removesuffix(f" (from the {Origin.FLAG})")
+        if complaint != error.message:
+            refuse(complaint, FLAGS.get(complaint.partition(":")[0], "--set"))
+        raise
 
 
 async def _serve(settings: Settings, lines: LineHandler) -> int:

@@ -1,4 +1,4 @@
-"""Where a group's offsets are to be moved: reads `--to`. Pure."""
+"""Places in a log as the command line names them: reads `--to` and `--before`. Pure."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import re
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple
 
-from mansio.cli.common import parse_time
+from mansio.cli.common import TIME_MS_MAX, parse_time
 
-TARGET_HELP = (
-    "earliest, latest, an offset (42), relative (+10, -10), or a time (2013-11-21, -15m, @MILLISECONDS)."
+TIME_HELP = (
+    "a time (2013-11-21, -15m, or milliseconds since the epoch with an @ before them: @1384992000000)."
 )
+TARGET_HELP = f"earliest, latest, an offset (42), relative (+10, -10), or {TIME_HELP}"
+OFFSET_MAX = (1 << 63) - 1
+TIME_LIKE_MIN = 10**12
+"""As milliseconds a moment after 2001; offsets seldom come so far."""
 
 
 class Target(NamedTuple):
@@ -29,13 +33,22 @@ class Target(NamedTuple):
 
 
 def parse_target(text: str) -> Target:
-    """Read `--to`. Raises `ValueError`."""
+    """Read one. A plain number is an offset, one after `@` milliseconds since the epoch. Raises `ValueError`."""
     if text == "earliest":
         return Target("earliest")
     if text == "latest":
         return Target("latest")
     if re.fullmatch(r"[0-9]+", text):
+        if int(text) > OFFSET_MAX:
+            raise ValueError("no log is that long")
         return Target("offset", int(text))
     if re.fullmatch(r"[+-][0-9]+", text):
         return Target("relative", int(text))
     return Target("time", parse_time(text.removeprefix("@")))
+
+
+def hint(target: Target) -> str | None:
+    """What to say when an offset was read that may have been meant as a time, the `@` forgotten."""
+    if target.kind != "offset" or not TIME_LIKE_MIN <= target.number <= TIME_MS_MAX:
+        return None
+    return f"{target.number} is taken as an offset; milliseconds since the epoch are written @{target.number}"

@@ -6,9 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.common import DEFAULT_BROKER, BrokerOption, connect, key_values, refuse, run
+from mansio.cli.common import (
+    DEFAULT_BROKER,
+    PARTITIONS_MAX,
+    BrokerOption,
+    DryRunOption,
+    PartitionsOption,
+    complain,
+    connect,
+    do_each,
+    key_values,
+    refuse,
+    run,
+)
 from mansio.cli.output import Output, OutputOption, cell, show_json, show_rows, show_table
-from mansio.cli.targets import parse_target
+from mansio.cli.targets import TIME_HELP, hint, parse_target
 from mansio.errors import TopicAlreadyExists, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
@@ -23,14 +35,15 @@ SettingsOption = Annotated[
         "--config",
         "-c",
         metavar="NAME=VALUE",
-        help="A setting, by Kafka's name (retention.ms=...); may be given again.",
+        help="A setting of the topic, by Kafka's name (retention.ms=3600000); may be given again.",
     ),
 ]
 
+REPLICAS_MAX = 1_000
 BROKER_DEFAULT = -1  # in a request: what the broker is set to
-BEFORE_HELP = "end (all there are), an offset (42), or a time (2013-11-21, -15m, @MILLISECONDS)."
-DELETED_COLUMNS = ("topic", "partition", "old_start", "new_start", "records")
-PARTITION_COLUMNS = ("partition", "leader", "leader_epoch", "replicas", "in_sync", "start", "end", "records")
+BEFORE_HELP = f"end (all there are), an offset (42), or {TIME_HELP}"
+DELETED_COLUMNS = ("topic", "partition", "old_start", "new_start", "offsets", "error")
+PARTITION_COLUMNS = ("partition", "leader", "leader_epoch", "replicas", "in_sync", "start", "end", "offsets")
 
 
 @app.callback()
@@ -44,14 +57,24 @@ def create(
     partitions: Annotated[
         int | None,
         typer.Option(
-            "--partitions", "-p", min=1, metavar="N", help="How many; without it, what the broker is set to."
+            "--partitions",
+            "-p",
+            min=1,
+            max=PARTITIONS_MAX,
+            metavar="N",
+            help="How many partitions. [default: the broker's num_partitions]",
         ),
     ] = None,
     replication_factor: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Copies of each partition.")
+        int | None,
+        typer.Option(
+            min=1, max=REPLICAS_MAX, metavar="N", help="Copies of each partition. [default: the broker's]"
+        ),
     ] = None,
     config: SettingsOption = None,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Do nothing if it exists.")] = False,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Succeed also if it exists.")
+    ] = False,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
     """Create a topic."""
@@ -104,7 +127,8 @@ def describe(
 ) -> None:
     """Show a topic's partitions and settings.
 
-    The table names the settings that differ from their defaults, JSON all of them.
+    OFFSETS is END - START: that many records, unless compaction or transactions left gaps. The table names the
+    settings that differ from their defaults, JSON all of them.
     """
 
     async def work() -> dict[str, Any]:
@@ -152,7 +176,7 @@ async def _description(client: Client, topic: str) -> dict[str, Any]:
                 "in_sync": partition.in_sync_replicas,
                 "start": starts[one].offset,
                 "end": ends[one].offset,
-                "records": ends[one].offset - starts[one].offset,
+                "offsets": ends[one].offset - starts[one].offset,
             }
             for one, partition in zip(every, view.partitions, strict=True)
         ],
@@ -165,13 +189,20 @@ def alter(
     partitions: Annotated[
         int | None,
         typer.Option(
-            "--partitions", "-p", min=1, metavar="N", help="Grow to this many; keys move to others."
+            "--partitions",
+            "-p",
+            min=1,
+            max=PARTITIONS_MAX,
+            metavar="N",
+            help="Grow to this many; new records of a key may then go to another partition than its old ones.",
         ),
     ] = None,
     config: SettingsOption = None,
     unset: Annotated[
         list[str] | None,
-        typer.Option("--unset", "-u", metavar="NAME", help="Back to the default; may be given again."),
+        typer.Option(
+            "--unset", "-u", metavar="NAME", help="Take a setting back to its default; may be given again."
+        ),
     ] = None,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
@@ -195,26 +226,29 @@ def alter(
 def delete_records(
     topic: NameArgument,
     before: Annotated[str, typer.Option("--before", metavar="WHERE", help=BEFORE_HELP)],
-    partition: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--partition", "-p", min=0, metavar="N", help="Only this partition; may be given again."
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Show what would be deleted, and delete nothing.")
-    ] = False,
+    partition: PartitionsOption = None,
+    dry_run: DryRunOption = False,
     output: OutputOption = Output.TABLE,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Delete the oldest records of a topic, for good; the topic and its settings stay."""
+    """Delete the oldest records of a topic, for good; the topic and its settings stay.
+
+    One row for each partition. Where a partition refuses, ERROR says why, the others go on, and the exit code is 1. An
+    offset below a partition's start deletes nothing there, one beyond its end is refused.
+    """
     where = _before(before)
 
     async def work() -> list[dict[str, Any]]:
-        async with connect(broker) as client:
-            return await _delete_records(client, topic, where, tuple(partition or ()), dry_run)
+        from mansio.cli.record_deletion import delete_records as delete
 
-    show_rows(output, run(work()), DELETED_COLUMNS, empty="nothing to delete")
+        async with connect(broker) as client:
+            return await delete(client, topic, where, partition or (), dry_run=dry_run)
+
+    rows = run(work())
+    show_rows(output, rows, DELETED_COLUMNS, empty="nothing to delete")
+    failed = sum(row["error"] is not None for row in rows)
+    if failed:
+        raise typer.Exit(complain(f"{failed} of {len(rows)} partitions failed: see ERROR"))
 
 
 def _before(text: str) -> Any:
@@ -227,53 +261,34 @@ def _before(text: str) -> Any:
         target = None
     if target is None or target.kind not in ("offset", "time"):
         refuse(f"{text!r} is none of: {BEFORE_HELP}", "--before")
+    if (note := hint(target)) is not None:
+        complain(note)
     return target.arguments()["to"]
-
-
-async def _delete_records(
-    client: Client, topic: str, before: Any, indexes: tuple[int, ...], dry_run: bool
-) -> list[dict[str, Any]]:
-    from mansio.client.types import TopicPartition
-
-    view = await client.admin.describe_topic(topic)
-    chosen = [
-        TopicPartition(topic, partition.index)
-        for partition in view.partitions
-        if not indexes or partition.index in indexes
-    ]
-    if missing := set(indexes) - {one.partition for one in chosen}:
-        raise UnknownTopicOrPartition(f"topic {topic} has no partition {min(missing)}")
-    starts = await client.admin.list_offsets(chosen, "earliest")
-    new = await client.admin.delete_records(chosen, before=before, dry_run=dry_run)
-    return [
-        {
-            "topic": one.topic,
-            "partition": one.partition,
-            "old_start": starts[one].offset,
-            "new_start": offset,
-            "records": offset - starts[one].offset,
-        }
-        for one, offset in new.items()
-    ]
 
 
 @app.command()
 def delete(
-    topics: Annotated[list[str], typer.Argument(metavar="TOPIC...", help="The topics to delete.")],
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="The topics to delete.")],
     if_exists: Annotated[
-        bool, typer.Option("--if-exists", help="Do not mind if one does not exist.")
+        bool, typer.Option("--if-exists", help="Do not mind ones that do not exist.")
     ] = False,
     broker: BrokerOption = DEFAULT_BROKER,
 ) -> None:
-    """Delete topics and all their records, for good."""
+    """Delete topics and all their records, for good.
+
+    One that cannot be deleted does not keep the others; the exit code is 1 then.
+    """
 
     async def work() -> None:
         async with connect(broker) as client:
-            for topic in topics:
+
+            async def delete_one(topic: str) -> None:
                 try:
                     await client.admin.delete_topic(topic)
                 except UnknownTopicOrPartition:
                     if not if_exists:
                         raise
+
+            await do_each(topics, delete_one)
 
     run(work())

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from functools import partial
+from itertools import repeat
 from typing import TYPE_CHECKING, Protocol
 
 from mansio.errors import InvalidRecord, MansioError
@@ -19,14 +21,18 @@ from mansio.errors import InvalidRecord, MansioError
 from .types import RecordMetadata
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping
+    from collections.abc import Generator, Mapping, Sequence
 
+    from .request import Route
     from .types import Headers
 
     Stamped = tuple[int, bytes | None, bytes | None, Headers]
 
 RECORD_OVERHEAD_BYTES = 24
 """What a record's own lengths, deltas and bookkeeping cost at most, about."""
+
+
+_new_metadata = partial(tuple.__new__, RecordMetadata)
 
 
 class Waiter(Protocol):
@@ -40,7 +46,10 @@ class Waiter(Protocol):
 
 
 class Batch:
-    """Records of one partition that stand or fall together."""
+    """Records of one partition that stand or fall together.
+
+    Kept as columns, because most records are a value and nothing else: a million of them need no object each.
+    """
 
     __slots__ = (
         "base_offset",
@@ -54,15 +63,22 @@ class Batch:
         "producer_epoch",
         "queue",
         "record_errors",
-        "records",
+        "rest",
         "size",
+        "stamps",
+        "values",
         "waiters",
     )
 
     def __init__(self, queue: PartitionQueue, created: float) -> None:
         self.queue = queue
         self.created = created
-        self.records: list[Stamped] = []
+        self.stamps: list[int] = []
+        """Of each record its timestamp, in ms."""
+        self.values: list[bytes | None] = []
+        """And its value."""
+        self.rest: dict[int, tuple[bytes | None, Headers]] = {}
+        """By index: the key and headers of those that are more than a value, or whose value is None."""
         self.size = 0
         self.base_sequence: int | None = None
         self.producer_epoch = -1
@@ -75,6 +91,27 @@ class Batch:
         self.error: MansioError | None = None
         self.record_errors: Mapping[int, str] = {}
         self.waiters: list[Waiter] = []
+
+    def add(self, stamp: int, key: bytes | None, value: bytes | None, headers: Headers) -> None:
+        """Put a record at the end; its size is the caller's to count."""
+        if key is not None or headers or value is None:
+            self.rest[len(self.values)] = key, headers
+        self.stamps.append(stamp)
+        self.values.append(value)
+
+    def add_values(self, stamp: int, values: Sequence[bytes]) -> None:
+        """Put plain values at the end; their size is the caller's to count."""
+        self.stamps += [stamp] * len(values)
+        self.values += values
+
+    def rows(self) -> list[Stamped]:
+        """Each record as (timestamp_ms, key, value, headers)."""
+        rest, nothing = self.rest, (None, ())
+        stamped = enumerate(zip(self.stamps, self.values, strict=True))
+        return [
+            (stamp, (more := rest.get(index, nothing))[0], value, more[1])
+            for index, (stamp, value) in stamped
+        ]
 
     def settle(self) -> None:
         """Say the outcome to whoever waits. The outcome's fields are set already."""
@@ -100,11 +137,11 @@ class Batch:
         if self.halves is not None:
             left, right = self.halves
             return (
-                left.outcome(index) if index < len(left.records) else right.outcome(index - len(left.records))
+                left.outcome(index) if index < len(left.values) else right.outcome(index - len(left.values))
             )
         if self.error is not None:
             raise self._error_of(index)
-        timestamp_ms = self.records[index][0] if self.log_append_time_ms < 0 else self.log_append_time_ms
+        timestamp_ms = self.stamps[index] if self.log_append_time_ms < 0 else self.log_append_time_ms
         offset = self.base_offset + index if self.base_offset >= 0 else -1
         return RecordMetadata(self.queue.topic, self.queue.partition, offset, timestamp_ms)
 
@@ -112,18 +149,11 @@ class Batch:
         """`outcome` of each record from `begin` to before `end`."""
         if self.halves is not None or self.error is not None or self.base_offset < 0:
             return [self.outcome(index) for index in range(begin, end)]
-        topic, partition, base, fixed_ms = (
-            self.queue.topic,
-            self.queue.partition,
-            self.base_offset,
-            self.log_append_time_ms,
+        stamps = self.stamps[begin:end] if self.log_append_time_ms < 0 else repeat(self.log_append_time_ms)
+        offsets = range(self.base_offset + begin, self.base_offset + end)
+        return list(
+            map(_new_metadata, zip(repeat(self.queue.topic), repeat(self.queue.partition), offsets, stamps))
         )
-        return [
-            RecordMetadata(
-                topic, partition, base + index, self.records[index][0] if fixed_ms < 0 else fixed_ms
-            )
-            for index in range(begin, end)
-        ]
 
     def _error_of(self, index: int) -> MansioError:
         """A fresh error per record, as several tasks may raise it; a broker may name the bad records (KIP-467)."""
@@ -137,9 +167,13 @@ class Batch:
 
     def split(self) -> tuple[Batch, Batch]:
         """Two halves that stand for this batch from now on, with its sequence numbers."""
-        middle = len(self.records) // 2
+        middle = len(self.values) // 2
         left, right = Batch(self.queue, self.created), Batch(self.queue, self.created)
-        left.records, right.records = self.records[:middle], self.records[middle:]
+        left.stamps, right.stamps = self.stamps[:middle], self.stamps[middle:]
+        left.values, right.values = self.values[:middle], self.values[middle:]
+        for index, more in self.rest.items():
+            half, place = (left, index) if index < middle else (right, index - middle)
+            half.rest[place] = more
         left.size, right.size = self.size // 2, self.size - self.size // 2
         left.producer_epoch = right.producer_epoch = self.producer_epoch
         if self.base_sequence is not None:
@@ -195,13 +229,14 @@ class PartitionQueue:
         "has_gap",
         "in_flight",
         "is_recovering",
+        "last_callers",
         "needs_epoch",
         "next_sequence",
         "open",
         "partition",
         "producer_epoch",
         "ready",
-        "sent_records",
+        "route",
         "topic",
     )
 
@@ -211,8 +246,10 @@ class PartitionQueue:
         self.open: Batch | None = None
         self.ready: deque[Batch] = deque()
         self.in_flight = 0
-        self.sent_records = 0
-        """How many records the last batch had that was sent."""
+        self.last_callers = 0
+        """How many waited for the last batch that was settled."""
+        self.route: Route | None = None
+        """How its last request was made; its writer's own."""
         self.is_recovering = False
         """After a failure: one batch at a time, until those that were under way are through."""
         self.blocked_until = 0.0
@@ -236,7 +273,7 @@ class PartitionQueue:
         if batch.base_sequence is None:
             batch.base_sequence = self.next_sequence
             batch.producer_epoch = self.producer_epoch
-            self.next_sequence = advance_sequence(self.next_sequence, len(batch.records))
+            self.next_sequence = advance_sequence(self.next_sequence, len(batch.values))
 
     def put_back(self, batch: Batch) -> None:
         """A batch that has to be sent again: before all that was numbered after it."""
@@ -265,7 +302,7 @@ class PartitionQueue:
         numbers are free again; otherwise there is a gap, perhaps."""
         if batch.base_sequence is None:
             return
-        after = advance_sequence(batch.base_sequence, len(batch.records))
+        after = advance_sequence(batch.base_sequence, len(batch.values))
         if (
             after == self.next_sequence
             and not batch.may_be_stored
@@ -274,6 +311,15 @@ class PartitionQueue:
             self.next_sequence = batch.base_sequence
         else:
             self.has_gap = True
+
+    def abandon(self) -> None:
+        """Forget all that waits or is in flight, which its sender fails; what comes next begins a new epoch."""
+        self.ready.clear()
+        self.open = None
+        self.in_flight = self.failures = 0
+        self.is_recovering = False
+        self.blocked_until = 0.0
+        self.begin_epoch()
 
     def begin_epoch(self) -> None:
         """Number all that waits anew, in a new producer epoch (KIP-360). Nothing may be in flight."""

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .accumulator import Delivery as AsyncDelivery
-    from .fetcher import PartitionState
-    from .producer import Publishable
+    from .outgoing import Publishable
+    from .partition_state import PartitionState
     from .types import Message, RecordMetadata
 
 P = ParamSpec("P")

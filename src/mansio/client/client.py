@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from .accumulator import Delivery
     from .consumer_options import RebalanceCallback
-    from .producer import HeadersLike, Publishable
+    from .outgoing import HeadersLike, Publishable
     from .types import RecordMetadata, StartAt
 
 DEFAULT_ADDRESS = "127.0.0.1:9092"
@@ -179,6 +179,7 @@ class Client:
         fetch_wait_ms_max: int = 500,
         prefetch_bytes_max: int = 32 << 20,
         batch_bytes_max: int = BATCH_BYTES_MAX,
+        unknown_topic_ms_max: float = 30_000,
     ) -> Consumer:
         """Read topics, or chosen partitions (`TopicPartition`). Iterate the result, or use its `poll`/`batches`.
 
@@ -196,6 +197,9 @@ class Client:
         `instance_id`: static membership (KIP-345). `on_assigned`, `on_revoked`, `on_lost`: called (or awaited) with a
         list of partitions. `batch_bytes_max`: a batch that becomes larger than this when it is decompressed is
         refused with `InvalidRecord`.
+        `unknown_topic_ms_max`: how long a topic that is being read may be unknown to the cluster, asked anew all the
+        time, before the reading raises `UnknownTopicOrPartition`. A member of a group waits on, as other Kafka clients
+        do: its topic may come back, and what it reads is the group's to say.
         """
         given = [sources] if isinstance(sources, str | TopicPartition) else list(sources)
         options = ConsumerOptions(
@@ -215,6 +219,7 @@ class Client:
             fetch_wait_ms_max=fetch_wait_ms_max,
             prefetch_bytes_max=prefetch_bytes_max,
             batch_bytes_max=batch_bytes_max,
+            unknown_topic_ms_max=unknown_topic_ms_max,
             membership=GroupOptions(
                 session_timeout_ms=session_timeout_ms,
                 rebalance_timeout_ms=rebalance_timeout_ms,

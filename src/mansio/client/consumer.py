@@ -1,6 +1,7 @@
 """The consumer: an async iterator of messages, alone or as a member of a group.
 
-Owns what is handed out and what may be committed. Reading ahead is `fetcher`'s business, the group `membership`'s.
+Owns the course of a reading and what may be committed. What is in hand is `hand_out`'s business, reading ahead
+`fetcher`'s, the group `membership`'s.
 
 Always true:
 * Messages of a partition come in offset order, each once per assignment.
@@ -23,13 +24,15 @@ from mansio.errors import ConnectionLost, InvalidRequest, MansioError, UnknownTo
 from mansio.link.offsets import commit_offsets, fetch_offsets
 
 from .decode import MessageBatch, decode_chunk
-from .fetcher import Fetcher, PartitionState
+from .fetcher import Fetcher
+from .hand_out import HandOut
 from .membership import Membership
+from .partition_state import PartitionState
 from .positions import start_offsets, stop_offsets
 from .types import Message, TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
     from types import TracebackType
 
     from mansio.link.cluster import Cluster
@@ -41,7 +44,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class Consumer:
+class Consumer(HandOut):
     """Made by `Client.consume`. Iterate it, or use `poll`/`batches`; close it by `async with` or `close()`."""
 
     def __init__(
@@ -55,26 +58,18 @@ class Consumer:
         self._cluster = cluster
         self._options = options
         self._loop = asyncio.get_running_loop()
-        self._fetcher = Fetcher(cluster, options.fetching())
+        is_member = options.group is not None and bool(self._topics)
+        super().__init__(Fetcher(cluster, options.fetching(is_member=is_member)), options.max_records)
         self._membership: Membership | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._starting = asyncio.Lock()
         self._is_started = False
         self._is_closed = False
         self._closing: asyncio.Task[None] | None = None
-        self._messages: list[Message] = []
-        self._index = 0
-        self._batch: MessageBatch | None = None
-        """What is being handed out: `_messages[_index]` is next; `_messages` are the batch's, unless cut short."""
-        self._taken_from: int | None = None
-        """Where the messages begin that were taken as a batch; None when they are taken one at a time."""
         self._decoding_state: PartitionState | None = None
         self._decoding: Iterator[MessageBatch] = iter(())
         self._seen_index = 0
-        self._count_handed_out: Callable[[], int] | None = None
-        self._handed_out = 0
         self._polled_at = self._loop.time()
-        self._asked: asyncio.Event = asyncio.Event()
         self._stored: dict[TopicPartition, int] = {}
         self._was_assigned = False
 
@@ -118,10 +113,6 @@ class Consumer:
         """`poll`, with the partition the messages are of: for the blocking twin, which hands them out itself."""
         messages = await self.poll(timeout_ms)
         return messages, None if self._batch is None else self._batch.state
-
-    def count_handed_out(self, count: Callable[[], int]) -> None:
-        """Ask `count()` how many messages of a batch that was taken the application has seen."""
-        self._count_handed_out = count
 
     async def _take_batch(self) -> list[Message]:
         if self._index == len(self._messages) and not await self._load():
@@ -186,74 +177,7 @@ class Consumer:
                 self._fetcher.rewind(self._decoding_state)
             raise
 
-    def _put_in_hand(self, batch: MessageBatch) -> bool:
-        if not batch.state.is_active:
-            return False
-        messages = batch.messages
-        if not messages:
-            batch.state.consumed = batch.next_offset
-            return False
-        limit = self._options.max_records
-        if limit is not None and self._handed_out + len(messages) > limit:
-            messages = messages[: limit - self._handed_out]
-        self._handed_out += len(messages)
-        self._batch, self._messages, self._index, self._taken_from = batch, messages, 0, None
-        self._asked.clear()
-        return True
-
-    def _finish_in_hand(self) -> None:
-        """Everything handed out is done with."""
-        batch = self._batch
-        if batch is not None:
-            batch.state.consumed = self._position_in_hand(batch, self._index)
-        if batch is not None and self._index == len(self._messages):
-            self._batch, self._messages, self._index = None, [], 0
-
-    def _position_in_hand(self, batch: MessageBatch, index: int) -> int:
-        """The next offset when the first `index` messages in hand are done with."""
-        if index == len(batch.messages):
-            return batch.next_offset
-        return batch.messages[index - 1].offset + 1 if index else batch.state.consumed
-
     # -- positions --------
-
-    def positions(self) -> dict[TopicPartition, int]:
-        """For each partition the offset after the last message that was handed out."""
-        return self._positions(in_hand=True)
-
-    def _positions(self, *, in_hand: bool) -> dict[TopicPartition, int]:
-        found = {partition: state.consumed for partition, state in self._fetcher.states.items()}
-        batch = self._batch
-        if batch is not None and batch.state.is_active:
-            index = self._seen_in_hand() if in_hand else self._done_in_hand()
-            found[batch.state.partition] = self._position_in_hand(batch, index)
-        return found
-
-    def _seen_in_hand(self) -> int:
-        """How many messages of those in hand the application has seen."""
-        if self._taken_from is None or self._count_handed_out is None:
-            return self._index
-        return self._taken_from + self._count_handed_out()
-
-    def _done_in_hand(self) -> int:
-        """How many of them it is done with, for sure."""
-        if self._taken_from is not None and self._count_handed_out is None:
-            return self._taken_from
-        return max(self._seen_in_hand() - 1, self._taken_from or 0)
-
-    def assignment(self) -> set[TopicPartition]:
-        """The partitions that are being read now."""
-        return set(self._fetcher.states)
-
-    def lag(self) -> dict[TopicPartition, int | None]:
-        """How many offsets behind the end each partition is, as of the last fetch; None before the first."""
-        positions = self.positions()
-        return {
-            partition: max(0, state.high_watermark - positions[partition])
-            if state.high_watermark >= 0
-            else None
-            for partition, state in self._fetcher.states.items()
-        }
 
     async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """Store the group's offsets: those given, or everything handed out so far.
@@ -275,19 +199,6 @@ class Consumer:
         if partition in self._fetcher.states:
             self._fetcher.remove([partition])
             self._fetcher.add([PartitionState(partition, found[partition], state.stop_offset)])
-
-    def pause(self, *partitions: TopicPartition) -> None:
-        """Hand out nothing more of these (but what is in hand) until `resume`."""
-        for partition in partitions:
-            if partition in self._fetcher.states:
-                self._fetcher.states[partition].is_paused = True
-
-    def resume(self, *partitions: TopicPartition) -> None:
-        """The reverse of `pause`."""
-        for partition in partitions:
-            if partition in self._fetcher.states:
-                self._fetcher.states[partition].is_paused = False
-        self._fetcher.wake()
 
     async def _commit(
         self, positions: dict[TopicPartition, int], *, retry_timeout_ms: float = 10_000
@@ -473,19 +384,13 @@ class Consumer:
         batch = self._batch
         if batch is None or batch.state.partition not in partitions:
             return
-        self._messages = self._messages[
-            : self._index
-        ]  # a copy: positions are counted in the batch's own list
+        # A copy: positions are counted in the batch's own list.
+        self._messages = self._messages[: self._index]
         try:
             async with asyncio.timeout(self._options.settle_ms_max / 1000):
                 await self._asked.wait()
         except TimeoutError:
             logger.info("group %s: a message in hand was not finished in time", self._options.group)
-
-    def _drop(self, partitions: set[TopicPartition]) -> None:
-        """Forget what was not handed out yet."""
-        if self._batch is not None and self._batch.state.partition in partitions:
-            self._batch, self._messages, self._index = None, [], 0
 
 
 async def _call(callback: RebalanceCallback | None, partitions: set[TopicPartition]) -> None:

@@ -45,6 +45,8 @@ class ConsumerOptions:
     partition_bytes_max: int = 1 << 20
     batch_bytes_max: int = BATCH_BYTES_MAX
     """A batch that becomes larger than this when it is decompressed is `InvalidRecord`."""
+    unknown_topic_ms_max: float = 30_000
+    """How long a topic may be unknown to the cluster before a reader without membership is told."""
     membership: GroupOptions = field(default_factory=GroupOptions)
 
     def __post_init__(self) -> None:
@@ -58,7 +60,8 @@ class ConsumerOptions:
         """Whether what is done with is committed without being asked."""
         return self.group is not None if self.auto_commit is None else self.auto_commit
 
-    def fetching(self) -> FetchOptions:
+    def fetching(self, *, is_member: bool = False) -> FetchOptions:
+        """How to fetch. `is_member`: what is read changes with the group, which notices itself when a topic is gone."""
         committed = self.isolation == "read_committed"
         return FetchOptions(
             wait_ms_max=self.fetch_wait_ms_max,
@@ -66,4 +69,5 @@ class ConsumerOptions:
             prefetch_bytes_max=self.prefetch_bytes_max,
             isolation_level=READ_COMMITTED if committed else READ_UNCOMMITTED,
             on_out_of_range=self.on_out_of_range,
+            unknown_ms_max=None if is_member else self.unknown_topic_ms_max,
         )

@@ -23,7 +23,7 @@ from .types import Message
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from .fetcher import Chunk, PartitionState
+    from .partition_state import Chunk, PartitionState
 
 BATCH_BYTES_MAX = 64 << 20
 """A batch that is larger than this when opened is refused, unless the consumer says otherwise."""

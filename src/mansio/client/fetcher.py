@@ -16,7 +16,8 @@ import itertools
 import logging
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from mansio.errors import MansioError, OffsetOutOfRange, UnknownTopicOrPartition
 from mansio.link.alarm import Alarm
@@ -29,17 +30,24 @@ from mansio.wire.records import iterate_batches
 from mansio.wire.topic_partition import TopicPartition
 from mansio.wire.versions import ApiKey
 
+from .leaders import Leaders
+from .partition_state import Chunk, PartitionState
+from .tasks import Tasks, client_failed
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from mansio.link.cluster import Cluster
 
 logger = logging.getLogger(__name__)
 
+__all__ = ["Chunk", "FetchOptions", "Fetcher", "PartitionState"]
+
 HIGHEST_VERSION_WITH_NAMES = 12
 UNREAD_PAUSE_SECONDS = 0.1
 _LANES = itertools.count()
-UNKNOWN_TOPIC_SECONDS_MAX = 30
+UNKNOWN_ANSWERS_MIN = 3
+"""How many times in a row metadata has to say that a partition is unknown before that is believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,58 +61,9 @@ class FetchOptions:
     prefetch_bytes_max: int = 32 << 20
     isolation_level: int = READ_COMMITTED
     on_out_of_range: str = "earliest"
+    unknown_ms_max: float | None = 30_000
+    """How long a partition may be unknown to the cluster before that is an error; None: for ever."""
     backoff: Backoff = DEFAULT_BACKOFF
-
-
-class PartitionState:
-    """One partition that is being read."""
-
-    __slots__ = (
-        "blocked_until",
-        "buffered_bytes",
-        "consumed",
-        "failures",
-        "fetch_offset",
-        "high_watermark",
-        "is_active",
-        "is_fetching",
-        "is_paused",
-        "partition",
-        "stop_offset",
-        "unknown_since",
-    )
-
-    def __init__(self, partition: TopicPartition, offset: int, stop_offset: int | None = None) -> None:
-        self.partition = partition
-        self.fetch_offset = offset
-        self.consumed = offset
-        """Everything below was handed out and is done with."""
-        self.stop_offset = stop_offset
-        """Read up to here, not including it; None: for ever."""
-        self.high_watermark = -1
-        self.buffered_bytes = 0
-        self.is_active = True
-        self.is_fetching = False
-        self.is_paused = False
-        self.failures = 0
-        self.blocked_until = 0.0
-        self.unknown_since: float | None = None
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether everything up to the stop offset was handed out."""
-        return self.stop_offset is not None and self.consumed >= self.stop_offset
-
-
-class Chunk(NamedTuple):
-    """Raw batches of one partition: a buffer of batches, the last of which may be cut off."""
-
-    state: PartitionState
-    offset: int
-    """The offset that was asked for: the first batch may begin before it."""
-    batches: memoryview
-    aborted: Sequence[tuple[int, int]]
-    """(producer id, first offset) of aborted transactions in it."""
 
 
 class Fetcher:
@@ -119,8 +78,8 @@ class Fetcher:
         self._buffered_bytes = 0
         self._busy: set[int] = set()
         self._resting: dict[int, float] = {}
-        self._locating: set[str] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks(self._loop, self._broke)
+        self._leaders = Leaders(cluster, self._tasks, self._wake, refreshes=False)
         self._woken = False
         self._alarm = Alarm(self._loop, self._wake)
         self._failure: MansioError | None = None
@@ -161,7 +120,7 @@ class Fetcher:
         self._wake()
 
     def fail(self, error: MansioError) -> None:
-        """Something went wrong for good: `next_chunk` raises it once what was read is used up."""
+        """Something went wrong for good: `pop` raises it once what was read is used up."""
         self._failure = self._failure or error
         self._arrival.set()
 
@@ -191,10 +150,7 @@ class Fetcher:
         """Fetch nothing more. Answers still under way are thrown away; what is known of the partitions stays."""
         self._is_closed = True
         self._alarm.cancel()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.end()
         await self._cluster.close_lane(self._lane)
 
     async def close(self) -> None:
@@ -214,6 +170,17 @@ class Fetcher:
         self._woken = False
         if self._is_closed:
             return
+        try:
+            for node, states, may_wait in self._choose():
+                self._busy.add(node)
+                for state in states:
+                    state.is_fetching = True
+                self._tasks.spawn(self._fetch(node, states, may_wait=may_wait))
+        except Exception as error:  # noqa: BLE001  # it ends nothing but this round, and the reader is told
+            self._broke(error)
+
+    def _choose(self) -> list[tuple[int, list[PartitionState], bool]]:
+        """(broker, what to ask it for, whether it may wait for more to come)."""
         now = self._loop.time()
         chosen: dict[int, list[PartitionState]] = {}
         full: set[int] = set()
@@ -223,8 +190,11 @@ class Fetcher:
             if state.blocked_until > now:
                 self._alarm.set(state.blocked_until)
                 continue
-            node = self._leader(state)
-            if node is None or node in self._busy:
+            node = self._leaders.find(*state.partition, now)
+            if node is None:
+                self._leaders.look_up(*state.partition, partial(self._failed, state))
+                continue
+            if node in self._busy:
                 continue
             if (
                 state.buffered_bytes >= self._options.partition_bytes_max
@@ -233,41 +203,16 @@ class Fetcher:
                 full.add(node)
                 continue
             chosen.setdefault(node, []).append(state)
+        requests = []
         for node, states in chosen.items():
             if node in full and (rest_until := self._resting.get(node, 0.0)) > now:
                 self._alarm.set(rest_until)
                 continue
-            self._busy.add(node)
-            for state in states:
-                state.is_fetching = True
-            self._spawn(self._fetch(node, states, may_wait=node not in full))
+            requests.append((node, states, node not in full))
+        return requests
 
     def _is_through(self, state: PartitionState) -> bool:
         return state.stop_offset is not None and state.fetch_offset >= state.stop_offset
-
-    def _leader(self, state: PartitionState) -> int | None:
-        topic, index = state.partition
-        if topic in self._locating:
-            return None
-        view = self._cluster.cached_topic(topic)
-        if view is not None and index < len(view.partitions) and not self._cluster.is_stale(topic):
-            leader = view.partitions[index].leader
-            if leader in self._cluster.nodes:
-                return leader
-        self._locating.add(topic)
-        self._spawn(self._locate(state))
-        return None
-
-    async def _locate(self, state: PartitionState) -> None:
-        topic, index = state.partition
-        try:
-            await self._cluster.refresh((topic,))
-            (await self._cluster.topic(topic, wait_ms=0)).leader(index)
-        except MansioError as error:
-            self._failed(state, error)
-        finally:
-            self._locating.discard(topic)
-            self._wake()
 
     # -- one request --------
 
@@ -369,13 +314,25 @@ class Fetcher:
         now = self._loop.time()
         if isinstance(error, UnknownTopicOrPartition):
             state.unknown_since = state.unknown_since or now
-            if now - state.unknown_since > UNKNOWN_TOPIC_SECONDS_MAX:
+            if self._is_gone(state, now):
                 self.fail(error)
         elif not error.retriable:
             self.fail(error)
         self._cluster.mark_stale((state.partition.topic,))
         state.failures += 1
         state.blocked_until = now + self._options.backoff.delay_seconds(state.failures)
+
+    def _is_gone(self, state: PartitionState, now: float) -> bool:
+        """Whether a partition has been unknown for so long, and so often, that it will not come back."""
+        limit_ms = self._options.unknown_ms_max
+        if limit_ms is None or state.unknown_since is None:
+            return False
+        return now - state.unknown_since > limit_ms / 1000 and state.failures + 1 >= UNKNOWN_ANSWERS_MIN
+
+    def _broke(self, error: Exception) -> None:
+        """Something happened here that nobody foresaw: the reader is told, and if it goes on, so does the fetching."""
+        self.fail(client_failed(error))
+        self._alarm.set(self._loop.time() + self._options.backoff.longest_ms / 1000)
 
     def _out_of_range(self, state: PartitionState, error: OffsetOutOfRange) -> None:
         policy = self._options.on_out_of_range
@@ -389,7 +346,7 @@ class Fetcher:
             state.blocked_until = float("inf")
             return
         state.blocked_until = float("inf")
-        self._spawn(self._reset(state, EARLIEST if policy == "earliest" else LATEST))
+        self._tasks.spawn(self._reset(state, EARLIEST if policy == "earliest" else LATEST))
 
     async def _reset(self, state: PartitionState, to: int) -> None:
         try:
@@ -411,11 +368,6 @@ class Fetcher:
             self._failed(state, error)
         finally:
             self._wake()
-
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[None] = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def _offset_after(batches: memoryview) -> int | None:

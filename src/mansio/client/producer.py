@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Literal, Self
+from itertools import accumulate
+from typing import TYPE_CHECKING, Self, cast
 
-from mansio.errors import ConnectionLost, InvalidRecord, InvalidTopic, QueueFull, UnknownTopicOrPartition
-from mansio.link.retry import DEFAULT_BACKOFF, Backoff
-from mansio.wire.compression import Codec
+from mansio.errors import ConnectionLost, InvalidTopic, QueueFull, UnknownTopicOrPartition
 
 from .accumulator import RECORD_OVERHEAD_BYTES, Batch, Delivery, PartitionQueue
+from .lookups import Lookups
+from .outgoing import outgoing, outgoing_record, size_of
 from .partitioner import next_sticky_partition, partition_for_key
+from .producer_options import ProducerOptions
 from .sender import Sender
-from .types import OutgoingRecord, milliseconds
+from .types import OutgoingRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -34,49 +34,14 @@ if TYPE_CHECKING:
     from mansio.link.cluster import Cluster
     from mansio.link.metadata import TopicView
 
-    from .types import Headers, RecordMetadata
+    from .outgoing import HeadersLike, Publishable
+    from .types import RecordMetadata
 
-    HeadersLike = Mapping[str, bytes | str | None] | Iterable[tuple[str, bytes | str | None]]
-    Publishable = bytes | str | OutgoingRecord | None
+__all__ = ["Producer", "ProducerOptions"]
 
-CODECS = {codec.name.lower(): codec for codec in Codec}
-
-
-@dataclass(frozen=True, slots=True)
-class ProducerOptions:
-    """How to publish. Sizes in bytes, times in milliseconds.
-
-    `acks`: "all" (on disk, and on every in-sync replica), 1 (in the leader's page cache), 0 (no answer awaited).
-    `idempotent`: None means yes with acks "all". `when_full`: wait for room, or raise `QueueFull`.
-    """
-
-    acks: Literal["all", 1, 0] = "all"
-    idempotent: bool | None = None
-    codec: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "none"
-    batch_bytes_max: int = 128 << 10
-    request_bytes_max: int = 1 << 20
-    linger_ms: float = 0
-    buffer_bytes_max: int = 32 << 20
-    when_full: Literal["wait", "raise"] = "wait"
-    delivery_timeout_ms: float = 120_000
-    in_flight_batches_max: int = 5
-    backoff: Backoff = DEFAULT_BACKOFF
-
-    def __post_init__(self) -> None:
-        if self.acks not in ("all", 1, 0):
-            raise ValueError(f"acks must be 'all', 1 or 0, not {self.acks!r}")
-        if self.codec not in CODECS:
-            raise ValueError(f"codec must be one of {', '.join(CODECS)}, not {self.codec!r}")
-        if self.idempotent and self.acks != "all":
-            raise ValueError("an idempotent producer needs acks='all'")
-        if not 1 <= self.in_flight_batches_max <= (5 if self.is_idempotent else 1_000):
-            raise ValueError("in_flight_batches_max must be 1 to 5 for an idempotent producer")
-        if self.batch_bytes_max > self.buffer_bytes_max:
-            raise ValueError("batch_bytes_max must fit into buffer_bytes_max")
-
-    @property
-    def is_idempotent(self) -> bool:
-        return self.acks == "all" if self.idempotent is None else self.idempotent
+_new_record = tuple.__new__
+LOOKED_AT_ONCE = 512
+"""How many values of a list are measured before some of them are put into a batch."""
 
 
 class _TopicQueues:
@@ -101,6 +66,7 @@ class Producer:
     def __init__(self, cluster: Cluster, options: ProducerOptions | None = None) -> None:
         self.options = options or ProducerOptions()
         self._cluster = cluster
+        self._lookups = Lookups(cluster, asyncio.get_running_loop())
         self._loop = asyncio.get_running_loop()
         self._topics: dict[str, _TopicQueues] = {}
         self._room: deque[asyncio.Future[None]] = deque()
@@ -140,11 +106,20 @@ class Producer:
         Raises the broker's typed error, `InvalidRecord` for what is neither bytes nor text, `RequestTimedOut` after the
         delivery timeout. A cancelled call may still publish its record.
         """
-        record = _record(value, key, headers, partition, timestamp_ms)
+        if (
+            type(value) is bytes
+            and key is None
+            and headers is None
+            and partition is None
+            and timestamp_ms is None
+        ):
+            record = _new_record(OutgoingRecord, (value, None, (), None, None))
+        else:
+            record = outgoing_record(value, key, headers, partition, timestamp_ms)
         batch = self._put_at_once(topic, record)
         if batch is None:
             batch = (await self._put(topic, record))[1]
-        index = len(batch.records) - 1
+        index = len(batch.values) - 1
         if not batch.is_settled:
             waiter: asyncio.Future[None] = self._loop.create_future()
             batch.waiters.append(waiter)
@@ -165,8 +140,8 @@ class Producer:
     ) -> Delivery | None:
         """`publish` for a caller that waits for the delivery without a task of its own, as the blocking twin does;
         None when metadata or room has to be waited for first, and nothing was done."""
-        batch = self._put_at_once(topic, _record(value, key, headers, partition, timestamp_ms))
-        return None if batch is None else Delivery(batch, len(batch.records) - 1)
+        batch = self._put_at_once(topic, outgoing_record(value, key, headers, partition, timestamp_ms))
+        return None if batch is None else Delivery(batch, len(batch.values) - 1)
 
     async def send(
         self,
@@ -179,8 +154,13 @@ class Producer:
         timestamp_ms: int | datetime | None = None,
     ) -> Delivery:
         """Hand one record over and go on; waits only for the topic's metadata or for room in the buffer."""
-        sealed, batch = await self._put(topic, _record(value, key, headers, partition, timestamp_ms))
-        delivery = Delivery(batch, len(batch.records) - 1)
+        if key is None and headers is None and partition is None and timestamp_ms is None:
+            joined = self._join(topic, value)
+            if joined is not None:
+                return Delivery(joined, len(joined.values) - 1)
+        record = outgoing_record(value, key, headers, partition, timestamp_ms)
+        sealed, batch = await self._put(topic, record)
+        delivery = Delivery(batch, len(batch.values) - 1)
         if sealed:
             await asyncio.sleep(0)  # a tight loop of sends lets the sender work once per batch
         return delivery
@@ -195,18 +175,18 @@ class Producer:
             position = 0
             while position < len(run):
                 given = run[position]
-                record = (
-                    _checked(given) if isinstance(given, OutgoingRecord) else OutgoingRecord(_bytes(given))
-                )
-                sealed, batch = await self._put(topic, record)
-                begin = len(batch.records) - 1
+                sealed, batch = await self._put(topic, outgoing(given))
+                begin = len(batch.values) - 1
                 position += 1
                 if type(given) is bytes:
                     position += self._extend(batch, run, position)
-                spans.append((batch, begin, len(batch.records)))
+                spans.append((batch, begin, len(batch.values)))
                 if sealed:
                     await asyncio.sleep(0)
         await self._settled({batch for batch, _, _ in spans})
+        if len(spans) == 1:
+            ((batch, begin, end),) = spans
+            return batch.outcomes(begin, end)
         return [outcome for batch, begin, end in spans for outcome in batch.outcomes(begin, end)]
 
     async def flush(self) -> None:
@@ -223,26 +203,27 @@ class Producer:
             for waiter in self._room:
                 if not waiter.done():
                     waiter.set_exception(ConnectionLost("the producer is closed"))
+            await self._lookups.close()
             await self._sender.close()
 
     # -- inside --------
 
     def _put_at_once(self, topic: str, record: OutgoingRecord) -> Batch | None:
         """Put a record that is waited for at the end of its batch, if nothing has to be awaited for that."""
-        view = self._cluster.cached_topic(topic)
+        view = self._lookups.cached(topic)
         if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
             return None
-        size = _size(record)
+        size = size_of(record)
         if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
             return None
         return self._append(topic, view, record, size, is_awaited=True)[1]
 
     async def _put(self, topic: str, record: OutgoingRecord) -> tuple[bool, Batch]:
         """Put a record at the end of its batch, as soon as its topic is known and there is room. See `_append`."""
-        view = self._cluster.cached_topic(topic)
+        view = self._lookups.cached(topic)
         if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
             view = await self._look_up(topic)
-        size = _size(record)
+        size = size_of(record)
         if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
             await self._wait_for_room(size)
         return self._append(topic, view, record, size)
@@ -281,39 +262,71 @@ class Producer:
             batch = queue.open = Batch(queue, self._loop.time())
         if timestamp_ms is None:
             timestamp_ms = int(time.time() * 1000)
-        batch.records.append((timestamp_ms, key, value, headers))
+        batch.add(timestamp_ms, key, value, headers)
         batch.size += size
         self._sender.buffered_bytes += size
         if is_new:
             self._sender.opened(batch, is_awaited=is_awaited)
         return sealed, batch
 
+    def _join(self, topic: str, value: object) -> Batch | None:
+        """Put a plain value behind others, if they wait for more in a batch that has room: what `_append` does, for the
+        most frequent case. The batch; None if nothing was done."""
+        queues = self._topics.get(topic)
+        if queues is None or queues.sticky is None or type(value) is not bytes or self._is_closed:
+            return None
+        queue = queues.queues.get(queues.sticky)
+        batch = None if queue is None else queue.open
+        if batch is None or self._lookups.cached(topic) is None:
+            return None
+        sender, options = self._sender, self.options
+        size = len(value) + RECORD_OVERHEAD_BYTES
+        if (
+            batch.size + size > options.batch_bytes_max
+            or sender.buffered_bytes + size > options.buffer_bytes_max
+        ):
+            return None
+        batch.stamps.append(int(time.time() * 1000))
+        batch.values.append(value)
+        batch.size += size
+        sender.buffered_bytes += size
+        return batch
+
     def _extend(self, batch: Batch, run: Sequence[Publishable], position: int) -> int:
         """Put the values from `position` on behind the one that was just put into an open batch; how many.
 
         Only plain values, which go wherever that one went, and only as long as there is room in the batch and in the
-        buffer: it does for many what `_append` does for one, at a fraction of the cost.
+        buffer: it does for many what `_append` does for one, without a step of the interpreter for each.
         """
-        buffered_bytes, size = self._sender.buffered_bytes, batch.size
-        size_max = min(self.options.batch_bytes_max, size + self.options.buffer_bytes_max - buffered_bytes)
-        stamp = batch.records[-1][0]
-        records = batch.records
-        before = len(records)
-        for value in islice(run, position, None):
-            if type(value) is not bytes or size + len(value) + RECORD_OVERHEAD_BYTES > size_max:
+        stamp, before = batch.stamps[-1], position
+        room = min(
+            self.options.batch_bytes_max - batch.size,
+            self.options.buffer_bytes_max - self._sender.buffered_bytes,
+        )
+        wanted = LOOKED_AT_ONCE
+        while wanted == LOOKED_AT_ONCE:
+            values = run[position : position + wanted]
+            plain = _count_bytes(values)
+            ends = list(accumulate(map(len, cast("Sequence[bytes]", values[:plain]))))
+            fitting = bisect_right(
+                range(plain), room, key=lambda index: ends[index] + RECORD_OVERHEAD_BYTES * (index + 1)
+            )
+            if not fitting:
                 break
-            size += len(value) + RECORD_OVERHEAD_BYTES
-            records.append((stamp, None, value, ()))
-        self._sender.buffered_bytes = buffered_bytes + size - batch.size
-        batch.size = size
-        return len(records) - before
+            batch.add_values(stamp, cast("Sequence[bytes]", values[:fitting]))
+            size = ends[fitting - 1] + RECORD_OVERHEAD_BYTES * fitting
+            batch.size += size
+            self._sender.buffered_bytes += size
+            room -= size
+            position += fitting
+            wanted = fitting
+        return position - before
 
     async def _look_up(self, topic: str) -> TopicView:
         """A topic that is not known, or has grown perhaps."""
         if not isinstance(topic, str):
             raise InvalidTopic(f"a topic's name is text, not {type(topic).__name__}")
-        self._cluster.mark_stale((topic,))
-        return await self._cluster.topic(topic)
+        return await self._lookups.find(topic)
 
     async def _wait_for_room(self, size: int) -> None:
         while (
@@ -344,64 +357,9 @@ class Producer:
             await batch.settled()
 
 
-def _record(
-    value: bytes | str | None,
-    key: bytes | str | None,
-    headers: HeadersLike | None,
-    partition: int | None,
-    timestamp_ms: int | datetime | None,
-) -> OutgoingRecord:
-    """What the caller gave, as bytes and numbers. `InvalidRecord`."""
-    return OutgoingRecord(
-        _bytes(value),
-        _bytes(key),
-        () if headers is None else _headers(headers),
-        partition,
-        None if timestamp_ms is None else milliseconds(timestamp_ms),
-    )
-
-
-def _size(record: OutgoingRecord) -> int:
-    size = RECORD_OVERHEAD_BYTES
-    if record.value is not None:
-        size += len(record.value)
-    if record.key is not None:
-        size += len(record.key)
-    for name, content in record.headers:
-        size += 10 + len(name) + (len(content) if content else 0)
-    return size
-
-
-def _bytes(given: object) -> bytes | None:
-    """What the caller gave, whatever its types promised; text as UTF-8."""
-    if given is None or isinstance(given, bytes):
-        return given
-    if isinstance(given, str):
-        return given.encode()
-    if isinstance(given, bytearray | memoryview):
-        return bytes(given)
-    raise InvalidRecord(f"keys, values and headers are bytes, text or None, not {type(given).__name__}")
-
-
-def _checked(record: OutgoingRecord) -> OutgoingRecord:
-    """A record as it came, or with its parts as bytes."""
-    value, key, headers = record.value, record.key, record.headers
-    if (
-        (value is None or isinstance(value, bytes))
-        and (key is None or isinstance(key, bytes))
-        and not headers
-    ):
-        return record
-    return record._replace(value=_bytes(value), key=_bytes(key), headers=_headers(headers) if headers else ())
-
-
-def _headers(headers: HeadersLike) -> Headers:
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    try:
-        found = tuple((name, _bytes(content)) for name, content in pairs)
-    except (TypeError, ValueError):
-        raise InvalidRecord("headers are a mapping, or pairs of a name and its value") from None
-    for name, _ in found:
-        if not isinstance(name, str):
-            raise InvalidRecord(f"the name of a header is text, not {type(name).__name__}")
-    return found
+def _count_bytes(values: Sequence[Publishable]) -> int:
+    """How many of the first values are bytes, before the first that is something else."""
+    kinds = list(map(type, values))
+    if kinds.count(bytes) == len(kinds):
+        return len(kinds)
+    return next(index for index, kind in enumerate(kinds) if kind is not bytes)

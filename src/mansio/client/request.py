@@ -9,15 +9,13 @@ was closed before; nothing is awaited on the way, so requests leave in the order
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from mansio.errors import MansioError
 from mansio.link.metadata import NO_TOPIC_ID
 from mansio.wire import produce
-from mansio.wire.compression import Codec
 from mansio.wire.produce_single import LOWEST_VERSION, SingleProduce
-from mansio.wire.records import build_batch
+from mansio.wire.records import build_batch, build_values_batch
 from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:
@@ -25,7 +23,9 @@ if TYPE_CHECKING:
 
     from mansio.link.cluster import Cluster
     from mansio.link.connection import Connection
+    from mansio.link.metadata import TopicView
     from mansio.ports import Buffer
+    from mansio.wire.compression import Codec
 
     from .accumulator import Batch
 
@@ -46,6 +46,16 @@ class Identity(NamedTuple):
 NOBODY = Identity(-1, -1)
 
 
+class Route(NamedTuple):
+    """How the last request of a queue was made: as long as connection and metadata are these, the next one is too."""
+
+    connection: Connection
+    view: TopicView | None
+    version: int
+    single: SingleProduce
+    names: dict[bytes, str]
+
+
 class PendingRequest:
     """Waits for an answer as a `link.connection.Waiter`, without a future or a task.
 
@@ -57,7 +67,7 @@ class PendingRequest:
     def __init__(
         self,
         node: int,
-        batches: Sequence[Batch],
+        batches: list[Batch],
         on_end: Callable[[PendingRequest, Outcomes, MansioError | None], None],
     ) -> None:
         self.node = node
@@ -123,13 +133,15 @@ class RequestWriter:
     def __init__(self, cluster: Cluster, *, acks: int, codec: Codec) -> None:
         self._cluster = cluster
         self._acks = acks
-        self._build = build_batch if codec == Codec.NONE else partial(build_batch, codec=codec)
+        self._codec = codec
         self._patterns: dict[tuple[int, str, bytes, float], SingleProduce] = {}
 
     def send(self, connection: Connection, pending: PendingRequest, who: Identity) -> None:
         """Give a request its place in the order of sending. With acks=0 nothing is waited for, and `pending` is not
         told. `ConnectionLost`, `UnsupportedVersion`."""
         batches = pending.batches
+        if len(batches) == 1 and self._send_again(connection, pending, batches[0], who):
+            return
         ids = {batch.queue.topic: self._topic_id(batch.queue.topic) for batch in batches}
         highest = HIGHEST_VERSION_WITH_NAMES if NO_TOPIC_ID in ids.values() else None
         version = connection.version_for(ApiKey.PRODUCE, highest=highest)
@@ -140,6 +152,9 @@ class RequestWriter:
             (batch,) = batches
             single = self._pattern(connection, version, batch.queue.topic, ids[batch.queue.topic])
             buffers = (single.encode(correlation_id, batch.queue.partition, self._encode(batch, who)),)
+            names = {ids[batch.queue.topic]: batch.queue.topic}
+            view = self._cluster.cached_topic(batch.queue.topic)
+            batch.queue.route = Route(connection, view, version, single, names)
         else:
             buffers = self._encode_many(connection, version, correlation_id, batches, ids, who)
         if self._acks == 0:
@@ -147,6 +162,25 @@ class RequestWriter:
             return
         pending.expect(version, {topic_id: topic for topic, topic_id in ids.items()}, single)
         connection.begin(buffers, correlation_id, pending)
+
+    def _send_again(
+        self, connection: Connection, pending: PendingRequest, batch: Batch, who: Identity
+    ) -> bool:
+        """`send` for a queue whose last request went the same way. False if it did not, and nothing was done."""
+        queue = batch.queue
+        route = queue.route
+        if (
+            route is None
+            or route.connection is not connection
+            or route.view is not self._cluster.cached_topic(queue.topic)
+            or self._acks == 0
+        ):
+            return False
+        correlation_id = connection.next_correlation_id()
+        framed = route.single.encode(correlation_id, queue.partition, self._encode(batch, who))
+        pending.expect(route.version, route.names, route.single)
+        connection.begin((framed,), correlation_id, pending)
+        return True
 
     def _pattern(self, connection: Connection, version: int, topic: str, topic_id: bytes) -> SingleProduce:
         options = connection.options
@@ -183,14 +217,17 @@ class RequestWriter:
         )
 
     def _encode(self, batch: Batch, who: Identity) -> bytes:
-        if who is NOBODY:
-            return self._build(batch.records)
-        return self._build(
-            batch.records,
-            producer_id=who.producer_id,
-            producer_epoch=who.first_epoch + batch.producer_epoch,
-            base_sequence=-1 if batch.base_sequence is None else batch.base_sequence,
-        )
+        fields: dict[str, Any] = {}
+        if who is not NOBODY:
+            fields = {
+                "producer_id": who.producer_id,
+                "producer_epoch": who.first_epoch + batch.producer_epoch,
+                "base_sequence": -1 if batch.base_sequence is None else batch.base_sequence,
+            }
+        if batch.rest:
+            return build_batch(batch.rows(), codec=self._codec, **fields)
+        values = cast("list[bytes]", batch.values)  # those without a value are among the rest
+        return build_values_batch(batch.stamps, values, codec=self._codec, **fields)
 
     def _topic_id(self, topic: str) -> bytes:
         view = self._cluster.cached_topic(topic)

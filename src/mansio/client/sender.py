@@ -23,39 +23,38 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, cast
 
 from mansio.errors import (
     ConnectionLost,
     InvalidRecord,
     MansioError,
-    MessageTooLarge,
-    OutOfOrderSequence,
     RequestTimedOut,
-    UnknownProducerId,
 )
 from mansio.link.alarm import Alarm
 from mansio.link.cluster import check_top_level
-from mansio.link.retry import error_for
 from mansio.wire.compression import Codec
 from mansio.wire.produce import PartitionResult
 from mansio.wire.versions import ApiKey
 
+from .leaders import Leaders
 from .request import NOBODY, Identity, PendingRequest, RequestWriter
+from .settling import Settling
+from .tasks import Tasks, client_failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from mansio.link.cluster import Cluster
     from mansio.link.connection import Connection
 
     from .accumulator import Batch, PartitionQueue
-    from .producer import ProducerOptions
+    from .producer_options import ProducerOptions
     from .request import Outcomes
 
 logger = logging.getLogger(__name__)
 
-DUPLICATE_SEQUENCE_NUMBER = 46
 REQUESTS_IN_FLIGHT_MAX = 5
 EXPIRY_CHECK_SECONDS = 0.5
 LANE = "produce"
@@ -63,24 +62,16 @@ NOT_ASKED = PartitionResult(-1)
 """What stands for the answer with acks=0."""
 
 
-class Sender:
+class Sender(Settling):
     """Sends what the queues of one producer have ready. All methods belong to the loop's thread."""
 
     def __init__(self, cluster: Cluster, options: ProducerOptions, on_room: Callable[[], None]) -> None:
-        self._cluster = cluster
-        self._options = options
-        self._on_room = on_room
-        self._loop = asyncio.get_running_loop()
-        self.buffered_bytes = 0
-        self.unsettled: set[Batch] = set()
-        self._queues: dict[PartitionQueue, None] = {}
-        """Queues that hold anything, in the order in which they get their turn."""
+        super().__init__(cluster, options, on_room)
         self._in_flight: dict[int, int] = {}
         self._connecting: set[int] = set()
         self._pending: set[PendingRequest] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._locating: set[str] = set()
-        self._refreshing: set[str] = set()
+        self._tasks = Tasks(self._loop, self._broke)
+        self._leaders = Leaders(cluster, self._tasks, self._wake)
         self._woken = False
         self._alarm = Alarm(self._loop, self._wake)
         self._expiry: asyncio.TimerHandle | None = None
@@ -106,7 +97,7 @@ class Sender:
         if self._options.linger_ms:
             self._alarm.set(batch.created + self._options.linger_ms / 1000)
         elif not queue.in_flight:  # otherwise its turn comes with the answer
-            if is_awaited and queue.sent_records == 1 and not self._woken:
+            if is_awaited and queue.last_callers == 1 and not self._woken:
                 self._dispatch()
             else:
                 self._wake()
@@ -121,16 +112,8 @@ class Sender:
         self._alarm.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        for pending in self._pending:
-            pending.give_up()
-        self._pending.clear()
-        for batch in list(self.unsettled):
-            self._settle(batch, ConnectionLost("the producer was closed before the record was acknowledged"))
-        self._queues.clear()
+        await self._tasks.end()
+        self._abandon(ConnectionLost("the producer was closed before the record was acknowledged"))
         if self._expiry is not None:
             self._expiry.cancel()
 
@@ -144,49 +127,76 @@ class Sender:
     def _dispatch(self) -> None:
         """Start every request that can start now."""
         self._woken = False
-        if self._identity is NOBODY and self._options.is_idempotent:
-            if self._queues and not self._identifying:
+        try:
+            if self._identity is not NOBODY or not self._options.is_idempotent:
+                for pending in self._choose():
+                    self._start(pending)
+            elif self._queues and not self._identifying:
                 self._identifying = True
-                self._spawn(self._identify())
-            return
+                self._tasks.spawn(self._identify())
+        except Exception as error:  # noqa: BLE001  # it ends nothing but what waits, and that is told
+            self._broke(error)
+
+    def _choose(self) -> Iterable[PendingRequest]:
+        """Take the batches that may leave now from their queues: one of each queue, one request for each broker."""
         now = self._loop.time()
-        chosen: dict[int, list[Batch]] = {}
+        if len(self._queues) == 1:
+            (only,) = self._queues
+            node = self._node_for(only, now)
+            return () if node is None else (PendingRequest(node, [self._next_batch(only)], self._ended),)
+        chosen: dict[int, PendingRequest] = {}
         sizes: dict[int, int] = {}
         for queue in list(self._queues):
-            if not self._may_send(queue, now):
+            node = self._node_for(queue, now)
+            if node is None:
                 continue
-            node = self._leader(queue)
-            if (
-                node is None
-                or node in self._connecting
-                or self._in_flight.get(node, 0) >= REQUESTS_IN_FLIGHT_MAX
-            ):
-                continue
-            if not queue.ready:
-                queue.seal()
-            size = queue.ready[0].size
+            size = (queue.ready[0] if queue.ready else cast("Batch", queue.open)).size
             if node in chosen and sizes[node] + size > self._options.request_bytes_max:
                 self._wake()
                 continue
-            batch = queue.ready.popleft()
-            queue.number(batch)
-            queue.sent_records = len(batch.records)
-            queue.in_flight += 1
-            chosen.setdefault(node, []).append(batch)
-            sizes[node] = sizes.get(node, 0) + size
+            batch = self._next_batch(queue)
+            if node in chosen:
+                chosen[node].batches.append(batch)
+                sizes[node] += size
+            else:
+                chosen[node] = PendingRequest(node, [batch], self._ended)
+                sizes[node] = size
             del self._queues[queue]  # to the end of the line
             self._queues[queue] = None
-            if queue.ready:
-                self._wake()
-        for node, batches in chosen.items():
-            self._in_flight[node] = self._in_flight.get(node, 0) + 1
-            pending = PendingRequest(node, batches, self._ended)
-            connection = self._cluster.open_connection(node, LANE)
-            if connection is None:
-                self._connecting.add(node)
-                self._spawn(self._connect_and_send(pending))
-            else:
-                self._send(connection, pending)
+        return chosen.values()
+
+    def _node_for(self, queue: PartitionQueue, now: float) -> int | None:
+        """The broker that can be sent this queue's next batch now."""
+        if not self._may_send(queue, now):
+            return None
+        node = self._leaders.find(queue.topic, queue.partition, now)
+        if node is None:
+            self._leaders.look_up(queue.topic, queue.partition, partial(self._not_located, queue))
+            return None
+        if node in self._connecting or self._in_flight.get(node, 0) >= REQUESTS_IN_FLIGHT_MAX:
+            return None
+        return node
+
+    def _next_batch(self, queue: PartitionQueue) -> Batch:
+        """Take it, with its sequence numbers."""
+        if not queue.ready:
+            queue.seal()
+        batch = queue.ready.popleft()
+        queue.number(batch)
+        queue.in_flight += 1
+        if queue.ready:
+            self._wake()
+        return batch
+
+    def _start(self, pending: PendingRequest) -> None:
+        node = pending.node
+        self._in_flight[node] = self._in_flight.get(node, 0) + 1
+        connection = self._cluster.open_connection(node, LANE)
+        if connection is None:
+            self._connecting.add(node)
+            self._tasks.spawn(self._connect_and_send(pending))
+        else:
+            self._send(connection, pending)
 
     def _may_send(self, queue: PartitionQueue, now: float) -> bool:
         if queue.blocked_until > now:
@@ -202,46 +212,10 @@ class Sender:
             return False
         return True
 
-    def _leader(self, queue: PartitionQueue) -> int | None:
-        """The node to send to, from the cache; looked up in the background where the cache does not know."""
-        if queue.topic in self._locating:
-            return None
-        view = self._cluster.cached_topic(queue.topic)
-        if (
-            view is not None
-            and queue.partition < len(view.partitions)
-            and not self._cluster.is_stale(queue.topic)
-        ):
-            leader = view.partitions[queue.partition].leader
-            if leader in self._cluster.nodes:
-                if self._cluster.is_old(queue.topic) and queue.topic not in self._refreshing:
-                    self._refreshing.add(queue.topic)
-                    self._spawn(self._refresh(queue.topic))
-                return leader
-        self._locating.add(queue.topic)
-        self._spawn(self._locate(queue))
-        return None
-
-    async def _refresh(self, topic: str) -> None:
-        """Look, while records go on being sent, whether the topic has grown."""
-        try:
-            await self._cluster.refresh((topic,))
-        except MansioError as error:
-            logger.info("metadata of topic %s: %s", topic, error)
-        finally:
-            self._refreshing.discard(topic)
-
-    async def _locate(self, queue: PartitionQueue) -> None:
-        try:
-            await self._cluster.refresh((queue.topic,))
-            (await self._cluster.topic(queue.topic, wait_ms=0)).leader(queue.partition)
-        except MansioError as error:
-            self._back_off(queue)
-            if not error.retriable:
-                self._fail_queue(queue, error)
-        finally:
-            self._locating.discard(queue.topic)
-            self._wake()
+    def _not_located(self, queue: PartitionQueue, error: MansioError) -> None:
+        self._back_off(queue)
+        if not error.retriable:
+            self._fail_queue(queue, error)
 
     # -- one request --------
 
@@ -305,104 +279,47 @@ class Sender:
     ) -> None:
         """A request was answered, or came to nothing."""
         self._pending.discard(pending)
-        if error is not None:
+        try:
+            if error is not None:
+                for batch in pending.batches:
+                    batch.may_be_stored = batch.may_be_stored or was_sent
+                    self._failed(batch, error)
+            for batch, result in outcomes:
+                if result is None:
+                    self._failed(batch, RequestTimedOut("the broker left a partition out of its answer"))
+                else:
+                    self._take(batch, result)
+            self._in_flight[pending.node] -= 1
             for batch in pending.batches:
-                batch.may_be_stored = batch.may_be_stored or was_sent
-                self._failed(batch, error)
-        for batch, result in outcomes:
-            if result is None:
-                self._failed(batch, RequestTimedOut("the broker left a partition out of its answer"))
-            else:
-                self._take(batch, result)
-        self._in_flight[pending.node] -= 1
-        for batch in pending.batches:
-            batch.queue.in_flight -= 1
-            self._tidy(batch.queue)
+                batch.queue.in_flight -= 1
+                self._tidy(batch.queue)
+        except Exception as unforeseen:  # noqa: BLE001  # it ends nothing but what waits, and that is told
+            self._broke(unforeseen)
         if self._queues:
             self._wake()
 
-    # -- outcomes --------
+    def _broke(self, error: Exception) -> None:
+        """Something happened here that nobody foresaw. How far it got is unknown, so all that waits fails, rather than
+        be waited for in vain; what is published after it begins anew."""
+        self._tasks.cancel()
+        self._leaders.forget()
+        self._connecting.clear()
+        self._identifying = False
+        self._abandon(client_failed(error))
 
-    def _take(self, batch: Batch, result: PartitionResult) -> None:
-        """The broker's word on one batch."""
-        if result.error_code in (0, DUPLICATE_SEQUENCE_NUMBER):
-            batch.base_offset = result.base_offset if result.error_code == 0 else -1
-            batch.log_append_time_ms = result.log_append_time_ms
-            batch.queue.failures = 0
-            batch.queue.has_gap = False
-            self._settle(batch, None)
-            return
-        batch.record_errors = {index: message or "" for index, message in result.record_errors}
-        self._failed(batch, error_for(result.error_code, result.error_message))
-
-    def _failed(self, batch: Batch, error: MansioError) -> None:
-        """Send again, number anew, split, or give up."""
-        queue = batch.queue
-        if isinstance(error, OutOfOrderSequence | UnknownProducerId) and self._is_repairable(batch):
-            queue.put_back(batch)
-            return
-        if isinstance(error, MessageTooLarge) and len(batch.records) > 1:
-            self.unsettled.discard(batch)
-            left, right = batch.split()
-            self.unsettled.update((left, right))
-            queue.put_back(right)
-            queue.put_back(left)
-            return
-        expired = self._loop.time() >= batch.created + self._options.delivery_timeout_ms / 1000
-        if not error.retriable or expired:
-            self._give_up(batch, error)
-            return
-        self._cluster.mark_stale((queue.topic,))
-        queue.put_back(batch)
-        self._back_off(queue)
-
-    def _is_repairable(self, batch: Batch) -> bool:
-        """Whether a refused sequence number means only that a batch before this one has to go again, or was given
-        up. Otherwise the broker has lost acknowledged records, which nobody may paper over."""
-        queue = batch.queue
-        if queue.in_flight > 1 or queue.waits_before(batch):
-            return True
-        queue.needs_epoch = queue.has_gap
-        return queue.has_gap
-
-    def _give_up(self, batch: Batch, error: MansioError) -> None:
-        batch.queue.give_up(batch)
-        if not batch.waiters:
-            logger.warning(
-                "%d records for partition %d of topic %s were not stored: %s",
-                len(batch.records),
-                batch.queue.partition,
-                batch.queue.topic,
-                error,
-            )
-        self._settle(batch, error)
-
-    def _settle(self, batch: Batch, error: MansioError | None) -> None:
-        batch.error = error
-        self.unsettled.discard(batch)
-        self.buffered_bytes -= batch.size
-        batch.settle()
-        self._on_room()
-
-    def _fail_queue(self, queue: PartitionQueue, error: MansioError) -> None:
-        """Everything that waits in a queue fails."""
-        queue.seal()
-        while queue.ready:
-            self._give_up(queue.ready.popleft(), error)
-        self._tidy(queue)
-
-    def _back_off(self, queue: PartitionQueue) -> None:
-        queue.failures += 1
-        queue.blocked_until = self._loop.time() + self._options.backoff.delay_seconds(queue.failures)
-
-    def _tidy(self, queue: PartitionQueue) -> None:
-        """After batches left a queue."""
-        if queue.in_flight == 0:
-            if queue.needs_epoch:
-                queue.begin_epoch()
-            queue.is_recovering = bool(queue.ready) and queue.ready[0].base_sequence is not None
-        if queue.in_flight == 0 and not queue.ready and queue.open is None:
-            self._queues.pop(queue, None)
+    def _abandon(self, error: MansioError) -> None:
+        """Fail all that is not settled. What is under way may still be stored, so the next records are numbered in a
+        new epoch."""
+        for pending in self._pending:
+            pending.give_up()
+        self._pending.clear()
+        self._in_flight.clear()
+        queues = {batch.queue for batch in self.unsettled}.union(self._queues)
+        self._queues.clear()
+        for queue in queues:
+            queue.abandon()
+        for batch in list(self.unsettled):
+            self._settle(batch, error)
 
     def _expire(self) -> None:
         """Give up batches that waited in line for longer than the delivery timeout."""
@@ -418,8 +335,3 @@ class Sender:
             self._tidy(queue)
         if self.unsettled:
             self._expiry = self._loop.call_later(EXPIRY_CHECK_SECONDS, self._expire)
-
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[None] = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -23,6 +23,7 @@ from mansio.errors import (
     NotCoordinator,
     UnknownTopicOrPartition,
 )
+from mansio.wire import messages
 from mansio.wire.versions import ApiKey
 
 from .addresses import parse_addresses
@@ -41,6 +42,8 @@ TOPIC_WAIT_MS = 1_000
 METADATA_AGE_MS_MAX = 300_000
 UNKNOWN_TOPIC_OR_PARTITION = 3
 GROUP_KEY = 0
+_NEVER = float("-inf")
+"""When what is known to be wrong was asked for: before everything else."""
 
 
 class Cluster:
@@ -79,6 +82,9 @@ class Cluster:
 
     async def start(self) -> None:
         """Reach any broker and learn the cluster; `ConnectionLost` when none answers within the retry time."""
+        messages.shape_of(
+            ApiKey.METADATA, "request"
+        )  # the first import of the schemas is not the broker's delay
         await retrying(
             lambda: self.refresh(()), timeout_ms=self.options.connect_timeout_ms, backoff=self.backoff
         )
@@ -195,6 +201,18 @@ class Cluster:
         cached = self._topics.get(name)
         return None if cached is None else cached[1]
 
+    def cached_leader(self, topic: str, partition: int) -> tuple[int, float] | None:
+        """The node that leads a partition and when that was asked for, as long as nothing says otherwise: for the hot
+        path."""
+        cached = self._topics.get(topic)
+        if cached is None:
+            return None
+        fetched, view = cached
+        if fetched == _NEVER or partition >= len(view.partitions):
+            return None
+        leader = view.partitions[partition].leader
+        return (leader, fetched) if leader in self.nodes else None
+
     async def topic(self, name: str, *, wait_ms: float | None = None) -> TopicView:
         """A topic's metadata, from the cache while it is fresh. A topic that is not there is asked for again for
         `wait_ms`, as it may just have been created; then `UnknownTopicOrPartition`."""
@@ -231,18 +249,7 @@ class Cluster:
         for name in topics:
             cached = self._topics.get(name)
             if cached is not None:
-                self._topics[name] = (float("-inf"), cached[1])
-
-    def is_old(self, name: str) -> bool:
-        """Whether what the cache says is older than `metadata_age_ms_max`."""
-        return not self._fetched_since(
-            name, asyncio.get_running_loop().time() - self.metadata_age_ms_max / 1000
-        )
-
-    def is_stale(self, name: str) -> bool:
-        """Whether a topic was marked stale and not asked for again."""
-        cached = self._topics.get(name)
-        return cached is None or cached[0] == float("-inf")
+                self._topics[name] = (_NEVER, cached[1])
 
     async def leader(self, topic: str, partition: int) -> int:
         """The node that leads a partition now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from mansio.errors import OffsetOutOfRange
 from mansio.wire.topic_partition import TopicPartition
 from mansio.wire.versions import ApiKey
 
@@ -55,9 +56,16 @@ async def _delete_on_node(
         for entry in topic.partitions:
             partition = TopicPartition(topic.name, entry.partition_index)
             if entry.error_code:
-                message = error_for(entry.error_code).message
-                failure = error_for(entry.error_code, f"{topic.name}-{entry.partition_index}: {message}")
+                failure = _failure(entry.error_code, partition, before[partition])
             else:
                 found[partition] = entry.low_watermark
     if failure is not None:
         raise failure
+
+
+def _failure(code: int, partition: TopicPartition, before_offset: int) -> MansioError:
+    """The answer carries no text."""
+    name = f"{partition.topic}-{partition.partition}"
+    if code == OffsetOutOfRange.kafka_code:
+        return OffsetOutOfRange(f"{name}: offset {before_offset} is beyond its end")
+    return error_for(code, f"{name}: {error_for(code).message}")

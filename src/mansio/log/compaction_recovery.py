@@ -19,6 +19,7 @@ from mansio.errors import CorruptLog
 from mansio.log.compaction_state import CompactionState, cleaned_path, load_state, sync_names, write_state
 from mansio.log.segment import WALK_CHUNK_BYTES, Segment, base_offset_of, walk
 from mansio.log.times import TIMES_NAME
+from mansio.logs import fields
 
 if TYPE_CHECKING:
     from mansio.log.compaction_state import Swap
@@ -81,7 +82,7 @@ def recover_compaction(disk: Disk, directory: str, start_offset: int) -> Compact
         return state
     elif state.swap.end_offset > start_offset:  # otherwise a trim has taken the swapped segment since
         swap_files(disk, directory, state.swap)
-        logger.info("%s: finished the compaction that was interrupted", directory)
+        logger.info("interrupted compaction finished", extra=fields(directory=directory))
     clean = state._replace(swap=None)
     try:
         write_state(disk, directory, clean)
@@ -108,5 +109,5 @@ def _state_anew(disk: Disk, directory: str) -> CompactionState:
                 f"{file.path} reaches to offset {end}, into the next segment: a compaction was interrupted and "
                 "the file that says how far it had come is damaged"
             )
-    logger.warning("%s: how far the log was compacted cannot be read; it is compacted anew", directory)
+    logger.warning("how far the log was compacted cannot be read", extra=fields(directory=directory))
     return CompactionState(0, bases[-1] if bases else 0)

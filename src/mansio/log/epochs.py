@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mansio.ports import Disk
 
+EPOCHS_NAME = "epochs"
 EPOCHS_MAGIC = b"MANSIOEP"
 EPOCHS_VERSION = 1
 UNDEFINED = (-1, -1)

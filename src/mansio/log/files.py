@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from mansio.errors import CorruptLog, StorageError
 from mansio.log.index import NO_TIMESTAMP, SparseIndex, load_index
 from mansio.log.segment import WALK_CHUNK_BYTES, walk
+from mansio.logs import fields
 
 if TYPE_CHECKING:
     from mansio.log.segment import Segment
@@ -101,6 +102,8 @@ class FileCache:
         except OSError as error:
             raise StorageError(f"cannot read {segment.index_path}: {error}") from error
         if loaded is not None and loaded.covered_bytes == segment.size:
+            if loaded.end_offset < segment.end_offset:
+                self._segments_missing(segment, loaded.end_offset)
             return loaded.index
         index = SparseIndex(REBUILD_INTERVAL_BYTES)
         try:
@@ -109,8 +112,21 @@ class FileCache:
             ):
                 index.add(header.base_offset - segment.base_offset, position, header.max_timestamp_ms)
         except CorruptLog as error:  # who reads up to there is told; what is before can be read
-            logger.error("%s", error)
+            logger.error("segment damaged", extra=fields(path=segment.path, reason=error.message))
         return index
+
+    def _segments_missing(self, segment: Segment, recorded_end_offset: int) -> None:
+        """The next segment does not begin where this one ended when it was closed."""
+        if segment.recorded_end_offset is None:
+            logger.error(
+                "segments missing",
+                extra=fields(
+                    directory=segment.directory,
+                    first_offset=recorded_end_offset,
+                    last_offset=segment.end_offset - 1,
+                ),
+            )
+        segment.recorded_end_offset = recorded_end_offset
 
 
 def max_timestamp_of(segment: Segment, files: FileCache) -> int:

@@ -24,13 +24,13 @@ from mansio.log.checkpoint import (
     write_checkpoint,
 )
 from mansio.log.compaction_state import COMPACTION_NAME, load_state
-from mansio.log.epochs import EpochList, load_epochs
+from mansio.log.epochs import EPOCHS_NAME, EpochList, load_epochs
 from mansio.log.inspection_report import Finding, LogReport, Severity, records_text
-from mansio.log.inspection_segment import OFFSET_END_MAX, SegmentLook
-from mansio.log.recovery import EPOCHS_NAME
+from mansio.log.inspection_segment import SegmentLook
+from mansio.log.recovery_cut import Piece, Whole, cut_of, whole_batches
 from mansio.log.scan import scan
 from mansio.log.sealed import TEMPORARY_SUFFIX, write_sealed
-from mansio.log.segment import INDEX_SUFFIX, OFFSET_DIGITS, Segment, base_offset_of
+from mansio.log.segment import INDEX_SUFFIX, OFFSET_DIGITS, OFFSET_END_MAX, Segment, base_offset_of
 from mansio.log.times import TIMES_NAME, SegmentTime, encode_times, load_times
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ class Inspection:
         self.epochs: EpochList | None = None
         self.found_epochs = EpochList()
         self.sparse_end_offset = 0
+        """Below it offsets may be missing: compaction took them, or a trim into a batch that a truncation took."""
         self.times: list[SegmentTime] = []
         self.expected = 0
         self.read_before = 0
@@ -125,6 +126,8 @@ class Inspection:
                 indexes.append(name)
             elif name.endswith(TEMPORARY_SUFFIX):
                 self._leftover(name, "a file that was never finished")
+            elif cut_of(name) is not None:
+                self._set_aside(name)
             elif name not in (CHECKPOINT_NAME, EPOCHS_NAME, TIMES_NAME, COMPACTION_NAME):
                 self.report.other_names.append(name)
         segments.sort(key=lambda segment: segment.base_offset)
@@ -135,6 +138,18 @@ class Inspection:
         self.report.segments = len(segments)
         self.report.size_bytes = sum(segment.size for segment in segments)
         return segments
+
+    def _set_aside(self, name: str) -> None:
+        """What an earlier start took off the end of the log because it lay behind damage."""
+        file = self.disk.open_readonly(self._path(name))
+        whole = whole_batches([Piece(file, 0, file.size())])
+        self._add(
+            Severity.NOTE,
+            self._path(name),
+            f"set aside by an earlier start, from behind a damaged place: {_in_words(whole)}",
+            "it is no part of the log; look at what is in it, then move it away",
+            first_offset=whole.first_offset,
+        )
 
     def _leftover(self, name: str, what: str) -> None:
         """Not removed: the next start does that, and knows which ones it still needs."""
@@ -151,7 +166,7 @@ class Inspection:
                 "the next start checks the whole log and writes it anew; until then nobody knows what was durable",
             )
             return
-        self.report.start_offset = found.start_offset
+        self.report.start_offset = self.sparse_end_offset = found.start_offset
         data = self.disk.read_file(path)
         if not all(sound_slots(data)):
             other = SLOT_DISTANCE_BYTES * (1 - found.sequence % 2)
@@ -180,7 +195,7 @@ class Inspection:
                 "the next start compacts the log anew; missing offsets cannot be told from compacted ones here",
             )
             return
-        self.sparse_end_offset = state.sparse_end_offset
+        self.sparse_end_offset = max(self.sparse_end_offset, state.sparse_end_offset)
         if state.swap is not None:
             self.sparse_end_offset = max(self.sparse_end_offset, state.swap.end_offset)
             self._add(Severity.NOTE, path, "a compaction was interrupted", "the next start finishes it")
@@ -202,6 +217,8 @@ class Inspection:
         checkpoint = self.checkpoint
         if checkpoint is None or self.expected >= checkpoint.durable_end_offset:
             return
+        if segments and checkpoint.durable_end_offset == checkpoint.start_offset:
+            return  # trimmed into a batch that a truncation then took: nothing of it was left
         path = segments[-1].path if segments else self.directory
         self._add(
             Severity.DAMAGE,
@@ -309,11 +326,18 @@ class Inspection:
 
     def note_torn(self, path: str, position: int, size: int) -> None:
         self.mark(position, size, torn=True)
+        whole = whole_batches([Piece(self.disk.open_readonly(path), position, size)])
+        kept = bool(whole.batches) or not whole.searched
         self._add(
-            Severity.NOTE,
+            Severity.DAMAGE if kept else Severity.NOTE,
             path,
-            f"{size - position} bytes from {position} on are no whole batch",
-            "they were not known to be durable; the next start cuts them",
+            f"{size - position} bytes from {position} on lie behind a damaged place: {_in_words(whole)}"
+            if kept
+            else f"{size - position} bytes from {position} on are no whole batch",
+            "they were not known to be durable, and may have been acknowledged; the next start cuts them off the log "
+            "and sets them aside in a file of their own"
+            if kept
+            else "they were not known to be durable; the next start cuts them",
             position=position,
             first_offset=self.expected,
         )
@@ -321,3 +345,11 @@ class Inspection:
     def mark(self, start: int, end: int, *, torn: bool = False) -> None:
         """Remember a bad stretch of the segment at hand, for the picture."""
         self.report.mark(self.read_before + start, self.read_before + end, torn=torn)
+
+
+def _in_words(whole: Whole) -> str:
+    if not whole.batches:
+        return "no whole batch" if whole.searched else "too much to search for whole batches"
+    count = f"{whole.batches} whole {'batch' if whole.batches == 1 else 'batches'}"
+    records = records_text(whole.first_offset, whole.last_offset + 1)
+    return f"{count if whole.searched else f'at least {count}'}, {records}"

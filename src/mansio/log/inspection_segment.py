@@ -8,12 +8,12 @@ Always true: the segment is not written to; its index is, when the inspection re
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mansio.log.index import SparseIndex, load_index
 from mansio.log.inspection_report import Finding, Severity, records_text
 from mansio.log.sealed import write_sealed
-from mansio.log.segment import only_zeros
+from mansio.log.segment import OFFSET_END_MAX, only_zeros
 from mansio.log.times import SegmentTime
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from mansio.log.scan import Stretch
     from mansio.log.segment import Segment
     from mansio.wire.records import BatchHeader
-
-OFFSET_END_MAX: Final = (1 << 63) - 1
 
 
 class SegmentLook:
@@ -168,7 +166,11 @@ class SegmentLook:
             durable_end = checkpoint.durable_end_offset if checkpoint is not None else self.end_offset
             self._settle(self.following if self.following is not None else durable_end)
         if self.following is not None and self.end_offset < self.following and not inspection.torn:
-            if self.following <= inspection.sparse_end_offset:
+            recorded = self._recorded_end()
+            if recorded is not None and self.end_offset <= recorded < self.following:
+                self.end_offset = recorded  # from there on it is other segments that are missing
+                self._short_of(self.following)
+            elif self.following <= inspection.sparse_end_offset:
                 self.end_offset = self.following  # compaction took the last records of it
             elif inspection.is_durable(self.segment, self.segment.size):
                 self._short_of(self.following)
@@ -178,6 +180,11 @@ class SegmentLook:
         )
         if self.following is None:
             inspection.times.pop()
+
+    def _recorded_end(self) -> int | None:
+        """Where the segment ended when its index was saved, if that index is about all of it."""
+        loaded = self.loaded
+        return loaded.end_offset if loaded is not None and loaded.covered_bytes == self.segment.size else None
 
     def _short_of(self, following: int) -> None:
         self.inspection.report.add(

@@ -1,6 +1,6 @@
 """Finding things in segments: where a read has to end, the first record of a moment, the largest timestamp.
 
-Stateless; `Log` hands in its table of segments. Batches are opened only where a timestamp has to be matched to a
+Stateless; `Log` hands in itself. Batches are opened only where a timestamp has to be matched to a
 record; one that its writer filled with something else than records answers by its header. Always true: a search reads a
 few index intervals of three segments at most, however many there are; only batches whose headers promise a time that
 their records do not have make it go on.
@@ -18,8 +18,8 @@ from mansio.wire.records import check_stored_batch, read_records
 
 if TYPE_CHECKING:
     from mansio.log.files import FileCache
+    from mansio.log.log import Log
     from mansio.log.segment import Segment
-    from mansio.log.table import SegmentTable
     from mansio.ports import DiskFile
     from mansio.wire.records import BatchHeader, Record
 
@@ -54,16 +54,10 @@ def cut(
     return stop, next_offset
 
 
-def offset_for_time(
-    table: SegmentTable,
-    files: FileCache,
-    timestamp_ms: int,
-    start: int,
-    limit: int,
-    output_bytes_max: int,
-) -> Found | None:
-    """The first record at or after `timestamp_ms` whose offset is in [start, limit)."""
-    for segment in table.reaching(timestamp_ms):
+def offset_for_time(log: Log, timestamp_ms: int, limit: int) -> Found | None:
+    """The first record at or after `timestamp_ms` below `limit`, which is in the log."""
+    files, start, output_bytes_max = log.files, log.start_offset, log.settings.open_batch_bytes_max
+    for segment in log.table.reaching(timestamp_ms):
         if segment.base_offset >= limit:
             return None
         file = files.file(segment)
@@ -82,12 +76,11 @@ def offset_for_time(
     return None
 
 
-def max_timestamp(
-    table: SegmentTable, files: FileCache, start: int, limit: int, output_bytes_max: int
-) -> Found | None:
-    """The first record in [start, limit) that has the largest timestamp there (KIP-734)."""
+def max_timestamp(log: Log, limit: int) -> Found | None:
+    """The first record below `limit`, which is in the log, that has the largest timestamp there (KIP-734)."""
+    files, start, output_bytes_max = log.files, log.start_offset, log.settings.open_batch_bytes_max
     best: Found | None = None
-    for segment in table.leading(limit):
+    for segment in log.table.leading(limit):
         if segment.base_offset >= limit:
             break
         whole = segment.base_offset >= start and segment.end_offset <= limit

@@ -44,16 +44,26 @@ class Stretch(NamedTuple):
 class _Window:
     """A file through one moving buffer."""
 
-    def __init__(self, file: DiskFile, size: int, on_bytes: Callable[[int], object]) -> None:
+    def __init__(
+        self, file: DiskFile, size: int, on_bytes: Callable[[int], object], work_bytes_max: int | None
+    ) -> None:
         self._file = file
         self._size = size
         self._start = 0
         self._chunk = b""
         self._on_bytes = on_bytes
+        self._work_bytes_max = work_bytes_max
+        self._looked_at_bytes = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Has it been asked for more bytes than it may?"""
+        return self._work_bytes_max is not None and self._looked_at_bytes > self._work_bytes_max
 
     def view(self, position: int, length: int) -> memoryview:
         """`length` bytes from `position`, fewer at the end of the file."""
         at = position - self._start
+        self._looked_at_bytes += length
         if at < 0 or at + length > len(self._chunk):
             wanted = min(max(CHUNK_BYTES, length), max(self._size - position, 0))
             self._chunk = self._file.read_at(wanted, position) if wanted else b""
@@ -79,13 +89,16 @@ def scan(
     offset_min: int,
     offset_end: int,
     on_bytes: Callable[[int], object] = lambda _: None,
+    *,
+    position: int = 0,
+    work_bytes_max: int | None = None,
 ) -> Iterator[Stretch]:
-    """The stretches of the first `size` bytes, whose batches should lie in [offset_min, offset_end).
+    """The stretches of the bytes from `position` up to `size`, whose batches should lie in [offset_min, offset_end).
 
-    `on_bytes` hears how much was read. Raises `OSError`.
+    `on_bytes` hears how much was read. With `work_bytes_max` it ends, with a batch or before a stretch, when it has
+    looked at so many bytes, some of them more than once. Raises `OSError`.
     """
-    window = _Window(file, size, on_bytes)
-    position = 0
+    window = _Window(file, size, on_bytes, work_bytes_max)
     lowest = offset_min
     while position < size:
         header, problem = _batch_at(window, position, size)
@@ -95,6 +108,8 @@ def scan(
             lowest = header.last_offset + 1
             continue
         end = _next_batch(window, position, size, header, lowest, offset_end)
+        if window.exhausted:
+            return
         yield Stretch(position, end - position, None, problem)
         position = end
 
@@ -144,7 +159,7 @@ def _next_batch(
         if header is not None and (not problem or lowest < header.base_offset < offset_end):
             return following
     at = window.find_magic(position + 1)
-    while at >= 0:
+    while at >= 0 and not window.exhausted:
         header, problem = _batch_at(window, at, size)
         if header is not None and not problem and lowest <= header.base_offset < offset_end:
             return at

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mansio.log.index import SparseIndex
-    from mansio.ports import DiskFile
+    from mansio.ports import Disk, DiskFile
     from mansio.wire.records import BatchHeader
 
 SEGMENT_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 OFFSET_DIGITS = 20
+OFFSET_END_MAX = (1 << 63) - 1
 LOOKUP_CHUNK_BYTES = 8 << 10  # a look-up walks one index interval, usually
 WALK_CHUNK_BYTES = 256 << 10
 ZEROS_CHUNK_BYTES = 1 << 20
@@ -34,6 +35,8 @@ class Segment:
     its name belongs to another one.
 
     `end_offset` and `size` are final once the segment is closed; for the active one `end_offset` is kept by the log.
+    `recorded_end_offset`: the end that the index of a closed segment was saved with, where that is below `end_offset`:
+    the segments between the two are missing.
     """
 
     __slots__ = (
@@ -43,6 +46,7 @@ class Segment:
         "file",
         "index",
         "max_timestamp_ms",
+        "recorded_end_offset",
         "replaced",
         "size",
     )
@@ -55,6 +59,7 @@ class Segment:
         self.file: DiskFile | None = None
         self.index: SparseIndex | None = None
         self.max_timestamp_ms: int | None = None
+        self.recorded_end_offset: int | None = None
         self.replaced = False
 
     @property
@@ -80,6 +85,13 @@ def base_offset_of(name: str) -> int | None:
     if dot + suffix != SEGMENT_SUFFIX or len(stem) != OFFSET_DIGITS or not stem.isdigit():
         return None
     return int(stem)
+
+
+def remove_segment_files(disk: Disk, segment: Segment) -> None:
+    """Remove a segment and its index; a missing one is fine. The index goes first: it is nothing without the other."""
+    for path in (segment.index_path, segment.path):
+        if disk.exists(path):
+            disk.remove(path)
 
 
 def read_exactly(file: DiskFile, length: int, position: int) -> bytes:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import StorageError
 from mansio.log.sync_work import Chores, NoRoom, SyncWork, run_chores
+from mansio.logs import fields
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -147,6 +148,8 @@ class Syncer:
 
     def _later_is_now(self) -> None:
         self._later_timer = None
+        for log in self._later:
+            log.room.awaited_syncs -= 1  # counted when it has ended, as one that somebody waits for
         self._dirty.update(self._later)
         self._later.clear()
         if not self._running:
@@ -311,7 +314,7 @@ class Syncer:
                     log.finish_chores(work, failed)
             except Exception as error:  # whatever a listener raises; raised again below
                 if defect is not None:
-                    logger.error("a listener of %s failed", log.directory, exc_info=error)
+                    logger.error("log_listener_failed", exc_info=error, extra=fields(directory=log.directory))
                 defect = defect or error
             if isinstance(work, Chores) and log in self._start_waits:
                 refused = None if failed is None else log.failure or StorageError(str(failed))
@@ -326,13 +329,16 @@ class Syncer:
 
     def _look_after(self, log: Log, *, no_room: bool, synced: bool) -> None:
         """After a job: does the log need housekeeping, or the same once more when there may be room again?"""
-        if no_room and synced:
-            self._put_back[log] = None
-        if no_room or (synced and log.has_chores):
+        if no_room:
+            if synced:
+                self._put_back[log] = None
             self._untidy_log(log)
-        if not no_room and synced and log.checkpoint_lag_bytes >= CHECKPOINT_LAG_BYTES_MAX:
-            self._untidy.pop(log, None)
-            self._tidy_now[log] = None
+        elif synced:
+            if log.checkpoint_lag_bytes >= CHECKPOINT_LAG_BYTES_MAX:
+                self._untidy.pop(log, None)
+                self._tidy_now[log] = None
+            elif log not in self._untidy and log.has_chores:  # most often it is known to need it
+                self._untidy_log(log)
 
     def _untidy_log(self, log: Log) -> None:
         self._untidy[log] = None

@@ -9,12 +9,15 @@ still has its file: whoever drops it sees to that.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left, bisect_right
 from typing import TYPE_CHECKING
 
-from mansio.errors import CorruptLog
+from mansio.errors import CorruptLog, StorageError
 from mansio.log.files import max_timestamp_of
+from mansio.log.scan import scan
 from mansio.log.segment import WALK_CHUNK_BYTES, Segment, walk
+from mansio.logs import fields
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from mansio.log.files import FileCache
     from mansio.ports import DiskFile
     from mansio.wire.records import BatchHeader
+
+
+logger = logging.getLogger(__name__)
 
 
 class SegmentTable:
@@ -63,6 +69,7 @@ class SegmentTable:
             self._files.forget(dropped)
         del self.segments[at:], self._bases[at:], self._highest[max(0, at - 2) :]
         self.active = segment
+        segment.recorded_end_offset = None
 
     def holds(self, segments: Sequence[Segment]) -> bool:
         """Are these, which are neighbours, in the log?"""
@@ -90,8 +97,8 @@ class SegmentTable:
         at = bisect_right(self._bases, offset) - 1
         segment = self.segments[at]
         position, base_offset = self.place_of(segment, offset)
-        if position >= segment.size and offset >= self.sparse_end_offset:
-            raise CorruptLog(f"{segment.path} does not hold offset {offset} (it ends at {base_offset})")
+        if position >= segment.size:
+            self._may_lack(segment, offset, base_offset)
         while position >= segment.size and segment is not self.active:
             at, position = at + 1, 0
             segment = self.segments[at]
@@ -101,9 +108,19 @@ class SegmentTable:
         """(segment, position, end offset) of a log without the batches that reach to `offset` (in it) or beyond."""
         segment = self.segments[bisect_right(self._bases, offset) - 1]
         position, base_offset = self.place_of(segment, offset)
-        if position >= segment.size and offset >= self.sparse_end_offset:
-            raise CorruptLog(f"{segment.path} does not hold offset {offset} (it ends at {base_offset})")
+        if position >= segment.size:
+            self._may_lack(segment, offset, base_offset)
         return segment, position, min(base_offset, offset)
+
+    def _may_lack(self, segment: Segment, offset: int, end_offset: int) -> None:
+        """`CorruptLog` unless compaction may have taken `offset`, which no batch of its segment holds or follows."""
+        recorded = segment.recorded_end_offset if segment is not self.active else None
+        if recorded is not None and offset >= recorded:
+            raise CorruptLog(
+                f"the segments behind {segment.path} are missing: offsets {recorded} to {end_offset - 1}"
+            )
+        if offset >= self.sparse_end_offset:
+            raise CorruptLog(f"{segment.path} does not hold offset {offset} (it ends at {end_offset})")
 
     def _highest_timestamps(self) -> list[int]:
         highest = self._highest
@@ -142,11 +159,58 @@ class SegmentTable:
                 return position, header.base_offset
         return segment.size, segment.end_offset
 
-    def walk(self, from_offset: int) -> Iterator[tuple[DiskFile, int, BatchHeader]]:
-        """(file, position, header) of every batch from the one that holds `from_offset` up to the end as it is now."""
-        for segment, size in [(segment, segment.size) for segment in self.from_offset(from_offset)]:
+    def walk(
+        self, from_offset: int, *, past_damage: bool = False
+    ) -> Iterator[tuple[DiskFile, int, BatchHeader]]:
+        """(file, position, header) of every batch from the one that holds `from_offset` up to the end as it is now.
+
+        With `past_damage` what is damaged or missing in closed segments is logged and left out, and what is sound
+        behind it follows. Otherwise, and in the active segment always, it is `CorruptLog`.
+        """
+        now = [(one, one.size, one.end_offset, one is self.active) for one in self.from_offset(from_offset)]
+        for segment, size, end_offset, active in now:
             file = self._files.file(segment)
             start = self._files.index(segment).floor_offset(max(0, from_offset - segment.base_offset))
-            for position, header in walk(file, start, size, segment.base_offset, WALK_CHUNK_BYTES):
+            end = from_offset
+            for position, header in self._batches(segment, file, start, size, hop=past_damage and not active):
                 if header.base_offset + header.last_offset_delta >= from_offset:
+                    end = header.base_offset + header.last_offset_delta + 1
                     yield file, position, header
+            if not active and end < end_offset:
+                try:
+                    self._may_lack(segment, end_offset - 1, end_offset)
+                except CorruptLog as error:
+                    if not past_damage:
+                        raise
+                    self._say_damaged(segment, error)
+
+    def _say_damaged(self, segment: Segment, error: CorruptLog) -> None:
+        logger.error("segment damaged", extra=fields(path=segment.path, reason=error.message))
+
+    def _batches(
+        self, segment: Segment, file: DiskFile, position: int, size: int, *, hop: bool
+    ) -> Iterator[tuple[int, BatchHeader]]:
+        """(position, header) of the batches of one segment; with `hop` of those that are sound."""
+        lowest = segment.base_offset
+        try:
+            for at, header in walk(file, position, size, lowest, WALK_CHUNK_BYTES):
+                yield at, header
+                position, lowest = at + header.size, header.last_offset + 1
+        except CorruptLog as error:
+            if not hop:
+                raise
+            self._say_damaged(segment, error)
+            yield from self._sound(file, position, size, lowest, segment.end_offset)
+
+    def _sound(
+        self, file: DiskFile, position: int, size: int, lowest: int, end_offset: int
+    ) -> Iterator[tuple[int, BatchHeader]]:
+        """(position, header) of the batches with a right CRC among those that may be damaged."""
+        try:
+            size = min(size, file.size())
+            for stretch in scan(file, size, lowest, end_offset, position=position):
+                if stretch.header is not None and lowest <= stretch.header.base_offset < end_offset:
+                    lowest = stretch.header.last_offset + 1
+                    yield stretch.position, stretch.header
+        except OSError as error:
+            raise StorageError(f"cannot read {file.path}: {error}") from error

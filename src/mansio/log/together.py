@@ -16,6 +16,7 @@ from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from mansio.errors import StorageError
+from mansio.logs import fields
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,7 +94,7 @@ def _synced(
             if disk.sync_all(root):
                 return {}
         except OSError as error:
-            logger.warning("one sync for %d logs failed, now each by itself: %s", len(written), error)
+            logger.warning("shared_sync_failed", extra=fields(logs=len(written), error=str(error)))
             again = True
     failed: dict[int, OSError | StorageError] = {}
     for number, (step, due) in written.items():

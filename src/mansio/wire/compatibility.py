@@ -34,12 +34,35 @@ _NOT_OFFERED: Final = """
 |---|---|
 """
 
+_WEB_UI: Final = """
+## Web UIs
+
+Run for real against this broker: the Kafka pages of the Quarkus Dev UI 3.27.2, which work through Apache Kafka's Java
+client 4.0.0. Every call its pages make is made in `make nightly` (`tests/interop/test_web_ui.py`); what it sent on the
+wire then is sent again in `make test` (`tests/interop/test_web_ui_replay.py`).
+
+| page | what it asks | answer |
+|---|---|---|
+| Nodes | DescribeCluster 2, Metadata 13 | works |
+| Topics: list, partitions, number of records | Metadata 13, DescribeTopicPartitions 0, ListOffsets 10 | works |
+| Topics: create, delete | CreateTopics 7, DeleteTopics 6 | works; more copies than there are brokers: \
+INVALID_REPLICATION_FACTOR, as in Kafka, which this page does not show |
+| Messages: newest of every partition | Metadata 13, ListOffsets 10, Fetch 17 | works, also for compacted topics |
+| Messages: write one | InitProducerId 5, Produce 12 | works |
+| Consumer groups: state, members, lag | ListGroups 5, FindCoordinator 6, DescribeGroups 6, OffsetFetch 9 | works |
+| Access control list | DescribeCluster 2, DescribeAcls 3 | refused: SECURITY_DISABLED, as in Kafka without an \
+authorizer; the page shows an empty list |
+
+It has no pages for settings, quotas, log directories, transactions, moves or offsets; those APIs are tested with Apache
+Kafka's command line tools and with client libraries. Redpanda Console, AKHQ and Kafdrop have not been run.
+"""
+
 
 def render() -> str:
     """The whole document, in Markdown."""
     offered = "".join(map(_row, OFFERED.values()))
     skipped = "".join(f"| {name} | {reason} |\n" for name, reason in SKIPPED.items())
-    return _INTRODUCTION + offered + _NOT_OFFERED + skipped
+    return _INTRODUCTION + offered + _NOT_OFFERED + skipped + _WEB_UI
 
 
 def _row(api: Api) -> str:

@@ -29,13 +29,20 @@ _NO_TAGS: Final = b"\x00\x00\x00"  # of the partition, of the topic, of the requ
 _INT: Final = Struct(">i")
 _INT_INT: Final = Struct(">ii")
 _ACKS: Final = Struct(">hi")
-_RESULT: Final = Struct(">ihqqq")  # index, error code, base offset, append time, log start offset
 
 
 class SingleProduce:
     """Requests of one client, in one version (`LOWEST_VERSION` or higher), to one topic: by id from version 13 on."""
 
-    __slots__ = ("_answer_bytes", "_head", "_is_flexible", "_middle", "_result_end", "_result_start", "_tail")
+    __slots__ = (
+        "_answer_bytes",
+        "_head",
+        "_is_flexible",
+        "_middle",
+        "_result_end",
+        "_result_start",
+        "_unpack",
+    )
 
     def __init__(
         self,
@@ -60,10 +67,10 @@ class SingleProduce:
         self._result_start = (b"\x00" if flexible else b"") + one_partition
         # No record errors, no message; then the throttle time, which may be anything, and the tags around it.
         self._result_end = b"\x01\x00\x00\x00" if flexible else b"\x00\x00\x00\x00\xff\xff"
-        self._tail = b"\x00" if flexible else b""
-        self._answer_bytes = (
-            4 + len(self._result_start) + _RESULT.size + len(self._result_end) + 4 + len(self._tail)
-        )
+        starts, ends, tails = len(self._result_start), len(self._result_end), 1 if flexible else 0
+        # Correlation id; index, error code, base offset, append time, log start offset; throttle time.
+        answer = Struct(f">4x{starts}sihqq8x{ends}s4x{tails}s")
+        self._unpack, self._answer_bytes = answer.unpack, answer.size
 
     def encode(self, correlation_id: int, partition: int, records: bytes) -> bytes:
         """The whole request, with its length."""
@@ -100,15 +107,13 @@ class SingleProduce:
         no more than that; None otherwise."""
         if len(frame) != self._answer_bytes:
             return None
-        start = 4 + len(self._result_start)
-        end = start + _RESULT.size
-        index, error_code, base_offset, log_append_time_ms, _ = _RESULT.unpack_from(frame, start)
+        start, index, error_code, base_offset, log_append_time_ms, end, tail = self._unpack(frame)
         if (
             error_code
             or index != partition
-            or frame[4:start] != self._result_start
-            or frame[end : end + len(self._result_end)] != self._result_end
-            or (self._is_flexible and frame[-1])
+            or start != self._result_start
+            or end != self._result_end
+            or any(tail)
         ):
             return None
         return base_offset, log_append_time_ms

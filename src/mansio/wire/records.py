@@ -23,7 +23,8 @@ from crc32c import crc32c
 
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat
 from mansio.wire.compression import Codec, compress, decompress
-from mansio.wire.varints import read_varint, varint
+from mansio.wire.record_columns import write_rows, write_values
+from mansio.wire.varints import read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -292,35 +293,54 @@ def build_batch(
     """One batch of (timestamp_ms, key, value, headers) records, at least one, at consecutive offsets."""
     if not records:
         raise ValueError("a batch needs at least one record")
-    base_timestamp_ms = records[0][0]
-    max_timestamp_ms = base_timestamp_ms
-    out = bytearray()
-    for delta, (timestamp_ms, key, value, headers) in enumerate(records):
-        if timestamp_ms > max_timestamp_ms:
-            max_timestamp_ms = timestamp_ms
-        if key is None and value is not None and not headers:
-            deltas = varint(timestamp_ms - base_timestamp_ms) + varint(delta) + _NULL + varint(len(value))
-            out += b"%b\0%b%b\0" % (varint(len(deltas) + len(value) + 2), deltas, value)
-        else:
-            _write_record(out, delta, timestamp_ms - base_timestamp_ms, key, value, headers)
-    body: Buffer = out if codec == Codec.NONE else compress(codec, out)
     attributes = codec | (_TRANSACTIONAL if transactional else 0) | (_CONTROL if control else 0)
-    checked = _CHECKED_FIELDS.pack(
-        attributes,
-        len(records) - 1,
-        base_timestamp_ms,
-        max_timestamp_ms,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        len(records),
+    base_timestamp_ms, max_timestamp_ms = records[0][0], max(record[0] for record in records)
+    return _sealed(
+        write_rows(records),
+        (
+            attributes,
+            len(records) - 1,
+            base_timestamp_ms,
+            max_timestamp_ms,
+            producer_id,
+            producer_epoch,
+            base_sequence,
+            len(records),
+        ),
+        codec,
+        base_offset,
+        leader_epoch,
     )
+
+
+def build_values_batch(
+    stamps: Sequence[int],
+    values: Sequence[bytes],
+    *,
+    codec: Codec = Codec.NONE,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+) -> bytes:
+    """`build_batch` for values without keys and headers, and the timestamp of each, in ms."""
+    count = len(values)
+    latest = stamps[0] if count == 1 else max(stamps)
+    fields = (codec, count - 1, stamps[0], latest, producer_id, producer_epoch, base_sequence, count)
+    return _sealed(write_values(stamps, values), fields, codec, 0, -1)
+
+
+def _sealed(
+    records: Buffer, checked_fields: tuple[int, ...], codec: Codec, base_offset: int, leader_epoch: int
+) -> bytes:
+    body: Buffer = records if codec == Codec.NONE else compress(codec, records)
+    checked = _CHECKED_FIELDS.pack(*checked_fields)
     length = HEADER_BYTES - LENGTH_OFFSET + len(body)
     start = _FRONT.pack(base_offset, length, leader_epoch, MAGIC, crc32c(body, crc32c(checked)))
     return b"".join((start, checked, body))
 
 
 _FRONT: Final = Struct(">qiibI")
+_TOO_LONG: Final = "a key, value or header is longer than its batch"
 
 
 def _read_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
@@ -331,7 +351,7 @@ def _read_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
         return None, position
     end = position + length
     if end > len(data):
-        raise InvalidRecord("a key, value or header is longer than its batch")
+        raise InvalidRecord(_TOO_LONG)
     return data[position:end], end
 
 
@@ -355,6 +375,8 @@ def _read_record(
     elif key_length < 0x80 and not key_length & 1:
         start = position + 1
         position = start + (key_length >> 1)
+        if position > len(data):
+            raise InvalidRecord(_TOO_LONG)
         key = data[start:position]
     else:
         key, position = _read_bytes(data, position)
@@ -362,6 +384,8 @@ def _read_record(
     if value_length < 0x80 and not value_length & 1:
         start = position + 1
         position = start + (value_length >> 1)
+        if position > len(data):
+            raise InvalidRecord(_TOO_LONG)
         value: bytes | None = data[start:position]
     else:
         value, position = _read_bytes(data, position)
@@ -390,35 +414,3 @@ def _read_headers(data: bytes, position: int, count: int, end: int) -> tuple[tup
         value, position = _read_bytes(data, position)
         headers.append((str(name, "utf-8"), value))
     return tuple(headers), position
-
-
-_NULL: Final = varint(-1)
-
-
-def _write_bytes(out: bytearray, value: bytes | None) -> None:
-    if value is None:
-        out += _NULL
-    else:
-        out += varint(len(value))
-        out += value
-
-
-def _write_record(
-    out: bytearray,
-    offset_delta: int,
-    timestamp_delta_ms: int,
-    key: bytes | None,
-    value: bytes | None,
-    headers: Sequence[Header],
-) -> None:
-    record = bytearray(1)
-    record += varint(timestamp_delta_ms)
-    record += varint(offset_delta)
-    _write_bytes(record, key)
-    _write_bytes(record, value)
-    record += varint(len(headers))
-    for name, content in headers:
-        _write_bytes(record, name.encode())
-        _write_bytes(record, content)
-    out += varint(len(record))
-    out += record

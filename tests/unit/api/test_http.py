@@ -19,7 +19,7 @@ from mansio.api.http.server import HttpServer
 from mansio.api.http.source import Bounds, Distribution, GroupLag, Measurement, PartitionSample, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncIterator, Callable
 
 
 class View:
@@ -28,6 +28,7 @@ class View:
     def __init__(self) -> None:
         self.phase = "running"
         self.trouble: list[Problem] = []
+        self.worries: list[Problem] = []
         self.bounds = Bounds()
         self.samples = [PartitionSample("flights", 3, 2, 10, 110, 100, 4096, False)]
         self.numbers: list[Measurement] = []
@@ -36,6 +37,11 @@ class View:
 
     def problems(self) -> list[Problem]:
         return self.trouble
+
+    def warnings(self) -> list[Problem]:
+        return self.worries
+
+    def on_room_change(self, listener: Callable[[], object]) -> None: ...
 
     def group_lags(self) -> list[GroupLag]:
         return self.lags
@@ -88,7 +94,10 @@ def get(view: View, path: str, **headers: str) -> httpx.Response:
 def test_a_healthy_broker_is_live_and_ready():
     live, ready = get(View(), "/health/live"), get(View(), "/health/ready")
     assert (live.status_code, live.json()) == (200, {"live": True})
-    assert (ready.status_code, ready.json()) == (200, {"ready": True, "reasons": []})
+    assert (ready.status_code, ready.json()) == (
+        200,
+        {"ready": True, "degraded": False, "reasons": [], "warnings": []},
+    )
 
 
 def test_ready_names_every_reason_against_it():
@@ -106,6 +115,21 @@ def test_ready_names_every_reason_against_it():
         ("partition_not_open", "orders-0"),
     ]
     assert get(view, "/health/live").status_code == 200
+
+
+def test_a_broker_with_a_warning_is_ready_and_degraded_and_a_thousand_make_a_short_answer():
+    view = View()
+    view.worries = [Problem("corrupt_batch", f"t-{n}: damaged", "t", n) for n in range(1000)]
+    answer = get(view, "/health/ready")
+    body = answer.json()
+    assert (answer.status_code, body["ready"], body["degraded"]) == (200, True, True)
+    assert body["warnings"][0] == {
+        "reason": "corrupt_batch",
+        "detail": "t-0: damaged",
+        "topic": "t",
+        "partition": 0,
+    }
+    assert (len(body["warnings"]), body["more_warnings"]) == (REASONS_MAX, 1000 - REASONS_MAX)
 
 
 def test_a_thousand_reasons_make_a_short_answer():

@@ -78,6 +78,11 @@ class View:
     def problems(self) -> list[Any]:
         return []
 
+    def warnings(self) -> list[Any]:
+        return []
+
+    def on_room_change(self, listener: Any) -> None: ...
+
     def partition_samples(self) -> Iterator[PartitionSample]:
         for number in range(self.partitions):
             if self.pause_s:
@@ -325,15 +330,15 @@ def test_partition_that_is_damaged_at_start_shows_as_corrupt(tmp_path: Path) -> 
 
 
 def test_low_disk_warns_in_health_and_metrics_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
-    space = Space(50, 1000)
-    disk = DiskWatch("/data", 100, ask=lambda _: space)
+    space = Space(50 << 20, 1 << 30)
+    disk = DiskWatch("/data", 100 << 20, ask=lambda _: space)
     caplog.set_level("INFO")
     disk.look()
     disk.look()
     assert [reason for reason, _ in disk.warnings()] == ["disk_low"]
     assert value(scrape(View(), disk), "mansio_disk_low") == 1
-    assert value(scrape(View(), disk), "mansio_disk_free_bytes") == 50
-    space = Space(500, 1000)
+    assert value(scrape(View(), disk), "mansio_disk_free_bytes") == 50 << 20
+    space = Space(500 << 20, 1 << 30)
     disk.look()
     assert disk.warnings() == []
     assert [record.message for record in caplog.records] == ["disk space is low", "disk space is back"]
@@ -351,7 +356,7 @@ def test_disk_that_does_not_answer_is_told_and_never_waited_for() -> None:
 
 def test_ready_shows_the_data_directory_and_its_space() -> None:
     async def story() -> dict[str, Any]:
-        disk = DiskWatch("/data", 100, ask=lambda _: Space(50, 1000))
+        disk = DiskWatch("/data", 100 << 20, ask=lambda _: Space(50 << 20, 1 << 30))
         disk.look()
         server = HttpServer(assemble(View(), LoopWatch(Timers(), HostClock()), disk), "127.0.0.1", 0)
         host, port = await server.start()
@@ -365,7 +370,7 @@ def test_ready_shows_the_data_directory_and_its_space() -> None:
     told = asyncio.run(story())
     assert told["status"] == 200, "a warning keeps no work away"
     assert [warning["reason"] for warning in told["warnings"]] == ["disk_low"]
-    assert told["disk"] == {"data_dir": "/data", "free_bytes": 50, "size_bytes": 1000}
+    assert told["disk"] == {"data_dir": "/data", "free_bytes": 50 << 20, "size_bytes": 1 << 30}
 
 
 # The dashboard

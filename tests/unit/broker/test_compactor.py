@@ -6,8 +6,9 @@ import errno
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from mansio.broker.append_rules import AppendRules
 from mansio.broker.compactor import Compactor
-from mansio.broker.partition import AppendRules, Partition
+from mansio.broker.partition import Partition
 from mansio.cluster import topic_config
 from mansio.log.log import Log
 from mansio.log.settings import LogSettings

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import traceback
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
 
-from mansio.broker.partition import AppendRules, Partition
+from mansio.broker.append_rules import AppendRules
+from mansio.broker.partition import Partition
 from mansio.broker.producer_hook import ProducerHook
 from mansio.errors import (
+    DiskFull,
     FencedLeaderEpoch,
     InvalidRecord,
     InvalidTimestamp,
+    LogFailed,
     MansioError,
     MessageTooLarge,
     NotLeaderOrFollower,
@@ -333,6 +337,33 @@ def test_committed_promise_is_kept_or_broken() -> None:
             await bench.partition.committed(2)
 
     asyncio.run(work())
+
+
+def test_writers_that_keep_trying_a_failed_log_are_told_why_and_leave_nothing_behind() -> None:
+    """An error that is raised again and again keeps the frames, and with them the batches, of all who met it."""
+    bench = Bench()
+    bench.disk.fail_when = lambda operation, path: errno.EIO if "sync" in operation else None
+    bench.partition.append(batch(b"a"))
+    bench.sync()
+    for _ in range(10):
+        with pytest.raises(LogFailed, match="t-0: its log failed and takes no more writes") as refused:
+            bench.partition.append(batch(b"b"))
+        assert "data/" not in str(refused.value)
+    failure = bench.log.failure
+    assert failure is not None
+    assert len(traceback.extract_tb(failure.__traceback__)) <= 1
+
+
+def test_full_disk_has_its_own_error_and_the_next_append_that_fits_ends_it() -> None:
+    bench = Bench()
+    bench.disk.fail_when = lambda operation, path: errno.ENOSPC if operation == "write" else None
+    for _ in range(3):
+        with pytest.raises(DiskFull, match="t-0: the broker's disk is full"):
+            bench.partition.append(batch(b"a"))
+    hooks = len(bench.partition._on_append)
+    bench.disk.fail_when = None
+    assert bench.partition.append(batch(b"b")).base_offset == 0
+    assert len(bench.partition._on_append) == hooks - 1, "a healthy append pays nothing"
 
 
 def test_a_repeat_after_a_failed_sync_is_refused_at_once_instead_of_waiting_for_what_cannot_come() -> None:

@@ -9,7 +9,8 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker.partition import AppendRules, Partition
+from mansio.broker.append_rules import AppendRules
+from mansio.broker.partition import Partition
 from mansio.broker.retention import FIRST_CHECK_MS, TURN_PAUSE_MS, RetentionKeeper
 from mansio.cluster import topic_config
 from mansio.log.log import Log

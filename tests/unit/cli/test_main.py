@@ -82,6 +82,13 @@ def test_version_is_the_packages():
         (["nonsense"], "nonsense"),
         (["topic", "create"], "Missing argument"),
         (["topic", "create", "t", "--partitions", "0"], "--partitions"),
+        (["topic", "create", "t", "--partitions", "99999999999"], "--partitions"),
+        (["topic", "create", "t", "--replication-factor", "99999"], "--replication-factor"),
+        (["topic", "alter", "t", "--partitions", "99999999999"], "--partitions"),
+        (["topic", "delete-records", "t", "--before", "9" * 20], "none of"),
+        (["produce", "t", "--partition", "99999999999"], "--partition"),
+        (["consume", "t", "--partition", "99999999999"], "--partition"),
+        (["consume", "t", "--from-time", "9" * 20], "no time"),
         (["topic", "create", "t", "--config", "retention.ms"], "NAME=VALUE"),
         (["produce", "t", "--key", "k", "--key-separator", ":"], "not both"),
         (["produce", "t", "--acks", "2"], "--acks"),
@@ -92,6 +99,9 @@ def test_version_is_the_packages():
         (["consume", "t", "--group", "g", "--from-offset", "5"], "reset-offsets"),
         (["consume", "t", "--group", "g", "--partition", "1"], "--partition"),
         (["group", "reset-offsets", "g"], "--to"),
+        (["group", "reset-offsets", "g", "--to", "soon"], "@1384992000000"),
+        (["topic", "delete-records", "t", "--before", "soon"], "@1384992000000"),
+        (["topic", "delete-records", "t", "--before", "+5"], "an offset (42)"),
         (["serve", "--set", "nonsense"], "NAME=VALUE"),
         (["topic", "list", "--broker", "::::"], "'::::'"),
         (["topic", "list", "--broker", ""], "not an address"),
@@ -126,6 +136,22 @@ def test_without_a_broker_there_is_one_clear_line_and_exit_code_1():
         assert errors.count("\n") == 1
 
 
+def test_what_was_closed_by_who_started_us_is_no_traceback():
+    for closing, last in ((">&-", "mansio: "), ("<&-", "Error: Invalid value for --file: "), ("2>&-", "")):
+        done = subprocess.run(
+            ["sh", "-c", f'"$0" -m mansio.cli.main produce t -b 127.0.0.1:1 {closing}', sys.executable],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            env=ELSEWHERE,
+        )
+        assert done.returncode == (2 if closing == "<&-" else 1)
+        assert done.stdout == ""
+        assert "Traceback" not in done.stderr
+        assert "".join(done.stderr.splitlines()[-1:]).startswith(last)
+
+
 def test_a_broker_in_the_environment_that_is_no_address_is_a_wrong_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
@@ -149,12 +175,38 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_code_1():
     assert (done.returncode, done.stderr) == (1, "mansio: No space left on device\n")
 
 
-def test_a_setting_that_does_not_exist_is_one_clear_line():
-    done = mansio("config", "show", "--set", "kafka_lisen=x:1")
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1
-    assert "kafka_lisen" in done.stderr
-    assert "kafka_listen" in done.stderr
+@pytest.mark.parametrize("command", [["serve"], ["config", "show"]])
+@pytest.mark.parametrize(
+    ("flags", "option", "complaint"),
+    [
+        (["--set", "kafka_lisen=x:1"], "--set", "kafka_listen"),
+        (["--set", "node_id=many"], "--set", "node_id"),
+        (["--set", "num_partitions=0"], "--set", "num_partitions"),
+        (["--kafka", "nonsense"], "--kafka", "host:port"),
+    ],
+)
+def test_a_setting_that_is_wrong_on_the_command_line_is_a_wrong_command_line(
+    command: list[str], flags: list[str], option: str, complaint: str, capsys: pytest.CaptureFixture[str]
+):
+    with pytest.raises(SystemExit) as end:
+        main([*command, *flags])
+    captured = capsys.readouterr()
+    assert (end.value.code, captured.out) == (2, "")
+    last = captured.err.splitlines()[-1]
+    assert f"Invalid value for {option}: " in last
+    assert complaint in last
+
+
+def test_a_setting_that_is_wrong_elsewhere_is_one_clear_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("MANSIO_NODE_ID", "many")
+    with pytest.raises(SystemExit) as end:
+        main(["config", "show"])
+    captured = capsys.readouterr()
+    assert (end.value.code, captured.out, captured.err.count("\n")) == (1, "", 1)
+    assert captured.err.startswith("mansio: node_id: ")
+    assert "environment" in captured.err
 
 
 def test_config_show_names_the_origin_of_each_value(tmp_path: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mansio.cli.targets import Target, parse_target
+from mansio.cli.targets import Target, hint, parse_target
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,12 @@ def test_a_span_is_a_time_and_a_bare_number_is_not():
     assert parse_target("-15").kind == "relative"
 
 
-@pytest.mark.parametrize("text", ["", "soonest", "@", "1.5", "--1"])
+def test_a_number_that_looks_like_a_time_gets_a_hint_and_other_offsets_do_not():
+    assert "@1384992000000" in (hint(parse_target("1384992000000")) or "")
+    assert hint(parse_target("42")) is hint(parse_target("@1384992000000")) is None
+
+
+@pytest.mark.parametrize("text", ["", "soonest", "@", "1.5", "--1", "9" * 19 + "0", "@" + "9" * 20])
 def test_nonsense_is_refused(text: str):
     with pytest.raises(ValueError):  # noqa: PT011  # the words are those of the standard library
         parse_target(text)

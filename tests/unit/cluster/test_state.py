@@ -64,7 +64,9 @@ def test_view_that_cannot_go_on_answers_whoever_waits(caplog: pytest.LogCaptureF
             await admin.state.reached(10**9, admin.scheduler)
 
     run(check)
-    assert "follow metadata" in caplog.text
+    assert [
+        record.mansio_fields["work"] for record in caplog.records if hasattr(record, "mansio_fields")
+    ] == ["follow metadata"]
 
 
 def test_stopping_ends_waits() -> None:

@@ -91,7 +91,7 @@ def test_housekeeping_that_finds_no_room_is_done_when_there_is(
                 assert all(log.has_chores for log in bench.logs)
         if refused == ("write", "checkpoint"):  # what was not written does not count, nor does its slot
             for log in bench.logs:
-                assert load_checkpoint(bench.disk, f"{log.directory}/checkpoint") == log._ledger.checkpoint
+                assert load_checkpoint(bench.disk, f"{log.directory}/checkpoint") == log.ledger.checkpoint
         bench.check()
         bench.write()
         bench.sync()

@@ -242,4 +242,4 @@ def test_sequential_readers_are_remembered_but_not_without_bound() -> None:
         append(log, make_batch([n]))
     for offset in range(200):
         assert log.read(offset, 1, 200) is not None
-    assert len(log._places) <= 64
+    assert len(log.places) <= 64

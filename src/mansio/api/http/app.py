@@ -40,6 +40,9 @@ def disk_watch(settings: Settings) -> DiskWatch:
 def assemble(view: BrokerView, watch: LoopWatch, disk: DiskWatch | None = None) -> Starlette:
     """The application over any view of a broker. The watches run while the application lives."""
 
+    if disk is not None:
+        view.on_room_change(disk.look_soon)
+
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         watch.start()

@@ -1,7 +1,8 @@
 """How much room there is where the data is.
 
 Asking a file system may take for ever when its disk hangs, so a daemon thread asks, now and then, and nobody waits for
-it: what is shown is its last answer and how old that is.
+it: what is shown is its last answer. A write that finds no room has it asked at once (`look_soon`), and so has the one
+that finds room again: a full disk is not shown as one with space.
 
 Always true: one thread per broker that shows health; one log line when the space becomes low and one when it is back.
 """
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 LOOK_INTERVAL_S: Final = 10.0
 FIRST_INTERVAL_S: Final = 0.5
 """Until there was an answer: the directory may not have been made yet."""
+
+FULL_BYTES: Final = 1 << 20
+"""With less free the disk counts as full: the files of logs grow in steps up to this size."""
 
 SILENCE_S_MAX: Final = 60.0
 """A disk that does not say for so long how much is free is reported as hanging."""
@@ -63,11 +67,13 @@ class DiskWatch:
         self._error = ""
         self._low = False
         self._stop: threading.Event | None = None
+        self._wake = threading.Event()
 
     def start(self) -> None:
         """Begin to watch; a second call changes nothing."""
         if self._stop is None:
             self._stop = threading.Event()
+            self._wake.clear()
             threading.Thread(
                 target=self._run, args=(self._stop,), name="mansio-disk-watch", daemon=True
             ).start()
@@ -76,19 +82,29 @@ class DiskWatch:
         """No new look is begun. One that hangs is not waited for."""
         if self._stop is not None:
             self._stop.set()
+            self._wake.set()
             self._stop = None
+
+    def look_soon(self) -> None:
+        """Something happened to the disk: ask at once, in the thread. Never blocks."""
+        self._wake.set()
 
     @property
     def low(self) -> bool:
         return self.space is not None and self.space.free_bytes < self._free_warn_bytes
 
+    @property
+    def full(self) -> bool:
+        return self.space is not None and self.space.free_bytes < FULL_BYTES
+
     def warnings(self) -> list[tuple[str, str]]:
-        """(reason, detail): `disk_low`, `disk_silent`."""
+        """(reason, detail): `disk_full` or `disk_low`, `disk_silent`."""
         found = []
         space = self.space
-        if space is not None and self.low:
+        if space is not None and (self.low or self.full):
+            reason = "disk_full" if self.full else "disk_low"
             found.append(
-                ("disk_low", f"{space.free_bytes:,} of {space.size_bytes:,} bytes are free for {self.path}")
+                (reason, f"{space.free_bytes:,} of {space.size_bytes:,} bytes are free for {self.path}")
             )
         silent_s = time.monotonic() - self._asked_at
         if self._error:
@@ -122,5 +138,7 @@ class DiskWatch:
 
     def _run(self, stop: threading.Event) -> None:
         while not stop.is_set():
+            self._wake.clear()
             self.look()
-            stop.wait(self._interval_s if self.space is not None else FIRST_INTERVAL_S)
+            soon = self.space is None or self.full
+            self._wake.wait(min(FIRST_INTERVAL_S, self._interval_s) if soon else self._interval_s)

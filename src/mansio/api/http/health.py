@@ -3,7 +3,7 @@
 `/health/live`: 200 whenever the loop can answer; restarting helps only when it cannot.
 `/health/ready`: 200 when the broker should get work; 503 with every reason as JSON otherwise:
 
-    {"ready": false,
+    {"ready": false, "degraded": true,
      "reasons": [{"reason": "log_failed", "detail": "flights-3: ...", "topic": "flights", "partition": 3}],
      "warnings": [{"reason": "disk_low", "detail": "..."}],
      "disk": {"data_dir": "/var/lib/mansio", "free_bytes": 123, "size_bytes": 456}}
@@ -11,8 +11,10 @@
 Reasons: `starting` (the broker is not up yet), `stopping` (it drains), `log_failed` (a partition's log takes no
 more writes), `log_corrupt` (a partition is damaged and was not opened), `partition_not_open` (it should be here and
 is not), `metadata_failed` (changes are not seen any more), `loop_stalled` (the event loop stood still a moment ago).
-Warnings do not keep work away: `disk_low`, `disk_silent` (the file system does not say how much is free).
-Always true: at most `REASONS_MAX` reasons are listed, the count of the rest is said.
+Warnings do not keep work away; with any of them the broker is `degraded`: `corrupt_batch` (a reader met damage),
+`log_cut` (the start cut what was not known to be durable; said until the next start), `disk_full` (writes find no
+room), `disk_low`, `disk_silent` (the file system does not say how much is free).
+Always true: at most `REASONS_MAX` reasons, and as many warnings, are listed; the count of the rest is said.
 """
 
 from __future__ import annotations
@@ -49,16 +51,23 @@ def reasons(view: BrokerView, watch: LoopWatch) -> list[Problem]:
     return found
 
 
-def readiness_body(found: Sequence[Problem], disk: DiskWatch | None = None) -> dict[str, object]:
+def readiness_body(
+    found: Sequence[Problem], warnings: Sequence[Problem] = (), disk: DiskWatch | None = None
+) -> dict[str, object]:
     """The JSON value of `/health/ready`."""
+    if disk is not None:
+        warnings = [*(Problem(reason, detail) for reason, detail in disk.warnings()), *warnings]
     body: dict[str, object] = {
         "ready": not found,
+        "degraded": bool(warnings),
         "reasons": [_shown(problem) for problem in found[:REASONS_MAX]],
+        "warnings": [_shown(problem) for problem in warnings[:REASONS_MAX]],
     }
     if len(found) > REASONS_MAX:
         body["more"] = len(found) - REASONS_MAX
+    if len(warnings) > REASONS_MAX:
+        body["more_warnings"] = len(warnings) - REASONS_MAX
     if disk is not None:
-        body["warnings"] = [{"reason": reason, "detail": detail} for reason, detail in disk.warnings()]
         body["disk"] = {"data_dir": disk.path, **(disk.space._asdict() if disk.space is not None else {})}
     return body
 
@@ -76,6 +85,7 @@ def routes(view: BrokerView, watch: LoopWatch, disk: DiskWatch | None = None) ->
 
     async def ready(_request: Request) -> JSONResponse:
         found = reasons(view, watch)
-        return JSONResponse(readiness_body(found, disk), status_code=503 if found else 200)
+        body = readiness_body(found, tuple(view.warnings()), disk)
+        return JSONResponse(body, status_code=503 if found else 200)
 
     return [Route("/health/live", live), Route("/health/ready", ready)]

@@ -10,11 +10,16 @@ A machine that was suspended looks like a stall too (the clock goes on), and tha
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from mansio.logs import fields
+
 if TYPE_CHECKING:
     from mansio.ports import Clock, Scheduler, Timer
+
+logger = logging.getLogger(__name__)
 
 HEARTBEAT_MS = 250.0
 STALL_BOUND_MS = 1_000.0
@@ -84,4 +89,5 @@ class LoopWatch:
         if self.lag_ms >= self._stall_bound_ms:
             self.stalls_total += 1
             self._stalls.append(Stall(now, self.lag_ms))
+            logger.warning("loop stalled", extra=fields(lag_ms=round(self.lag_ms), stalls=self.stalls_total))
         self._arm()

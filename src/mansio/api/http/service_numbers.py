@@ -145,8 +145,20 @@ def _lines(_service: Service) -> Iterator[Measurement]:
     )
 
 
+def _storage(service: Service) -> Iterator[Measurement]:
+    yield _counter(
+        "corrupt_batches",
+        "Times a reader met a batch that is damaged on disk.",
+        service.partitions.trouble.corrupt_batches,
+    )
+    cuts, cut_bytes = service.partitions.trouble.cuts, service.partitions.trouble.cut_bytes
+    yield _counter("log_cuts", "Logs whose end the start cut because it was not whole.", cuts)
+    yield _counter("log_cut_bytes", "Bytes that the start cut from the ends of logs.", cut_bytes)
+
+
 PARTS: Final[tuple[Callable[[Service], Iterator[Measurement]], ...]] = (
     _records,
+    _storage,
     _requests,
     _connections,
     _groups,

@@ -10,7 +10,7 @@ from mansio.api.http.source import Bounds, GroupLag, PartitionSample, Problem
 from mansio.errors import CorruptLog, MansioError, StorageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from mansio.api.http.source import Distribution, Measurement, Phase
     from mansio.broker.service import Service
@@ -23,11 +23,20 @@ class ServiceView:
 
     def __init__(self, settings: Settings) -> None:
         self._service: Service | None = None
+        self._room_listeners: list[Callable[[], object]] = []
         self.bounds = Bounds(settings.metrics_partitions_max, settings.metrics_series_max)
 
     def attach(self, service: Service) -> None:
         """The broker has started."""
         self._service = service
+        for listener in self._room_listeners:
+            service.partitions.trouble.on_room_change(listener)
+
+    def on_room_change(self, listener: Callable[[], object]) -> None:
+        if self._service is None:
+            self._room_listeners.append(listener)
+        else:
+            self._service.partitions.trouble.on_room_change(listener)
 
     @property
     def phase(self) -> Phase:
@@ -55,6 +64,36 @@ class ServiceView:
                         service.partitions.find(known.name, None, index)
                     except MansioError:
                         yield Problem("partition_not_open", name, known.name, index)
+
+    def warnings(self) -> Iterator[Problem]:
+        service = self._service
+        if service is None:
+            return
+        trouble = service.partitions.trouble
+        if without_room := trouble.without_room():
+            topic, index = without_room[0]
+            yield Problem(
+                "disk_full",
+                f"the last write to {topic}-{index} found no room"
+                + (f", and so did those to {len(without_room) - 1} others" if len(without_room) > 1 else ""),
+                topic,
+                index,
+            )
+        for (topic, index), damage in tuple(trouble.damaged.items()):
+            if topic:
+                detail = f"{topic}-{index}: met {damage.times} times by readers, last: {damage.reason}"
+            else:
+                detail = f"other partitions: met {damage.times} times by readers"
+            yield Problem("corrupt_batch", detail, topic, index)
+        for partition in tuple(service.partitions):
+            if (cut := partition.log.recovery.cut) is not None:
+                detail = (
+                    f"{partition.name}: the start cut {cut.size_bytes:,} bytes at offset {cut.offset} that were not "
+                    f"known to be durable: {cut.reason}"
+                )
+                if cut.path:
+                    detail += f"; {cut.batches:,} whole batches among them are kept in {cut.path}"
+                yield Problem("log_cut", detail, partition.topic, partition.index)
 
     def partition_samples(self) -> Iterator[PartitionSample]:
         if self._service is None:

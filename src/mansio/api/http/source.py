@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 Phase = Literal["starting", "running", "stopping"]
 
@@ -110,3 +110,10 @@ class BrokerView(MetricsSource, Protocol):
 
     @property
     def phase(self) -> Phase: ...
+
+    def warnings(self) -> Iterable[Problem]:
+        """What somebody should look at, although the broker does its work. Reasons: `corrupt_batch`, `log_cut`,
+        `disk_full`."""
+
+    def on_room_change(self, listener: Callable[[], object]) -> None:
+        """Have `listener` called when a write finds the disk full, and when one finds room again."""

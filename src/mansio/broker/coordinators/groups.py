@@ -37,6 +37,7 @@ from mansio.errors import (
     UnknownMember,
     UnknownTopicOrPartition,
 )
+from mansio.logs import fields
 from mansio.state.group_records import GroupKey, encode_group_key, encode_group_value
 from mansio.state.group_types import Answer, Persist
 
@@ -123,7 +124,10 @@ class GroupCoordinator:
         if request.member_id:
             entry = self._entry(group_id)
         else:
-            entry = await self.store.find_or_create(group_id)
+            try:
+                entry = await self.store.find_or_create(group_id)
+            except MansioError as error:  # the first group of all makes the topic it is stored in
+                raise as_coordinator_error(error) from error
         new_member_id = f"{request.instance_id or request.client_id}-{self._random.bytes(16).hex()}"
         promise = self._scheduler.promise()
         try:
@@ -214,7 +218,7 @@ class GroupCoordinator:
         if self._closed:
             return
         if error is not None:
-            logger.error("group %s could not be stored: %s", entry.group.group_id, error)
+            logger.error("group not stored", extra=fields(group=entry.group.group_id, reason=error))
             error = as_coordinator_error(error)
         self._perform(entry, entry.group.persisted(token, error, self.store.monotonic_ms()))
 
@@ -234,7 +238,8 @@ class GroupCoordinator:
         entry.timer = None
         now_ms = self.store.monotonic_ms()
         if now_ms - due_ms > self.settings.stall_ms:
-            logger.warning("group %s: its timer is %d ms late", entry.group.group_id, now_ms - due_ms)
+            late_ms = round(now_ms - due_ms)
+            logger.warning("group timer late", extra=fields(group=entry.group.group_id, late_ms=late_ms))
             entry.grace_until_ms = now_ms + self.settings.stall_ms
             self._arm(entry)
             return
@@ -271,7 +276,7 @@ class GroupCoordinator:
                 elif expired:
                     await self.store.append(group_id, tombstones(entry, only=expired))
             except MansioError as error:
-                logger.warning("offsets of group %s could not be expired: %s", group_id, error)
+                logger.warning("offsets not expired", extra=fields(group=group_id, reason=error))
         return gone
 
     # ------------------------------------------------------------------ checks

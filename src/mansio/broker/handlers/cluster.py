@@ -19,6 +19,7 @@ from mansio.cluster.metadata_response import encode_metadata, encode_missing_top
 from mansio.cluster.state import BrokerState
 from mansio.cluster.topic_plan import INTERNAL_TOPICS, check_topic_name
 from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
+from mansio.logs import fields
 from mansio.wire.versions import announced
 
 if TYPE_CHECKING:
@@ -185,7 +186,7 @@ async def _find(
     try:
         return await topics.auto_create(name)
     except MansioError as error:
-        logger.warning("topic %s could not be made for a client that asked for it: %s", name, error)
+        logger.warning("topic not created for a client", extra=fields(topic=name, reason=error))
         raise
 
 

@@ -275,7 +275,7 @@ class PendingProduce:
         for partition, end_offset, topic_position, position in self._waits:
             if end_offset > partition.high_watermark:
                 answers = self._results[topic_position][2]
-                failure = partition.log.failure or error
+                failure = partition.failure or error
                 self._service.statistics.refused(API_KEY, failure.kafka_code)
                 answers[position] = _refused(answers[position].index, failure)
         return wire.encode_response(self._version, self._correlation_id, self._results)

@@ -1,0 +1,102 @@
+"""What `mansio topic delete-records` does, partition by partition.
+
+Always true: what one partition refuses does not keep the others from their turn; every partition that was asked for
+has a row that says what came of it; a dry run goes by the same rules and shows the same rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from mansio.errors import InvalidTopic, MansioError, PolicyViolation, UnknownTopicOrPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from mansio.client import Client
+    from mansio.client.admin import TopicDescription
+    from mansio.client.types import TopicPartition
+
+T = TypeVar("T")
+
+AT_ONCE_MAX: Final = 16
+"""Partitions that are asked about one by one at the same time."""
+
+
+async def delete_records(
+    client: Client, topic: str, before: Any, indexes: Iterable[int], *, dry_run: bool
+) -> list[dict[str, Any]]:
+    """One row for each partition, in order; `error` says why nothing was deleted. `before` is as for
+    `Admin.delete_records`; no `indexes`: all there are. Raises what is wrong with the topic as a whole."""
+    from mansio.client.types import TopicPartition
+
+    view = await client.admin.describe_topic(topic)
+    await _check_allowed(client, view)
+    known = {partition.index for partition in view.partitions}
+    outcomes: dict[TopicPartition, int | MansioError] = {}
+    for index in sorted(set(indexes) or known):
+        outcomes[TopicPartition(topic, index)] = UnknownTopicOrPartition(
+            f"topic {topic} has no partition {index}"
+        )
+    chosen = [one for one in outcomes if one.partition in known]
+
+    async def starts_of(some: list[TopicPartition]) -> dict[TopicPartition, int]:
+        listed = await client.admin.list_offsets(some, "earliest")
+        return {one: entry.offset for one, entry in listed.items()}
+
+    async def delete(some: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return await client.admin.delete_records(some, before=before, dry_run=dry_run)
+
+    starts = await for_each(chosen, starts_of)
+    outcomes.update(starts)
+    outcomes.update(await for_each([one for one in chosen if isinstance(starts[one], int)], delete))
+    return [_row(one, starts.get(one), outcome) for one, outcome in outcomes.items()]
+
+
+async def _check_allowed(client: Client, view: TopicDescription) -> None:
+    """The broker's rules about whole topics, so that a dry run goes by them too."""
+    if view.is_internal:
+        raise InvalidTopic(f"{view.name} is the broker's own: its records are not deleted by hand")
+    policy = (await client.admin.describe_config(view.name)).get("cleanup.policy")
+    if policy is not None and "delete" not in (policy.value or ""):
+        raise PolicyViolation(f"{view.name} has cleanup.policy=compact: its records leave by compaction only")
+
+
+async def for_each(
+    partitions: list[TopicPartition],
+    ask: Callable[[list[TopicPartition]], Awaitable[Mapping[TopicPartition, T]]],
+) -> dict[TopicPartition, T | MansioError]:
+    """What `ask` answers for each partition, or the error it raises for it. It is asked about all of them at once,
+    and when that fails about one at a time, to learn which; so asking twice must do no harm."""
+    if not partitions:
+        return {}
+    try:
+        return {**await ask(partitions)}
+    except MansioError as error:
+        if len(partitions) == 1:
+            return {partitions[0]: error}
+    turns = asyncio.Semaphore(AT_ONCE_MAX)
+
+    async def ask_one(one: TopicPartition) -> T | MansioError:
+        async with turns:
+            try:
+                return (await ask([one]))[one]
+            except MansioError as error:
+                return error
+
+    answers = await asyncio.gather(*map(ask_one, partitions))
+    return dict(zip(partitions, answers, strict=True))
+
+
+def _row(one: TopicPartition, start: int | MansioError | None, outcome: int | MansioError) -> dict[str, Any]:
+    old = start if isinstance(start, int) else None
+    new = outcome if isinstance(outcome, int) else None
+    return {
+        "topic": one.topic,
+        "partition": one.partition,
+        "old_start": old,
+        "new_start": new,
+        "offsets": None if old is None or new is None else new - old,
+        "error": outcome.message if isinstance(outcome, MansioError) else None,
+    }

@@ -1,0 +1,51 @@
+"""Values written column by column give the bytes that the general way gives."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mansio.wire.compression import Codec
+from mansio.wire.record_columns import write_rows, write_values
+from mansio.wire.records import build_batch, build_values_batch
+
+BASE_MS = 1_700_000_000_000
+
+
+def rows(stamps: list[int], values: list[bytes]) -> list[tuple[int, None, bytes, tuple[()]]]:
+    return [(stamp, None, value, ()) for stamp, value in zip(stamps, values, strict=True)]
+
+
+@given(
+    st.lists(st.binary(max_size=200), min_size=1, max_size=150),
+    st.lists(st.sampled_from([0, 0, 0, 1, 2, 63, 64, 8191, 8192, 10**7, -1, -70]), min_size=1, max_size=4),
+    st.booleans(),
+)
+@example([b"a", b"b"], [0, 63], False)
+@example([b"a", b"b"], [0, 64], False)
+@example([b"a", b"b"], [0, -1], False)
+def test_columns_are_the_bytes_of_the_rows(values: list[bytes], deltas: list[int], equal: bool) -> None:
+    if equal:
+        values = [values[0]] * len(values)
+    stamps = [BASE_MS + deltas[number % len(deltas)] for number in range(len(values))]
+    assert write_values(stamps, values) == bytes(write_rows(rows(stamps, values)))
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65, 128, 8191, 8192, 8193, 20_000])
+@pytest.mark.parametrize("sizes", [(0,), (1,), (52,), (53,), (54,), (8180,), (0, 100), (57, 58, 59)])
+def test_columns_are_the_bytes_of_the_rows_where_numbers_grow_longer(
+    count: int, sizes: tuple[int, ...]
+) -> None:
+    count = count if max(sizes) < 1000 else min(count, 200)
+    values = [b"v" * sizes[number % len(sizes)] for number in range(count)]
+    for stamps in ([BASE_MS] * count, [BASE_MS + number * 60 // count for number in range(count)]):
+        assert write_values(stamps, values) == bytes(write_rows(rows(stamps, values)))
+
+
+@pytest.mark.parametrize("codec", Codec)
+def test_batch_of_values_is_the_batch_of_their_records(codec: Codec) -> None:
+    stamps, values = [5, 4, 9], [b"one", b"", b"three" * 100]
+    fields = {"producer_id": 7, "producer_epoch": 2, "base_sequence": 11}
+    expected = build_batch(rows(stamps, values), codec=codec, **fields)
+    assert build_values_batch(stamps, values, codec=codec, **fields) == expected

@@ -1,0 +1,103 @@
+"""Records that are laid out alike are read many at once, and are what they are when read one by one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mansio.client.types import Message
+from mansio.errors import MansioError
+from mansio.wire.record_rows import read_rows
+from mansio.wire.record_runs import RUN_RECORDS_MIN, read_run
+from mansio.wire.records import (
+    HEADER_BYTES,
+    build_batch,
+    build_values_batch,
+    read_header,
+    read_records,
+    seal_batch,
+    with_log_append_time,
+)
+
+OPENED_BYTES_MAX = 8 << 20
+BASE_MS = 1_700_000_000_000
+
+
+def as_rows(batch: bytes) -> Any:
+    """What is read: rows, or an error's kind and words."""
+    try:
+        return read_rows(batch, Message, "t", 3, max_output_bytes=OPENED_BYTES_MAX)
+    except MansioError as error:
+        return type(error), str(error)
+
+
+def one_by_one(batch: bytes) -> Any:
+    try:
+        return [Message("t", 3, *record) for record in read_records(batch, max_output_bytes=OPENED_BYTES_MAX)]
+    except MansioError as error:
+        return type(error), str(error)
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 63, 64, 65, 80, 81, 8191, 8192, 8300])
+@pytest.mark.parametrize("size", [0, 1, 52, 8200])
+@pytest.mark.parametrize("step_ms", [0, 0.05, 1])
+def test_alike_records_are_read_as_single_ones_are(count: int, size: int, step_ms: float) -> None:
+    count = min(count, (1 << 20) // (size + 20))
+    stamps = [BASE_MS + int(number * step_ms) for number in range(count)]
+    batch = build_values_batch(
+        stamps, [b"%0*d" % (size, number) if size > 4 else bytes(size) for number in range(count)]
+    )
+    assert as_rows(batch) == one_by_one(batch)
+    stamped = with_log_append_time(batch, read_header(batch), 5) + batch[HEADER_BYTES:]
+    assert as_rows(stamped) == one_by_one(stamped)
+
+
+def test_alike_records_are_a_run() -> None:
+    """Otherwise the others here would prove nothing."""
+    batch = build_values_batch([1] * 200, [b"%03d" % number for number in range(200)])
+    first = read_run(batch[HEADER_BYTES:], 0, 0, 200)
+    assert first is not None
+    assert first.length == 64
+    second = read_run(batch[HEADER_BYTES:], first.end, 64, 136)
+    assert second is not None
+    assert (second.length, second.end) == (136, len(batch) - HEADER_BYTES)
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    count=st.integers(RUN_RECORDS_MIN, 90),
+    odd=st.dictionaries(
+        st.integers(0, 89),
+        st.tuples(
+            st.sampled_from([0, 0, 63, 64, -1]),
+            st.sampled_from([None, None, b"", b"k"]),
+            st.sampled_from([b"same", b"same", b"more!", None]),
+            st.sampled_from([(), (), (("h", b"v"),)]),
+        ),
+        max_size=2,
+    ),
+    changes=st.dictionaries(st.integers(0, 90 * 12), st.integers(1, 255), max_size=2),
+    count_change=st.sampled_from([0, 0, 0, -1, 1]),
+    span_change=st.sampled_from([0, 0, 0, -1, 1]),
+)
+def test_one_that_is_different_or_damaged_is_seen(
+    count: int, odd: dict[int, Any], changes: dict[int, int], count_change: int, span_change: int
+) -> None:
+    rows: list[Any] = [(BASE_MS, None, b"same", ())] * count
+    for index, (more_ms, key, value, headers) in odd.items():
+        if index < count:
+            rows[index] = (BASE_MS + more_ms, key, value, headers)
+    batch = build_batch(rows)
+    header = read_header(batch)
+    body = bytearray(batch[HEADER_BYTES:])
+    for position, change in changes.items():
+        if position < len(body):
+            body[position] ^= change
+    changed = header._replace(
+        record_count=count + count_change, last_offset_delta=header.last_offset_delta + span_change
+    )
+    damaged = seal_batch(changed, bytes(body))
+    assert as_rows(damaged) == one_by_one(damaged)

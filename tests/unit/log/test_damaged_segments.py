@@ -1,0 +1,151 @@
+"""A closed segment that is damaged or missing costs its own records and no others."""
+
+from __future__ import annotations
+
+import pytest
+
+from mansio.errors import CorruptLog, RequestError
+from mansio.log.compaction_state import CompactionState, write_state
+from mansio.log.files import FileCache
+from mansio.log.inspection import inspect_log
+from mansio.log.inspection_report import Severity
+from mansio.log.log import Log, LogSettings
+from mansio.log.recovery import recover, verify_segment
+from mansio.log.table import SegmentTable
+from mansio.testing.disk import SimulatedDisk
+from mansio.wire.records import check_batch, read_header
+from support.logs import ManualClock, append, check_contents, make_batch
+
+DIRECTORY = "/data/p"
+SETTINGS = LogSettings(segment_bytes=700, index_interval_bytes=1)
+BATCHES = 24
+
+
+def built() -> tuple[SimulatedDisk, list[bytes], list[str]]:
+    """A closed log of several segments; its batches; the paths of its segments."""
+    disk = SimulatedDisk()
+    log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+    stored = [append(log, make_batch([1000 + n, 1001 + n], 80, n))[1] for n in range(BATCHES)]
+    log.close()
+    segments = sorted(path for path in disk.files() if path.endswith(".log"))
+    assert len(segments) >= 5
+    return disk, stored, segments
+
+
+def read_one(log: Log, offset: int) -> bytes:
+    piece = log.read(offset, 1, log.end_offset)
+    assert piece is not None
+    data = piece.read()
+    check_batch(data)
+    return data
+
+
+def offsets_in(stored: list[bytes], data: bytes) -> range:
+    inside = [read_header(batch).base_offset for batch in stored if batch in data]
+    return range(inside[0], inside[-1] + 2)
+
+
+@pytest.mark.parametrize("sparse", [False, True], ids=["plain", "compacted"])
+@pytest.mark.parametrize("number", [1, 2, -2])
+def test_missing_segment_is_told_to_who_reads_it_and_nobody_else(
+    sparse: bool, number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, stored, segments = built()
+    if sparse:  # offsets may be missing anywhere; where a segment ended stands in its index
+        write_state(disk, DIRECTORY, CompactionState(cleaned_end_offset=40, sparse_end_offset=40))
+    gone = offsets_in(stored, disk.files()[segments[number]])
+    disk.remove(segments[number])
+    (finding,) = [one for one in inspect_log(disk, DIRECTORY).findings if one.severity is Severity.DAMAGE]
+    assert (finding.first_offset, finding.end_offset) == (gone.start, gone.stop)
+    log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+    for offset in range(2 * BATCHES):
+        if offset in gone:
+            with pytest.raises(CorruptLog):
+                log.read(offset, 1, log.end_offset)
+        else:
+            assert read_one(log, offset) == stored[offset // 2]
+    if sparse:
+        assert [record.message for record in caplog.records] == ["segments missing"]
+    with pytest.raises(CorruptLog):
+        list(log.batches(0))
+    offset, batch = append(log, make_batch([5000], 80, 99))
+    log.sync()
+    assert read_one(log, offset) == batch
+
+
+def harmed(data: bytes, kind: str) -> bytes:
+    if kind == "empty":
+        return b""
+    if kind == "half":
+        return data[: len(data) // 2]
+    begin = 0 if kind == "zeros in front" else len(data) // 3
+    return data[:begin] + bytes(100) + data[begin + 100 :]
+
+
+@pytest.mark.parametrize("kind", ["empty", "half", "zeros in front", "zeros inside"])
+@pytest.mark.parametrize("indexes", [True, False], ids=["with indexes", "without indexes"])
+def test_damaged_closed_segment_costs_its_own_batches_only(kind: str, indexes: bool) -> None:
+    """For readers, and for who goes through all headers at a start (`past_damage`)."""
+    for number in range(len(built()[2]) - 1):
+        disk, stored, segments = built()
+        path = segments[number]
+        data = harmed(disk.files()[path], kind)
+        disk.put_file(path, data)
+        if not indexes:
+            for name in [name for name in disk.files() if name.endswith(".index")]:
+                disk.remove(name)
+        whole = [batch for batch in stored if any(batch in kept for kept in disk.files().values())]
+        assert len(whole) < BATCHES
+        log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+        for batch in stored:
+            base = read_header(batch).base_offset
+            if batch in whole and (batch not in data or kind == "half"):
+                assert read_one(log, base) == batch
+            elif batch not in whole:
+                with pytest.raises((CorruptLog, RequestError)):
+                    read_one(log, base)
+        append(log, make_batch([5000], 80, 99))
+        recovered = recover(disk, DIRECTORY, SETTINGS)
+        table = SegmentTable(recovered.segments, FileCache(disk))
+        headers = [header.base_offset for _, _, header in table.walk(0, past_damage=True)]
+        expected = [read_header(batch).base_offset for batch in whole]
+        assert [base for base in headers if base in expected] == expected
+        assert headers == sorted(set(headers))
+        with pytest.raises(CorruptLog):
+            list(table.walk(0))
+
+
+def test_damage_in_the_newest_segment_is_never_passed_over() -> None:
+    disk, _, segments = built()
+    data = disk.files()[segments[-1]]
+    disk.put_file(segments[-1], data[:-240] + bytes(240))
+    recovered = recover(disk, DIRECTORY, SETTINGS)
+    table = SegmentTable(recovered.segments, FileCache(disk))
+    with pytest.raises(CorruptLog):
+        list(table.walk(0, past_damage=True))
+
+
+@pytest.mark.parametrize("later", [0, 1, 12])
+def test_log_trimmed_into_a_batch_that_a_truncation_took_is_sound(later: int) -> None:
+    """The offsets between the batches before it and the start are gone by right."""
+    disk = SimulatedDisk()
+    log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+    append(log, make_batch([1, 2]))
+    log.sync()
+    append(log, make_batch([3, 4, 5]))
+    log.trim_to(3)
+    log.truncate_to(4)
+    stored = [append(log, make_batch([6 + n], 100, n))[1] for n in range(later)]
+    log.close()
+    report = inspect_log(disk, DIRECTORY)
+    assert [one for one in report.findings if one.severity is not Severity.NOTE] == []
+    log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+    check_contents(log, stored)
+    recovered = recover(disk, DIRECTORY, SETTINGS)
+    for segment in recovered.segments:
+        end = segment.end_offset if segment is not recovered.segments[-1] else recovered.end_offset
+        arguments = (segment.base_offset, segment.size, end, recovered.epochs)
+        verify_segment(disk.open(segment.path), *arguments, recovered.start_offset)
+        if later and segment is recovered.segments[0]:
+            with pytest.raises(CorruptLog):
+                verify_segment(disk.open(segment.path), *arguments, 0)

@@ -1,0 +1,150 @@
+"""Zeros written ahead of the batches: when they are worth their bytes, and that they never cost a record."""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import pytest
+
+from mansio.errors import StorageError
+from mansio.log.log import Log, LogSettings
+from mansio.log.sync import Syncer
+from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
+from support.logs import ManualBackground, ManualClock, ManualScheduler, append, check_contents, make_batch
+
+DIRECTORY = "/data/p"
+SEGMENT = f"{DIRECTORY}/00000000000000000000.log"
+
+
+class Bench:
+    """A log and its syncer, moved by hand; `stored` are the batches written so far."""
+
+    def __init__(self, capacity_bytes: int = CAPACITY_BYTES) -> None:
+        self.disk = SimulatedDisk(capacity_bytes=capacity_bytes)
+        self.background = ManualBackground()
+        self.scheduler = ManualScheduler()
+        self.syncer = Syncer(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what it uses
+        self.log = Log.open(self.disk, ManualClock(), DIRECTORY, LogSettings())
+        self.log.sync()
+        self.stored: list[bytes] = []
+
+    def write(self, value_bytes: int, *, batches: int = 1, awaited: bool = True) -> None:
+        """Append, and have it synced: at once for somebody who waits, or when the time for the others has come."""
+        for _ in range(batches):
+            self.stored.append(append(self.log, make_batch([1], value_bytes, len(self.stored)))[1])
+        self.syncer.request(self.log, urgent=awaited)
+        self.scheduler.fire()
+        self.background.run_all()
+        assert self.log.durable_end_offset == self.log.end_offset
+
+    @property
+    def written_ahead_bytes(self) -> int:
+        """Blocks that the disk has given away beyond the last batch."""
+        taken = self.disk.capacity_bytes - self.disk.free_bytes("/")
+        others = sum(len(data) for path, data in self.disk.files().items() if path != SEGMENT)
+        return taken - others - self.log.size_bytes
+
+
+def test_a_log_whose_batches_are_waited_for_gets_room_that_is_written() -> None:
+    bench = Bench()
+    for _ in range(40):
+        bench.write(5000)
+    length = len(bench.disk.files()[SEGMENT])
+    assert bench.written_ahead_bytes == length - bench.log.size_bytes > 0
+    for _ in range(150):
+        bench.write(5000)
+        assert bench.written_ahead_bytes <= 256 << 10
+    check_contents(bench.log, bench.stored, thorough=False)
+    bench.log.close()
+    assert len(bench.disk.files()[SEGMENT]) == sum(map(len, bench.stored))
+
+
+@pytest.mark.parametrize(
+    ("value_bytes", "batches", "awaited", "capacity_bytes"),
+    [
+        (5000, 1, False, CAPACITY_BYTES),
+        (5000, 30, True, CAPACITY_BYTES),
+        (100_000, 1, True, CAPACITY_BYTES),
+        (500, 1, True, CAPACITY_BYTES),
+        (5000, 1, True, 1 << 30),
+    ],
+    ids=[
+        "nobody waits",
+        "many batches a sync",
+        "large batches",
+        "batches smaller than a block",
+        "little free",
+    ],
+)
+def test_where_zeros_do_not_pay_nothing_is_written_twice(
+    value_bytes: int, batches: int, awaited: bool, capacity_bytes: int
+) -> None:
+    bench = Bench(capacity_bytes)
+    while bench.log.size_bytes < 500_000:
+        bench.write(value_bytes, batches=batches, awaited=awaited)
+        assert bench.written_ahead_bytes == 0
+
+
+def test_zeros_take_no_space_from_records_on_a_disk_that_others_fill() -> None:
+    """Another program took the space between the question how much is free and the answer's use."""
+    bench = Bench()
+    for _ in range(12):
+        bench.write(5000)
+    bench.disk.room = lambda wanted: min(wanted, 20_000)  # type: ignore[method-assign]  # not for 256 KiB at once
+    for _ in range(40):
+        bench.write(5000)
+        assert bench.written_ahead_bytes == 0
+    check_contents(bench.log, bench.stored)
+
+
+def test_a_failed_write_of_zeros_ends_the_service_and_loses_nothing() -> None:
+    bench = Bench()
+    while bench.log.size_bytes <= 64_000:  # the next one finds no room
+        bench.write(5000)
+    failures = [errno.EIO]  # of the zeros; the batch itself could be written
+    bench.disk.fail_when = lambda operation, _: failures.pop() if operation == "write" and failures else None
+    with pytest.raises(StorageError, match="cannot write"):
+        bench.write(5000)
+    assert bench.log.failure is not None
+    durable = bench.stored[: bench.log.durable_end_offset]
+    bench.disk.fail_no_more()
+    for seed in range(10):
+        check_contents(_opened(bench.disk.crash(random.Random(seed))), durable, thorough=False)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_power_failing_between_zeros_and_batches_loses_nothing_that_was_acknowledged(seed: int) -> None:
+    """Images are taken after every change of the disk while the log grows into its zeros, several times."""
+    bench = Bench()
+    chance = random.Random(seed)
+    durable = 0
+    crashes = 0
+
+    def crash() -> None:
+        nonlocal crashes
+        crashes += 1
+        if chance.random() < 0.2:
+            log = _opened(bench.disk.crash(chance))
+            assert log.end_offset >= durable
+            assert list(log.batches(0)) == [*bench.stored, ahead][: log.end_offset]
+
+    written = 0
+    for step in range(70):
+        batch = make_batch([step], chance.randint(2500, 9000), step)
+        ahead = step.to_bytes(8, "big") + batch[8:12] + bytes(4) + batch[16:]
+        bench.disk.on_change = crash
+        assert append(bench.log, batch)[1] == ahead
+        bench.stored.append(ahead)
+        bench.syncer.request(bench.log)
+        if chance.random() < 0.8:
+            bench.background.run_all()
+        durable = bench.log.durable_end_offset
+        bench.disk.on_change = None
+        written = max(written, bench.written_ahead_bytes)
+    assert written > 100_000
+    assert crashes > 140
+
+
+def _opened(disk: SimulatedDisk) -> Log:
+    return Log.open(disk, ManualClock(), DIRECTORY, LogSettings())

@@ -1,0 +1,241 @@
+"""Whole batches behind a damaged place are kept in a file of their own when the end of a log is cut."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mansio.errors import StorageError
+from mansio.log.files import FileCache
+from mansio.log.inspection import inspect_log
+from mansio.log.inspection_report import Severity
+from mansio.log.log import Log, LogSettings
+from mansio.log.opening import OpenRequest, open_logs
+from mansio.log.recovery_cut import CUT_FILES_MAX, Piece, cut_name, cut_of, whole_batches
+from mansio.logs import FIELDS
+from mansio.testing.disk import SimulatedDisk
+from support.logs import ManualClock, append, check_contents, make_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+DIRECTORY = "/data/p"
+ONE_SEGMENT = LogSettings()
+SMALL_SEGMENTS = LogSettings(segment_bytes=300)
+
+
+def segment_path(base_offset: int, directory: str = DIRECTORY) -> str:
+    return f"{directory}/{base_offset:020d}.log"
+
+
+def killed(settings: LogSettings, batches: int = 6, *, synced: int = 2, directory: str = DIRECTORY) -> tuple:
+    """The disk of a log that was killed, whose checkpoint knows of the first `synced` batches; all batches."""
+    disk = SimulatedDisk()
+    return disk, write(disk, settings, batches, synced, directory)
+
+
+def write(
+    disk: SimulatedDisk, settings: LogSettings, batches: int, synced: int, directory: str
+) -> list[bytes]:
+    log = Log.open(disk, ManualClock(), directory, settings)
+    stored = []
+    for number in range(batches):
+        stored.append(append(log, make_batch([number], 60, number))[1])
+        if number + 1 == synced:
+            log.sync()
+    return stored
+
+
+def damage(disk: SimulatedDisk, stored: Sequence[bytes], number: int, directory: str = DIRECTORY) -> None:
+    """Flip a bit in the value of a batch."""
+    for path, data in disk.files().items():
+        at = data.find(stored[number])
+        if path.startswith(directory) and path.endswith(".log") and at >= 0:
+            disk.flip_bit(path, 8 * (at + 70))
+            return
+    raise AssertionError("no such batch")
+
+
+def kept_files(disk: SimulatedDisk) -> dict[str, bytes]:
+    return {path: data for path, data in disk.files().items() if cut_of(path.rpartition("/")[2]) is not None}
+
+
+@pytest.mark.parametrize("settings", [ONE_SEGMENT, SMALL_SEGMENTS], ids=["one segment", "many segments"])
+def test_batches_behind_damage_are_kept_and_the_cut_is_told(
+    settings: LogSettings, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk, stored = killed(settings)
+    damage(disk, stored, 3)
+    log = Log.open(disk, ManualClock(), DIRECTORY, settings)
+    assert log.end_offset == 3
+    check_contents(log, stored)
+    cut = log.recovery.cut
+    assert cut is not None
+    assert (cut.offset, cut.batches, cut.first_offset, cut.last_offset) == (3, 2, 4, 5)
+    assert cut.size_bytes == log.recovery.cut_bytes >= sum(map(len, stored[3:]))
+    ((path, data),) = kept_files(disk).items()
+    assert cut.path == path == f"{DIRECTORY}/{cut_name(3, 1)}"
+    assert all(batch in data for batch in stored[4:])
+    (line,) = [record for record in caplog.records if record.message == "log cut"]
+    assert line.levelno == logging.ERROR
+    told = getattr(line, FIELDS)
+    assert (told["batches"], told["first_offset"], told["last_offset"]) == (2, 4, 5)
+    assert (told["set_aside"], told["directory"]) == (path, DIRECTORY)
+    after = append(log, make_batch([50], 60, 50), leader_epoch=1)[1]
+    log.close()
+    log = Log.open(disk, ManualClock(), DIRECTORY, settings)
+    assert log.recovery.cut is None
+    check_contents(log, [*stored[:3], after])
+    assert kept_files(disk) == {path: data}
+
+
+def test_torn_tail_without_a_whole_batch_leaves_no_file(caplog: pytest.LogCaptureFixture) -> None:
+    disk, stored = killed(ONE_SEGMENT)
+    damage(disk, stored, 5)
+    log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
+    cut = log.recovery.cut
+    assert cut is not None
+    assert (cut.offset, cut.batches, cut.path) == (5, 0, "")
+    assert not kept_files(disk)
+    assert [(record.message, record.levelname) for record in caplog.records] == [("log cut", "WARNING")]
+
+
+def test_segments_that_no_durable_record_leads_to_are_kept() -> None:
+    disk, stored = killed(SMALL_SEGMENTS, synced=0)
+    disk.remove(segment_path(0))
+    bases = [int(path[-24:-4]) for path in disk.files() if path.endswith(".log")]
+    log = Log.open(disk, ManualClock(), DIRECTORY, SMALL_SEGMENTS)
+    assert log.end_offset == 0
+    cut = log.recovery.cut
+    assert cut is not None
+    assert (cut.first_offset, cut.last_offset, cut.segments) == (min(bases), 5, len(bases))
+    (data,) = kept_files(disk).values()
+    assert all(batch in data for batch in stored[min(bases) :])
+
+
+def test_a_later_cut_at_the_same_offset_gets_a_file_of_its_own() -> None:
+    disk, stored = killed(ONE_SEGMENT)
+    damage(disk, stored, 3)
+    for number in range(1, 4):
+        log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
+        assert log.end_offset == 3
+        assert sorted(kept_files(disk)) == [f"{DIRECTORY}/{cut_name(3, n)}" for n in range(1, number + 1)]
+        again = [append(log, make_batch([n], 60, 100 * number + n))[1] for n in range(3)]
+        damage(disk, again, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "failing"), [(ONE_SEGMENT, ["truncate"]), (SMALL_SEGMENTS, ["remove", "truncate"])]
+)
+def test_openings_that_end_before_the_cut_make_one_file(settings: LogSettings, failing: list[str]) -> None:
+    disk, stored = killed(settings)
+    damage(disk, stored, 3)
+    for operation in failing:
+        disk.fail_when = lambda wanted, path, operation=operation: (
+            5 if wanted == operation and path.endswith(".log") else None
+        )
+        for _ in range(3):
+            with pytest.raises(StorageError):
+                Log.open(disk, ManualClock(), DIRECTORY, settings)
+    disk.fail_no_more()
+    log = Log.open(disk, ManualClock(), DIRECTORY, settings)
+    assert log.end_offset == 3
+    ((path, data),) = kept_files(disk).items()
+    assert path == f"{DIRECTORY}/{cut_name(3, 1)}"
+    assert all(batch in data for batch in stored[4:])
+
+
+def test_full_disk_refuses_the_partition_and_destroys_nothing() -> None:
+    disk, stored = killed(SMALL_SEGMENTS, 40)
+    damage(disk, stored, 3)
+    room = disk.capacity_bytes
+    before = {path: data for path, data in disk.files().items() if path.endswith(".log")}
+    disk.capacity_bytes = room - disk.free_bytes("/") + 600
+    for _ in range(2):
+        with pytest.raises(StorageError, match=r"nothing was cut.*No space left"):
+            Log.open(disk, ManualClock(), DIRECTORY, SMALL_SEGMENTS)
+        assert {path: data for path, data in disk.files().items() if path.endswith(".log")} == before
+        assert not any(path.endswith(".tmp") for path in disk.files()), "it takes the room that others need"
+    disk.capacity_bytes = room
+    log = Log.open(disk, ManualClock(), DIRECTORY, SMALL_SEGMENTS)
+    assert log.end_offset == 3
+    assert log.recovery.cut is not None
+    assert log.recovery.cut.batches == 36
+
+
+def test_number_of_files_is_bounded_and_the_next_cut_is_refused() -> None:
+    disk, stored = killed(ONE_SEGMENT)
+    damage(disk, stored, 3)
+    for number in range(1, CUT_FILES_MAX + 1):
+        disk.put_file(f"{DIRECTORY}/{cut_name(1, number)}", b"x")
+    before = disk.files()
+    with pytest.raises(StorageError, match="nothing was cut"):
+        Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
+    assert disk.files() == before
+    disk.remove(f"{DIRECTORY}/{cut_name(1, 7)}")
+    log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
+    assert log.recovery.cut is not None
+    assert log.recovery.cut.path == f"{DIRECTORY}/{cut_name(3, CUT_FILES_MAX + 1)}"
+
+
+def test_one_log_that_cannot_be_cut_harms_no_other() -> None:
+    disk = SimulatedDisk()
+    names = [f"/data/{name}" for name in "abcdef"]
+    stored = [write(disk, ONE_SEGMENT, 6, 2, name) for name in names]
+    for number, name in enumerate(names[:4]):
+        damage(disk, stored[number], 3, name)
+    disk.fail_when = lambda operation, path: (
+        28 if operation == "write" and ".cut-" in path and path.startswith("/data/a") else None
+    )
+    requests = [OpenRequest(name, ONE_SEGMENT) for name in names]
+    opened = open_logs(disk, ManualClock(), "/data", requests, FileCache(disk))
+    assert isinstance(opened[0], StorageError)
+    for number, log in enumerate(opened[1:], 1):
+        assert isinstance(log, Log)
+        assert log.end_offset == (3 if number < 4 else 6)
+        check_contents(log, stored[number])
+    assert sorted(path[:7] for path in kept_files(disk)) == ["/data/b", "/data/c", "/data/d"]
+
+
+def test_bytes_made_to_look_like_batches_cannot_keep_a_log_from_opening() -> None:
+    """They are not searched for ever; what was not searched is kept."""
+    disk = SimulatedDisk()
+    size = 8 << 20
+    header = bytearray(make_batch([1], 0))[:61]
+    header[8:12] = (size // 2).to_bytes(4, "big")
+    disk.make_directory(DIRECTORY)
+    disk.put_file(segment_path(0), b"\1" + bytes(header) * (size // 61))
+    file = disk.open(segment_path(0))
+    began = time.process_time()
+    whole = whole_batches([Piece(file, 0, file.size())])
+    assert (whole.batches, whole.searched) == (0, False)
+    assert time.process_time() - began < 5
+
+
+def test_doctor_tells_before_the_first_start_and_names_the_file_after_it() -> None:
+    disk, stored = killed(ONE_SEGMENT)
+    damage(disk, stored, 3)
+    before = disk.files()
+    report = inspect_log(disk, DIRECTORY)
+    (finding,) = [one for one in report.findings if one.severity is Severity.DAMAGE]
+    assert "2 whole batches, records 4 to 5" in finding.what
+    assert "sets them aside" in finding.meaning
+    assert disk.files() == before
+    log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
+    log.close()
+    report = inspect_log(disk, DIRECTORY)
+    (finding,) = [one for one in report.findings if cut_of(one.path.rpartition("/")[2])]
+    assert finding.severity is Severity.NOTE
+    assert "2 whole batches, records 4 to 5" in finding.what
+    assert not report.other_names
+
+
+@pytest.mark.parametrize(
+    "name", ["x.cut-1", f"{3:020d}.cut-", f"{3:020d}.cut-1.tmp", f"{3:020d}.log", f"{3:020d}.cut-x", "cut-1"]
+)
+def test_other_names_are_no_such_files(name: str) -> None:
+    assert cut_of(name) is None
+    assert cut_of(cut_name(3, 17)) == (3, 17)
