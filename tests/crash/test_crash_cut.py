@@ -1,7 +1,8 @@
 """Power fails, or a call of the disk does, while an opening cuts a damaged log: no whole batch is ever lost by it.
 
 A log is killed a while after its last checkpoint, and one or two places behind that are damaged. What the disk then
-holds in whole batches is what it holds in the end, in the log or in the files that a cut sets aside.
+holds in whole batches is what it holds in the end, in the log or in the files that a cut sets aside. Nor is it
+forgotten that the next records need a leader epoch of their own.
 """
 
 from __future__ import annotations
@@ -110,23 +111,28 @@ def test_whole_batches_behind_damage_survive_power_losses_while_they_are_set_asi
         try:
             log = check(case, disk)
             disk.on_change = None
+            assert log.epoch_due == (log.recovery.cut is not None)
             set_aside += log.recovery.cut is not None and bool(log.recovery.cut.path)
             images.append(disk.crash(chance))
             for image in images:
                 nothing_whole_is_gone(case, image)
                 again = images_of(image, chance)
-                ended = check(case, image).end_offset
+                reopened = check(case, image)
+                ended = reopened.end_offset
+                assert reopened.epoch_due == log.epoch_due
                 image.on_change = None
                 assert ended == log.end_offset
                 for second in chance.sample(again, min(2, len(again))):
                     nothing_whole_is_gone(case, second)
                     after = check(case, second)
                     assert after.end_offset == ended
+                    assert after.epoch_due == log.epoch_due
                     tail = append(after, make_batch([7], 300, 999), 1000)[1]
                     after.sync()
                     kept = [b for b in case.stored if read_header(b).base_offset < ended]
                     last = Log.open(second.crash(chance), ManualClock(), DIRECTORY, case.settings)
                     check_contents(last, [*kept, tail], thorough=False)
+                    assert last.epoch_due == log.epoch_due
                     nothing_whole_is_gone(case, second)
                 states += 1 + min(2, len(again))
         except AssertionError as error:

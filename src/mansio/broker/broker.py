@@ -165,8 +165,10 @@ class Broker:
             close_partitions=partial(_close_partitions_of, compactor, partitions),
         )
         await topics.recover()
-        for partition in partitions.shortened():
-            await topics.begin_leader_epoch(partition.topic, partition.index)
+        shortened = partitions.shortened()
+        await topics.begin_leader_epochs([(partition.topic, partition.index) for partition in shortened])
+        for partition in shortened:
+            partition.log.epoch_begun()
         records = RecordService(
             partitions, ProducerIds(store, state.keys, random).take, settings.produce_wait_ms_max
         )

@@ -337,8 +337,9 @@ class PartitionSet:
             )
 
     def shortened(self) -> list[Partition]:
-        """Partitions whose recovery cut a torn tail: their next records need a leader epoch of their own."""
-        return [partition for partition in self if partition.log.recovery.cut_bytes]
+        """Partitions that a recovery cut, at this start or one that was killed before the next epoch began: their next
+        records need a leader epoch of their own."""
+        return [partition for partition in self if partition.log.epoch_due]
 
     def report_unknown_directories(self) -> list[str]:
         """Directories under `topics/` that belong to no topic of the metadata: logged, never removed."""

@@ -244,30 +244,34 @@ class TopicAdmin:
                 return self.find(name)
         raise ConcurrentChange(f"the settings of {name} are being changed by others")
 
-    async def begin_leader_epoch(self, name: str, index: int) -> None:
-        """This broker leads the partition anew: what it writes from now on carries a leader epoch of its own.
+    async def begin_leader_epochs(self, places: Sequence[tuple[str, int]]) -> None:
+        """This broker leads these partitions (topic, index) anew: what it writes from now on carries a leader epoch of
+        its own. One change for all of them: each would have every view of the topic made anew.
 
         Needed after a recovery that cut a torn tail, because the offsets of that tail are given out again.
         """
-        key = self.state.keys.partition(self.find(name).topic_id, index)
+        for chunk in _chunks(places, self._store.operations_max):
+            await self._begin_leader_epochs(chunk)
+
+    async def _begin_leader_epochs(self, places: Sequence[tuple[str, int]]) -> None:
         for _ in range(CONFLICT_ATTEMPTS_MAX):
-            entry = await self._store.get(key)
-            if entry is None:
-                raise UnknownTopicOrPartition(f"there is no partition {name}-{index}")
-            document = metadata.decode(key, entry.value)
             writer = new_writer(self._random)
-            later = {**document, "leader_epoch": document["leader_epoch"] + 1}
-            del later["schema"], later["writer"]
-            done = await metadata.transact_surely(
-                self._store,
-                [Compare(key, mod_revision=entry.mod_revision)],
-                [Put(key, metadata.encode(later, writer))],
-                writer,
-            )
+            compares, puts = [], []
+            for name, index in places:
+                key = self.state.keys.partition(self.find(name).topic_id, index)
+                entry = await self._store.get(key)
+                if entry is None:
+                    raise UnknownTopicOrPartition(f"there is no partition {name}-{index}")
+                document = metadata.decode(key, entry.value)
+                later = {**document, "leader_epoch": document["leader_epoch"] + 1}
+                del later["schema"], later["writer"]
+                compares.append(Compare(key, mod_revision=entry.mod_revision))
+                puts.append(Put(key, metadata.encode(later, writer)))
+            done = await metadata.transact_surely(self._store, compares, puts, writer)
             await self.state.reached(done.revision, self._scheduler)
             if done.succeeded:
                 return
-        raise ConcurrentChange(f"the leader epoch of {name}-{index} is being changed by others")
+        raise ConcurrentChange(f"the leader epochs of {len(places)} partitions are being changed by others")
 
     async def recover(self) -> None:
         """At start: finish deleting what a crash left half made or half deleted; bring the broker's own topics, if

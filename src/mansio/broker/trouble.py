@@ -87,7 +87,8 @@ class Trouble:
     def forget(self, topic: str, partition: int) -> None:
         """The partition is closed: what was wrong with it is no longer here."""
         self.damaged.pop((topic, partition), None)
-        self.room(topic, partition)
+        if self._without_room.pop((topic, partition), None) is not None and not self._without_room:
+            self._tell()
 
     # Room
 

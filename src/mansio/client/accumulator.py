@@ -5,7 +5,8 @@ or when it is its turn; a sealed batch keeps its place and (with idempotence) it
 retry, so that the order of a partition is the order of the calls.
 
 Always true: `buffered_bytes` is the sum of the sizes of all batches that are not settled; a batch is settled once;
-sequence numbers of a queue are handed out in order, without a gap that the queue does not know of (`has_gap`).
+sequence numbers of a queue are handed out in order, without a gap that the queue does not know of (`gap`); a number
+that the broker may have stored is not given to other records.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from .types import RecordMetadata
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
-    from .request import Route
+    from .request import Identity, Route
     from .types import Headers
 
     Stamped = tuple[int, bytes | None, bytes | None, Headers]
@@ -226,7 +227,8 @@ class PartitionQueue:
     __slots__ = (
         "blocked_until",
         "failures",
-        "has_gap",
+        "gap",
+        "identity",
         "in_flight",
         "is_recovering",
         "last_callers",
@@ -254,10 +256,12 @@ class PartitionQueue:
         """After a failure: one batch at a time, until those that were under way are through."""
         self.blocked_until = 0.0
         self.failures = 0
+        self.identity: Identity | None = None
+        """Whose numbers these are: what was numbered goes again under the same producer id."""
         self.producer_epoch = 0
         self.next_sequence = 0
-        self.has_gap = False
-        """A numbered batch was given up; the broker may not accept the next ones in this epoch."""
+        self.gap: int | None = None
+        """The number of the last batch that was given up; the broker may not accept those behind it in this epoch."""
 
         self.needs_epoch = False
         """The broker did not accept them: a new epoch begins as soon as nothing is in flight."""
@@ -309,8 +313,15 @@ class PartitionQueue:
             and batch.producer_epoch == self.producer_epoch
         ):
             self.next_sequence = batch.base_sequence
-        else:
-            self.has_gap = True
+        elif self.gap is None or _is_before(self.gap, batch.base_sequence):
+            self.gap = batch.base_sequence
+
+    def stored(self, batch: Batch) -> None:
+        """The broker has a batch, and so all that were numbered before it."""
+        self.failures = 0
+        sequence = batch.base_sequence
+        if self.gap is not None and sequence is not None and _is_before(self.gap, sequence):
+            self.gap = None
 
     def abandon(self) -> None:
         """Forget all that waits or is in flight, which its sender fails; what comes next begins a new epoch."""
@@ -325,7 +336,7 @@ class PartitionQueue:
         """Number all that waits anew, in a new producer epoch (KIP-360). Nothing may be in flight."""
         self.producer_epoch += 1
         self.next_sequence = 0
-        self.has_gap = self.needs_epoch = False
+        self.gap, self.needs_epoch = None, False
         for batch in self.ready:
             batch.base_sequence = None
 

@@ -69,7 +69,8 @@ class Producer:
         self._lookups = Lookups(cluster, asyncio.get_running_loop())
         self._loop = asyncio.get_running_loop()
         self._topics: dict[str, _TopicQueues] = {}
-        self._room: deque[asyncio.Future[None]] = deque()
+        self._room: deque[asyncio.Event] = deque()
+        """Who waits for room, in the order of the calls; the first is told, and whoever comes later waits behind."""
         self._sender = Sender(cluster, self.options, self._give_room)
         self._is_closed = False
 
@@ -201,8 +202,7 @@ class Producer:
                 await self.flush()
         finally:
             for waiter in self._room:
-                if not waiter.done():
-                    waiter.set_exception(ConnectionLost("the producer is closed"))
+                waiter.set()
             await self._lookups.close()
             await self._sender.close()
 
@@ -214,7 +214,7 @@ class Producer:
         if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
             return None
         size = size_of(record)
-        if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
+        if self._room or self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
             return None
         return self._append(topic, view, record, size, is_awaited=True)[1]
 
@@ -224,7 +224,7 @@ class Producer:
         if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
             view = await self._look_up(topic)
         size = size_of(record)
-        if self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
+        if self._room or self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
             await self._wait_for_room(size)
         return self._append(topic, view, record, size)
 
@@ -273,7 +273,13 @@ class Producer:
         """Put a plain value behind others, if they wait for more in a batch that has room: what `_append` does, for the
         most frequent case. The batch; None if nothing was done."""
         queues = self._topics.get(topic)
-        if queues is None or queues.sticky is None or type(value) is not bytes or self._is_closed:
+        if (
+            queues is None
+            or queues.sticky is None
+            or type(value) is not bytes
+            or self._is_closed
+            or self._room
+        ):
             return None
         queue = queues.queues.get(queues.sticky)
         batch = None if queue is None else queue.open
@@ -298,6 +304,8 @@ class Producer:
         Only plain values, which go wherever that one went, and only as long as there is room in the batch and in the
         buffer: it does for many what `_append` does for one, without a step of the interpreter for each.
         """
+        if self._room:
+            return 0
         stamp, before = batch.stamps[-1], position
         room = min(
             self.options.batch_bytes_max - batch.size,
@@ -329,24 +337,28 @@ class Producer:
         return await self._lookups.find(topic)
 
     async def _wait_for_room(self, size: int) -> None:
-        while (
-            self._sender.buffered_bytes and self._sender.buffered_bytes + size > self.options.buffer_bytes_max
-        ):
-            if self.options.when_full == "raise":
-                raise QueueFull(f"{self._sender.buffered_bytes} bytes wait for acknowledgement")
-            waiter: asyncio.Future[None] = self._loop.create_future()
-            self._room.append(waiter)
-            try:
-                await waiter
-            finally:
-                if waiter in self._room:
-                    self._room.remove(waiter)
+        waiter = asyncio.Event()
+        self._room.append(waiter)
+        try:
+            while self._room[0] is not waiter or self._lacks_room(size):
+                if self.options.when_full == "raise":
+                    raise QueueFull(f"{self._sender.buffered_bytes} bytes wait for acknowledgement")
+                await waiter.wait()
+                waiter.clear()
+                if self._is_closed:
+                    raise ConnectionLost("the producer is closed")
+        finally:
+            self._room.remove(waiter)
+            self._give_room()  # the next one looks when this one has put its record
+
+    def _lacks_room(self, size: int) -> bool:
+        buffered = self._sender.buffered_bytes  # a record larger than the buffer goes when that is empty
+        return bool(buffered) and buffered + size > self.options.buffer_bytes_max
 
     def _give_room(self) -> None:
-        """Wake all that wait for room; those that find none wait again, in their order."""
-        for waiter in self._room:
-            if not waiter.done():
-                waiter.set_result(None)
+        """Let the first of those who wait for room look whether it is enough."""
+        if self._room:
+            self._room[0].set()
 
     async def _settled(self, batches: set[Batch]) -> None:
         """Send these batches without waiting for more records, and wait for their outcomes."""

@@ -136,11 +136,11 @@ class RequestWriter:
         self._codec = codec
         self._patterns: dict[tuple[int, str, bytes, float], SingleProduce] = {}
 
-    def send(self, connection: Connection, pending: PendingRequest, who: Identity) -> None:
+    def send(self, connection: Connection, pending: PendingRequest) -> None:
         """Give a request its place in the order of sending. With acks=0 nothing is waited for, and `pending` is not
         told. `ConnectionLost`, `UnsupportedVersion`."""
         batches = pending.batches
-        if len(batches) == 1 and self._send_again(connection, pending, batches[0], who):
+        if len(batches) == 1 and self._send_again(connection, pending, batches[0]):
             return
         ids = {batch.queue.topic: self._topic_id(batch.queue.topic) for batch in batches}
         highest = HIGHEST_VERSION_WITH_NAMES if NO_TOPIC_ID in ids.values() else None
@@ -151,21 +151,19 @@ class RequestWriter:
         if len(batches) == 1 and version >= LOWEST_VERSION:
             (batch,) = batches
             single = self._pattern(connection, version, batch.queue.topic, ids[batch.queue.topic])
-            buffers = (single.encode(correlation_id, batch.queue.partition, self._encode(batch, who)),)
+            buffers = (single.encode(correlation_id, batch.queue.partition, self._encode(batch)),)
             names = {ids[batch.queue.topic]: batch.queue.topic}
             view = self._cluster.cached_topic(batch.queue.topic)
             batch.queue.route = Route(connection, view, version, single, names)
         else:
-            buffers = self._encode_many(connection, version, correlation_id, batches, ids, who)
+            buffers = self._encode_many(connection, version, correlation_id, batches, ids)
         if self._acks == 0:
             connection.send_unanswered(buffers)
             return
         pending.expect(version, {topic_id: topic for topic, topic_id in ids.items()}, single)
         connection.begin(buffers, correlation_id, pending)
 
-    def _send_again(
-        self, connection: Connection, pending: PendingRequest, batch: Batch, who: Identity
-    ) -> bool:
+    def _send_again(self, connection: Connection, pending: PendingRequest, batch: Batch) -> bool:
         """`send` for a queue whose last request went the same way. False if it did not, and nothing was done."""
         queue = batch.queue
         route = queue.route
@@ -177,7 +175,7 @@ class RequestWriter:
         ):
             return False
         correlation_id = connection.next_correlation_id()
-        framed = route.single.encode(correlation_id, queue.partition, self._encode(batch, who))
+        framed = route.single.encode(correlation_id, queue.partition, self._encode(batch))
         pending.expect(route.version, route.names, route.single)
         connection.begin((framed,), correlation_id, pending)
         return True
@@ -202,11 +200,10 @@ class RequestWriter:
         correlation_id: int,
         batches: Sequence[Batch],
         ids: dict[str, bytes],
-        who: Identity,
     ) -> list[Buffer]:
         topics: dict[str, list[tuple[int, bytes]]] = {}
         for batch in batches:
-            topics.setdefault(batch.queue.topic, []).append((batch.queue.partition, self._encode(batch, who)))
+            topics.setdefault(batch.queue.topic, []).append((batch.queue.partition, self._encode(batch)))
         return produce.encode_request(
             version,
             correlation_id,
@@ -216,9 +213,10 @@ class RequestWriter:
             [(topic, ids[topic], partitions) for topic, partitions in topics.items()],
         )
 
-    def _encode(self, batch: Batch, who: Identity) -> bytes:
+    def _encode(self, batch: Batch) -> bytes:
         fields: dict[str, Any] = {}
-        if who is not NOBODY:
+        who = batch.queue.identity
+        if who is not None and who is not NOBODY:
             fields = {
                 "producer_id": who.producer_id,
                 "producer_epoch": who.first_epoch + batch.producer_epoch,

@@ -57,6 +57,7 @@ logger = logging.getLogger(__name__)
 
 REQUESTS_IN_FLIGHT_MAX = 5
 EXPIRY_CHECK_SECONDS = 0.5
+PRODUCER_EPOCH_MAX = (1 << 15) - 1
 LANE = "produce"
 NOT_ASKED = PartitionResult(-1)
 """What stands for the answer with acks=0."""
@@ -182,6 +183,8 @@ class Sender(Settling):
         if not queue.ready:
             queue.seal()
         batch = queue.ready.popleft()
+        if queue.identity is None:
+            queue.identity = self._identity
         queue.number(batch)
         queue.in_flight += 1
         if queue.ready:
@@ -211,6 +214,16 @@ class Sender(Settling):
             self._alarm.set(due)
             return False
         return True
+
+    def _begin_epoch(self, queue: PartitionQueue) -> None:
+        """In the end a producer id has no epochs left; the queue gets another one then. Others keep theirs, because
+        what they have to send again is known to the broker under it."""
+        super()._begin_epoch(queue)
+        who = queue.identity
+        if who is not None and who.first_epoch + queue.producer_epoch > PRODUCER_EPOCH_MAX:
+            queue.identity, queue.producer_epoch = None, 0
+            if self._identity is who:
+                self._identity = NOBODY  # asked for before the next batch leaves
 
     def _not_located(self, queue: PartitionQueue, error: MansioError) -> None:
         self._back_off(queue)
@@ -256,7 +269,7 @@ class Sender(Settling):
 
     def _send(self, connection: Connection, pending: PendingRequest) -> None:
         try:
-            self._writer.send(connection, pending, self._identity)
+            self._writer.send(connection, pending)
         except MansioError as error:
             self._ended(pending, (), error, was_sent=False)
             return
@@ -286,6 +299,7 @@ class Sender(Settling):
                     self._failed(batch, error)
             for batch, result in outcomes:
                 if result is None:
+                    batch.may_be_stored = True
                     self._failed(batch, RequestTimedOut("the broker left a partition out of its answer"))
                 else:
                     self._take(batch, result)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from mansio.errors import MansioError, MessageTooLarge, OutOfOrderSequence, UnknownProducerId
+from mansio.errors import MansioError, MessageTooLarge, OutOfOrderSequence, RequestError, UnknownProducerId
 from mansio.link.retry import error_for
 
 if TYPE_CHECKING:
@@ -45,19 +45,24 @@ class Settling:
         if result.error_code in (0, DUPLICATE_SEQUENCE_NUMBER):
             batch.base_offset = result.base_offset if result.error_code == 0 else -1
             batch.log_append_time_ms = result.log_append_time_ms
-            batch.queue.failures = 0
-            batch.queue.has_gap = False
+            batch.queue.stored(batch)
             self._settle(batch, None)
             return
         batch.record_errors = {index: message or "" for index, message in result.record_errors}
-        self._failed(batch, error_for(result.error_code, result.error_message))
+        error = error_for(result.error_code, result.error_message)
+        if not isinstance(error, RequestError):
+            # Not refused: a disk that failed, too few replicas, a time-out. The batch may be in the log.
+            batch.may_be_stored = True
+        self._failed(batch, error)
 
     def _failed(self, batch: Batch, error: MansioError) -> None:
         """Send again, number anew, split, or give up."""
         queue = batch.queue
-        if isinstance(error, OutOfOrderSequence | UnknownProducerId) and self._is_repairable(batch):
-            queue.put_back(batch)
-            return
+        if isinstance(error, OutOfOrderSequence | UnknownProducerId):
+            if self._is_repairable(batch):
+                queue.put_back(batch)
+                return
+            queue.needs_epoch = True  # this batch is refused, and that is told; those after it would be, too
         if isinstance(error, MessageTooLarge) and len(batch.values) > 1:
             self.unsettled.discard(batch)
             left, right = batch.split()
@@ -79,8 +84,8 @@ class Settling:
         queue = batch.queue
         if queue.in_flight > 1 or queue.waits_before(batch):
             return True
-        queue.needs_epoch = queue.has_gap
-        return queue.has_gap
+        queue.needs_epoch = queue.gap is not None
+        return queue.needs_epoch
 
     def _give_up(self, batch: Batch, error: MansioError) -> None:
         batch.queue.give_up(batch)
@@ -113,11 +118,14 @@ class Settling:
         queue.failures += 1
         queue.blocked_until = self._loop.time() + self._options.backoff.delay_seconds(queue.failures)
 
+    def _begin_epoch(self, queue: PartitionQueue) -> None:
+        queue.begin_epoch()
+
     def _tidy(self, queue: PartitionQueue) -> None:
         """After batches left a queue."""
         if queue.in_flight == 0:
             if queue.needs_epoch:
-                queue.begin_epoch()
+                self._begin_epoch(queue)
             queue.is_recovering = bool(queue.ready) and queue.ready[0].base_sequence is not None
         if queue.in_flight == 0 and not queue.ready and queue.open is None:
             self._queues.pop(queue, None)

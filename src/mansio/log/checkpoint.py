@@ -22,25 +22,30 @@ CHECKPOINT_MAGIC = b"MANSIOCP"
 CHECKPOINT_VERSION = 1
 CHECKPOINT_NAME = "checkpoint"
 SLOT_DISTANCE_BYTES = 4096  # further apart than any sector: one torn write cannot reach both
-_SLOT = struct.Struct(">8sHHQqqQq")  # magic, version, zero, sequence, durable end, segment, position, start
+_SLOT = struct.Struct(">8sHHQqqQq")  # magic, version, flags, sequence, durable end, segment, position, start
+_EPOCH_DUE = 1
 _CRC = struct.Struct(">I")
 
 
 class Checkpoint(NamedTuple):
-    """`durable_end_offset` is at `position` (bytes) of the segment `segment_base`; the log starts at `start_offset`."""
+    """`durable_end_offset` is at `position` (bytes) of the segment `segment_base`; the log starts at `start_offset`.
+
+    `epoch_due`: an opening cut the log, or was about to, and no leader epoch has begun since.
+    """
 
     sequence: int
     durable_end_offset: int
     segment_base: int
     position: int
     start_offset: int
+    epoch_due: bool = False
 
     def encode(self) -> bytes:
         """One slot (docs/FILE_FORMAT.md)."""
         body = _SLOT.pack(
             CHECKPOINT_MAGIC,
             CHECKPOINT_VERSION,
-            0,
+            _EPOCH_DUE if self.epoch_due else 0,
             self.sequence,
             self.durable_end_offset,
             self.segment_base,
@@ -97,7 +102,7 @@ def _decode(data: bytes, at: int) -> Checkpoint | None:
         return None
     if crc32c(data[at : at + _SLOT.size]) != _CRC.unpack_from(data, at + _SLOT.size)[0]:
         return None
-    magic, version, _, *fields = _SLOT.unpack_from(data, at)
+    magic, version, flags, sequence, end, segment, position, start = _SLOT.unpack_from(data, at)
     if magic != CHECKPOINT_MAGIC or version != CHECKPOINT_VERSION:
         return None
-    return Checkpoint(*fields)
+    return Checkpoint(sequence, end, segment, position, start, bool(flags & _EPOCH_DUE))

@@ -6,7 +6,8 @@ what stays of it is written to a file of its own. When such a file is on stable 
 
 The work is done in slices of about a millisecond (`step`), because the interpreter is shared with the loop. Always
 true: nothing here changes a file that the log uses; a batch that is not as it was written (its CRC) ends the compaction
-with `CorruptLog`, it is neither dropped nor carried over.
+with `CorruptLog`, it is neither dropped nor carried over; so does a segment behind which others are missing, because
+nobody could tell the missing offsets from compacted ones afterwards.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mansio.errors import CorruptLog, RequestError, StorageError
 from mansio.log.compaction_filter import NO_HORIZON, RECORDS_PER_SLICE, Rules, filtered, keys_of
 from mansio.log.compaction_policy import groups_of
 from mansio.log.compaction_state import Swap, cleaned_path, sync_names
+from mansio.log.files import recorded_end_offset
 from mansio.log.index import SparseIndex
 from mansio.log.offset_map import ENTRY_BYTES, OffsetMap
 from mansio.log.segment import PREFIX_BYTES, read_exactly
@@ -127,6 +129,11 @@ class Compaction:
 
     def _run(self) -> Generator[Slice | Replacement | Finished, None, None]:
         order = self.order
+        for segment in order.segments:
+            self._check_end(segment)
+            self._records += RECORDS_PER_BATCH
+            if self._records >= RECORDS_PER_SLICE:
+                yield self._slice()
         newest, map_end = yield from self._build_map()
         self._rules = order.rules._replace(map_end_offset=map_end)
         count = sum(info.base_offset < map_end for info in order.infos)
@@ -135,6 +142,14 @@ class Compaction:
             horizon_ms = yield from self._rewrite(order.segments[first:last], newest)
             last_horizon_ms = max(last_horizon_ms, horizon_ms)
         yield Finished(map_end, last_horizon_ms)
+
+    def _check_end(self, segment: Segment) -> None:
+        """`CorruptLog` when the next segment does not begin where this one ended when it was closed."""
+        recorded = recorded_end_offset(self._disk, segment)
+        if recorded is not None and recorded < segment.end_offset:
+            raise CorruptLog(
+                f"the segments behind {segment.path} are missing: offsets {recorded} to {segment.end_offset - 1}"
+            )
 
     # The map
 
@@ -251,7 +266,7 @@ class Compaction:
     # Reading, in slices
 
     def _batches(self, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Every batch of a segment, checked."""
+        """Every batch of a segment, checked; `CorruptLog` also when it ends before the offset it should."""
         file = self._disk.open_readonly(segment.path)
         chunk = b""
         position = start = 0
@@ -277,6 +292,8 @@ class Compaction:
             self._records += RECORDS_PER_BATCH + length // BYTES_PER_RECORD
             yield header, batch
             position += length
+        if lowest < segment.end_offset > max(self._rules.stamped_below, self.start_offset):
+            raise CorruptLog(f"{segment.path} ends at offset {lowest}, not {segment.end_offset}")
 
     def _read(self, file: DiskFile, position: int, size: int, wanted: int) -> bytes:
         if wanted > size - position:

@@ -49,7 +49,8 @@ class CompactionDesk:
         return self._ledger.settled_offset
 
     def first_dirty_timestamp(self) -> int | None:
-        """The timestamp (ms) of the first batch of the first segment that is not clean; None when there is none.
+        """The timestamp (ms) of the first batch of the first segment that is not clean; None when there is none, or the
+        segment is damaged and too short to have one: compacting it would say so.
 
         It reads one header, once per segment.
         """
@@ -58,6 +59,8 @@ class CompactionDesk:
             if segment.end_offset > cleaned and segment.size:
                 break
         else:
+            return None
+        if segment.size < HEADER_BYTES:
             return None
         if self._oldest[0] != segment.base_offset:
             header = read_header(read_exactly(self._files.file(segment), HEADER_BYTES, 0))

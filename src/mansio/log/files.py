@@ -129,6 +129,12 @@ class FileCache:
         segment.recorded_end_offset = recorded_end_offset
 
 
+def recorded_end_offset(disk: Disk, segment: Segment) -> int | None:
+    """Where a closed segment ended when its index was saved; None when no index says so. Raises `OSError`."""
+    loaded = load_index(disk, segment.index_path, segment.base_offset)
+    return loaded.end_offset if loaded is not None and loaded.covered_bytes == segment.size else None
+
+
 def max_timestamp_of(segment: Segment, files: FileCache) -> int:
     """The largest timestamp in a segment (ms), `NO_TIMESTAMP` when it is empty."""
     if segment.index is not None:

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class Ledger:
-    """See the module. `epochs_dirty`: the epochs have news that are not on disk."""
+    """See the module. `epochs_dirty`: the epochs have news that are not on disk. `epoch_due`: the log was cut by an
+    opening, and no leader epoch has begun since.
+    """
 
     __slots__ = (
         "_closed",
@@ -40,6 +42,7 @@ class Ledger:
         "_times_due",
         "checkpoint",
         "end_offset",
+        "epoch_due",
         "epochs_dirty",
         "generation",
         "position",
@@ -54,6 +57,7 @@ class Ledger:
         self.checkpoint = recovered.checkpoint
         self.generation = 0
         self.epochs_dirty = False
+        self.epoch_due = recovered.checkpoint.epoch_due
         self._directory_dirty = recovered.created
         self._closed: list[Segment] = []  # not yet durable
         self._indexes_due = list(recovered.indexes_due)
@@ -169,6 +173,7 @@ class Ledger:
             (active is not None and active.size != self._index_saved_at)
             or self.checkpoint.durable_end_offset != self.end_offset
             or self.checkpoint.start_offset != min(start_offset, self.end_offset)
+            or self.checkpoint.epoch_due != self.epoch_due
             or bool(self._indexes_due)
             or self._times_due
             or self.settling
@@ -179,7 +184,12 @@ class Ledger:
         """The checkpoint that says what is durable now."""
         start = min(start_offset, self.end_offset)
         return Checkpoint(
-            self.checkpoint.sequence + 1, self.end_offset, self.segment.base_offset, self.position, start
+            self.checkpoint.sequence + 1,
+            self.end_offset,
+            self.segment.base_offset,
+            self.position,
+            start,
+            self.epoch_due,
         )
 
     def prepare_chores(

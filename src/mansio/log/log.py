@@ -154,6 +154,17 @@ class Log:
         if self.leader_epochs.assign(epoch, self.end_offset):
             self.ledger.epochs_dirty = True
 
+    @property
+    def epoch_due(self) -> bool:
+        """Was the log cut by an opening, this one or one before, and no leader epoch was begun since?"""
+        return self.ledger.epoch_due
+
+    def epoch_begun(self) -> None:
+        """What is written from now on carries a leader epoch of its own, and that is known wherever it has to be."""
+        self.ledger.epoch_due = False
+        if self.on_chores is not None and self.has_chores:
+            self.on_chores()
+
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(epoch, end offset) as OffsetForLeaderEpoch wants it: see `EpochList.end_offset_for`."""
         return self.leader_epochs.end_offset_for(epoch, self.end_offset)

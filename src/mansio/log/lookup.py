@@ -55,7 +55,10 @@ def cut(
 
 
 def offset_for_time(log: Log, timestamp_ms: int, limit: int) -> Found | None:
-    """The first record at or after `timestamp_ms` below `limit`, which is in the log."""
+    """The first record at or after `timestamp_ms` below `limit`, which is in the log.
+
+    `CorruptLog` when it may be among records that are missing at the end of a segment.
+    """
     files, start, output_bytes_max = log.files, log.start_offset, log.settings.open_batch_bytes_max
     for segment in log.table.reaching(timestamp_ms):
         if segment.base_offset >= limit:
@@ -72,6 +75,8 @@ def offset_for_time(log: Log, timestamp_ms: int, limit: int) -> Found | None:
                 continue
             found = _record_at(file, position, header, timestamp_ms, start, limit, output_bytes_max)
             if found is not None:
+                if position == 0 and segment.base_offset > start:
+                    log.table.locate(segment.base_offset - 1)  # says what is missing there
                 return found
     return None
 

@@ -20,7 +20,7 @@ from mansio.log.epochs import EPOCHS_NAME, EpochList, load_epochs
 from mansio.log.index import SparseIndex
 from mansio.log.recovery_check import checked_batches, verify_segment
 from mansio.log.recovery_cut import pieces_of, set_aside
-from mansio.log.recovery_opening import Opening, both_slots
+from mansio.log.recovery_opening import Opening, both_slots, one_slot
 from mansio.log.recovery_result import Recovered
 from mansio.log.sealed import TEMPORARY_SUFFIX
 from mansio.log.segment import Segment, base_offset_of, remove_segment_files
@@ -75,6 +75,7 @@ def _recover(disk: Disk, directory: str, settings: LogSettings) -> Steps[Recover
     ):
         # The names of later segments survived a crash and that of the first one did not; nothing was durable yet.
         cut = yield from _remove_unreachable(disk, directory, bases, checkpoint)
+        checkpoint = checkpoint._replace(sequence=checkpoint.sequence + 1, epoch_due=True)
         recovered = yield from _create(disk, directory, settings, checkpoint)
         recovered.cut = cut
         return recovered
@@ -104,6 +105,8 @@ def _remove_unreachable(disk: Disk, directory: str, bases: list[int], checkpoint
         reason=f"the first segment begins at offset {bases[0]} instead of {checkpoint.start_offset}",
         segments=len(segments),
     )
+    due = checkpoint._replace(sequence=checkpoint.sequence + 1, epoch_due=True)
+    yield lambda: one_slot(disk, directory, due)
     for segment in reversed(segments):
         remove_segment_files(disk, segment)
     disk.sync_directory(directory)
@@ -132,7 +135,8 @@ def _create(
             f"{directory} has no segment, but records {start} to {checkpoint.durable_end_offset} were durable"
         )
     sequence = checkpoint.sequence + 1 if checkpoint is not None else 1
-    checkpoint = Checkpoint(sequence, start, start, 0, start)
+    epoch_due = checkpoint is not None and checkpoint.epoch_due
+    checkpoint = Checkpoint(sequence, start, start, 0, start, epoch_due)
     # A segment never exists without a checkpoint.
     checkpoint = yield from both_slots(disk, directory, checkpoint)
     segment = Segment(directory, start)

@@ -3,12 +3,14 @@
 Owns the order of it: find where to begin, check, set aside what may be worth something, cut, sync, checkpoint.
 
 Always true: nothing below the checkpoint is changed; cutting is done before anything new is written; what may hold
-whole batches is on stable storage elsewhere before it is cut. Running it twice, or being killed in it, changes nothing.
+whole batches is on stable storage elsewhere before it is cut, and the checkpoint says by then that a leader epoch is
+due. Running it twice, or being killed in it, changes nothing.
 """
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.errors import CorruptLog
@@ -41,7 +43,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def _slot(disk: Disk, directory: str, checkpoint: Checkpoint, *named_in: str) -> Unsynced:
+def one_slot(disk: Disk, directory: str, checkpoint: Checkpoint, *named_in: str) -> Unsynced:
     """Write one slot. `named_in`: the directories whose names it needs, for a file that may be new."""
     file = disk.open(f"{directory}/{CHECKPOINT_NAME}", create=True)
     write_slot(file, checkpoint)
@@ -50,9 +52,9 @@ def _slot(disk: Disk, directory: str, checkpoint: Checkpoint, *named_in: str) ->
 
 def both_slots(disk: Disk, directory: str, checkpoint: Checkpoint) -> Steps[Checkpoint]:
     """Make the checkpoint the only one the file holds; the newer of the two slots."""
-    yield lambda: _slot(disk, directory, checkpoint, directory, directory.rpartition("/")[0] or "/")
+    yield lambda: one_slot(disk, directory, checkpoint, directory, directory.rpartition("/")[0] or "/")
     second = checkpoint._replace(sequence=checkpoint.sequence + 1)
-    yield lambda: _slot(disk, directory, second)
+    yield lambda: one_slot(disk, directory, second)
     return second
 
 
@@ -213,25 +215,28 @@ class Opening:
         torn = self.segments[len(kept) :]
         active = kept[-1]
         size = position if position is not None else active.size
-        found = None
+        found, previous = None, self.checkpoint
         if cut:
             pieces = pieces_of(self.disk, [(active, size), *((segment, 0) for segment in torn)])
             found = yield from set_aside(
                 self.disk, self.directory, offset, pieces, reason=cut, segments=len(torn)
             )
+            if previous is not None and not previous.epoch_due:
+                previous = previous._replace(sequence=previous.sequence + 1, epoch_due=True)
+                yield partial(one_slot, self.disk, self.directory, previous)
         self._cut(active, size, torn)
         self._settle_lengths(kept[-1:], anew=False)
-        previous = self.checkpoint
         rolled = any(segment is not active for segment in self.unsure_lengths)
         if self.checked_bytes or cut or previous is None or self.epochs_changed or rolled:
             yield from self._make_durable(kept, offset)
         start_offset = previous.start_offset if previous is not None else kept[0].base_offset
         sequence = previous.sequence + 1 if previous is not None else 1
-        checkpoint = Checkpoint(sequence, offset, active.base_offset, size, start_offset)
+        epoch_due = previous.epoch_due if previous is not None else bool(cut)
+        checkpoint = Checkpoint(sequence, offset, active.base_offset, size, start_offset, epoch_due)
         if previous is None:
             checkpoint = yield from both_slots(self.disk, self.directory, checkpoint)
         elif checkpoint != previous._replace(sequence=sequence):
-            yield lambda: _slot(self.disk, self.directory, checkpoint)
+            yield lambda: one_slot(self.disk, self.directory, checkpoint)
         else:
             checkpoint = previous
         for segment in kept[:-1]:
@@ -282,9 +287,10 @@ class Opening:
         removed = False
         kept = {segment.base_offset for segment in self.segments}
         for name in self.disk.list_directory(self.directory):
-            if not name.endswith(INDEX_SUFFIX):
-                continue
-            base = int(name.removesuffix(INDEX_SUFFIX))
+            stem = name.removesuffix(INDEX_SUFFIX)
+            if stem == name or not (stem.isascii() and stem.isdigit()):
+                continue  # somebody's own file
+            base = int(stem)
             path = f"{self.directory}/{name}"
             if base == active.base_offset:
                 loaded = load_index(self.disk, path, base)

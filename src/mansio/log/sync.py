@@ -120,6 +120,7 @@ class Syncer:
         """Make what the log holds now durable: soon (`urgent`), or within `background_sync_interval_ms`."""
         if urgent or self._scheduler is None:
             self._dirty[log] = None
+            self._later.pop(log, None)
             if not self._running:
                 self._start()
         elif log not in self._dirty:

@@ -45,7 +45,7 @@ def take_back(
     directory = segment.directory
     ledger.generation += 1
     sequence, start = ledger.checkpoint.sequence + 1, min(start_offset, end_offset)
-    checkpoint = Checkpoint(sequence, end_offset, segment.base_offset, position, start)
+    checkpoint = Checkpoint(sequence, end_offset, segment.base_offset, position, start, ledger.epoch_due)
     if end_offset < ledger.end_offset:
         ledger.checkpoint = write_both_slots(disk, f"{directory}/{CHECKPOINT_NAME}", checkpoint)
     index = SparseIndex(index_interval_bytes)

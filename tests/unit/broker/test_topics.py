@@ -362,6 +362,26 @@ def test_auto_create_takes_the_topic_another_has_just_made() -> None:
     run(check)
 
 
+def test_leader_epochs_of_many_partitions_begin_with_one_change() -> None:
+    async def check(admin: Admin) -> None:
+        await admin.topics.create(NewTopic("a", 40))
+        await admin.topics.create(NewTopic("b", 2))
+        changes = 0
+
+        def count(_: object) -> None:
+            nonlocal changes
+            changes += 1
+
+        admin.state.on_change(count)
+        await admin.topics.begin_leader_epochs([*(("a", index) for index in range(1, 40)), ("b", 1)])
+        epochs = {name: [part.leader_epoch for part in admin.topics.find(name).partitions] for name in "ab"}
+        assert epochs == {"a": [0, *[1] * 39], "b": [0, 1]}
+        assert changes == 2
+        await admin.topics.begin_leader_epochs([])
+
+    run(check)
+
+
 class Crash(MansioError):
     """The process ends here."""
 

@@ -123,6 +123,109 @@ def test_sequence_refused_without_reason_is_reported_and_the_next_records_go_on(
     run(scenario)
 
 
+class StoresWhatItRefuses(ModelLog):
+    """Answers one batch with an error although it is in the log, as a broker whose sync failed does."""
+
+    def __init__(self, number: int, code: int) -> None:
+        super().__init__()
+        self.number, self.code = number, code
+
+    def append(self, batch: memoryview) -> tuple[PartitionResult, bool]:
+        result = super().append(batch)
+        return (PartitionResult(0, error_code=self.code), False) if self.batches == self.number else result
+
+
+@pytest.mark.parametrize("code", [56, -1])  # KAFKA_STORAGE_ERROR, UNKNOWN_SERVER_ERROR
+def test_record_after_one_that_failed_and_was_stored_nevertheless_is_not_taken_for_it(code: int) -> None:
+    """Were its sequence number given out again, the broker would acknowledge the next record and not store it."""
+
+    async def scenario() -> None:
+        log = StoresWhatItRefuses(2, code)
+        async with producing(log) as (producer, _):
+            await producer.publish("t", b"a")
+            with pytest.raises(MansioError):
+                await producer.publish("t", b"b")
+            offsets = [(await producer.publish("t", value)).offset for value in (b"c", b"d")]
+        assert log.values == [b"a", b"b", b"c", b"d"]
+        assert offsets == [2, 3]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("code", [7, 20])  # REQUEST_TIMED_OUT, NOT_ENOUGH_REPLICAS_AFTER_APPEND
+def test_the_same_when_the_failure_may_pass_and_the_time_is_over(code: int) -> None:
+    async def scenario() -> None:
+        log = StoresWhatItRefuses(2, code)
+        async with producing(log, delivery_timeout_ms=0) as (producer, _):
+            await producer.publish("t", b"a")
+            with pytest.raises(MansioError):
+                await producer.publish("t", b"b")
+            assert (await producer.publish("t", b"c")).offset == 2
+        assert log.values == [b"a", b"b", b"c"]
+
+    run(scenario)
+
+
+def test_gap_is_remembered_when_a_batch_before_it_is_stored_late() -> None:
+    """The first is told to come again, the second is refused for good: the third and all later ones are stored."""
+
+    async def scenario() -> None:
+        log = ModelLog({1: 7, 2: 87}.get)
+        async with producing(log, batch_bytes_max=30) as (producer, _):
+            deliveries = [await producer.send("t", value) for value in values(3)]
+            await producer.flush()
+            assert [type(_error(delivery)) for delivery in deliveries] == [
+                type(None),
+                InvalidRecord,
+                type(None),
+            ]
+            await producer.publish("t", b"after")
+        assert log.values == [b"00000", b"00002", b"after"]
+
+    run(scenario)
+
+
+def test_producer_goes_on_behind_a_sequence_that_the_broker_has_lost() -> None:
+    """A log that was cut behind damage knows an older number: one record is refused, and told; not all for ever."""
+
+    async def scenario() -> None:
+        log = ModelLog()
+        async with producing(log) as (producer, _):
+            for value in (b"a", b"b", b"c"):
+                await producer.publish("t", value)
+            epoch, expected, recent = log._sequences[7]
+            log._sequences[7] = epoch, expected - 2, recent[:1]
+            with pytest.raises(OutOfOrderSequence):
+                await producer.publish("t", b"d")
+            await producer.publish("t", b"e")
+            await producer.publish("t", b"f")
+        assert log.values == [b"a", b"b", b"c", b"e", b"f"]
+
+    run(scenario)
+
+
+def test_producer_whose_epochs_are_used_up_gets_another_id() -> None:
+    async def scenario() -> None:
+        log = ModelLog({2: 45, 4: 45, 6: 45}.get)
+        async with producing(log) as (producer, broker):
+            ids = iter([(7, 32766), (8, 0)])
+
+            def init(_: Any) -> dict[str, Any]:
+                producer_id, epoch = next(ids)
+                return {"error_code": 0, "producer_id": producer_id, "producer_epoch": epoch}
+
+            broker.answers[ApiKey.INIT_PRODUCER_ID] = init
+            for value in (b"a", b"c", b"e", b"g"):
+                await producer.publish("t", value)
+                if value != b"g":
+                    with pytest.raises(OutOfOrderSequence):
+                        await producer.publish("t", b"refused")
+        assert log.values == [b"a", b"c", b"e", b"g"]
+        assert {number: entry[0] for number, entry in log._sequences.items()} == {7: 32767, 8: 1}
+
+    run(scenario)
+
+
 def test_batch_that_is_too_large_is_split_until_it_fits() -> None:
     async def scenario() -> None:
         log = ModelLog()

@@ -15,7 +15,7 @@ from mansio.log import compaction_filter
 from mansio.log.compaction_filter import RECORDS_PER_SLICE
 from mansio.log.compaction_policy import NOT_WORTH, CompactionSettings, Worth, groups_of, worth
 from mansio.log.compaction_run import CompactionRun, End, judge
-from mansio.log.compaction_state import CompactionState
+from mansio.log.compaction_state import CompactionState, write_state
 from mansio.log.index import NO_TIMESTAMP
 from mansio.log.log import Log, LogSettings, SegmentInfo
 from mansio.testing.disk import SimulatedDisk
@@ -296,6 +296,58 @@ def test_a_damaged_batch_ends_the_run_and_stays_where_it_is() -> None:
     world.write((b"b", b"still served"))
     with pytest.raises(CorruptLog):
         world.log.verify()
+
+
+def with_four_segments(*, sparse: bool) -> World:
+    world = World()
+    for number in range(4):
+        world.write((b"a", b"%d" % number), (b"k%d" % number, b"kept"))
+        world.log.roll()
+    world.log.close()
+    if sparse:  # where a segment ended stands in its index alone
+        write_state(world.disk, DIRECTORY, CompactionState(cleaned_end_offset=0, sparse_end_offset=8))
+    return world
+
+
+@pytest.mark.parametrize(
+    ("harm", "sparse"),
+    [
+        ("missing", False),
+        ("missing", True),
+        ("cut short", False),
+    ],  # where it is sparse the latter has no witness
+)
+def test_no_segment_behind_which_records_are_missing_is_compacted(harm: str, sparse: bool) -> None:
+    """Afterwards nobody could tell what was lost from what compaction took."""
+    world = with_four_segments(sparse=sparse)
+    path = f"{DIRECTORY}/{2:020d}.log"
+    if harm == "missing":
+        world.disk.remove(path)
+    else:
+        world.disk.put_file(path, b"")
+    world.reopen()
+    before = {name: data for name, data in world.disk.files().items() if name.endswith(".log")}
+    assert world.compact() is End.FAILED
+    assert isinstance(world.run.error, CorruptLog)
+    after = {name: data for name, data in world.disk.files().items() if name.endswith(".log")}
+    assert {name: after[name] for name in before} == before
+    for reopened in (False, True):
+        if reopened:
+            world.log.close()
+            world.reopen()
+        with pytest.raises(CorruptLog):
+            world.log.read(2, 1, world.log.end_offset)
+
+
+@pytest.mark.parametrize("length", [1, 40, 60])
+def test_segment_too_short_for_a_batch_does_not_keep_a_log_from_being_judged(length: int) -> None:
+    world = with_four_segments(sparse=False)
+    path = f"{DIRECTORY}/{0:020d}.log"
+    world.disk.put_file(path, world.disk.files()[path][:length])
+    world.reopen()
+    assert world.log.compaction.first_dirty_timestamp() is None
+    assert world.compact() is End.FAILED
+    assert isinstance(world.run.error, CorruptLog)
 
 
 def test_neighbours_are_put_together_and_their_files_go() -> None:

@@ -115,6 +115,31 @@ def test_damaged_closed_segment_costs_its_own_batches_only(kind: str, indexes: b
             list(table.walk(0))
 
 
+@pytest.mark.parametrize("kind", ["cut short", "missing"])
+def test_look_up_by_time_does_not_pass_over_records_that_are_gone(kind: str) -> None:
+    disk, stored, segments = built()
+    path = segments[1]
+    data = disk.files()[path]
+    if kind == "missing":
+        disk.remove(path)
+        left: list[int] = []
+    else:
+        disk.put_file(path, data[: len(data) // 2])
+        left = [read_header(batch).base_offset for batch in stored if batch in data[: len(data) // 2]]
+    gone = [offset for offset in offsets_in(stored, data) if not offset % 2 and offset not in left]
+    behind = offsets_in(stored, data).stop
+    log = Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+    for batch in stored:
+        header = read_header(batch)
+        if header.base_offset in gone:
+            with pytest.raises(CorruptLog):
+                log.offset_for_time(header.max_timestamp_ms, log.end_offset)
+        elif header.base_offset != behind:
+            found = log.offset_for_time(header.max_timestamp_ms, log.end_offset)
+            assert found is not None
+            assert found[0] in range(header.base_offset, header.last_offset + 1)
+
+
 def test_damage_in_the_newest_segment_is_never_passed_over() -> None:
     disk, _, segments = built()
     data = disk.files()[segments[-1]]

@@ -148,3 +148,19 @@ def test_power_failing_between_zeros_and_batches_loses_nothing_that_was_acknowle
 
 def _opened(disk: SimulatedDisk) -> Log:
     return Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
+
+
+def test_awaited_syncs_are_counted_beside_those_of_the_background() -> None:
+    disk, background, scheduler = SimulatedDisk(), ManualBackground(), ManualScheduler()
+    log = Log.open(disk, ManualClock(), "/data/p")
+    syncer = Syncer(disk, background, "/data", scheduler=scheduler)  # type: ignore[arg-type]  # the part it uses
+    syncer.register(log)
+    for number in range(5):
+        append(log, make_batch([number], 80, number))
+        syncer.request(log, urgent=False)
+        append(log, make_batch([number], 80, number))
+        syncer.request(log, urgent=True)
+        background.run_all()
+        scheduler.fire()
+        background.run_all()
+    assert log.room.awaited_syncs == 5

@@ -119,3 +119,12 @@ def test_lengths_of_closed_segments_outlast_a_failed_sync_of_many_logs() -> None
             again = Log.open(after, ManualClock(), f"/d/{name}", settings)
             check_contents(again, batches)
             again.verify()
+
+
+def test_file_of_somebody_with_the_suffix_of_an_index_is_left_alone() -> None:
+    disk = SimulatedDisk()
+    log = Log.open(disk, ManualClock(), "/data/p")
+    log.close()
+    disk.put_file("/data/p/backup.index", b"mine")
+    Log.open(disk, ManualClock(), "/data/p")
+    assert disk.files()["/data/p/backup.index"] == b"mine"

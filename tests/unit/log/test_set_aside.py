@@ -92,6 +92,21 @@ def test_batches_behind_damage_are_kept_and_the_cut_is_told(
     assert kept_files(disk) == {path: data}
 
 
+def test_a_leader_epoch_is_due_until_it_has_begun() -> None:
+    disk, stored = killed(ONE_SEGMENT)
+    damage(disk, stored, 5)
+    for _ in range(3):
+        log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
+        assert log.epoch_due
+    append(log, make_batch([50], 60, 50), leader_epoch=1)
+    log.sync()
+    log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
+    assert log.epoch_due
+    log.epoch_begun()
+    log.sync()
+    assert not Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT).epoch_due
+
+
 def test_torn_tail_without_a_whole_batch_leaves_no_file(caplog: pytest.LogCaptureFixture) -> None:
     disk, stored = killed(ONE_SEGMENT)
     damage(disk, stored, 5)
