@@ -13,9 +13,9 @@ ARGS ?=
 .PHONY: help setup demo serve test check format bench bench-peers nightly clean
 
 help:
-	@echo "make demo      a broker, 336,776 flights, a consumer group and a kill -9, in half a minute"
+	@echo "make demo      a broker, 336,776 flights and a kill -9, half a minute; then a lake table over them, with Spark"
 	@echo "make serve     a broker on 127.0.0.1:9092 with its data under ./data"
-	@echo "make test      checks and all tests (a few minutes)"
+	@echo "make test      checks and all tests (about ten minutes)"
 	@echo "make check     lint, types, layers, generated documents"
 	@echo "make format    rewrite the source in the project's format, and the generated documents"
 	@echo "make bench     against a floor of the same machine; ARGS='--list' names the cases"
@@ -43,15 +43,23 @@ $(VENV)/.dev: $(VENV)/.runtime
 	@tools/debian_tools.sh $(DEBIAN_TOOLS)
 	@mkdir -p .tools && touch $@
 
-setup: $(VENV)/.dev .tools/.unpacked
+# Spark and what goes with it, about 90 s; a file of its own does it, so that it can also run beside something else.
+$(VENV)/.spark: $(VENV)/.runtime tools/install_spark.sh
+	@tools/background.sh spark tools/install_spark.sh && tools/wait_spark.sh
 
+setup: $(VENV)/.dev $(VENV)/.spark .tools/.unpacked
+
+# The first chapter needs no Spark: it is installed meanwhile.
 demo: $(VENV)/.runtime
+	@$(MAKE) --no-print-directory --question $(VENV)/.spark || tools/background.sh spark nice -n 10 tools/install_spark.sh
 	@$(BIN)/mansio demo broker $(ARGS)
+	@$(MAKE) --no-print-directory $(VENV)/.spark
+	@$(BIN)/mansio demo pipeline $(ARGS)
 
 serve: $(VENV)/.runtime
 	@$(BIN)/mansio serve --data data $(ARGS)
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev $(VENV)/.spark
 	@failed=0; \
 	$(BIN)/ruff check --quiet . || failed=1; \
 	$(BIN)/ruff format --check --output-format concise . || failed=1; \
@@ -65,8 +73,14 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m tools.generate
 
+# Tests with Spark share one session, so they come in one process, when the others leave it the machine.
 test: setup check
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15 $(ARGS)
+	@failed=0; none_selected=5; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15 -m "not nightly and not spark" $(ARGS) \
+		|| test $$? -eq $$none_selected || failed=1; \
+	$(BIN)/python -m pytest -n0 --durations 10 -m "spark and not nightly" $(ARGS) \
+		|| test $$? -eq $$none_selected || failed=1; \
+	exit $$failed
 
 # Fuzzing guided by coverage; a Python without a wheel for it goes without.
 $(VENV)/.fuzz: $(VENV)/.dev
@@ -76,8 +90,9 @@ $(VENV)/.fuzz: $(VENV)/.dev
 # First everything that shares the machine, then, alone, what measures drift; both run, and either may fail the target.
 nightly: setup check $(VENV)/.fuzz
 	@rm -rf .nightly && mkdir -p .nightly; failed=0; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --timeout 7200 -m "" \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --timeout 7200 -m "not spark" \
 		--hypothesis-profile nightly --ignore tests/soak $(ARGS) || failed=1; \
+	$(BIN)/python -m pytest -n0 --durations 30 --timeout 7200 -m spark --ignore tests/soak $(ARGS) || failed=1; \
 	test ! -f .nightly/kills || awk '{k+=$$1; a+=$$2; l+=$$3; d+=$$4} END {print NR" lives, "k" kills, " \
 		a" acknowledged, "l" broken promises (lost, moved or doubled), "d" duplicates of plain producers"}' \
 		.nightly/kills | tee .nightly/kills.txt; \

@@ -111,9 +111,10 @@ PARTLY = {
     "T3": "by time or offset, with the client and the command line",
     "T5": "metrics and probes; no trace context yet",
     "O2": "the lock; no cluster yet",
+    "S0": "into a topic at least once; into a table of Parquet files exactly once",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java in the nightly tests; Spark is not tested yet",
     "A5": "the client and the embedded broker; no fixture yet",
-    "A6": "serve, topic, produce, consume, group, quota, config, doctor, demo",
+    "A6": "serve, topic, produce, consume, group, quota, pipeline, config, doctor, demo",
     "A8": "byte-rate quotas and limits; no TLS, authentication or access control yet",
     "A9": "a systemd unit; a container file that nobody has built here yet; no Helm chart",
 }

@@ -228,6 +228,12 @@ class Settings:
         minimum=1,
         kafka_name="log.retention.check.interval.ms",
     )
+    hold_disk_free_bytes_min: int = _bytes(
+        512 * MIB,
+        "With less than this free where the data is, nothing that pipelines hold back is kept for them any more. "
+        "0: never.",
+        minimum=0,
+    )
     log_cleaner_interval_ms: int = _ms(
         15 * SECOND_MS,
         "How often partitions are looked at for records that compaction should remove.",

@@ -44,6 +44,7 @@ Kafka's own names and values, set when a topic is created, changed with `mansio 
 shown by `mansio topic describe`. `topic_defaults` in the broker's settings sets them for all topics that do not; in the
 environment that is JSON: `MANSIO_TOPIC_DEFAULTS='{"retention.ms": 86400000}'`. Values are plain numbers here, as
 everywhere in Kafka; an unknown setting or a value that cannot be is refused with `INVALID_CONFIG` and the reason.
+Names that begin with `mansio.` are our own: what pipelines may hold back is told in [PIPELINES.md](PIPELINES.md).
 """
 
 _NOT_OFFERED: Final = """

@@ -433,6 +433,22 @@ class ConfigError(MansioError):
     http_status = 400
 
 
+class DataLoss(MansioError):
+    """Records that a query wants to read are no longer there."""
+
+    http_status = 410
+    next_offset: int | None = None
+    """Where reading can go on in that partition; None: nowhere."""
+
+
+class TopicRecreated(DataLoss):
+    """The topic was deleted and created again: its offsets mean other records now."""
+
+
+class UnreadableRecords(MansioError):
+    """Records that a query wants to read are damaged, or not what a record has to be."""
+
+
 def _codes(root: type[MansioError]) -> dict[int, type[MansioError]]:
     found: dict[int, type[MansioError]] = {}
     for child in root.__subclasses__():

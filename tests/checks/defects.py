@@ -424,7 +424,7 @@ MORE = (
     Defect(
         "a commit is answered before it is durable",
         "broker/coordinators/offsets.py",
-        "await promise",
+        "await durable",
         "pass",
         GROUP_ROOM,
     ),

@@ -115,7 +115,11 @@ def test_the_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
         "next": "JFK to MIA",
     }
     found = examples("README.md")
-    assert set(found) == {"serve", *expected}
+    assert set(found) == {
+        "serve",
+        "spark",
+        *expected,
+    }  # the one with Spark: tests/spark/test_pipelines_document.py
     for name, words in expected.items():
         outcome = bench.run(found[name])
         assert outcome.code == 0, f"{name}:\n{outcome.output}"

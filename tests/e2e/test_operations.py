@@ -257,6 +257,8 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         "disk_full",
         "corrupt_batch",
         "log_cut",
+        "hold_broken",
+        "holds_unknown",
     }
     assert settings - set(SPECIFICATIONS) - reasons - {"disk_silent", "held_back"} == set()
 

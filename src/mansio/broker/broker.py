@@ -20,6 +20,7 @@ from mansio.broker import descriptors
 from mansio.broker.compactor import Compactor
 from mansio.broker.coordinators.groups import GroupCoordinator
 from mansio.broker.coordinators.settings import OFFSETS_TOPIC, GroupSettings
+from mansio.broker.holds import DiskLimit
 from mansio.broker.loop import AsyncioScheduler
 from mansio.broker.partitions import PartitionSet
 from mansio.broker.producer_ids import ProducerIds
@@ -180,7 +181,9 @@ class Broker:
             create_topic=partial(_offsets_partitions, topics, partitions, settings.offsets_topic_partitions),
             end_offset=partial(_high_watermark, partitions),
             checkpoints=CheckpointRoom(disk, file_thread, f"{settings.data_dir}/views"),
+            on_offset=partitions.holds.note,
         )
+        partitions.holds.follow(lambda: groups.topic.is_loaded)
         await groups.start(partitions.of(OFFSETS_TOPIC))
         stack.push_async_callback(groups.close)
         state.on_change(partial(_forget_offsets, groups, scheduler))
@@ -211,11 +214,21 @@ class Broker:
             check_interval_ms=settings.retention_check_interval_ms,
         )
         stack.callback(service.retention.stop)
+        disk_limit = DiskLimit(
+            partitions.holds,
+            scheduler=scheduler,
+            background=file_thread,
+            free_bytes=partial(disk.free_bytes, settings.data_dir),
+            free_bytes_min=settings.hold_disk_free_bytes_min,
+            on_low=service.retention.check_soon,
+        )
+        stack.callback(disk_limit.stop)
         service.compactor = compactor
         stack.push_async_callback(compactor.stop)
         await self._listen(service, loop)
         if self._warm_up:
             stack.callback(WarmUp(scheduler.call_from_thread).stop)
+        disk_limit.start()
         service.retention.start()
         compactor.start()
 

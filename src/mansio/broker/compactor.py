@@ -5,9 +5,10 @@ compacted, one at a time, on a thread of its own. The interpreter is shared with
 of about a millisecond with pauses between: it takes a quarter of the time at the most, and reads and writes no more
 than `bytes_per_second`.
 
-Always true: the active segment is never touched, nor anything a reader of committed records may not see yet. A
-partition whose compaction failed (a damaged batch, an error of the disk) is left as it is and said so, once; it goes on
-being served and is tried again after a restart.
+Always true: the active segment is never touched, nor anything a reader of committed records may not see yet, or that a
+feature still needs as it was written (`Partition.retention_floor`). A partition whose compaction failed (a damaged
+batch, an error of the disk) is left as it is and said so, once; it goes on being served and is tried again after a
+restart.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mansio.broker.hold_hook import HoldHook
 from mansio.broker.partition import READ_COMMITTED
 from mansio.broker.producer_hook import ProducerHook
 from mansio.errors import MansioError
@@ -210,6 +212,8 @@ class Compactor:
         ):
             partition.roll()  # only a closed segment can be compacted
         limit_offset = partition.readable_end(READ_COMMITTED)
+        if (floor := partition.retention_floor()) is not None:
+            limit_offset = min(limit_offset, floor)
         what = judge(partition.log, settings, limit_offset=limit_offset, now_ms=now_ms)
         return Candidate(what.forced, what.dirty_ratio, what.dirty_bytes, partition.name, partition, what)
 
@@ -325,6 +329,8 @@ class Compactor:
         if run.end is End.FAILED:
             self._give_up_on(partition, run.error or MansioError("unknown"))
             return
+        if run.swaps and (hold := partition.plugged_in(HoldHook)) is not None:
+            hold.passed(partition.log.compaction.state.cleaned_end_offset)
         level = logging.WARNING if run.end is End.NO_ROOM else logging.INFO
         logger.log(
             level,

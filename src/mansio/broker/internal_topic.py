@@ -174,6 +174,11 @@ class InternalTopic:
     def is_started(self) -> bool:
         return self._started
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the view is whole: every partition of the topic has been loaded, or there is none."""
+        return self._started and len(self._loaded) == len(self._partitions)
+
     async def _adopt(self, partitions: Sequence[InternalPartition | StorageError]) -> None:
         self._partitions = list(partitions)
         self._appended_bytes = [0] * len(self._partitions)

@@ -102,6 +102,7 @@ class Partition:
         "_hooks",
         "_on_append",
         "_parked",
+        "_readable_ends",
         "_scheduler",
         "_syncer",
         "_trouble",
@@ -153,16 +154,21 @@ class Partition:
         self._hooks: list[PartitionHook] = []
         self._before_append: list[Callable[[BatchHeader], Appended | None]] = []
         self._on_append: list[Callable[[BatchHeader, int], None]] = []
+        self._readable_ends: list[Callable[[int], int | None]] = []
         self._commit_waits: deque[tuple[int, Callable[[MansioError | None], None]]] = deque()
         self._parked: dict[Callable[[], None], None] = {}
         log.on_durable = self._durable
         log.on_failure = self._failed
 
-    def plug_in(self, hook: PartitionHook) -> None:
-        """Let a feature see and steer this partition."""
+    def plug_in(self, hook: PartitionHook, *, on_path: bool = True) -> None:
+        """Let a feature see and steer this partition. `on_path` False: it has no say in appends and reads, so they do
+        not ask it.
+        """
         self._hooks.append(hook)
-        self._before_append.append(hook.before_append)
-        self._on_append.append(hook.on_append)
+        if on_path:
+            self._before_append.append(hook.before_append)
+            self._on_append.append(hook.on_append)
+            self._readable_ends.append(hook.readable_end)
 
     def plugged_in(self, kind: type[H]) -> H | None:
         """The hook of this class, if there is one."""
@@ -325,8 +331,8 @@ class Partition:
     def readable_end(self, isolation_level: int = READ_UNCOMMITTED) -> int:
         """The offset below which a reader of this isolation level may read."""
         end = self.replica.high_watermark
-        for hook in self._hooks:
-            bound = hook.readable_end(isolation_level)
+        for readable_end in self._readable_ends:
+            bound = readable_end(isolation_level)
             if bound is not None and bound < end:
                 end = bound
         return end
@@ -450,6 +456,7 @@ class Partition:
         if save:
             for hook in self._hooks:
                 hook.close()
+        self._hooks.clear()  # one that knows its partition would keep the files open until the collector comes by
         self._end_waits(NotLeaderOrFollower(f"{self.name} was closed on this broker"))
         self._wake()
         self._parked.clear()

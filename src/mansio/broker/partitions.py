@@ -18,6 +18,8 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from mansio.broker.append_rules import AppendRules
+from mansio.broker.hold_hook import HoldHook
+from mansio.broker.holds import Holds
 from mansio.broker.partition import Partition
 from mansio.broker.producer_hook import ProducerHook
 from mansio.broker.trouble import Trouble
@@ -96,6 +98,7 @@ class PartitionSet:
         self._sync_thread = sync_thread
         self._file_thread = file_thread
         self.trouble = Trouble(clock)
+        self.holds = Holds()
         self._opening: Promise[None] | None = None
         self._opened: dict[UUID, dict[int, Partition | StorageError]] = {}
         self._by_name: dict[str, ServedTopic] = {}
@@ -285,6 +288,8 @@ class PartitionSet:
             trouble=self.trouble,
         )
         partition.plug_in(producers)
+        if not topic.internal:
+            partition.plug_in(HoldHook(partition, self.holds, self._clock), on_path=False)
         if (cut := log.recovery.cut) is not None:
             self.trouble.cut(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:

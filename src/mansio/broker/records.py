@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mansio.broker.hold_hook import HoldHook
 from mansio.errors import InvalidTopic, PolicyViolation
 
 if TYPE_CHECKING:
@@ -88,13 +89,15 @@ class RecordService:
         """Delete the records below an offset (-1: all that are committed): see `Partition.delete_records`.
 
         Raises what that raises, `InvalidTopic` for an internal topic, `PolicyViolation` where records leave only by
-        compaction.
+        compaction, or a pipeline still needs some of them.
         """
         partition = self._partitions.find(topic, None, index)
         if partition.internal:
             raise InvalidTopic(f"{topic} is an internal topic; its records cannot be deleted")
         if not partition.settings.deletes:
             raise PolicyViolation(f"{topic} has cleanup.policy=compact: its records leave by compaction only")
+        if (hold := partition.plugged_in(HoldHook)) is not None:
+            hold.check_deletion(before_offset)
         return partition.delete_records(before_offset)
 
     async def new_producer_id(self) -> int:

@@ -74,6 +74,12 @@ class RetentionKeeper:
         first_ms = min(FIRST_CHECK_MS, self._check_interval_ms)
         self._timer = self._scheduler.call_later(first_ms, self._round)
 
+    def check_soon(self) -> None:
+        """Do not wait for the next round: there is a reason to look now."""
+        if self._timer is not None and not self._waiting:
+            self._timer.cancel()
+            self._timer = self._scheduler.call_later(0, self._round)
+
     def stop(self) -> None:
         """No more checks."""
         self._waiting.clear()

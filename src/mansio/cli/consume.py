@@ -23,6 +23,8 @@ from mansio.cli.common import (
     time_option,
     unescape,
 )
+from mansio.cli.consume_snapshot import SnapshotReading
+from mansio.cli.lake_options import CatalogOption
 from mansio.cli.output import Output
 
 if TYPE_CHECKING:
@@ -70,6 +72,25 @@ def consume(
     delimiter: Annotated[
         str, typer.Option("--delimiter", "-D", metavar="TEXT", help="Printed after each value.")
     ] = r"\n",
+    from_snapshot: Annotated[
+        str | None,
+        typer.Option(
+            "--from-snapshot",
+            metavar="ID|DATE",
+            help="Read the topic's archive as it was then: a snapshot's id, a tag, or a TIME.",
+        ),
+    ] = None,
+    include_deleted: Annotated[
+        bool,
+        typer.Option(
+            "--include-deleted", help="With --from-snapshot: also what the topic has deleted since."
+        ),
+    ] = False,
+    warehouse: Annotated[
+        str | None,
+        typer.Option("--warehouse", "-w", metavar="DIR", help="With --from-snapshot: where the archive is."),
+    ] = None,
+    catalog: CatalogOption = None,
     output: Annotated[
         Output | None,
         typer.Option(
@@ -81,6 +102,7 @@ def consume(
     """Print the records of a topic, and wait for more until Ctrl-C.
 
     Starts with new records; with an end (--exit-at-end, --to-time) at the beginning; a group goes on where it was.
+    With --from-snapshot it prints the archive that `mansio pipeline archive` keeps, partition by partition, and ends.
     The values are printed byte for byte. TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or
     milliseconds since the epoch. TEXT understands \\t, \\n, \\0 and \\xNN.
     """
@@ -93,6 +115,21 @@ def consume(
     if group is not None and partition:
         refuse("a group shares the partitions out by itself", "--partition")
     start_ms, stop_ms = time_option(from_time, "--from-time"), time_option(to_time, "--to-time")
+    printer = Printer(
+        output,
+        delimiter=unescape(delimiter),
+        key_separator=None if key_separator is None else unescape(key_separator),
+    )
+    if from_snapshot is not None:
+        if group is not None or from_offset is not None:
+            refuse("an archive is read from its beginning, or from a time", "--from-snapshot")
+        partitions = tuple(partition or ())
+        SnapshotReading(
+            topic, from_snapshot, warehouse, catalog, include_deleted, partitions, start_ms, stop_ms, limit
+        ).perform(broker, printer)
+        return
+    if include_deleted or warehouse is not None or catalog is not None:
+        refuse("this is for an archive: name a moment of it with --from-snapshot", "--include-deleted")
     if stop_ms is not None and stop_ms > parse_time("now"):
         refuse("this time is still to come", "--to-time")
     has_end = exit_at_end or stop_ms is not None
@@ -102,11 +139,6 @@ def consume(
     elif from_offset is not None:
         start = from_offset
     reading = Reading(topic, tuple(partition or ()), group, start, stop_ms, has_end, limit)
-    printer = Printer(
-        output,
-        delimiter=unescape(delimiter),
-        key_separator=None if key_separator is None else unescape(key_separator),
-    )
     run(reading.perform(broker, printer))
 
 

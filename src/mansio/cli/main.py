@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mansio.cli import config, consume, demo, doctor, group, produce, quota, serve, topic
+from mansio.cli import config, consume, demo, doctor, group, pipeline, produce, quota, serve, topic
 from mansio.cli.common import complain
 from mansio.errors import MansioError
 from mansio.version import __version__
@@ -36,6 +36,7 @@ app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
 app.add_typer(quota.app, name="quota")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(config.app, name="config")
 app.command("doctor")(doctor.doctor)
 app.add_typer(demo.app, name="demo")

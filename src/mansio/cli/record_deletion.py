@@ -10,6 +10,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mansio.errors import InvalidTopic, MansioError, PolicyViolation, UnknownTopicOrPartition
+from mansio.wire.hold import parse_hold, pipeline_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -22,6 +23,9 @@ T = TypeVar("T")
 
 AT_ONCE_MAX: Final = 16
 """Partitions that are asked about one by one at the same time."""
+
+GROUPS_ASKED_MAX: Final = 1_000
+"""Groups that are looked through for the pipeline that a refusal came from."""
 
 
 async def delete_records(
@@ -51,7 +55,35 @@ async def delete_records(
     starts = await for_each(chosen, starts_of)
     outcomes.update(starts)
     outcomes.update(await for_each([one for one in chosen if isinstance(starts[one], int)], delete))
+    await _name_holders(client, outcomes, dry_run=dry_run)
     return [_row(one, starts.get(one), outcome) for one, outcome in outcomes.items()]
+
+
+async def _name_holders(
+    client: Client, outcomes: dict[TopicPartition, int | MansioError], *, dry_run: bool
+) -> None:
+    """The protocol has no words for why a deletion is refused: say which pipeline still needs the records. A dry run
+    asks before; it does not know the limits of holds, so it may name one that no longer counts."""
+    asked = {
+        one: outcome
+        for one, outcome in outcomes.items()
+        if isinstance(outcome, PolicyViolation) or (dry_run and isinstance(outcome, int))
+    }
+    if not asked:
+        return
+    for group in (await client.admin.list_groups())[:GROUPS_ASKED_MAX]:
+        pipeline = pipeline_of(group.group_id)
+        if pipeline is None:
+            continue
+        for one, committed in (await client.admin.group_offsets(group.group_id)).items():
+            outcome = asked.get(one)
+            if outcome is None or parse_hold(committed.metadata) is None:
+                continue
+            if isinstance(outcome, PolicyViolation) or outcome > committed.offset:
+                outcomes[one] = PolicyViolation(
+                    f"pipeline {pipeline} still needs the records from offset {committed.offset} on; "
+                    f"`mansio pipeline release {pipeline}` gives them up"
+                )
 
 
 async def _check_allowed(client: Client, view: TopicDescription) -> None:

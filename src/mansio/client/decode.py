@@ -1,7 +1,7 @@
 """From raw batches to messages.
 
-Owns the hot loop of consuming. Checks each batch's CRC-32C, leaves out control batches, aborted transactions (for
-read-committed readers), records before the offset that was asked for and from the stop offset on.
+Owns the hot loop of consuming. Opens the batches that a reader may see (`wire/visible.py` says which), and leaves out
+the records before the offset that was asked for and from the stop offset on.
 
 Always true: the `next_offset` of the last batch of a chunk is the fetch offset that followed it, whatever was left
 out in between (compaction and transactions leave holes).
@@ -9,14 +9,11 @@ out in between (compaction and transactions leave holes).
 
 from __future__ import annotations
 
-import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
-from crc32c import crc32c
-
-from mansio.errors import CorruptMessage, InvalidRecord
+from mansio.errors import InvalidRecord
 from mansio.wire.record_rows import read_rows
-from mansio.wire.records import iterate_batches, read_records
+from mansio.wire.visible import visible_batches
 
 from .types import Message
 
@@ -30,8 +27,6 @@ BATCH_BYTES_MAX = 64 << 20
 
 RECORD_BYTES = 64
 """What a record of a compressed batch is taken to be at least: as an object it is much more than its bytes."""
-
-CRC_START = 21
 
 
 class MessageBatch(NamedTuple):
@@ -49,31 +44,11 @@ def decode_chunk(
     state, first_offset, batches, aborted = chunk
     topic, partition = state.partition
     stop = state.stop_offset
-    beginnings = [(first, producer) for producer, first in aborted] if read_committed else []
-    heapq.heapify(beginnings)
-    aborting: set[int] = set()
-    next_offset = 0
-    for position, header in iterate_batches(batches):
-        if header.base_offset < next_offset or header.last_offset_delta < 0:
-            raise CorruptMessage(
-                f"{topic}-{partition}: offset {header.base_offset} comes after {next_offset - 1}"
-            )
+    for position, header, is_visible in visible_batches(
+        batches, state.partition, first_offset, aborted, read_committed
+    ):
         next_offset = header.last_offset + 1
-        if next_offset <= first_offset:
-            continue
-        batch = batches[position : position + header.size]
-        if crc32c(batch[CRC_START:]) != header.crc:
-            raise CorruptMessage(
-                f"{topic}-{partition} at offset {header.base_offset}: the CRC-32C does not match"
-            )
-        while beginnings and beginnings[0][0] <= header.last_offset:
-            aborting.add(heapq.heappop(beginnings)[1])
-        if header.is_control:
-            if header.producer_id in aborting and _is_abort(batch):
-                aborting.discard(header.producer_id)
-            yield MessageBatch(state, [], next_offset)
-            continue
-        if header.is_transactional and header.producer_id in aborting:
+        if not is_visible:
             yield MessageBatch(state, [], next_offset)
             continue
         if header.codec and header.record_count * RECORD_BYTES > batch_bytes_max:
@@ -81,17 +56,16 @@ def decode_chunk(
                 f"{topic}-{partition} at offset {header.base_offset}: {header.record_count} records in one batch are"
                 f" more than batch_bytes_max ({batch_bytes_max}) allows"
             )
+        size = header.size
         messages = read_rows(
-            batch, Message, topic, partition, max_output_bytes=max(batch_bytes_max, header.size)
+            batches[position : position + size],
+            Message,
+            topic,
+            partition,
+            max_output_bytes=max(size, batch_bytes_max),
         )
         if header.base_offset < first_offset:
             messages = [message for message in messages if message.offset >= first_offset]
         if stop is not None and next_offset > stop:
             messages = [message for message in messages if message.offset < stop]
         yield MessageBatch(state, messages, next_offset)
-
-
-def _is_abort(batch: memoryview) -> bool:
-    """The key of a control record is version and type, 16 bits each (KIP-98)."""
-    records = read_records(batch, max_output_bytes=BATCH_BYTES_MAX)
-    return any(record.key is not None and record.key[2:4] == b"\x00\x00" for record in records)

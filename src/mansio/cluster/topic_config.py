@@ -144,6 +144,23 @@ _ROWS: Final = (
         _whole(0, INT32_MAX),
     ),
     TopicSetting(
+        "mansio.hold.bytes.max", Kind.LONG, str(10 << 30), "mansio.hold.bytes.max",
+        "Pipelines hold back from deletion and compaction no more than the newest segments of a partition that fit into"
+        " so many bytes. -1: no limit.",
+        _whole(-1, INT64_MAX),
+    ),
+    TopicSetting(
+        "mansio.hold.enable", Kind.BOOLEAN, "true", "mansio.hold.enable",
+        "Whether what a named pipeline has not read yet is kept from deletion and compaction.",
+        _one_of("true", "false"),
+    ),
+    TopicSetting(
+        "mansio.hold.ms.max", Kind.LONG, str(7 * 24 * 3600 * 1000), "mansio.hold.ms.max",
+        "A pipeline that has not committed for so many ms holds back only records that are younger than that."
+        " -1: no limit.",
+        _whole(-1, INT64_MAX),
+    ),
+    TopicSetting(
         "max.compaction.lag.ms", Kind.LONG, str(INT64_MAX), "log.cleaner.max.compaction.lag.ms",
         "Age in ms at which a record is compacted even if little else is to be cleaned.",
         _whole(1, INT64_MAX),
@@ -254,6 +271,9 @@ class TopicSettings:
     min_cleanable_dirty_ratio: float
     min_compaction_lag_ms: int
     max_compaction_lag_ms: int
+    hold_enabled: bool
+    hold_bytes_max: int
+    hold_ms_max: int
 
     @property
     def deletes(self) -> bool:
@@ -436,4 +456,7 @@ def resolve(
         min_cleanable_dirty_ratio=value["min.cleanable.dirty.ratio"],
         min_compaction_lag_ms=value["min.compaction.lag.ms"],
         max_compaction_lag_ms=value["max.compaction.lag.ms"],
+        hold_enabled=value["mansio.hold.enable"] == "true",
+        hold_bytes_max=value["mansio.hold.bytes.max"],
+        hold_ms_max=value["mansio.hold.ms.max"],
     )

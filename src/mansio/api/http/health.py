@@ -13,7 +13,8 @@ more writes), `log_corrupt` (a partition is damaged and was not opened), `partit
 is not), `metadata_failed` (changes are not seen any more), `loop_stalled` (the event loop stood still a moment ago).
 Warnings do not keep work away; with any of them the broker is `degraded`: `corrupt_batch` (a reader met damage),
 `log_cut` (the start cut what was not known to be durable; said until the next start), `disk_full` (writes find no
-room), `disk_low`, `disk_silent` (the file system does not say how much is free).
+room), `disk_low`, `disk_silent` (the file system does not say how much is free), `hold_broken` (records are gone that
+a pipeline had not read), `holds_unknown` (nothing is deleted, because nobody knows what pipelines still need).
 Always true: at most `REASONS_MAX` reasons, and as many warnings, are listed; the count of the rest is said.
 """
 

@@ -101,6 +101,20 @@ def _age(service: Service) -> Iterator[Measurement]:
     yield _counter("expired_bytes", "Bytes of segments that retention let go of.", counts.size_bytes)
 
 
+def _holds(service: Service) -> Iterator[Measurement]:
+    holds = service.partitions.holds
+    yield _gauge("holds", "Partitions held back from deletion, once for each pipeline.", len(holds))
+    yield _gauge(
+        "broken_holds",
+        "Of these, those whose pipeline is behind the start of the log.",
+        sum(1 for _ in holds.broken()),
+    )
+    for reason, times in holds.broken_times.items():
+        yield _counter(
+            "hold_breaks", "Holds that a limit or a full disk has broken, by which.", times, reason=reason
+        )
+
+
 def _compaction(service: Service) -> Iterator[Measurement]:
     if service.compactor is None:
         return
@@ -163,6 +177,7 @@ PARTS: Final[tuple[Callable[[Service], Iterator[Measurement]], ...]] = (
     _connections,
     _groups,
     _age,
+    _holds,
     _compaction,
     _quotas,
     _lines,

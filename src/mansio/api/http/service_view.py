@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from mansio.api.http import service_numbers
 from mansio.api.http.source import Bounds, GroupLag, PartitionSample, Problem
+from mansio.broker.holds import REASONS
 from mansio.errors import CorruptLog, MansioError, StorageError
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class ServiceView:
             else:
                 detail = f"other partitions: met {damage.times} times by readers"
             yield Problem("corrupt_batch", detail, topic, index)
+        yield from _held_back(service)
         for partition in tuple(service.partitions):
             if (cut := partition.log.recovery.cut) is not None:
                 detail = (
@@ -130,6 +132,23 @@ class ServiceView:
 
     def distributions(self) -> Iterator[Distribution]:
         return iter(()) if self._service is None else service_numbers.distributions(self._service)
+
+
+def _held_back(service: Service) -> Iterator[Problem]:
+    """What went wrong with the holds of pipelines."""
+    holds = service.partitions.holds
+    if holds.unknown:
+        yield Problem(
+            "holds_unknown", "nothing is deleted: offsets of groups, which may hold records, are not loaded"
+        )
+    for one in holds.broken():
+        yield Problem(
+            "hold_broken",
+            f"pipeline {one.pipeline!r} is at offset {one.offset} of {one.topic}-{one.partition}, and records below "
+            f"{one.start} are gone: {REASONS[one.reason]}",
+            one.topic,
+            one.partition,
+        )
 
 
 def _reason(service: Service, topic: str, index: int, error: StorageError) -> str:

@@ -44,6 +44,7 @@ from mansio.state.group_types import Answer, Persist
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from mansio.broker.coordinators.store import OffsetListener
     from mansio.broker.internal_topic import InternalPartition
     from mansio.broker.view_checkpoint import CheckpointRoom
     from mansio.ports import Clock, Random, Scheduler
@@ -61,7 +62,7 @@ class GroupCoordinator:
     """See the module. All methods belong to the broker's loop.
 
     `create_topic` creates `__consumer_offsets` if need be and returns its open partitions. `end_offset` is
-    the high watermark of a topic's partition, or None if there is no such partition.
+    the high watermark of a topic's partition, or None if there is no such partition. `on_offset`: see `GroupStore`.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class GroupCoordinator:
         create_topic: Callable[[], Awaitable[Sequence[InternalPartition | StorageError]]],
         end_offset: Callable[[str, int], int | None],
         checkpoints: CheckpointRoom | None = None,
+        on_offset: OffsetListener = lambda *_: None,
     ) -> None:
         self.settings = settings
         self._clock = clock
@@ -82,7 +84,7 @@ class GroupCoordinator:
         self._closed = False
         self._expiry_timer: Any = None
         self._waiting: dict[Any, None] = {}  # promises of parked joins and syncs
-        self.store = GroupStore(settings, clock)
+        self.store = GroupStore(settings, clock, on_offset)
         self.topic = InternalTopic(
             OFFSETS_TOPIC,
             view=self.store,

@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinators.inspection import topics_of_subscription
+from mansio.broker.holds import is_hold
 from mansio.errors import (
     GroupIdNotFound,
     GroupSubscribedToTopic,
@@ -105,11 +106,11 @@ class Offsets:
                 for each, problem in zip(offsets, results, strict=True)
                 if problem is None
             ]
-            promise = self._store.append(group_id, records) if records else None
+            durable = self._store.append(group_id, records) if records else None
         finally:
             self._store.drop_if_unused(entry)
-        if promise is not None:
-            await promise
+        if durable is not None:
+            await durable
         return results
 
     async def fetch(
@@ -156,7 +157,9 @@ class Offsets:
                 if known:
                     gone.append((topic, partition))
         if gone:
-            await self._store.append(group_id, tombstones(entry, only=gone))
+            promise = self._store.append(group_id, tombstones(entry, only=gone))
+            self._store.drop_if_unused(entry)
+            await promise
         return results
 
     async def forget_topic(self, topic: str) -> None:
@@ -169,7 +172,8 @@ class Offsets:
     def expired(self, entry: GroupEntry, now_ms: int) -> list[tuple[str, int]]:
         """The offsets of a group whose time is over (KIP-211): a group without members keeps them for the
         retention time after its last member left or its last commit, whichever is later; one with members
-        keeps what they read for ever."""
+        keeps what they read for ever. What a pipeline holds back with (`mansio.broker.holds`) has no such time: it
+        would begin to lose records without anybody being told."""
         group = entry.group
         if group.state is EMPTY and not group.pending:
             kept: frozenset[str] = frozenset()
@@ -188,7 +192,7 @@ class Offsets:
         return [
             (topic, partition)
             for topic, partition, committed in entry.each_offset()
-            if topic not in kept and is_over(committed)
+            if topic not in kept and is_over(committed) and not is_hold(group.group_id, committed.metadata)
         ]
 
     def _problem(self, offset: OffsetToCommit) -> MansioError | None:

@@ -28,11 +28,13 @@ from mansio.state.group_records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mansio.broker.coordinators.settings import GroupSettings
     from mansio.broker.internal_topic import InternalTopic, KeyValue
     from mansio.ports import Clock, Promise, Timer
+
+    OffsetListener = Callable[[str, str, int, CommittedOffset | None], None]
 
 _HASH_MASK: Final = 0xFFFFFFFF
 
@@ -72,11 +74,17 @@ def java_string_hash(text: str) -> int:
 
 
 class GroupStore:
-    """See the module. `topic` is set right after construction: the two refer to each other."""
+    """See the module. `topic` is set right after construction: the two refer to each other.
 
-    def __init__(self, settings: GroupSettings, clock: Clock) -> None:
+    `on_offset` is told of every committed offset of any group that is stored, or deleted (None).
+    """
+
+    def __init__(
+        self, settings: GroupSettings, clock: Clock, on_offset: OffsetListener = lambda *_: None
+    ) -> None:
         self._settings = settings
         self._clock = clock
+        self._on_offset = on_offset
         self.topic: InternalTopic
         self.entries: dict[str, GroupEntry] = {}
 
@@ -137,11 +145,14 @@ class GroupStore:
         entry = self.entries.get(key.group)
         if value is not None:
             entry = entry or self._create(key.group)
-            entry.offsets.setdefault(key.topic, {})[key.partition] = decode_offset_value(value)
+            committed = decode_offset_value(value)
+            entry.offsets.setdefault(key.topic, {})[key.partition] = committed
+            self._on_offset(key.group, key.topic, key.partition, committed)
         elif entry is not None and (partitions := entry.offsets.get(key.topic)) is not None:
             partitions.pop(key.partition, None)
             if not partitions:
                 del entry.offsets[key.topic]
+            self._on_offset(key.group, key.topic, key.partition, None)
 
     def _apply_group(self, key: GroupKey, value: bytes | None) -> None:
         entry = self.entries.get(key.group)

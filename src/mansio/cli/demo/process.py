@@ -5,6 +5,7 @@ Always true: `start` returns when its `ready` line is out; at the end of the `wi
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 from mansio.errors import Unavailable
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
 READY_S_MAX = 30.0
@@ -26,8 +28,10 @@ STOP_S_MAX = 10.0
 class BrokerProcess(AbstractContextManager["BrokerProcess"]):
     """One broker over one directory. Ports 0 at the first start; the ones it got ever after."""
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, settings: Mapping[str, str] | None = None) -> None:
+        """`settings`: the broker's own, by name, beside the defaults."""
         self.directory = directory
+        self._environment = {f"MANSIO_{name.upper()}": text for name, text in (settings or {}).items()}
         self.kafka = "127.0.0.1:0"
         self.http = "127.0.0.1:0"
         self._process: subprocess.Popen[str] | None = None
@@ -41,7 +45,12 @@ class BrokerProcess(AbstractContextManager["BrokerProcess"]):
         command = [sys.executable, "-m", "mansio.cli.main", "serve", "--data", self.directory]
         command += ["--kafka", self.kafka, "--http", self.http]
         process = subprocess.Popen(  # noqa: S603  # our own command line
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._errors, text=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, **self._environment},
         )
         self._process = process
         patience = threading.Timer(READY_S_MAX, process.kill)

@@ -41,9 +41,12 @@ class Figures(NamedTuple):
 class Bars:
     """Two counts on their way to the same total."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(
+        self, console: Console, total: int, labels: tuple[str, str] = ("acknowledged", "delivered")
+    ) -> None:
         self._console = console
         self._total = total
+        self._labels = labels
         self._steps_said = 0
         self._progress: Progress | None = None
         if console.is_terminal:
@@ -56,21 +59,21 @@ class Bars:
             )
             self._tasks = [
                 self._progress.add_task(f" {label:<{LABEL_WIDTH + 1}}", total=total, rate=0.0)
-                for label in ("acknowledged", "delivered")
+                for label in labels
             ]
 
-    def show(self, acknowledged: int, delivered: int, seconds: float) -> None:
+    def show(self, first: int, second: int, seconds: float) -> None:
         """Move both bars."""
         if self._progress is not None:
-            for task, count in zip(self._tasks, (acknowledged, delivered), strict=True):
+            for task, count in zip(self._tasks, (first, second), strict=True):
                 if not self._progress.tasks[task].finished:  # so that the rate of the one that is done stays
                     self._progress.update(task, completed=count, rate=count / max(seconds, 0.001))
             return
-        step = min(acknowledged, delivered) * PLAIN_STEPS // self._total
+        step = min(first, second) * PLAIN_STEPS // self._total
         if step > self._steps_said:
             self._steps_said = step
             self._console.print(
-                f" {seconds:6.1f} s     acknowledged {acknowledged:>9,}   delivered {delivered:>9,}"
+                f" {seconds:6.1f} s     {self._labels[0]} {first:>9,}   {self._labels[1]} {second:>9,}"
             )
 
     def say(self, label: str, text: str) -> None:

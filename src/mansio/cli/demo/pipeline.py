@@ -1,0 +1,415 @@
+"""The demo's second chapter: flights are archived while they stream in, the log is deleted, and nothing is missing.
+
+Everything with Spark happens in one thread beside the loop: a session belongs to the thread that made it. What Java and
+Spark's workers say on standard error goes into a file, which is shown when something fails.
+
+Always true: whatever happens, the broker's process, the session and the directory are gone at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+import tempfile
+import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from mansio.cli.common import connect
+from mansio.cli.demo.delays import (
+    CARRIER,
+    DELAY,
+    MONTH,
+    MONTHS,
+    Mean,
+    departure_ms,
+    differences,
+    means,
+    picture,
+)
+from mansio.cli.demo.flights import data_file, read_flights
+from mansio.cli.demo.process import BrokerProcess
+from mansio.cli.demo.screen import Bars, new_console, say
+from mansio.client.producer import ProducerOptions
+from mansio.client.types import TopicPartition
+from mansio.errors import MansioError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from pyspark.sql import SparkSession
+    from rich.console import Console
+
+    from mansio.cli.demo.flights import Flight
+    from mansio.client import Client
+    from mansio.client.accumulator import Delivery
+    from mansio.spark.pipelines.archive import Progress
+
+TOPIC = "flights"
+PARTITIONS = 6
+PIPELINE = "demo"
+SEGMENTS_PER_PARTITION = 25
+RECORDS_PER_SECOND = 15_000
+HEAD_START = 0.1
+"""So much of the flights is there when the archive begins; the others come when it has taken the first of them."""
+RECORDS_PER_TURN = 500
+TRIGGER_S = 1.0
+REDRAW_S = 0.2
+RETENTION_CHECK_MS = 200
+SETTLED_S = 1.5
+"""The start of the log has not moved for so long: retention has taken what it may."""
+RUN_S_MAX = 280.0
+LIVE_FROM_MS = 1_385_856_000_000
+"""2013-12-01, UTC: from here on flights are only in the log."""
+DAY_FROM_MS = 1_362_700_800_000
+"""2013-03-08, UTC: snow, and the worst delays of the year. The day that is brought back."""
+DAY_MS = 86_400_000
+LOG_LINES_SHOWN = 15
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Story:
+    """What happens, as it happens. `past` goes into the archive, `live` stays in the log alone."""
+
+    past: list[tuple[int, Flight]]
+    live: list[tuple[int, Flight]]
+    published: int = 0
+    archived: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    @property
+    def all(self) -> list[Flight]:
+        return [flight for _, flight in self.past + self.live]
+
+    @property
+    def day(self) -> list[Flight]:
+        """The flights of the day that is brought back, in the order in which they were published."""
+        return [flight for when, flight in self.past if DAY_FROM_MS <= when < DAY_FROM_MS + DAY_MS]
+
+    def check(self, holds: bool, otherwise: str) -> None:
+        """Note what is wrong, to be told at the end."""
+        if not holds:
+            self.wrong.append(otherwise)
+
+
+class _Archived(Exception):
+    """All that was to be archived is in the table."""
+
+
+async def tell(count: int, plot: str) -> int:
+    """Run the demo with `count` flights spread over the year; returns the exit code."""
+    console = new_console()
+    story = _story(read_flights(data_file()), count)
+    console.print(
+        f"\n [bold]Mansio and Spark[/]: {count:,} flights, a lake table, and a log cut to nothing\n"
+    )
+    settings = {"retention_check_interval_ms": str(RETENTION_CHECK_MS)}
+    with (
+        tempfile.TemporaryDirectory(prefix="mansio-demo-", ignore_cleanup_errors=True) as directory,
+        BrokerProcess(os.path.join(directory, "data"), settings) as process,
+        _quiet(os.path.join(directory, "spark.log")),
+    ):
+        ready_s = await asyncio.to_thread(process.start)
+        say(console, "broker", f"ready in {ready_s:.2f} s at {process.kafka}, all in {directory}")
+        spark = _Spark(process.kafka, os.path.join(directory, "warehouse"))
+        try:
+            async with asyncio.timeout(RUN_S_MAX), connect(process.kafka) as client:
+                await _chapters(console, story, spark, client, plot)
+        except TimeoutError:
+            story.check(False, f"it did not finish in {RUN_S_MAX:.0f} s")
+        finally:
+            await spark.stop()
+        process.stop()
+    for line in story.wrong:
+        console.print(f"\n [bold red]Not right:[/] {line}")
+    if not story.wrong:
+        console.print(f"\n [bold green]Every number is right.[/] Look at {plot}")
+    return 1 if story.wrong else 0
+
+
+def _story(flights: Sequence[Flight], count: int) -> Story:
+    """Some of the flights, evenly from all of the year, in the order of departure."""
+    chosen = [flights[number * len(flights) // count] for number in range(count)]
+    timed = sorted((departure_ms(flight), flight) for flight in chosen)
+    return Story(
+        [one for one in timed if one[0] < LIVE_FROM_MS], [one for one in timed if one[0] >= LIVE_FROM_MS]
+    )
+
+
+async def _chapters(console: Console, story: Story, spark: _Spark, client: Client, plot: str) -> None:
+    size_bytes = sum(len(flight.value) for flight in story.all)
+    segment_bytes = max(16_384, size_bytes // PARTITIONS // SEGMENTS_PER_PARTITION)
+    config = {"retention.ms": "-1", "segment.bytes": str(segment_bytes)}
+    await client.admin.create_topic(TOPIC, partitions=PARTITIONS, config=config)
+    await _start(console, spark)
+    await _stream(console, story, spark, client)
+    await _publish(client, story, story.live, paced=False)
+    say(console, "live log", f"{len(story.live):,} flights of December follow; nobody archives them")
+    await _cut_retention(console, story, client)
+    await _ask(console, story, spark, plot)
+    await _bring_back(console, story, spark, client)
+
+
+async def _start(console: Console, spark: _Spark) -> None:
+    began = time.monotonic()
+    with console.status(" Spark is starting (15 to 30 s)") if console.is_terminal else _nothing():
+        version = await spark.do(spark.start)
+    say(console, "spark", f"{version}, ready in {time.monotonic() - began:.1f} s")
+
+
+async def _stream(console: Console, story: Story, spark: _Spark, client: Client) -> None:
+    """Publish until November and archive it, at the same time."""
+    total = len(story.past)
+    bars = Bars(console, total, ("published", "archived"))
+    began = time.monotonic()
+    archive = asyncio.ensure_future(spark.do(lambda: spark.archive(story)))
+    publish = asyncio.create_task(_publish_meanwhile(client, story))
+    with bars.moving():
+        try:
+            while not (archive.done() and publish.done()):
+                bars.show(story.published, story.archived, time.monotonic() - began)
+                done, _ = await asyncio.wait({archive, publish}, timeout=REDRAW_S)
+                for task in done:
+                    task.result()
+        finally:
+            publish.cancel()
+        bars.show(story.published, story.archived, time.monotonic() - began)
+    text = f"{story.archived:,} flights until November, in {archive.result()} batches, as they came"
+    say(console, "archive", text)
+    story.check(story.archived == total, f"{story.archived:,} of {total:,} flights were archived")
+
+
+async def _publish_meanwhile(client: Client, story: Story) -> None:
+    """The flights until November, no faster than one can watch."""
+    head = int(len(story.past) * HEAD_START)
+    await _publish(client, story, story.past[:head], paced=False)
+    while not story.archived:  # noqa: ASYNC110 - it changes in another thread
+        await asyncio.sleep(REDRAW_S)
+    await _publish(client, story, story.past[head:], paced=True)
+
+
+async def _publish(
+    client: Client, story: Story, flights: Sequence[tuple[int, Flight]], *, paced: bool
+) -> None:
+    pending: deque[Delivery] = deque()
+    began = time.monotonic()
+    async with client.producer(ProducerOptions(acks="all")) as producer:
+        for number, (when, flight) in enumerate(flights):
+            pending.append(await producer.send(TOPIC, flight.value, key=flight.key, timestamp_ms=when))
+            if number % RECORDS_PER_TURN == 0:
+                story.published += _acknowledged(pending)
+                ahead_s = number / RECORDS_PER_SECOND - (time.monotonic() - began)
+                await asyncio.sleep(max(0.0, ahead_s) if paced else 0)
+        await producer.flush()
+    story.published += _acknowledged(pending)
+
+
+def _acknowledged(pending: deque[Delivery]) -> int:
+    """How many more are on the disk. Raises what kept one from it."""
+    count = 0
+    while pending and pending[0].done():
+        pending.popleft().result()
+        count += 1
+    return count
+
+
+async def _cut_retention(console: Console, story: Story, client: Client) -> None:
+    """Let retention take everything, and see what it leaves: what the archive has not read, for one."""
+    began = time.monotonic()
+    await client.admin.alter_topic_config(TOPIC, {"retention.ms": "1"})
+    left, moved_at = await _left(client), 0.0
+    while not moved_at or time.monotonic() - moved_at < SETTLED_S:
+        await asyncio.sleep(REDRAW_S)
+        before, left = left, await _left(client)
+        if left < before or (moved_at == 0.0 and time.monotonic() - began > SETTLED_S * 4):
+            moved_at = time.monotonic()
+    deleted = len(story.all) - left
+    text = f"retention.ms=1: {deleted:,} of {len(story.all):,} records are gone, {left:,} are held back"
+    say(console, "log", text)
+    say(console, "", f"for pipeline {PIPELINE!r}: what it has not archived, by whole segments")
+    story.check(left >= len(story.live), f"{left:,} records left, {len(story.live):,} were not archived")
+    story.check(deleted > len(story.past) / 2, f"only {deleted:,} records were deleted")
+
+
+async def _left(client: Client) -> int:
+    wanted = [TopicPartition(TOPIC, index) for index in range(PARTITIONS)]
+    starts = await client.admin.list_offsets(wanted, "earliest")
+    ends = await client.admin.list_offsets(wanted, "latest")
+    return sum(ends[place].offset - starts[place].offset for place in wanted)
+
+
+async def _ask(console: Console, story: Story, spark: _Spark, plot: str) -> None:
+    began = time.monotonic()
+    with console.status(" asking archive and live log") if console.is_terminal else _nothing():
+        found = await spark.do(spark.means)
+    wrong = differences(means(story.all), found)
+    flights = sum(mean.flights for mean in found.values())
+    text = f"mean delay by carrier and month over archive and log: {len(found)} means, {flights:,} flights"
+    say(console, "table", f"{text}, {time.monotonic() - began:.1f} s")
+    worst, mean = max(
+        found.items(), key=lambda one: one[1].delay_min or 0.0, default=(("", 1), Mean(0, None))
+    )
+    late = f"the latest: {worst[0]} in {MONTHS[worst[1] - 1]}, {mean.delay_min or 0:.0f} min"
+    say(console, "", f"{'equal to the file' if not wrong else 'NOT equal to the file'}; {late}")
+    story.check(not wrong, f"means differ from the file for {wrong[:5]}")
+    await asyncio.to_thread(_write, plot, picture(found, "Mean departure delay in minutes, New York 2013"))
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+async def _bring_back(console: Console, story: Story, spark: _Spark, client: Client) -> None:
+    target = f"{TOPIC}-2013-03-08"
+    began = time.monotonic()
+    written, again = await spark.do(lambda: (spark.replay(target), spark.replay(target)))
+    day = story.day
+    seconds = time.monotonic() - began
+    say(
+        console,
+        "replay",
+        f"8 March, deleted: {written:,} flights again, in {target!r}; once more adds {again}",
+    )
+    story.check(written == len(day), f"{written:,} flights of {len(day):,} were replayed")
+    story.check(again == 0, f"a second replay added {again} records")
+    found: dict[bytes | None, list[bytes]] = {}
+    async for message in client.consume(target, from_="earliest", max_records=written):
+        found.setdefault(message.key, []).append(message.value or b"")
+    expected: dict[bytes | None, list[bytes]] = {}
+    for flight in day:
+        expected.setdefault(flight.key, []).append(flight.value)
+    found_unkeyed, expected_unkeyed = found.pop(None, []), expected.pop(None, [])
+    same = found == expected and sorted(found_unkeyed) == sorted(expected_unkeyed)
+    say(
+        console,
+        "",
+        f"{len(found):,} aircraft, each in its order: {'yes' if same else 'NO'} ({seconds:.1f} s)",
+    )
+    story.check(same, "the replayed flights are not those of the file, or not in their order")
+
+
+class _Spark:
+    """Everything with Spark, in a thread of its own."""
+
+    def __init__(self, bootstrap: str, warehouse: str) -> None:
+        self._bootstrap = bootstrap
+        self._warehouse = warehouse
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mansio-demo-spark")
+        self._session: SparkSession | None = None
+        self._is_ours = False
+
+    async def do(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def start(self) -> str:
+        """The session; says what it is."""
+        from mansio.spark.java import find_java
+        from mansio.spark.lake.errors import LakeNotInstalled
+        from mansio.spark.session import SparkNotInstalled, is_started, session
+
+        for package, missing in (("pyspark", SparkNotInstalled), ("pyiceberg", LakeNotInstalled)):
+            if importlib.util.find_spec(package) is None:
+                raise missing
+        java = find_java()
+        self._is_ours = not is_started()
+        self._session = session(name="mansio-demo")
+        if not self._is_ours:
+            self._session.createDataFrame(
+                [], "nothing int"
+            )  # makes it the active session of this thread as well
+        return f"Spark {self._session.version} on Java {java.version} from {java.source}"
+
+    async def stop(self) -> None:
+        """End the session, unless it was there before; what the thread does ends with it."""
+        running, self._session = self._session, None
+        if running is not None and self._is_ours:
+            await asyncio.to_thread(running.stop)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def spark(self) -> SparkSession:
+        if self._session is None:
+            raise MansioError("the demo has no Spark session")
+        return self._session
+
+    def archive(self, story: Story) -> int:
+        """Archive until all that is meant for the archive is in; returns the number of batches."""
+        from mansio.spark.pipelines.archive import ArchiveJob, archive
+
+        batches = 0
+
+        def report(progress: Progress) -> None:
+            nonlocal batches
+            batches += 1
+            story.archived += progress.records
+            if story.archived >= len(story.past):
+                raise _Archived
+
+        job = ArchiveJob(TOPIC, self._warehouse, self._bootstrap, PIPELINE, trigger_s=TRIGGER_S)
+        with suppress(_Archived):
+            archive(self.spark, job, report)
+        return batches
+
+    def means(self) -> dict[tuple[str, int], Mean]:
+        """The question: over archive and live log as one table."""
+        from pyspark.sql import functions
+
+        from mansio.spark.lake.catalog import open_table
+        from mansio.spark.pipelines.union import read_topic_as_table
+
+        table = open_table(None, self._warehouse, TOPIC)
+        rows = read_topic_as_table(self.spark, TOPIC, table, {"broker": self._bootstrap, "columns": "value"})
+        cells = functions.split(functions.col("value").cast("string"), ",")
+        flights = rows.select(
+            cells[CARRIER].alias("carrier"),
+            cells[MONTH].cast("int").alias("month"),
+            functions.expr(f"try_cast(split(cast(value as string), ',')[{DELAY}] as double)").alias("delay"),
+        )
+        found = flights.groupBy("carrier", "month").agg(
+            functions.count("*").alias("flights"), functions.avg("delay").alias("mean")
+        )
+        return {(row["carrier"], row["month"]): Mean(row["flights"], row["mean"]) for row in found.collect()}
+
+    def replay(self, target: str) -> int:
+        """Bring the day back; returns how many records were written."""
+        from mansio.spark.lake.catalog import open_table
+        from mansio.spark.lake.scan import Selection
+        from mansio.spark.pipelines.replay import replay
+
+        table = open_table(None, self._warehouse, TOPIC)
+        day = Selection(from_us=DAY_FROM_MS * 1000, to_us=(DAY_FROM_MS + DAY_MS) * 1000)
+        return replay(table, self._bootstrap, target, day).written
+
+
+@contextmanager
+def _quiet(path: str) -> Iterator[None]:
+    """Standard error, also of Java and of Spark's workers, goes into a file; its end is shown when something fails."""
+    sys.stderr.flush()
+    own = os.dup(2)
+    log = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    os.dup2(log, 2)
+    os.close(log)
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        sys.stderr.flush()
+        os.dup2(own, 2)
+        os.close(own)
+        if failed:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                sys.stderr.writelines(deque(file, LOG_LINES_SHOWN))
+
+
+@contextmanager
+def _nothing() -> Iterator[None]:
+    yield

@@ -1,0 +1,65 @@
+"""`mansio pipeline`: the jobs on Spark, and what belongs to them.
+
+Each job is a module `mansio.cli.pipeline_<job>` with a function `register(app)` that adds its command. Always true: the
+modules are imported when somebody asks for a job or for the list of them, not for `mansio --help`; none of them imports
+Spark before its command runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import MutableMapping
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import mansio.cli
+
+MODULE_PREFIX = "pipeline_"
+
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        envvar="MANSIO_SPARK_MASTER",
+        metavar="URL",
+        help="Where Spark runs: local[*] (this machine, the default), spark://..., k8s://..., yarn.",
+    ),
+]
+
+
+class JobGroup(TyperGroup):
+    """A command group whose commands are looked up at the first use."""
+
+    _loaded: dict[str, Any] | None = None
+
+    @property
+    def commands(self) -> MutableMapping[str, Any]:
+        """Command by name, all jobs imported."""
+        if self._loaded is None:
+            self._loaded = dict(typer.main.get_group(jobs()).commands)
+        return self._loaded
+
+    @commands.setter
+    def commands(self, _given: MutableMapping[str, Any]) -> None:
+        """There are none beside the jobs."""
+
+
+def jobs() -> typer.Typer:
+    """All jobs as commands of one app."""
+    found = typer.Typer(rich_markup_mode=None)
+    found.callback()(noun)
+    for module in sorted(pkgutil.iter_modules(mansio.cli.__path__), key=lambda module: module.name):
+        if module.name.startswith(MODULE_PREFIX):
+            importlib.import_module(f"mansio.cli.{module.name}").register(found)
+    return found
+
+
+app = typer.Typer(cls=JobGroup, no_args_is_help=True, help="Run data pipelines on Spark.")
+
+
+@app.callback()
+def noun() -> None:
+    """Run data pipelines on Spark."""

@@ -1,0 +1,126 @@
+"""`mansio pipeline archive TOPIC`: a topic into an Iceberg table, exactly once, for as long as it runs or up to now.
+
+Always true: it can be killed at any moment and started again with the same command; where it goes on is read from the
+table. What is said of batches goes to standard error, the result to standard output.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.common import DEFAULT_BROKER, INTERRUPTED_EXIT_CODE, TERMINATED_EXIT_CODE, BrokerOption
+from mansio.cli.lake_options import CatalogOption, WarehouseOption
+from mansio.cli.output import Output, OutputOption, show_json
+from mansio.cli.pipeline import MasterOption
+
+if TYPE_CHECKING:
+    from mansio.spark.pipelines.archive import Progress
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `mansio pipeline`."""
+    app.command("archive")(archive)
+
+
+def archive(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to archive.")],
+    warehouse: WarehouseOption,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The pipeline's name. [default: archive-TOPIC]"),
+    ] = None,
+    catalog: CatalogOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Archive what is there now, then end.")] = False,
+    trigger: Annotated[
+        float,
+        typer.Option("--trigger", min=0.1, metavar="SECONDS", help="A batch at most so often."),
+    ] = 60.0,
+    records_max: Annotated[
+        int,
+        typer.Option("--max-records", min=1, metavar="N", help="So many records in one batch at most."),
+    ] = 2_000_000,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Go on where the log begins, if it has deleted records that are not archived.",
+        ),
+    ] = False,
+    master: MasterOption = None,
+    output: OutputOption = Output.TABLE,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Archive a topic to an Iceberg table, each record exactly once.
+
+    Goes on where the table ends, whatever happened before. While it runs, and until `mansio pipeline release`, the
+    broker holds back deletion of records that are not archived yet.
+    """
+    from mansio.errors import ConfigError
+
+    try:
+        from mansio.spark.pipelines.archive import ArchiveJob
+        from mansio.spark.pipelines.archive import archive as run_archive
+    except ImportError as error:
+        missing = error.name or "a package"
+        raise ConfigError(f"{missing} is missing: pip install 'mansio[spark,lake]' brings it") from None
+    from mansio.spark import session
+
+    job = ArchiveJob(
+        topic=topic,
+        warehouse=warehouse,
+        bootstrap=broker,
+        name=name or f"archive-{topic}",
+        catalog=catalog,
+        is_once=once,
+        trigger_s=trigger,
+        records_max=records_max,
+        accepts_loss=accept_loss,
+    )
+    try:
+        spark = session(master, f"mansio archive {topic}")
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+    stopped_by = _watch_signals()
+    done = run_archive(spark, job, _say, lambda: bool(stopped_by))
+    if stopped_by:
+        raise typer.Exit(TERMINATED_EXIT_CODE if stopped_by[0] == signal.SIGTERM else INTERRUPTED_EXIT_CODE)
+    result: dict[str, Any] = {
+        "table": done.table,
+        "records": done.records,
+        "batches": done.batches,
+        "offsets": {str(partition): offset for partition, offset in sorted(done.offsets.items())},
+    }
+    if output is Output.JSON:
+        show_json(result)
+    else:
+        ends = ", ".join(f"{partition}: {offset}" for partition, offset in result["offsets"].items())
+        print(f"{done.table}: {done.records:,} records in {done.batches} batches; archived up to {ends}")
+
+
+def _say(progress: Progress) -> None:
+    """One line per batch."""
+    rate = progress.records / progress.seconds if progress.seconds else 0
+    behind = "" if progress.lag is None else f", {progress.lag:,} behind"
+    print(
+        f"batch {progress.batch}: {progress.records:,} records in {progress.seconds:.1f} s ({rate:,.0f}/s){behind}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _watch_signals() -> list[int]:
+    """Ctrl-C and SIGTERM are noted in the list, and the query is ended between two looks: an error raised in the middle
+    of a call to the JVM would leave that call's connection in an unknown state. A second one ends the process."""
+    noted: list[int] = []
+
+    def note(number: int, _frame: object) -> None:
+        noted.append(number)
+        signal.signal(number, signal.SIG_DFL)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, note)
+    return noted

@@ -1,0 +1,103 @@
+"""`mansio pipeline hot-keys TOPIC`: the heaviest keys, how even the partitions are, and what would help.
+
+Always true: it only reads; an uneven topic is a result, not a failure, so the exit code is 0 all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.common import DEFAULT_BROKER, BrokerOption, connect, run
+from mansio.cli.output import Output, OutputOption, show_json, show_table, text_or_base64
+from mansio.cli.pipeline import MasterOption
+
+if TYPE_CHECKING:
+    from mansio.spark.pipelines.hot_keys import HotKeys, Verdict
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `mansio pipeline`."""
+    app.command("hot-keys")(hot_keys)
+
+
+def hot_keys(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic whose keys are counted.")],
+    top: Annotated[
+        int, typer.Option("--top", min=1, max=1000, metavar="N", help="How many keys are shown.")
+    ] = 20,
+    by_bytes: Annotated[
+        bool, typer.Option("--by-bytes", help="Measure by the bytes of values, not by the number of records.")
+    ] = False,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Write the picture there as well, as SVG.")
+    ] = None,
+    master: MasterOption = None,
+    output: OutputOption = Output.TABLE,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Find the heaviest keys of a topic, and whether its partitions are evenly loaded.
+
+    Counts all records that are there now, exactly. Says what would help where a key or a partition carries too much.
+    """
+
+    async def partitions() -> int:
+        async with connect(broker) as client:
+            return len((await client.admin.describe_topic(topic)).partitions)
+
+    partition_count = run(partitions())
+    from mansio.spark import session
+
+    spark = session(master, f"mansio hot-keys {topic}")
+    from mansio.spark.pipelines.charts import svg
+    from mansio.spark.pipelines.hot_keys import charts, count_topic, judge
+
+    found = count_topic(spark, topic, broker, partition_count, top=top, is_by_bytes=by_bytes)
+    verdict = judge(found)
+    if plot is not None:
+        with open(plot, "w", encoding="utf-8") as file:
+            file.write(svg(charts(found, verdict, top)))
+    if output is Output.JSON:
+        show_json(_as_json(topic, found, verdict))
+    else:
+        _show(found, verdict, top)
+
+
+def _as_json(topic: str, found: HotKeys, verdict: Verdict) -> dict[str, Any]:
+    keys = []
+    for one in found.top:
+        text, encoding = text_or_base64(one.key)
+        keys.append({**asdict(one), "key": text, "key_encoding": encoding, "is_hot": one in verdict.hot})
+    return {
+        "topic": topic,
+        "records": found.records,
+        "bytes": found.bytes if found.is_by_bytes else None,
+        "keys": found.keys,
+        "skew": round(found.skew, 4),
+        "is_skewed": verdict.is_skewed,
+        "top": keys,
+        "partitions": [asdict(one) for one in found.partitions],
+        "advice": list(verdict.advice),
+    }
+
+
+def _show(found: HotKeys, verdict: Verdict, top: int) -> None:
+    from mansio.spark.pipelines.charts import text_lines
+    from mansio.spark.pipelines.hot_keys import charts
+
+    for chart in charts(found, verdict, top):
+        print("\n".join(text_lines(chart)))
+        print()
+    rows = [
+        ("records", f"{found.records:,}"),
+        ("different keys", f"{found.keys:,}"),
+        ("partitions", f"{len(found.partitions):,}"),
+        ("busiest partition, times the mean", f"{found.skew:.2f}"),
+        ("hot keys", f"{len(verdict.hot):,}"),
+    ]
+    show_table(("what", "value"), rows)
+    print()
+    for line in verdict.advice or ("nothing stands out",):
+        print(f"- {line}")

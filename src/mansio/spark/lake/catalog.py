@@ -1,0 +1,298 @@
+"""Where the archive's tables are registered, and the handle through which a table is used.
+
+A catalog is an address: none given means a SQLite file in the warehouse, which is right for one machine;
+`http(s)://...` is any Iceberg REST catalog; other SQLAlchemy addresses work as pyiceberg has them. Credentials come
+from pyiceberg's own places (`~/.pyiceberg.yaml`, `PYICEBERG_CATALOG__MANSIO__TOKEN`), never from a command line.
+
+Always true: a table is refused unless it carries the marks of `create_table`, belongs to the topic it is opened for,
+and has the library's blind retry turned off. No wait for the catalog is longer than `LOCK_WAIT_S` times the tries.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchTableError, RESTError, TableAlreadyExistsError
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import (
+    BinaryType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
+
+from . import layout
+from .commit import FlatTransaction, commit_files, skip_to
+from .errors import CatalogLocked, CatalogUnavailable, ForeignTable, TableNotFound
+from .files import live_files
+from .marks import parse_marks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+    from .layout import BatchPlan, Commit, DataPart, LiveFile, LostRange, Outcome
+    from .marks import Mark
+
+CATALOG_NAME = "mansio"
+NAMESPACE = "mansio"
+CATALOG_FILE = "catalog.db"
+FILE_ACCESS = "mansio.spark.lake.durable.DurableFileIO"
+LOCK_WAIT_S = 5
+LOCK_TRIES = 3
+
+_HEADER = StructType(NestedField(10, "key", StringType()), NestedField(11, "value", BinaryType()))
+ICEBERG_SCHEMA = Schema(
+    NestedField(1, "key", BinaryType()),
+    NestedField(2, "value", BinaryType()),
+    NestedField(3, "headers", ListType(9, _HEADER, element_required=False)),
+    NestedField(4, layout.PARTITION, IntegerType()),
+    NestedField(5, layout.OFFSET, LongType()),
+    NestedField(6, layout.TIMESTAMP, TimestamptzType()),
+    NestedField(7, layout.TIMESTAMP_TYPE, IntegerType()),
+    NestedField(8, layout.LANE, StringType()),
+)
+"""`layout.TABLE_SCHEMA` as Iceberg has it."""
+
+# Not by day: late timestamps would cut a batch into many small files; reads prune time by the files' bounds instead.
+_SPEC = PartitionSpec(PartitionField(4, 1_000, IdentityTransform(), layout.PARTITION))
+
+
+class LakeTable:
+    """The archive of one topic. Not for use by several threads at once."""
+
+    def __init__(self, table: Table, topic: str, catalog_place: str) -> None:
+        self.iceberg = table
+        self.topic = topic
+        self._catalog_place = catalog_place
+
+    @property
+    def name(self) -> str:
+        """The table's name in the catalog, as in `mansio.flights`."""
+        return ".".join(self.iceberg.name())
+
+    @property
+    def topic_id(self) -> str:
+        """The id of the topic that is archived here; empty if it was not known when the table was made."""
+        return self.iceberg.properties.get(layout.TOPIC_ID_PROPERTY, "")
+
+    @property
+    def data_location(self) -> str:
+        """The address under which tasks put data files."""
+        return f"{self.iceberg.location().rstrip('/')}/data"
+
+    def refresh(self) -> None:
+        """See what others have committed since. Raises `CatalogLocked`, `CatalogUnavailable`."""
+        with self.guard():
+            self.iceberg.refresh()
+
+    def committed(self) -> Commit | None:
+        """How far the table has come, as of the last `refresh` or `commit`; None before the first batch."""
+        return layout.read_commit(self.iceberg.properties)
+
+    def marks(self) -> tuple[Mark, ...]:
+        """Offsets by time, oldest first, as of the last `refresh` or `commit`."""
+        return parse_marks(self.iceberg.properties.get(layout.MARKS_PROPERTY, "[]"))
+
+    def lost(self) -> tuple[LostRange, ...]:
+        """Ranges that were deleted in the log before they were archived, and given up, oldest first."""
+        return layout.read_lost(self.iceberg.properties)
+
+    def skip_to(self, begins: Mapping[int, int]) -> tuple[LostRange, ...]:
+        """Give up what the log has deleted before it was archived; see `commit.skip_to`."""
+        with self.guard():
+            return skip_to(self.iceberg, begins)
+
+    def commit(self, plan: BatchPlan, files: Sequence[DataPart]) -> Outcome:
+        """Add a batch exactly once; see `commit.commit_files` for what is refused.
+
+        A locked catalog is waited for `LOCK_TRIES` times; whether the batch got in is then read anew.
+        """
+        for _ in range(LOCK_TRIES - 1):
+            try:
+                with self.guard():
+                    return commit_files(self.iceberg, plan, files)
+            except CatalogLocked:
+                continue
+        with self.guard():
+            return commit_files(self.iceberg, plan, files)
+
+    def transaction(self) -> FlatTransaction:
+        """A transaction for maintenance: `with table.guard(), table.transaction() as change: ...`.
+
+        A commit that comes between ends it with pyiceberg's CommitFailedException: `refresh`, look again, try again.
+        """
+        return FlatTransaction(self.iceberg)
+
+    def live_files(
+        self,
+        partition: int | None = None,
+        offsets: tuple[int, int] | None = None,
+        times: tuple[int, int] | None = None,
+        snapshot_id: int | None = None,
+    ) -> list[LiveFile]:
+        """The data files of the current (or a kept) snapshot that may hold rows of interest; see `files.live_files`."""
+        with self.guard():
+            return live_files(self.iceberg, partition, offsets, times, snapshot_id)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Errors of the catalog, in this block, in our words."""
+        with catalog_errors(self._catalog_place):
+            yield
+
+
+def open_table(
+    uri: str | None,
+    warehouse: str,
+    topic: str,
+    create: bool = False,
+    topic_id: str = "",
+) -> LakeTable:
+    """The archive table of a topic.
+
+    `uri`: the catalog, None for the SQLite file in the warehouse. `warehouse`: a directory or an address that
+    pyiceberg can write to. `topic_id`: refuse the table if it holds the archive of a topic of another id.
+
+    Raises:
+        TableNotFound: There is none, and `create` was not asked for.
+        ForeignTable: There is one that is not this topic's archive.
+        CatalogLocked, CatalogUnavailable: The catalog could not be used now.
+    """
+    location = warehouse_location(warehouse)
+    address = uri or _sqlite_address(location)
+    identifier = (NAMESPACE, topic)
+    with catalog_errors(address):
+        catalog = _open_catalog(address, location, create=create)
+        try:
+            if catalog is None:
+                raise NoSuchTableError
+            table = catalog.load_table(identifier)
+        except NoSuchTableError:
+            if catalog is None or not create:
+                raise TableNotFound(
+                    f"topic {topic} has no archive in {warehouse}: `mansio pipeline archive {topic}` makes one"
+                ) from None
+            table = _create_table(catalog, topic, topic_id)
+    check_table(table, topic, topic_id)
+    return LakeTable(table, topic, address)
+
+
+def check_table(table: Table, topic: str, topic_id: str = "") -> None:
+    """Refuse a table that is not the archive of this topic, or to which a commit could be applied twice.
+
+    Raises:
+        ForeignTable: Says which.
+    """
+    name = ".".join(table.name())
+    properties = table.properties
+    form = properties.get(layout.FORMAT_PROPERTY)
+    if form is None or [field.name for field in table.schema().fields] != layout.TABLE_SCHEMA.names:
+        raise ForeignTable(
+            f"table {name} was not made by `mansio pipeline archive`: choose another warehouse or catalog"
+        )
+    if form != layout.FORMAT:
+        raise ForeignTable(
+            f"table {name} has format {form}, this version of Mansio knows format {layout.FORMAT}"
+        )
+    if properties.get(layout.TOPIC_PROPERTY) != topic:
+        raise ForeignTable(
+            f"table {name} is the archive of topic {properties.get(layout.TOPIC_PROPERTY)}, not {topic}"
+        )
+    known = properties.get(layout.TOPIC_ID_PROPERTY, "")
+    if topic_id and known and known != topic_id:
+        raise ForeignTable(
+            f"table {name} is the archive of an earlier topic {topic} (id {known}); the topic was deleted and made "
+            f"again (id {topic_id}): choose another warehouse, or drop the table"
+        )
+    if properties.get(layout.RETRIES_PROPERTY) != "0":
+        raise ForeignTable(
+            f"table {name} has lost its property {layout.RETRIES_PROPERTY}=0, without which a batch could be added "
+            "twice: set it again"
+        )
+
+
+def warehouse_location(warehouse: str) -> str:
+    """The warehouse as an address: a plain path becomes `file://` and absolute."""
+    if "://" in warehouse:
+        return warehouse.rstrip("/")
+    return "file://" + os.path.abspath(os.path.expanduser(warehouse))
+
+
+@contextmanager
+def catalog_errors(place: str) -> Iterator[None]:
+    """What the catalog and its driver raise, in our words. A lock that stays names the file and what to do."""
+    from requests.exceptions import RequestException
+    from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+    try:
+        yield
+    except OperationalError as error:
+        if "locked" in str(error.orig):
+            raise CatalogLocked(
+                f"the catalog {_plain(place)} is locked by another program: wait for it or stop it, then try again"
+            ) from error
+        raise CatalogUnavailable(f"the catalog {_plain(place)} does not work: {error.orig}") from error
+    except (SQLAlchemyError, RESTError, RequestException) as error:
+        line = str(error).partition("\n")[0]
+        raise CatalogUnavailable(f"the catalog {_plain(place)} does not work: {line}") from error
+
+
+def _open_catalog(address: str, location: str, *, create: bool) -> Catalog | None:
+    """None: the SQLite file does not exist, and nothing is to be made."""
+    if address.startswith("sqlite:"):
+        path = urlsplit(address).path[1:]
+        if not create and not os.path.exists(path):
+            return None
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    kind = "rest" if address.startswith(("http://", "https://")) else "sql"
+    durable = {"py-io-impl": FILE_ACCESS} if location.startswith("file://") else {}
+    return load_catalog(CATALOG_NAME, type=kind, uri=address, warehouse=location, **durable)
+
+
+def _create_table(catalog: Catalog, topic: str, topic_id: str) -> Table:
+    """A new table; if another archive makes it at the same moment, that one."""
+    properties = {
+        **layout.TABLE_PROPERTIES,
+        layout.FORMAT_PROPERTY: layout.FORMAT,
+        layout.TOPIC_PROPERTY: topic,
+        layout.TOPIC_ID_PROPERTY: topic_id,
+        # Tasks write Parquet without Iceberg's field ids; this says which column is which.
+        "schema.name-mapping.default": ICEBERG_SCHEMA.name_mapping.model_dump_json(),
+    }
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    try:
+        return catalog.create_table(
+            (NAMESPACE, topic), ICEBERG_SCHEMA, partition_spec=_SPEC, properties=properties
+        )
+    except TableAlreadyExistsError:
+        return catalog.load_table((NAMESPACE, topic))
+
+
+def _sqlite_address(location: str) -> str:
+    parts = urlsplit(location)
+    if parts.scheme != "file":
+        raise CatalogUnavailable(
+            f"the warehouse {location} is not a directory of this machine: name a catalog"
+        )
+    return f"sqlite:///{unquote(parts.path)}/{CATALOG_FILE}?timeout={LOCK_WAIT_S}"
+
+
+def _plain(place: str) -> str:
+    """A catalog's address for people: the path of a SQLite file, and never a password."""
+    parts = urlsplit(place)
+    if parts.scheme.startswith("sqlite"):
+        return parts.path[1:]
+    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"

@@ -1,0 +1,288 @@
+"""How a batch gets into the table exactly once, whatever dies.
+
+The order of one batch: the tasks write Parquet files that nothing refers to; one commit of the table adds them and
+sets the offsets, the query and the batch as properties *in the same transaction*; then whoever drives the batches
+notes that it is done. Dead before the commit: the files are unreferenced and swept later, and the batch is
+planned again. Dead after it: the repeat finds the offsets in the properties and adds nothing.
+
+Always true: a batch is added only on top of the very table it was judged against. Every commit makes a snapshot,
+also of a batch without a record, and demands of the catalog that the branch still points to the snapshot before it.
+Where another commit came first, the properties are read and judged again. The library's own retry would apply
+the append once more without looking, so it is turned off by a property, without which no table is written to.
+
+What leans on private names of pyiceberg (`_updates`, `_apply`) is here only, and tried with 0.12.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.table import Transaction
+from pyiceberg.table.update import RemoveSnapshotsUpdate, update_table_metadata
+
+from .errors import ArchiveGap, CommitConflict, ForeignCommit, InvalidParts
+from .layout import (
+    LOST_PROPERTY,
+    MARKS_PROPERTY,
+    Commit,
+    LostRange,
+    Outcome,
+    commit_properties,
+    lost_text,
+    offsets_text,
+    read_commit,
+    read_lost,
+)
+from .marks import add_mark, marks_text, parse_marks
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.update import TableUpdate
+
+    from .layout import BatchPlan, DataPart
+
+SNAPSHOTS_MAX = 30
+SNAPSHOTS_KEPT = 10
+RETRIES = 5
+RETRY_BACKOFF_S = 0.1
+
+
+class Verdict(Enum):
+    """What a table's properties say about a batch."""
+
+    ACCEPT = "accept"
+    ALREADY_IN = "already in"
+    GAP = "gap"
+    FOREIGN = "foreign"
+
+
+class FlatTransaction(Transaction):
+    """A transaction that computes the changed metadata once per change.
+
+    The library's does so at every look, about twenty times a commit, copying every snapshot each time.
+    """
+
+    _memo: tuple[tuple[TableUpdate, ...], TableMetadata, TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """The table's metadata as this transaction would leave them."""
+        updates, base = self._updates, self._table.metadata
+        if self._memo is None or self._memo[0] is not updates or self._memo[1] is not base:
+            self._memo = (updates, base, update_table_metadata(base, updates))
+        return self._memo[2]
+
+
+def judge(last: Commit | None, plan: BatchPlan) -> Verdict:
+    """Whether a batch may be added to a table that stands at `last`. Pure.
+
+    By offsets first: they are what the table holds. The names of query and batch only tell a repeat of our own from
+    another writer's work. A partition the table does not know yet may start anywhere.
+    """
+    if last is None:
+        return Verdict.ACCEPT
+    known = {partition: last.offsets[partition] for partition in plan.end if partition in last.offsets}
+    if any(plan.start[partition] > offset for partition, offset in known.items()):
+        return Verdict.GAP
+    if all(plan.start[partition] == offset for partition, offset in known.items()):
+        return Verdict.ACCEPT if any(plan.end[p] > plan.start[p] for p in plan.end) else Verdict.ALREADY_IN
+    is_held = all(
+        partition in last.offsets
+        and plan.end[partition] <= last.offsets[partition]
+        and plan.start[partition] >= last.first_offsets.get(partition, 0)
+        for partition in plan.end
+        if plan.end[partition] > plan.start[partition]
+    )
+    if is_held and plan.query == last.query and plan.batch <= last.batch:
+        return Verdict.ALREADY_IN
+    return Verdict.FOREIGN
+
+
+def commit_files(
+    table: Table,
+    plan: BatchPlan,
+    parts: Sequence[DataPart],
+    *,
+    retries: int = RETRIES,
+    snapshots_max: int = SNAPSHOTS_MAX,
+    now_ms: int | None = None,
+) -> Outcome:
+    """Add a batch's files and its offsets to the table, once.
+
+    Raises:
+        InvalidParts: The files do not fit the plan; nothing was committed.
+        ArchiveGap: The table ends below the plan's start.
+        ForeignCommit: Another query has moved the table on.
+        CommitConflict: Other commits came first `retries` times.
+    """
+    check_parts(plan, parts)
+    is_fresh = False
+    for attempt in range(1, retries + 2):
+        last = read_commit(table.properties)
+        verdict = judge(last, plan)
+        if verdict is not Verdict.ACCEPT and not is_fresh:
+            table.refresh()
+            last = read_commit(table.properties)
+            verdict = judge(last, plan)
+        if verdict is not Verdict.ACCEPT:
+            return _without_adding(verdict, last, plan, attempt)
+        commit = advanced(last, plan)
+        try:
+            snapshot_id = _append(table, commit, parts, snapshots_max, now_ms or time.time_ns() // 1_000_000)
+        except (CommitFailedException, CommitStateUnknownException):
+            time.sleep(random.uniform(0, RETRY_BACKOFF_S * attempt))
+            table.refresh()
+            is_fresh = True
+            continue
+        return Outcome(added=True, commit=commit, snapshot_id=snapshot_id, attempts=attempt)
+    raise CommitConflict(
+        f"other commits came first {retries + 1} times while batch {plan.batch} was to be added to {_name(table)}: "
+        "is another archive or a maintenance job writing without a pause?"
+    )
+
+
+def skip_to(table: Table, begins: Mapping[int, int], *, retries: int = RETRIES) -> tuple[LostRange, ...]:
+    """Go on where the log begins now: ranges below that the table has not got are listed in it as lost, and returned.
+
+    Raises:
+        CommitConflict: Other commits came first `retries` times.
+    """
+    for attempt in range(1, retries + 2):
+        table.refresh()
+        last = read_commit(table.properties)
+        known = {} if last is None else last.offsets
+        lost = tuple(
+            LostRange(partition, known[partition], first)
+            for partition, first in sorted(begins.items())
+            if known.get(partition, first) < first
+        )
+        if last is None or not lost:
+            return ()
+        commit = replace(last, offsets=known | {one.partition: one.end for one in lost})
+        listed = {LOST_PROPERTY: lost_text((*read_lost(table.properties), *lost))}
+        try:
+            _append(table, commit, (), SNAPSHOTS_MAX, time.time_ns() // 1_000_000, listed)
+        except (CommitFailedException, CommitStateUnknownException):
+            time.sleep(random.uniform(0, RETRY_BACKOFF_S * attempt))
+            continue
+        return lost
+    raise CommitConflict(
+        f"other commits came first {retries + 1} times while {_name(table)} was to skip what is lost"
+    )
+
+
+def advanced(last: Commit | None, plan: BatchPlan) -> Commit:
+    """Where the table stands after a batch that was accepted."""
+    known = {} if last is None else last.offsets
+    first = {} if last is None else last.first_offsets
+    return Commit(plan.query, plan.batch, known | plan.end, plan.start | first)
+
+
+def check_parts(plan: BatchPlan, parts: Sequence[DataPart]) -> None:
+    """That every file lies within the plan and none overlaps another.
+
+    Raises:
+        InvalidParts: One does not, or the plan itself makes no sense.
+    """
+    if plan.start.keys() != plan.end.keys():
+        raise InvalidParts(f"batch {plan.batch} starts and ends in different partitions")
+    backwards = [partition for partition in plan.end if plan.end[partition] < plan.start[partition]]
+    if backwards:
+        raise InvalidParts(f"batch {plan.batch} ends below its start in partition {backwards[0]}")
+    upto = dict(plan.start)
+    for part in sorted(parts, key=lambda part: (part.partition, part.first_offset)):
+        if part.partition not in plan.end:
+            raise InvalidParts(
+                f"{part.path} holds partition {part.partition}, which batch {plan.batch} is not about"
+            )
+        if part.first_offset < upto[part.partition] or part.last_offset >= plan.end[part.partition]:
+            raise InvalidParts(
+                f"{part.path} holds offsets {part.first_offset} to {part.last_offset} of partition {part.partition}; "
+                f"wanted were {upto[part.partition]} to {plan.end[part.partition] - 1}"
+            )
+        if not 0 < part.rows <= part.last_offset - part.first_offset + 1:
+            raise InvalidParts(f"{part.path} holds {part.rows} rows, more than its offsets allow, or none")
+        upto[part.partition] = part.last_offset + 1
+
+
+def _without_adding(verdict: Verdict, last: Commit | None, plan: BatchPlan, attempt: int) -> Outcome:
+    """The answer for a batch that is not added."""
+    assert last is not None
+    if verdict is Verdict.ALREADY_IN:
+        return Outcome(added=False, commit=last, attempts=attempt)
+    stands = f"the table ends at {offsets_text(last.offsets)}, batch {plan.batch} starts at {offsets_text(plan.start)}"
+    if verdict is Verdict.GAP:
+        raise ArchiveGap(
+            f"{stands}: the records between would be missing for good. Start again without the checkpoint; "
+            "the archive goes on from the table's offsets"
+        )
+    raise ForeignCommit(
+        f"{stands}: query {last.query or 'unknown'} has moved it on. Only one archive may write to a table: "
+        "stop the other, or start this one again without its checkpoint"
+    )
+
+
+def _append(
+    table: Table,
+    commit: Commit,
+    parts: Sequence[DataPart],
+    snapshots_max: int,
+    now_ms: int,
+    others: Mapping[str, str] | None = None,
+) -> int:
+    """One transaction: expire old snapshots, add the files, set the properties. The new snapshot's id."""
+    properties = {**commit_properties(commit), **(others or {})}
+    marks = parse_marks(table.properties.get(MARKS_PROPERTY, "[]"))
+    marked = add_mark(marks, now_ms, commit.offsets)
+    data_files = [_data_file(table, part) for part in parts]
+    with FlatTransaction(table) as transaction:
+        expired = expirable(table.metadata, snapshots_max)
+        if expired:
+            transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": expired}),))
+        transaction.set_properties(
+            properties if marked == marks else {**properties, MARKS_PROPERTY: marks_text(marked)}
+        )
+        with transaction.update_snapshot(snapshot_properties=properties).merge_append() as append:
+            for data_file in data_files:
+                append.append_data_file(data_file)
+            snapshot_id: int = append.snapshot_id
+    return snapshot_id
+
+
+def _data_file(table: Table, part: DataPart) -> DataFile:
+    """A file as the manifest will name it, its footer compared with what the task said it wrote.
+
+    Raises:
+        InvalidParts: They differ: the file is not the one that was written.
+    """
+    data_file = parquet_file_to_data_file(table.io, table.metadata, part.path)
+    if data_file.record_count != part.rows or data_file.file_size_in_bytes != part.bytes:
+        raise InvalidParts(
+            f"{part.path} has {data_file.record_count} rows and {data_file.file_size_in_bytes} bytes; "
+            f"its task wrote {part.rows} rows and {part.bytes} bytes"
+        )
+    return data_file
+
+
+def expirable(metadata: TableMetadata, snapshots_max: int = SNAPSHOTS_MAX) -> list[int]:
+    """The snapshots that may go once there are `snapshots_max`: all but the youngest and those with a tag or branch."""
+    if len(metadata.snapshots) < snapshots_max:
+        return []
+    named = {reference.snapshot_id for reference in metadata.refs.values()}
+    kept = min(SNAPSHOTS_KEPT, snapshots_max - 1)
+    old = metadata.snapshots[: len(metadata.snapshots) - kept]
+    return [snapshot.snapshot_id for snapshot in old if snapshot.snapshot_id not in named]
+
+
+def _name(table: Table) -> str:
+    return ".".join(table.name())

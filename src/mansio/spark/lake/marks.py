@@ -1,0 +1,76 @@
+"""Which offsets the table had at which time: what `--from-snapshot DATE` goes by.
+
+Snapshots are expired after a few dozen commits, because a commit's cost grows with their number. The table only ever
+gains records, so a time needs no snapshot: the offsets it had then are enough. They are kept as marks in one property
+of the table: of the last day one an hour, of the time before one a day.
+
+Always true: marks are in the order of time, offsets never fall from one to the next, and their number is bounded, also
+for topics of many partitions (a property travels with every commit).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .layout import offsets_text, parse_offsets
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+MARKS_MAX = 400
+NUMBERS_MAX = 20_000
+"""Offsets in all marks together; then the oldest go."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """At `at_ms` (milliseconds since the epoch, UTC) the table held everything below `offsets`."""
+
+    at_ms: int
+    offsets: dict[int, int]
+
+
+def add_mark(marks: Sequence[Mark], at_ms: int, offsets: dict[int, int]) -> tuple[Mark, ...]:
+    """The marks after a commit at `at_ms`. The first commit of an hour makes one; a clock set back makes none."""
+    if marks and at_ms // HOUR_MS <= marks[-1].at_ms // HOUR_MS:
+        return tuple(marks)
+    kept: list[Mark] = []
+    for mark in marks:
+        # Of a day gone by, the first mark stays.
+        is_recent = mark.at_ms > at_ms - DAY_MS
+        if is_recent or not kept or kept[-1].at_ms // DAY_MS != mark.at_ms // DAY_MS:
+            kept.append(mark)
+    kept.append(Mark(at_ms, dict(offsets)))
+    count_max = max(1, min(MARKS_MAX, NUMBERS_MAX // max(1, len(offsets))))
+    return tuple(kept[-count_max:])
+
+
+def mark_at(marks: Sequence[Mark], at_ms: int) -> Mark | None:
+    """The last mark at or before a time; None if the marks begin later."""
+    found = None
+    for mark in marks:
+        if mark.at_ms > at_ms:
+            break
+        found = mark
+    return found
+
+
+def marks_text(marks: Sequence[Mark]) -> str:
+    """Marks as the property has them: `[[ms, {partition: offset}], ...]`."""
+    return "[" + ",".join(f"[{mark.at_ms},{offsets_text(mark.offsets)}]" for mark in marks) + "]"
+
+
+def parse_marks(text: str) -> tuple[Mark, ...]:
+    """The inverse of `marks_text`.
+
+    Raises:
+        ValueError: The text is something else.
+    """
+    value = json.loads(text)
+    if not isinstance(value, list):
+        raise ValueError(f"marks must be a list, not {text[:80]!r}")
+    return tuple(Mark(int(at_ms), parse_offsets(json.dumps(offsets))) for at_ms, offsets in value)

@@ -1,0 +1,121 @@
+"""What `--from-snapshot` may say: a snapshot's id, the name of a tag, or a time.
+
+Snapshots are few and soon expire, so a time is answered by offsets: the table only gains records, and what it held at
+a time is everything below the offsets it had then. Those are known for every kept snapshot of the archive and, longer
+and coarser, for the marks in the table's properties.
+
+Always true: a moment holds no record that was archived after it; records that were archived shortly before a time may
+be missing, never others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from .errors import LakeError
+from .layout import OFFSETS_PROPERTY, parse_offsets
+from .marks import mark_at
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .catalog import LakeTable
+    from .scan import Selection
+
+TIMES_SHOWN = 3
+
+
+class SnapshotNotFound(LakeError):
+    """The table keeps no such snapshot, and no offsets of that time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The table as it was once: by a kept snapshot's files, or by everything below some offsets; neither: as it is."""
+
+    at_ms: int
+    """When the archive stood so (milliseconds since the epoch); not later than the time that was asked for."""
+    snapshot_id: int | None = None
+    ends: dict[int, int] | None = None
+
+    def of(self, selection: Selection) -> Selection:
+        """The selection without what came after this moment."""
+        return selection if self.ends is None else replace(selection, ends=self.ends)
+
+
+def find_moment(table: LakeTable, text: str, parse_time: Callable[[str], int]) -> Moment:
+    """The moment that `text` names: the id of a kept snapshot, a tag, or what `parse_time` reads as milliseconds.
+
+    Raises:
+        SnapshotNotFound: It names none; says which there are.
+        ValueError: It is no time either; `parse_time` raised it.
+    """
+    metadata = table.iceberg.metadata
+    reference = metadata.refs.get(text)
+    wanted = reference.snapshot_id if reference is not None else int(text) if _is_number(text) else None
+    snapshot = None if wanted is None else metadata.snapshot_by_id(wanted)
+    if snapshot is not None:
+        return Moment(snapshot.timestamp_ms, snapshot_id=snapshot.snapshot_id)
+    try:
+        return at_time(table, parse_time(text))
+    except ValueError:
+        if _is_number(text):
+            raise SnapshotNotFound(
+                f"{table.name} keeps no snapshot {text}; kept are {_kept(table)}"
+            ) from None
+        raise
+
+
+def at_time(table: LakeTable, at_ms: int) -> Moment:
+    """What the table held at a time, as of its last refresh.
+
+    Raises:
+        SnapshotNotFound: Nothing is known of a time so early.
+    """
+    metadata = table.iceberg.metadata
+    newest = table.iceberg.current_snapshot()
+    if newest is not None and newest.timestamp_ms <= at_ms:
+        return Moment(newest.timestamp_ms)
+    known = []
+    for snapshot in metadata.snapshots:
+        said = (
+            None if snapshot.summary is None else snapshot.summary.additional_properties.get(OFFSETS_PROPERTY)
+        )
+        if said is not None:
+            known.append(Moment(snapshot.timestamp_ms, ends=parse_offsets(said)))
+    mark = mark_at(table.marks(), at_ms)
+    if mark is not None:
+        known.append(Moment(mark.at_ms, ends=mark.offsets))
+    before = [moment for moment in known if moment.at_ms <= at_ms]
+    if not before:
+        raise SnapshotNotFound(
+            f"{table.name} does not know what it held so early; it knows of {_known_since(table)}"
+        )
+    return max(before, key=lambda moment: moment.at_ms)
+
+
+def is_archive_of(table: LakeTable, topic_id: bytes) -> bool:
+    """Whether a topic of this id (all zero: unknown) is the one that was archived, and not a later one of its name."""
+    known = table.topic_id.replace("-", "").lower()
+    return not known or not any(topic_id) or known == topic_id.hex()
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _kept(table: LakeTable) -> str:
+    newest_first = list(reversed(table.iceberg.metadata.snapshots))
+    shown = ", ".join(str(one.snapshot_id) for one in newest_first[:TIMES_SHOWN])
+    return (shown or "none") + (" and older ones" if len(newest_first) > TIMES_SHOWN else "")
+
+
+def _known_since(table: LakeTable) -> str:
+    from datetime import UTC, datetime
+
+    times = [mark.at_ms for mark in table.marks()[:1]]
+    times += [one.timestamp_ms for one in table.iceberg.metadata.snapshots]
+    if not times:
+        return "nothing: no batch has been archived yet"
+    return f"times from {datetime.fromtimestamp(min(times) / 1000, UTC).isoformat(timespec='seconds')} on"

@@ -1,0 +1,173 @@
+"""Writes a task's rows as Parquet files of one partition each, in the table's columns.
+
+No file is referred to by anything until the batch is committed, and every name is used once: a task that runs twice
+writes twice, and what lost is swept later. A task never talks to the catalog.
+
+Always true: rows of a file are in the order of offsets, each offset once; a file that `close` reports is whole and,
+on a file system of this machine, on the disk; memory is bounded by one Arrow batch and the open files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from .durable import sync_file
+from .errors import InvalidParts
+from .layout import LANE, OFFSET, PARTITION, TABLE_SCHEMA, TIMESTAMP, TIMESTAMP_TYPE, DataPart
+
+PART_BYTES = 256 << 20
+"""A file that has come so far is closed, and another begun."""
+OPEN_FILES_MAX = 64
+
+SOURCE_NAMES = {
+    PARTITION: "partition",
+    OFFSET: "offset",
+    TIMESTAMP: "timestamp",
+    TIMESTAMP_TYPE: "timestampType",
+    LANE: "lane",
+}
+"""How the source calls the columns that are called otherwise here."""
+
+WRITER_OPTIONS: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    # Values of records are seldom equal: a dictionary of them would be built only to be thrown away.
+    "use_dictionary": ["key", PARTITION, TIMESTAMP_TYPE, LANE],
+    "write_statistics": [PARTITION, OFFSET, TIMESTAMP],
+}
+
+
+@dataclass(slots=True)
+class _OpenPart:
+    path: str
+    writer: pq.ParquetWriter
+    sink: pa.NativeFile
+    first_offset: int
+    last_offset: int
+    rows: int = 0
+
+
+class PartWriter:
+    """The files of one task. `write` batches, then `close`; or `abort`."""
+
+    def __init__(self, location: str, name: str, part_bytes: int = PART_BYTES) -> None:
+        """`location`: the address of the table's data. `name`: what every file's name begins with."""
+        self._location = location.rstrip("/")
+        self._name = re.sub(r"[^A-Za-z0-9-]", "_", name)
+        self._part_bytes = part_bytes
+        self._system, self._directory = file_system(self._location)
+        self._open: dict[int, _OpenPart] = {}
+        self._done: list[DataPart] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows in the source's columns.
+
+        Raises:
+            InvalidParts: Within a partition they are not in the order of offsets: they did not come from the source
+                as they are.
+        """
+        rows = table_rows(batch)
+        if not rows.num_rows:
+            return
+        partitions = rows.column(PARTITION)
+        bounds = pc.min_max(partitions)
+        if partitions.null_count or rows.column(OFFSET).null_count:
+            raise InvalidParts("rows for the archive must have a partition and an offset")
+        if bounds["min"] == bounds["max"]:
+            self._write(bounds["min"].as_py(), rows)
+            return
+        for partition in pc.unique(partitions).to_pylist():
+            self._write(partition, rows.filter(pc.equal(partitions, partition)))
+
+    def close(self) -> list[DataPart]:
+        """Finish all files; what they hold, for the commit."""
+        for partition in list(self._open):
+            self._finish(partition)
+        return self._done
+
+    def abort(self) -> None:
+        """Give up: close and delete what was written. Nobody knows of it yet."""
+        paths = [part.path for part in self._open.values()] + [part.path for part in self._done]
+        for part in self._open.values():
+            part.writer.close()
+            part.sink.close()
+        self._open.clear()
+        self._done.clear()
+        for path in paths:
+            self._system.delete_file(self._local(path))
+
+    def _write(self, partition: int, rows: pa.RecordBatch) -> None:
+        offsets = rows.column(OFFSET)
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        part = self._open.get(partition)
+        follows = part is None or first > part.last_offset
+        if not follows or not pc.all(pc.greater(offsets[1:], offsets[:-1]), min_count=0).as_py():
+            raise InvalidParts(
+                f"rows of partition {partition} are not in the order of their offsets at {first}"
+            )
+        if part is None:
+            part = self._begin(partition, first)
+        part.writer.write_batch(rows, row_group_size=rows.num_rows)
+        part.rows += rows.num_rows
+        part.last_offset = last
+        if part.sink.tell() >= self._part_bytes:
+            self._finish(partition)
+
+    def _begin(self, partition: int, first: int) -> _OpenPart:
+        if len(self._open) >= OPEN_FILES_MAX:
+            self._finish(next(iter(self._open)))
+        path = f"{self._location}/{self._name}-{partition}-{uuid.uuid4().hex}.parquet"
+        sink = self._system.open_output_stream(self._local(path))
+        part = _OpenPart(path, pq.ParquetWriter(sink, TABLE_SCHEMA, **WRITER_OPTIONS), sink, first, first)
+        self._open[partition] = part
+        return part
+
+    def _finish(self, partition: int) -> None:
+        part = self._open.pop(partition)
+        part.writer.close()
+        part.sink.close()
+        place = self._local(part.path)
+        if isinstance(self._system, fs.LocalFileSystem):
+            sync_file(place)  # an error is the end of the task: Spark runs it again, into another file
+        size = self._system.get_file_info(place).size
+        self._done.append(
+            DataPart(part.path, part.rows, size, partition, part.first_offset, part.last_offset)
+        )
+
+    def _local(self, path: str) -> str:
+        """A file's name as its file system has it."""
+        return self._directory + path[len(self._location) :]
+
+
+def table_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows in the source's columns as the table has them; columns that were not read are null."""
+    columns = []
+    for field in TABLE_SCHEMA:
+        name = SOURCE_NAMES.get(field.name, field.name)
+        index = batch.schema.get_field_index(name)
+        if index < 0:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+            continue
+        column = batch.column(index)
+        columns.append(column if column.type == field.type else column.cast(field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA)
+
+
+def file_system(location: str) -> tuple[fs.FileSystem, str]:
+    """The file system of an address, and the place in it; a local directory is made."""
+    parts = urlsplit(location)
+    if parts.scheme not in ("", "file"):
+        system, place = fs.FileSystem.from_uri(location)
+        return system, str(place)
+    os.makedirs(parts.path, exist_ok=True)
+    return fs.LocalFileSystem(), parts.path

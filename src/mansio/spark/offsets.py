@@ -1,0 +1,284 @@
+"""Which partitions and which offsets a query means: words, moments and JSON, asked of the brokers and made numbers.
+
+Owns the questions a reader's driver side asks. Offsets travel through Spark as JSON in the shape of Spark's own Kafka
+source, `{"topic": {"0": 5}}`; topics and partitions are always in order, as Spark compares the texts.
+
+Always true: what comes out names every partition that is read and no other; an explicit offset is inside the log, or
+that is a `DataLoss` (with `failOnDataLoss`), or it was moved to the nearest end with a warning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mansio.errors import ConfigError, DataLoss, UnknownTopicOrPartition
+from mansio.link.metadata import NO_TOPIC_ID
+from mansio.link.offsets import EARLIEST, LATEST, ListedOffset, list_offsets
+from mansio.wire.topic_partition import TopicPartition
+
+from . import losses
+from .ranges import OffsetRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from mansio.link.metadata import TopicView
+
+    from .door import Door
+    from .options import Position, SourceOptions
+
+Offsets = dict[TopicPartition, int]
+
+PATIENCE_S = 3.0
+"""After that a question about offsets makes sure that the topics are still there."""
+
+
+class Subscribed(NamedTuple):
+    """What a subscription comes to now."""
+
+    partitions: tuple[TopicPartition, ...]
+    topic_ids: dict[str, bytes]
+    """By topic; all zero where the brokers have no ids."""
+    missing: frozenset[str]
+    """Topics that are named and not there."""
+
+
+def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """Offsets as Spark keeps them. Equal offsets give equal texts."""
+    shaped: dict[str, dict[str, int]] = {}
+    for topic, partition in sorted(offsets):
+        shaped.setdefault(topic, {})[str(partition)] = offsets[TopicPartition(topic, partition)]
+    return shaped
+
+
+def from_json(shaped: Mapping[str, Any]) -> Offsets:
+    """The inverse of `to_json`. `ConfigError` for what is not such offsets: the checkpoint of another source."""
+    try:
+        return {
+            TopicPartition(topic, int(partition)): int(offset)
+            for topic, partitions in shaped.items()
+            for partition, offset in partitions.items()
+        }
+    except (AttributeError, TypeError, ValueError):
+        raise ConfigError(
+            "the checkpoint does not hold offsets of topics, so it belongs to another source: use a new"
+            " checkpointLocation"
+        ) from None
+
+
+def find_partitions(door: Door, options: SourceOptions, *, may_be_missing: bool = False) -> Subscribed:
+    """What the subscription comes to, asked for anew.
+
+    Raises `ConfigError` for a topic or partition that is not there (unless `may_be_missing`), and where a pattern
+    matches nothing.
+    """
+    views = door.run(_views(door, options))
+    wanted = options.subscription
+    named = {partition.topic for partition in wanted.assigned} | set(wanted.topics)
+    missing = frozenset(named - set(views))
+    if missing and not may_be_missing:
+        raise ConfigError(f"there is no topic {', '.join(sorted(missing))}: create it, or correct the option")
+    if wanted.assigned:
+        found = tuple(one for one in wanted.assigned if one.topic in views)
+        absent = [one for one in found if one.partition >= len(views[one.topic].partitions)]
+        if absent and not may_be_missing:
+            topic, partition = absent[0]
+            count = len(views[topic].partitions)
+            raise ConfigError(
+                f"topic {topic} has {count} partitions: there is no {partition}, correct assign"
+            )
+        found = tuple(one for one in found if one not in absent)
+    else:
+        found = tuple(
+            TopicPartition(name, partition.index)
+            for name in sorted(views)
+            for partition in views[name].partitions
+        )
+    if wanted.pattern and not found and not may_be_missing:
+        raise ConfigError(
+            f"no topic matches subscribePattern {wanted.pattern!r}: create one, or correct the pattern"
+        )
+    return Subscribed(found, {name: view.topic_id for name, view in views.items()}, missing)
+
+
+def check_topic_ids(found: Subscribed, options: SourceOptions) -> None:
+    """Raises `TopicRecreated` for a topic whose id is not the one of the option `topicIds`."""
+    for name, expected in options.topic_ids.items():
+        if name in found.topic_ids and found.topic_ids[name].hex() != expected.replace("-", "").lower():
+            losses.report(losses.recreated(name), fail=options.fail_on_data_loss)
+
+
+async def _views(door: Door, options: SourceOptions) -> dict[str, TopicView]:
+    """By name, the topics that are wanted and there."""
+    cluster, wanted = door.cluster, options.subscription
+    if wanted.pattern:
+        matches = re.compile(wanted.pattern).fullmatch
+        found = await cluster.topics()
+        return {name: view for name, view in found.items() if matches(name) and not view.is_internal}
+    names = sorted({*wanted.topics, *(partition.topic for partition in wanted.assigned)})
+    await cluster.retry(lambda: cluster.refresh(names))
+    views = {}
+    for name in names:
+        view = cluster.cached_topic(name)
+        try:
+            views[name] = await cluster.topic(name) if view is None else view
+        except UnknownTopicOrPartition:
+            continue
+    return views
+
+
+def earliest_offsets(door: Door, partitions: Iterable[TopicPartition]) -> Offsets:
+    """Where each partition begins."""
+    return _listed(door, dict.fromkeys(partitions, EARLIEST), isolation=0)
+
+
+def latest_offsets(door: Door, partitions: Iterable[TopicPartition], isolation: int) -> Offsets:
+    """The offset after the last record of each partition that this isolation level may read."""
+    return _listed(door, dict.fromkeys(partitions, LATEST), isolation=isolation)
+
+
+def offsets_at(door: Door, moments_ms: Mapping[TopicPartition, int], isolation: int) -> Offsets:
+    """The first record of each partition that is at least that young; -1 where there is none."""
+    return _listed(door, moments_ms, isolation=isolation)
+
+
+def _listed(door: Door, wanted: Mapping[TopicPartition, int], *, isolation: int) -> Offsets:
+    if not wanted:
+        return {}
+    listed = door.run(_list(door, wanted, isolation))
+    return {partition: found.offset for partition, found in listed.items()}
+
+
+async def _list(
+    door: Door, wanted: Mapping[TopicPartition, int], isolation: int
+) -> dict[TopicPartition, ListedOffset]:
+    """`list_offsets`, which waits long for a topic that is unknown, as it may be new. Ours were there a moment ago, so
+    when there is no answer soon, it is asked whether they still are: `UnknownTopicOrPartition` if not."""
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            return await list_offsets(door.cluster, wanted, isolation_level=isolation)
+    except TimeoutError:
+        topics = {partition.topic for partition in wanted}
+        await door.cluster.retry(lambda: door.cluster.refresh(topics))
+        for topic in sorted(topics):
+            await door.cluster.topic(topic)
+        return await list_offsets(door.cluster, wanted, isolation_level=isolation)
+
+
+def resolve(door: Door, options: SourceOptions) -> dict[TopicPartition, OffsetRange]:
+    """What a batch read reads of each partition. Raises what `find_partitions` and `resolve_position` raise."""
+    subscribed = find_partitions(door, options)
+    check_topic_ids(subscribed, options)
+    partitions = subscribed.partitions
+    earliest = earliest_offsets(door, partitions)
+    latest = latest_offsets(door, partitions, options.isolation_level)
+    start = resolve_position(door, options, "starting", earliest, latest)
+    end = resolve_position(door, options, "ending", earliest, latest)
+    found = {}
+    for partition in partitions:
+        if (
+            start[partition] > end[partition]
+            and _is_explicit(options.starting)
+            and _is_explicit(options.ending)
+        ):
+            raise ConfigError(
+                f"partition {partition.partition} of topic {partition.topic} is to be read from offset"
+                f" {start[partition]} to {end[partition]}: correct startingOffsets or endingOffsets"
+            )
+        topic_id = subscribed.topic_ids.get(partition.topic, NO_TOPIC_ID)
+        found[partition] = OffsetRange(start[partition], max(start[partition], end[partition]), topic_id)
+    return found
+
+
+def resolve_position(
+    door: Door,
+    options: SourceOptions,
+    side: str,
+    earliest: Mapping[TopicPartition, int],
+    latest: Mapping[TopicPartition, int],
+) -> Offsets:
+    """One offset for each partition of `latest`, as the options of this side (`starting`, `ending`) say.
+
+    Raises `ConfigError` when they leave out a partition or name one that is not read, or when no record is as young as
+    they say; `DataLoss` when an offset is outside its log.
+    """
+    position: Position = options.starting if side == "starting" else options.ending
+    if position.timestamp_ms is not None:
+        moments = dict.fromkeys(latest, position.timestamp_ms)
+        return _by_time(door, options, position, f"{side}Timestamp", moments, latest)
+    if position.timestamps_ms is not None:
+        _check_names(f"{side}OffsetsByTimestamp", position.timestamps_ms, latest)
+        return _by_time(door, options, position, f"{side}OffsetsByTimestamp", position.timestamps_ms, latest)
+    if isinstance(position.offsets, int):
+        return dict(earliest if position.offsets == EARLIEST else latest)
+    _check_names(f"{side}Offsets", position.offsets, latest)
+    return {
+        partition: _inside(partition, position.offsets[partition], earliest, latest, options)
+        for partition in latest
+    }
+
+
+def _by_time(
+    door: Door,
+    options: SourceOptions,
+    position: Position,
+    name: str,
+    moments_ms: Mapping[TopicPartition, int],
+    latest: Mapping[TopicPartition, int],
+) -> Offsets:
+    found = offsets_at(door, moments_ms, options.isolation_level)
+    for partition, offset in found.items():
+        if offset < 0:
+            if not position.is_latest_without_match:
+                raise ConfigError(
+                    f"partition {partition.partition} of topic {partition.topic} has no record at or after"
+                    f" {moments_ms[partition]}, which {name} names: choose an earlier time, or set"
+                    " startingOffsetsByTimestampStrategy to latest"
+                )
+            found[partition] = latest[partition]
+    return found
+
+
+def _check_names(name: str, given: Mapping[TopicPartition, int], read: Mapping[TopicPartition, int]) -> None:
+    missing = sorted(set(read) - set(given))
+    if missing:
+        raise ConfigError(
+            f"option {name} does not say where partition {missing[0].partition} of topic {missing[0].topic} begins or"
+            f" ends: name all partitions that are read ({len(missing)} are missing)"
+        )
+    unread = sorted(set(given) - set(read))
+    if unread:
+        raise ConfigError(
+            f"option {name} names partition {unread[0].partition} of topic {unread[0].topic}, which is not read: leave"
+            " it out, or read it"
+        )
+
+
+def _inside(
+    partition: TopicPartition,
+    wanted: int,
+    earliest: Mapping[TopicPartition, int],
+    latest: Mapping[TopicPartition, int],
+    options: SourceOptions,
+) -> int:
+    """An explicit offset, if it is in the log."""
+    if wanted in (EARLIEST, LATEST):
+        return earliest[partition] if wanted == EARLIEST else latest[partition]
+    loss: DataLoss | None = None
+    if wanted < earliest[partition]:
+        loss = losses.begins_later(partition, wanted, earliest[partition])
+    elif wanted > latest[partition]:
+        loss = losses.ends_earlier(partition, wanted, latest[partition])
+    if loss is not None:
+        losses.report(loss, fail=options.fail_on_data_loss)
+    return min(max(wanted, earliest[partition]), latest[partition])
+
+
+def _is_explicit(position: Position) -> bool:
+    return (
+        position.timestamp_ms is None
+        and position.timestamps_ms is None
+        and isinstance(position.offsets, dict)
+    )

@@ -1,0 +1,1 @@
+"""The jobs of `mansio pipeline`, one file each, each also a function."""

@@ -1,0 +1,311 @@
+"""Archive: a topic into its Iceberg table, as it grows or up to now, each record exactly once.
+
+A query reads the topic and writes into the table's sink. Where to go on is read from the *table*, at every start: the
+query's checkpoint lives in a temporary directory for as long as the query and decides nothing afterwards. So there is
+one truth, and losing the checkpoint, the machine or the broker's offsets costs nothing but the batch under way.
+
+The offsets are published as those of the group `mansio.pipeline.<name>`, for people who look at the lag and for the
+broker, which holds back deletion of what is not archived yet.
+
+Always true: what is published is in the table; a record that was deleted before it was archived is an error, or, where
+that was accepted, listed in the table; never skipped in silence.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import shutil
+import tempfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark.errors import StreamingQueryException
+
+from mansio import errors
+from mansio.errors import ConfigError, DataLoss, MansioError
+from mansio.link.offsets import READ_COMMITTED, CommittedOffset, commit_offsets
+from mansio.logs import fields
+from mansio.spark.door import door
+from mansio.spark.lake import errors as lake_errors
+from mansio.spark.lake.catalog import open_table
+from mansio.spark.lake.errors import ForeignCommit
+from mansio.spark.lake.layout import offsets_text
+from mansio.spark.offsets import earliest_offsets, find_partitions, latest_offsets
+from mansio.spark.options import SourceOptions
+from mansio.spark.table_sink import TableSink, sink_options
+from mansio.wire.hold import hold_group, hold_metadata
+from mansio.wire.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from mansio.spark.lake.catalog import LakeTable
+
+logger = logging.getLogger(__name__)
+
+TRIGGER_S: Final = 60.0
+"""Every batch makes a file for each partition, and reads slow down with the number of files."""
+RECORDS_MAX: Final = 2_000_000
+"""Of one batch: what a crash makes a restart read again."""
+POLL_S: Final = 0.5
+RESTARTS_MAX: Final = 3
+PUBLISH_TIMEOUT_MS: Final = 10_000
+COLUMNS: Final = "key,value,partition,offset,timestamp,timestampType"
+
+_OUR_ERROR = re.compile(r"mansio[\w.]*\.([A-Z]\w+): (.+)")
+
+
+class ArchiveFailed(MansioError):
+    """The query that archives ended with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveJob:
+    """What to archive, and where. `name`: the pipeline's, in the group that shows its offsets."""
+
+    topic: str
+    warehouse: str
+    bootstrap: str
+    name: str
+    catalog: str | None = None
+    is_once: bool = False
+    """Up to what is there now, then end; otherwise until it is stopped."""
+    trigger_s: float = TRIGGER_S
+    records_max: int = RECORDS_MAX
+    accepts_loss: bool = False
+    """Go on where the log begins, if it has deleted what is not archived; the table lists what it lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One batch that is in the table. `lag`: records that are in the log and not in the table yet, None if unknown."""
+
+    batch: int
+    records: int
+    seconds: float
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What a run came to. Offsets by partition: the first that is not archived."""
+
+    table: str
+    records: int
+    batches: int
+    offsets: dict[int, int]
+
+
+def archive(
+    spark: SparkSession,
+    job: ArchiveJob,
+    report: Callable[[Progress], None] | None = None,
+    is_stopping: Callable[[], bool] | None = None,
+) -> Archived:
+    """Archive a topic until it is up to date (`is_once`), or until `is_stopping`, asked twice a second, says so.
+
+    `report` hears of every batch. Where another archive moved the table on (one that was killed may take a moment to
+    die), the query starts again from the table's offsets, `RESTARTS_MAX` times.
+
+    Raises:
+        DataLoss: Records were deleted before they were archived, and that was not accepted.
+        ForeignTable, CatalogLocked, CatalogUnavailable: The table cannot be used.
+        ForeignCommit: Another archive keeps writing into it.
+        ArchiveFailed: The query ended with another error; its reason in one line.
+    """
+    run = _Run(spark, job, report or _hear_nothing, is_stopping or _never)
+    for _ in range(RESTARTS_MAX):
+        try:
+            return run.once()
+        except ForeignCommit as error:
+            logger.warning("archive restarts", extra=fields(topic=job.topic, error=error.message))
+    return run.once()
+
+
+class _Run:
+    """One call of `archive`: the table, and what has been said of its batches."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        job: ArchiveJob,
+        report: Callable[[Progress], None],
+        is_stopping: Callable[[], bool],
+    ) -> None:
+        self._spark = spark
+        self._job = job
+        self._report = report
+        self._is_stopping = is_stopping
+        self._door = door(job.bootstrap)
+        self._topic_id = self._find()[1]
+        self._table: LakeTable = open_table(
+            job.catalog, job.warehouse, job.topic, create=True, topic_id=self._topic_id
+        )
+        self._records = 0
+        self._batches = 0
+
+    def once(self) -> Archived:
+        """One query, from the table's offsets to its end."""
+        self._table.refresh()
+        start = self._start()
+        self._publish(start)
+        with _temporary_directory() as checkpoint:
+            query = self._begin(start, checkpoint)
+            try:
+                self._follow(query)
+            finally:
+                query.stop()
+        return Archived(self._table.name, self._records, self._batches, self._held())
+
+    def _find(self) -> tuple[list[TopicPartition], str]:
+        """The topic's partitions and its id (hex)."""
+        options = SourceOptions.parse({"broker": self._job.bootstrap, "subscribe": self._job.topic})
+        found = find_partitions(self._door, options)
+        return list(found.partitions), found.topic_ids[self._job.topic].hex()
+
+    def _start(self) -> dict[int, int]:
+        """Where the query starts: the table's offsets, and the beginning of partitions it does not have."""
+        earliest = {
+            p.partition: offset for p, offset in earliest_offsets(self._door, self._find()[0]).items()
+        }
+        if self._job.accepts_loss:
+            for lost in self._table.skip_to(earliest):
+                logger.warning(
+                    "records lost before they were archived",
+                    extra=fields(
+                        topic=self._job.topic, partition=lost.partition, start=lost.start, end=lost.end
+                    ),
+                )
+        held = self._held()
+        unknown = sorted(held.keys() - earliest.keys())
+        if unknown:
+            raise ConfigError(
+                f"the table has records of partition {unknown[0]}, which topic {self._job.topic} does not have"
+            )
+        for partition, first in earliest.items():
+            if held.get(partition, first) < first:
+                raise DataLoss(
+                    f"records {held[partition]} to {first - 1} of partition {partition} of topic {self._job.topic} were"
+                    " deleted before they were archived. Restore them, or go on without them (--accept-loss): the table"
+                    " then lists what it lacks"
+                )
+        return earliest | held
+
+    def _held(self) -> dict[int, int]:
+        committed = self._table.committed()
+        return {} if committed is None else committed.offsets
+
+    def _begin(self, start: dict[int, int], checkpoint: str) -> StreamingQuery:
+        job = self._job
+        self._spark.dataSource.register(TableSink)
+        rows = (
+            self._spark.readStream.format("mansio")
+            .option("broker", job.bootstrap)
+            .option("subscribe", job.topic)
+            .option("startingOffsets", f'{{"{job.topic}":{offsets_text(start)}}}')
+            .option("topicIds", json.dumps({job.topic: self._topic_id}))
+            .option("columns", COLUMNS)
+            .option("includeHeaders", "true")
+            .option("maxOffsetsPerTrigger", str(job.records_max))
+            .load()
+        )
+        writer = (
+            rows.writeStream.format(TableSink.name())
+            .queryName(f"archive {job.name}")
+            .outputMode("append")
+            .option("checkpointLocation", f"file://{checkpoint}")
+            .options(**sink_options(self._table, job.warehouse, job.catalog, start))
+        )
+        if job.is_once:
+            return writer.trigger(availableNow=True).start()
+        return writer.trigger(processingTime=f"{job.trigger_s} seconds").start()
+
+    def _follow(self, query: StreamingQuery) -> None:
+        """Tell of every batch until the query ends, or is to end."""
+        seen = -1
+        is_over = False
+        while not is_over and not self._is_stopping():
+            try:
+                is_over = bool(query.awaitTermination(POLL_S))  # type: ignore[arg-type]  # seconds may be a fraction
+            except StreamingQueryException as error:
+                seen = self._tell(query, seen)
+                raise _reason(error) from error
+            seen = self._tell(query, seen)
+
+    def _tell(self, query: StreamingQuery, seen: int) -> int:
+        """Publish and report what is new; the last batch that was told of."""
+        new = [one for one in query.recentProgress if one["batchId"] > seen and one["numInputRows"] > 0]
+        if not new:
+            return seen
+        self._table.refresh()
+        lag = self._publish(self._held())
+        for one in new:
+            self._records += one["numInputRows"]
+            self._batches += 1
+            seconds = one["durationMs"].get("triggerExecution", 0) / 1000
+            self._report(
+                Progress(one["batchId"], one["numInputRows"], seconds, lag if one is new[-1] else None)
+            )
+        return int(new[-1]["batchId"])
+
+    def _publish(self, offsets: dict[int, int]) -> int | None:
+        """Commit the offsets of the group, and say how far behind they are. A failure is logged: the next batch says it
+        anew, and until then the broker keeps more than it need."""
+        topic = self._job.topic
+        mark = hold_metadata(f"archive {self._job.name}")
+        marked = {TopicPartition(topic, p): CommittedOffset(offset, mark) for p, offset in offsets.items()}
+        try:
+            self._door.run(
+                commit_offsets(
+                    self._door.cluster,
+                    hold_group(self._job.name),
+                    marked,
+                    retry_timeout_ms=PUBLISH_TIMEOUT_MS,
+                )
+            )
+            latest = latest_offsets(self._door, marked, READ_COMMITTED)
+        except MansioError as error:
+            logger.warning(
+                "progress not published", extra=fields(pipeline=self._job.name, error=error.message)
+            )
+            return None
+        return sum(latest[place] - marked[place].offset for place in marked)
+
+
+def _hear_nothing(_progress: Progress) -> None:
+    """For a caller that wants the result only."""
+
+
+def _never() -> bool:
+    """For a caller that waits to the end."""
+    return False
+
+
+def _reason(error: StreamingQueryException) -> MansioError:
+    """Why a query ended: our own line out of the traceback that Spark wraps it in."""
+    found = _OUR_ERROR.findall(str(error))
+    if not found:
+        line = str(error).partition("terminated with exception: ")[2] or str(error)
+        return ArchiveFailed(
+            f"the query ended: {' '.join(line.partition('=== Streaming Query')[0].split())[:400]}"
+        )
+    kind, line = found[-1]
+    known = getattr(lake_errors, kind, None) or getattr(errors, kind, None)
+    is_ours = isinstance(known, type) and issubclass(known, MansioError)
+    return known(line.strip()) if known is not None and is_ours else ArchiveFailed(line.strip())
+
+
+@contextlib.contextmanager
+def _temporary_directory() -> Iterator[str]:
+    """Spark may still write into it while it stops."""
+    directory = tempfile.mkdtemp(prefix="mansio-archive-")
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

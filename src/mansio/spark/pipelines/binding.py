@@ -1,0 +1,114 @@
+"""What a checkpoint belongs to: the topics a pipeline has read, by their ids, and where it writes.
+
+Spark's checkpoint says how far a query is, and nothing that would tell when it is used for something else, or for a
+topic of the same name that was deleted and made anew: the query would skip records or read them as others. So a file
+`mansio.json` is laid beside Spark's own, and compared at every start.
+
+Always true: a checkpoint without the file is new, or not ours, and is taken over only when it is empty; the file is
+written before the query starts. Any file system that Spark reaches will do.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from mansio.errors import MansioError, TopicRecreated
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+FILE = "mansio.json"
+BYTES_MAX = 1 << 20
+
+
+class CheckpointMismatch(MansioError):
+    """The checkpoint belongs to another pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """`topics`: topic -> id in hex. `target`: what is written, as people name it."""
+
+    name: str
+    topics: dict[str, str]
+    target: str
+
+
+def check(known: Binding, wanted: Binding, checkpoint: str) -> None:
+    """Whether a pipeline may go on from this checkpoint. Raises `CheckpointMismatch` and `TopicRecreated`."""
+    anew = "give another checkpoint, or remove this one to begin anew"
+    if known.topics.keys() != wanted.topics.keys():
+        raise CheckpointMismatch(
+            f"checkpoint {checkpoint} is of {', '.join(sorted(known.topics))}, not of "
+            f"{', '.join(sorted(wanted.topics))}: {anew}"
+        )
+    for topic, found in sorted(wanted.topics.items()):
+        if known.topics[topic] != found:
+            raise TopicRecreated(
+                f"topic {topic} was deleted and created again since checkpoint {checkpoint} was begun, so its offsets "
+                f"mean other records now: {anew}"
+            )
+    if known.target != wanted.target:
+        raise CheckpointMismatch(
+            f"checkpoint {checkpoint} is of writing {known.target}, not {wanted.target}: {anew}"
+        )
+
+
+def bind(spark: SparkSession, checkpoint: str, wanted: Binding) -> None:
+    """Compare with what the checkpoint belongs to, or write it down there if it is new."""
+    files = _Directory(spark, checkpoint)
+    text = files.read(FILE)
+    if text is None:
+        if files.holds_anything():
+            raise CheckpointMismatch(
+                f"{checkpoint} holds something, but nothing that `mansio pipeline run` has written: give another "
+                "checkpoint, or remove this one"
+            )
+        files.write(FILE, json.dumps(asdict(wanted), indent=1, sort_keys=True))
+        return
+    check(_parse(text, checkpoint), wanted, checkpoint)
+
+
+def _parse(text: str, checkpoint: str) -> Binding:
+    try:
+        found = json.loads(text)
+        return Binding(found["name"], dict(found["topics"]), found["target"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointMismatch(
+            f"{checkpoint}/{FILE} cannot be read ({error}): remove the checkpoint"
+        ) from error
+
+
+class _Directory:
+    """A directory of any file system that Spark knows, by Hadoop's classes."""
+
+    def __init__(self, spark: SparkSession, place: str) -> None:
+        assert spark._jvm is not None
+        self._jvm: Any = spark._jvm
+        self._path = self._jvm.org.apache.hadoop.fs.Path(place)
+        self._files = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+
+    def holds_anything(self) -> bool:
+        return bool(self._files.exists(self._path)) and len(self._files.listStatus(self._path)) > 0
+
+    def read(self, name: str) -> str | None:
+        path = self._jvm.org.apache.hadoop.fs.Path(self._path, name)
+        if not self._files.exists(path):
+            return None
+        stream = self._files.open(path)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        """Whole or not at all: under another name first."""
+        partial = self._jvm.org.apache.hadoop.fs.Path(self._path, f".{name}.partial")
+        stream = self._files.create(partial, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        self._files.rename(partial, self._jvm.org.apache.hadoop.fs.Path(self._path, name))

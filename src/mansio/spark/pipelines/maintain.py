@@ -1,0 +1,88 @@
+"""Maintenance of an archive: few large files, one manifest, few snapshots, and nothing on disk that nobody needs.
+
+Run it now and then, as often as is convenient (an hour, a day), beside the archive, its readers and other maintenance:
+nobody has to stop. A file that is not needed any more is deleted by the first run that finds it so for the grace
+time, so the run that makes files superfluous never deletes them.
+
+Always true: rows, offsets and the archive's place are the same before and after; whatever dies half way is finished by
+the next run.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import InvalidRequest
+from mansio.spark.lake.rewrite import TARGET_BYTES, RewriteReport, rewrite
+from mansio.spark.lake.sweep import SweepReport, against_others, sweep
+
+if TYPE_CHECKING:
+    from mansio.spark.lake.catalog import LakeTable
+
+SNAPSHOTS_KEPT: Final = 10
+GRACE_S: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceReport:
+    """What one run did, and what the table comes to now."""
+
+    rewritten: RewriteReport
+    swept: SweepReport
+    files: int
+    bytes: int
+    rows: int
+    seconds: float
+
+
+def maintain(
+    table: LakeTable,
+    *,
+    target_bytes: int = TARGET_BYTES,
+    keep: int = SNAPSHOTS_KEPT,
+    grace_s: float = GRACE_S,
+    tag: str | None = None,
+) -> MaintenanceReport:
+    """Rewrite small files, merge manifests, expire all but the newest `keep` snapshots, delete what nothing needs.
+
+    `tag`: first give the table as it is now this name, which keeps its snapshot for ever. `grace_s`: how long a file
+    must have been unreferenced, in seconds.
+
+    Raises:
+        InvalidRequest: The tag is there already.
+        CommitConflict, CatalogLocked, LakeError, OSError: See `rewrite` and `sweep`.
+    """
+    began = time.monotonic()
+    table.refresh()
+    if tag is not None:
+        tag_snapshot(table, tag)
+    rewritten = rewrite(table, target_bytes)
+    swept = sweep(table, keep=keep, grace_s=grace_s)
+    files = table.live_files()
+    return MaintenanceReport(
+        rewritten,
+        swept,
+        files=len(files),
+        bytes=sum(file.bytes for file in files),
+        rows=sum(file.rows for file in files),
+        seconds=time.monotonic() - began,
+    )
+
+
+def tag_snapshot(table: LakeTable, name: str) -> int:
+    """Name the newest snapshot, so that it is kept, and return its id. `InvalidRequest`: the name is taken."""
+    if name.isdigit():
+        raise InvalidRequest(f"{name} cannot be a tag: it would be taken for a snapshot's id")
+
+    def attempt() -> int:
+        newest = table.iceberg.current_snapshot()
+        if newest is None:
+            raise InvalidRequest(f"{table.name} is empty: there is nothing to tag")
+        if name in table.iceberg.metadata.refs:
+            raise InvalidRequest(f"{table.name} has a tag or branch {name} already")
+        table.iceberg.manage_snapshots().create_tag(newest.snapshot_id, name).commit()
+        return newest.snapshot_id
+
+    return against_others(table, attempt)

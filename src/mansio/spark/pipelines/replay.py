@@ -1,0 +1,277 @@
+"""Replay: archived records go into a topic again, also those the log no longer has.
+
+A partition's records go into the partition of the same number, in their order, with the keys, values, headers and
+timestamps they had; nothing is added to them.
+
+Run twice, it adds nothing, and after a crash it goes on where it stopped. For that there is no state to be lost: before
+writing, it reads what the target has and counts how many of the wanted records are there already, in order, whatever
+others wrote between them (`held_count`). So after a replay a partition of the target *contains the selection in order*,
+and whoever asks for that again finds it done.
+
+Why without Spark: order makes the replay of a partition one stream, a process does more of it than one broker takes
+in with acks=all, and a session takes longer to start than most replays take. What Spark would bring is many machines,
+and with them tasks that are run again from their start.
+
+Always true: only acknowledged records count as replayed; memory is a batch per partition of a round. Not covered: two
+replays of the same records into the same topic at the same time, and a target that has deleted what was replayed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from mansio.errors import UnknownTopicOrPartition
+from mansio.link.offsets import EARLIEST, LATEST, list_offsets
+from mansio.spark.columns.decode import decode_parts
+from mansio.spark.columns.schema import HEADERS_TYPE
+from mansio.spark.columns.schema import TIMESTAMP_TYPE as TIME
+from mansio.spark.door import door
+from mansio.spark.fetch import fetch_range
+from mansio.spark.lake.layout import PARTITION, TIMESTAMP
+from mansio.spark.lake.moments import is_archive_of
+from mansio.spark.lake.scan import EVERYTHING, Selection, files_of, scan
+from mansio.spark.options import SinkOptions
+from mansio.spark.task_sender import TaskSender
+from mansio.wire.topic_partition import TopicPartition
+
+from .replay_target import check_target, open_target
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from mansio.link.metadata import TopicView
+    from mansio.spark.door import Door
+    from mansio.spark.lake.catalog import LakeTable
+    from mansio.spark.lake.layout import LiveFile
+    from mansio.spark.lake.moments import Moment
+
+    Row = tuple[int | None, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
+    """Timestamp (microseconds), key, value, headers: what makes two records the same."""
+
+ROWS_AT_ONCE: Final = 16_384
+"""Of one partition in a round."""
+PARTITIONS_AT_ONCE: Final = 16
+NO_TIME_US: Final = -1_000
+"""A record without a timestamp has -1 ms (KIP-32)."""
+COLUMNS: Final = ("key", "value", "timestamp", "headers")
+SENT_SCHEMA: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("partition", pa.int32()),
+        ("timestamp", TIME),
+        ("headers", HEADERS_TYPE),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReplay:
+    """What became of one partition: records that were there already, and those written now."""
+
+    partition: int
+    held: int
+    written: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What a replay did."""
+
+    topic: str
+    partitions: tuple[PartitionReplay, ...]
+    seconds: float
+
+    @property
+    def held(self) -> int:
+        return sum(one.held for one in self.partitions)
+
+    @property
+    def written(self) -> int:
+        return sum(one.written for one in self.partitions)
+
+
+def replay(
+    table: LakeTable,
+    bootstrap: str,
+    target: str,
+    selection: Selection = EVERYTHING,
+    *,
+    moment: Moment | None = None,
+    include_deleted: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> ReplayReport:
+    """Write the selected records of an archive into the topic `target`, which is made if it is not there.
+
+    `moment`: the table as it was then. Without `include_deleted` only what the archived topic itself still has.
+    `progress` is told, now and then, how many records have been written.
+
+    Raises:
+        InvalidRequest: The target has too few partitions, or would not keep timestamps.
+        PolicyViolation: The target would delete or compact what is written into it.
+        LakeError, DataLoss, or what the brokers answer.
+    """
+    began = time.monotonic()
+    way = door(bootstrap)
+    snapshot_id = None if moment is None else moment.snapshot_id
+    wanted = selection if moment is None else moment.of(selection)
+    if not include_deleted:
+        wanted = still_there(way, table, wanted)
+    files = files_of(table, wanted, snapshot_id=snapshot_id)
+    partitions = sorted({file.partition for file in files})
+    done: list[PartitionReplay] = []
+    if partitions:
+        committed = table.committed()
+        count = max([*partitions, *(committed.offsets if committed else ())]) + 1
+        view = open_target(way, target, count)
+        check_target(way, view, partitions, oldest_us=_oldest(files))
+        for at in range(0, len(partitions), PARTITIONS_AT_ONCE):
+            some = partitions[at : at + PARTITIONS_AT_ONCE]
+            streams = [
+                _Stream(way, table, view, one, wanted, snapshot_id, _first_copy(table, target, one, files))
+                for one in some
+            ]
+            done += _write(way, bootstrap, target, streams, progress)
+    return ReplayReport(target, tuple(done), time.monotonic() - began)
+
+
+def still_there(way: Door, table: LakeTable, selection: Selection) -> Selection:
+    """The selection without what the topic itself has deleted: what lies below the starts of its logs, and everything
+    if the topic is gone or was made anew."""
+    way.cluster.mark_stale((table.topic,))
+    try:
+        view = way.run(way.cluster.topic(table.topic, wait_ms=0))
+    except UnknownTopicOrPartition:
+        return selection.above({})
+    if not is_archive_of(table, view.topic_id):
+        return selection.above({})
+    every = [TopicPartition(table.topic, partition.index) for partition in view.partitions]
+    listed = way.run(list_offsets(way.cluster, dict.fromkeys(every, EARLIEST)))
+    return selection.above({one.partition: entry.offset for one, entry in listed.items()})
+
+
+def _oldest(files: Iterable[LiveFile]) -> int | None:
+    return min((file.first_us for file in files if file.first_us is not None), default=None)
+
+
+def _first_copy(table: LakeTable, target: str, partition: int, files: Iterable[LiveFile]) -> int:
+    """The lowest offset at which a copy can be. Where a topic is replayed into itself the originals are no copies:
+    those come behind everything that is selected."""
+    if target != table.topic:
+        return 0
+    return 1 + max(file.last_offset for file in files if file.partition == partition)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One partition on its way: what is wanted of it, and what the target has."""
+
+    way: Door
+    table: LakeTable
+    view: TopicView
+    partition: int
+    selection: Selection
+    snapshot_id: int | None
+    first_copy: int
+    held: int = 0
+    written: int = 0
+
+    def wanted(self) -> Iterator[pa.RecordBatch]:
+        only = replace(self.selection, partitions=frozenset((self.partition,)))
+        return scan(self.table, only, snapshot_id=self.snapshot_id, batch_rows=ROWS_AT_ONCE)
+
+    def missing(self) -> Iterator[pa.RecordBatch]:
+        """What the target does not have yet, as it is sent."""
+        self.held = held_count(
+            _rows(map(sendable, self.wanted())),
+            _rows(_present(self.way, self.view, self.partition, self.first_copy)),
+        )
+        to_skip = self.held
+        for batch in self.wanted():
+            rest = batch.slice(min(to_skip, batch.num_rows))
+            to_skip -= batch.num_rows - rest.num_rows
+            if rest.num_rows:
+                yield sendable(rest)
+
+
+def _write(
+    way: Door, bootstrap: str, target: str, streams: list[_Stream], progress: Callable[[int], None] | None
+) -> list[PartitionReplay]:
+    """Write several partitions together, a batch of each in a round: their brokers and disks work at the same time."""
+    sender = TaskSender(way, SinkOptions(bootstrap, topic=target))
+    under_way = {stream.partition: (stream, stream.missing()) for stream in streams}
+    try:
+        while under_way:
+            turn = [(stream, next(batches, None)) for stream, batches in under_way.values()]
+            for stream, batch in turn:
+                if batch is None:
+                    del under_way[stream.partition]
+            batches = [batch for _, batch in turn if batch is not None]
+            if batches:
+                sender.send(target, pa.concat_batches(batches))
+            for stream, batch in turn:
+                stream.written += 0 if batch is None else batch.num_rows
+            if progress is not None:
+                progress(sum(batch.num_rows for batch in batches))
+    except BaseException:
+        sender.give_up()
+        raise
+    sender.finish()
+    return [PartitionReplay(stream.partition, stream.held, stream.written) for stream in streams]
+
+
+def sendable(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of the table as the columns of records."""
+    times = batch.column(TIMESTAMP).fill_null(pa.scalar(NO_TIME_US, TIME))
+    columns = [batch.column("key"), batch.column("value"), batch.column(PARTITION), times]
+    return pa.RecordBatch.from_arrays(
+        [*columns, batch.column("headers").cast(HEADERS_TYPE)], schema=SENT_SCHEMA
+    )
+
+
+def held_count(wanted: Iterator[Row], present: Iterable[Row]) -> int:
+    """How many of the wanted records, from the first on, are present in their order; others may lie between them."""
+    held = 0
+    expected = next(wanted, None)
+    for row in present:
+        if expected is None:
+            break
+        if row == expected:
+            held += 1
+            expected = next(wanted, None)
+    return held
+
+
+def _present(way: Door, view: TopicView, partition: int, first_copy: int) -> Iterator[pa.RecordBatch]:
+    """What the target's partition has now, from `first_copy` on."""
+    one = TopicPartition(view.name, partition)
+    start = max(first_copy, way.run(list_offsets(way.cluster, {one: EARLIEST}))[one].offset)
+    end = way.run(list_offsets(way.cluster, {one: LATEST}))[one].offset
+    if start >= end:
+        return
+    for fetched in fetch_range(way, one, start, end, topic_id=view.topic_id):
+        yield from decode_parts(
+            fetched.records, view.name, partition, start, end, COLUMNS, aborted=fetched.aborted
+        )
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    """Records as values that compare."""
+    for batch in batches:
+        times = batch.column("timestamp").cast(pa.int64()).fill_null(NO_TIME_US).to_pylist()
+        keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
+        yield from zip(times, keys, values, _headers(batch.column("headers")), strict=True)
+
+
+def _headers(column: Any) -> list[tuple[tuple[str, bytes | None], ...]]:
+    """Null and empty are the same: no headers."""
+    if not len(column.flatten()):
+        return [()] * len(column)
+    return [
+        () if headers is None else tuple((one["key"], one["value"]) for one in headers)
+        for headers in column.to_pylist()
+    ]

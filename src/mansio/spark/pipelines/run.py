@@ -1,0 +1,304 @@
+"""Run: the user's function on DataFrames, from topics to a topic or a table, for as long as it runs or up to now.
+
+Spark's checkpoint is the truth: a run that was killed goes on from there with the same command. What is done is shown
+three ways: to the caller batch by batch, in the query's progress, and as the group `mansio.pipeline.<name>`, which
+holds back deletion of what was not read yet.
+
+Into a topic each record is written at least once (see `mansio.spark.sink_protocol`): the batch under way when the
+process died is written again. Into a table, a directory of Parquet files that Spark keeps a log of, exactly once.
+
+Always true: topics, file and checkpoint are looked at before anything is read; a stop lets the batch under way end.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.errors import PySparkException, StreamingQueryException
+
+from mansio.errors import ConfigError, MansioError, UnknownTopicOrPartition
+from mansio.link.retry import raise_for
+from mansio.spark.door import door
+from mansio.spark.listener import ProgressListener, offsets_in
+from mansio.wire.versions import ApiKey
+
+from .binding import Binding, bind
+from .user_file import builder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+    from pyspark.sql.streaming.query import StreamingQuery
+    from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+    from mansio.link.metadata import TopicView
+    from mansio.spark.door import Door
+
+TRIGGER_S: Final = 1.0
+POLL_S: Final = 0.2
+STOP_S_MAX: Final = 60.0
+"""So long a batch under way is waited for when the run is to end."""
+CREATE_TIMEOUT_MS: Final = 30_000
+REASON_CHARACTERS_MAX: Final = 500
+_OUR_ERROR: Final = re.compile(r"mansio[\w.]*\.[A-Z]\w+: .+")
+_ANY_ERROR: Final = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): .+", re.MULTILINE)
+
+
+class PipelineFailed(MansioError):
+    """The query of a pipeline ended with an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunJob:
+    """What to run. Exactly one of `topic` and `table` (a directory) says where the result goes."""
+
+    file: str
+    name: str
+    bootstrap: str
+    checkpoint: str
+    inputs: tuple[str, ...] = ()
+    topic: str | None = None
+    table: str | None = None
+    is_once: bool = False
+    """Up to what is there now, then end; otherwise until it is stopped."""
+    trigger_s: float = TRIGGER_S
+    starting: str = "earliest"
+    records_max: int | None = None
+    """Of one batch."""
+    output_mode: str = "append"
+    options: dict[str, str] = field(default_factory=dict)
+    """More options of the source."""
+
+    @property
+    def target(self) -> str:
+        """Where the result goes, as people name it."""
+        return f"topic {self.topic}" if self.topic is not None else f"table {self.table}"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One batch that is written. `lag`: records that are in the topics and were not read yet; None where unknown."""
+
+    batch: int
+    records: int
+    seconds: float
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What a run came to."""
+
+    name: str
+    target: str
+    batches: int
+    records: int
+    lag: int | None
+
+
+def run(
+    spark: SparkSession,
+    job: RunJob,
+    report: Callable[[Progress], None] = lambda _progress: None,
+    is_to_stop: Callable[[], bool] = lambda: False,
+) -> Finished:
+    """Run a pipeline until it is up to date (`is_once`) or `is_to_stop` says so; `report` hears of every batch.
+
+    Raises:
+        PipelineFileError: The user's file is not there, is wrong, or failed while it built the DataFrame.
+        UnknownTopicOrPartition: An input is not there.
+        CheckpointMismatch, TopicRecreated: The checkpoint belongs to something else.
+        PipelineFailed: The query ended with an error; its reason in one line.
+    """
+    if (job.topic is None) == (job.table is None):
+        raise ConfigError("say where the result goes: either into a topic or into a table")
+    build = builder(job.file, job.inputs)
+    inputs = _Inputs(spark, job, door(job.bootstrap))
+    try:
+        result = build(spark, inputs.read)
+    except PySparkException as error:
+        raise PipelineFailed(reason(str(error))) from error
+    if not inputs.ids:
+        raise ConfigError(f"{job.file} reads no topic: use the function read that it is given")
+    if job.topic is not None:
+        inputs.ensure(job.topic)
+    bind(spark, job.checkpoint, Binding(job.name, inputs.ids, job.target))
+    listener = ProgressListener(job.name, job.bootstrap)
+    spark.streams.addListener(listener)
+    try:
+        return _follow(_start(job, result), job, listener, report, is_to_stop)
+    finally:
+        spark.streams.removeListener(listener)
+        listener.close()
+
+
+class _Inputs:
+    """The topics a pipeline reads: looked up before they are read."""
+
+    def __init__(self, spark: SparkSession, job: RunJob, way: Door) -> None:
+        self.ids: dict[str, str] = {}
+        self._spark = spark
+        self._job = job
+        self._door = way
+        self._partitions = 1
+
+    def read(self, topic: str, **options: str) -> DataFrame:
+        """The records of a topic, or of several with commas between, as a stream."""
+        for name in (one.strip() for one in topic.split(",")):
+            view = self._look_up(name)
+            self.ids[name] = view.topic_id.hex()
+            self._partitions = max(self._partitions, len(view.partitions))
+        job = self._job
+        chosen = {
+            "broker": job.bootstrap,
+            "subscribe": topic,
+            "startingOffsets": job.starting,
+            "pipeline": job.name,
+        }
+        if job.records_max is not None:
+            chosen["maxOffsetsPerTrigger"] = str(job.records_max)
+        chosen |= job.options | {name: str(value) for name, value in options.items()}
+        return self._spark.readStream.format("mansio").options(**chosen).load()
+
+    def ensure(self, topic: str) -> None:
+        """Create a topic that is not there, with as many partitions as the largest input has."""
+        try:
+            self._look_up(topic)
+        except UnknownTopicOrPartition:
+            wanted = {"name": topic, "num_partitions": self._partitions, "replication_factor": -1}
+            asked = {"topics": [wanted], "timeout_ms": CREATE_TIMEOUT_MS, "validate_only": False}
+            self._door.run(
+                self._door.cluster.request_controller(ApiKey.CREATE_TOPICS, asked, check=_check_created)
+            )
+            self._look_up(topic)
+
+    def _look_up(self, topic: str) -> TopicView:
+        """Asked anew: what this process knows may be of a topic that was deleted since."""
+        self._door.cluster.mark_stale((topic,))
+        return self._door.run(self._door.cluster.topic(topic))
+
+
+def _check_created(answer: Any) -> None:
+    for topic in answer.topics:
+        raise_for(topic.error_code, topic.error_message)
+
+
+def as_records(frame: DataFrame) -> DataFrame:
+    """A DataFrame as the sink takes it: one without a column `value` becomes JSON, all columns but `key` and what else
+    has a place of its own in a record."""
+    from pyspark.sql import functions
+
+    if "value" in frame.columns:
+        return frame
+    kept = [name for name in ("key", "topic", "partition", "headers") if name in frame.columns]
+    rest = [name for name in frame.columns if name not in kept]
+    return frame.select(*kept, functions.to_json(functions.struct(*rest)).alias("value"))
+
+
+def _start(job: RunJob, result: DataFrame) -> StreamingQuery:
+    try:
+        return _writer(job, result).start()
+    except PySparkException as error:
+        raise PipelineFailed(reason(str(error))) from error
+
+
+def _writer(job: RunJob, result: DataFrame) -> DataStreamWriter:
+    if job.topic is not None:
+        writer = (
+            as_records(result).writeStream.format("mansio").options(broker=job.bootstrap, topic=job.topic)
+        )
+    else:
+        writer = result.writeStream.format("parquet").option("path", job.table)
+    writer = (
+        writer.queryName(job.name).outputMode(job.output_mode).option("checkpointLocation", job.checkpoint)
+    )
+    if job.is_once:
+        return writer.trigger(availableNow=True)
+    return writer.trigger(processingTime=f"{round(job.trigger_s * 1000)} milliseconds")
+
+
+def _follow(
+    query: StreamingQuery,
+    job: RunJob,
+    listener: ProgressListener,
+    report: Callable[[Progress], None],
+    is_to_stop: Callable[[], bool],
+) -> Finished:
+    """Tell of every batch until the query ends or is to end."""
+    told = _Told(report)
+    try:
+        while not query.awaitTermination(POLL_S):  # type: ignore[arg-type]  # seconds may be a fraction
+            told.tell(query)
+            if is_to_stop():
+                _stop(query)
+                break
+    except StreamingQueryException as error:
+        raise PipelineFailed(reason(str(error))) from error
+    finally:
+        told.tell(query)
+        if query.isActive:
+            query.stop()
+    if told.last is not None:
+        listener.publish(told.last)  # Spark's own call may still be on its way
+    return Finished(job.name, job.target, told.batches, told.records, told.lag)
+
+
+def _stop(query: StreamingQuery) -> None:
+    """End a query between two batches, as far as that can be seen: a batch that is cut off is written again."""
+    end = time.monotonic() + STOP_S_MAX
+    while query.isActive and query.status["isTriggerActive"] and time.monotonic() < end:
+        time.sleep(POLL_S / 10)
+    query.stop()
+
+
+class _Told:
+    """What was reported of a query."""
+
+    def __init__(self, report: Callable[[Progress], None]) -> None:
+        self.batches = 0
+        self.records = 0
+        self.lag: int | None = None
+        self.last: StreamingQueryProgress | None = None
+        self._report = report
+        self._batch = -1
+
+    def tell(self, query: StreamingQuery) -> None:
+        """Report what is new."""
+        newest = query.lastProgress
+        if newest is None or (self.last is not None and newest.timestamp == self.last.timestamp):
+            return
+        for one in query.recentProgress:
+            if one.batchId <= self._batch and (self.last is None or one.timestamp <= self.last.timestamp):
+                continue
+            is_batch = one.batchId > self._batch and "addBatch" in one.durationMs
+            self.last, self.lag = one, lag_of(one)
+            if is_batch:
+                self._batch = one.batchId
+                self.batches += 1
+                self.records += one.numInputRows
+                seconds = one.durationMs.get("triggerExecution", 0) / 1000
+                self._report(Progress(one.batchId, one.numInputRows, seconds, self.lag))
+
+
+def lag_of(progress: StreamingQueryProgress) -> int | None:
+    """How many records were there and not read when a batch was planned; None where no source tells."""
+    lag: int | None = None
+    for source in progress.sources:
+        done, latest = offsets_in(source.endOffset), offsets_in(source.latestOffset)
+        if latest:
+            lag = (lag or 0) + sum(max(0, end - done.get(partition, 0)) for partition, end in latest.items())
+    return lag
+
+
+def reason(text: str) -> str:
+    """Why something failed: our own line out of the traceback that Spark wraps it in, else the innermost error's."""
+    ours = _OUR_ERROR.findall(text)
+    if ours:
+        return str(ours[-1]).partition(": ")[2].strip()
+    others = _ANY_ERROR.findall(text.partition("\n\nJVM stacktrace")[0])
+    return " ".join((others[-1] if others else text).split())[:REASON_CHARACTERS_MAX]

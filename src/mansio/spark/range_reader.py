@@ -1,0 +1,220 @@
+"""One task's reading: a stretch of a partition, out of the broker, into Arrow batches of the size that Spark likes.
+
+Owns the sizes of what is handed on, and what happens to records that cannot be read (`onUnreadable`): the query stops
+with their offset (`suspend`), goes on without them (`skip`), or gets a row (`dead-letter`) whose column `error` says
+what is wrong: one for a damaged batch, with the batch as its value, or one for each record that is wrong in itself.
+
+Always true: rows come in the order of offsets, each once; memory is a few times `batchBytes`, however long the stretch
+is; with nothing wrong, no batch is looked at twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from mansio.errors import DataLoss, UnreadableRecords
+from mansio.link.offsets import READ_COMMITTED
+from mansio.wire.records import iterate_batches
+
+from . import losses
+from .columns.decode import decode_parts
+from .columns.schema import record_schema
+from .door import door
+from .fetch import Fetched, fetch_range
+from .options import DEAD_LETTER, ERROR_COLUMN, SUSPEND
+from .salvage import UNREADABLE, Damaged, salvage
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from mansio.errors import MansioError
+    from mansio.wire.records import BatchHeader
+
+    from .options import SourceOptions
+    from .ranges import Range
+
+logger = logging.getLogger(__name__)
+
+CERTAIN_COLUMNS: Final = ("key", "value", "offset")
+"""What can be told of a record with a wrong header or time."""
+
+
+def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iterator[pa.RecordBatch]:
+    """The records of a stretch, in batches with the columns `names`.
+
+    Raises `DataLoss` and `UnreadableRecords` where the options say that those end the query, and what the cluster
+    raises when it cannot be reached.
+    """
+    reading = _Reading(options, names, one)
+    return _sized(reading.batches(), options.rows_per_batch, options.batch_bytes)
+
+
+def _sized(batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of up to `rows_max` rows, and of not much more than `bytes_max` bytes."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= rows_max or size >= bytes_max:
+            yield from _cut(waiting, rows_max)
+            waiting, rows, size = [], 0, 0
+    if rows:
+        yield from _cut(waiting, rows_max)
+
+
+def _cut(batches: Sequence[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
+    """As few batches as the rows allow; what is larger than half as much again is cut evenly."""
+    whole = (
+        batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    )
+    pieces = max(1, round(whole.num_rows / rows_max))
+    rows = -(-whole.num_rows // pieces)
+    for begin in range(0, whole.num_rows, rows):
+        yield whole.slice(begin, rows)
+
+
+class _Reading:
+    """What is read of one stretch."""
+
+    def __init__(self, options: SourceOptions, names: Sequence[str], one: Range) -> None:
+        self._options = options
+        self._one = one
+        self._start = one.start
+        self._columns = tuple(name for name in names if name != ERROR_COLUMN)
+        self._names = tuple(names)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for answer in self._answers():
+            rows = 0
+            try:
+                for batch in self._decoded(answer.records, answer.aborted):
+                    rows += batch.num_rows
+                    yield self._with_error(batch)
+            except UNREADABLE:
+                yield from self._one_by_one(answer, rows)
+
+    def _answers(self) -> Iterator[Fetched]:
+        """What the broker sends; where records are gone and that is allowed, what is left."""
+        one = self._one
+        while self._start < one.end:
+            try:
+                yield from fetch_range(
+                    door(self._options.bootstrap),
+                    one.topic_partition,
+                    self._start,
+                    one.end,
+                    fetch_bytes=self._options.fetch_bytes,
+                    isolation=self._options.isolation_level,
+                    topic_id=one.topic_id,
+                )
+            except DataLoss as loss:
+                losses.report(loss, fail=self._options.fail_on_data_loss)
+                if loss.next_offset is None:
+                    return
+                self._start = loss.next_offset
+            else:
+                return
+
+    def _decoded(
+        self,
+        records: memoryview,
+        aborted: Sequence[tuple[int, int]],
+        columns: Sequence[str] | None = None,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        one = self._one
+        return decode_parts(
+            records,
+            one.topic,
+            one.partition,
+            self._start if start is None else start,
+            one.end if end is None else end,
+            self._columns if columns is None else columns,
+            aborted=aborted,
+            read_committed=self._options.isolation_level == READ_COMMITTED,
+            opened_bytes_max=self._options.batch_bytes,
+        )
+
+    def _one_by_one(self, answer: Fetched, rows_done: int) -> Iterator[pa.RecordBatch]:
+        """An answer with damage in it, batch by batch; the rows that were handed on already are left out."""
+        aborted = list(answer.aborted)
+        for position, header in iterate_batches(answer.records):
+            batch = answer.records[position : position + header.size]
+            try:
+                for rows in self._decoded(batch, aborted):
+                    skipped = min(rows_done, rows.num_rows)
+                    rows_done -= skipped
+                    if skipped < rows.num_rows:
+                        yield self._with_error(rows.slice(skipped))
+            except UNREADABLE:
+                yield from self._salvaged(header, batch, aborted)
+            if header.is_control:  # what began before this marker ended with it (KIP-98)
+                aborted = [
+                    (producer, first)
+                    for producer, first in aborted
+                    if producer != header.producer_id or first > header.last_offset
+                ]
+
+    def _salvaged(
+        self, header: BatchHeader, batch: memoryview, aborted: Sequence[tuple[int, int]]
+    ) -> Iterator[pa.RecordBatch]:
+        """One batch with damage in it: its good records, and what the options say of the others."""
+
+        def decode(columns: Sequence[str], start: int, end: int) -> list[pa.RecordBatch]:
+            return list(self._decoded(batch, aborted, columns, start, end))
+
+        first, last = max(header.base_offset, self._start), min(header.last_offset, self._one.end - 1)
+        for piece in salvage(decode, self._columns, first, last + 1):
+            if not isinstance(piece, Damaged):
+                yield self._with_error(piece)
+                continue
+            self._judge(piece)
+            if self._options.on_unreadable == DEAD_LETTER:
+                kept: list[pa.RecordBatch] = []
+                if not piece.is_frame:
+                    kept = decode(CERTAIN_COLUMNS, piece.first, piece.last + 1)
+                for row in [row for rows in kept for row in rows.to_pylist()] or [
+                    {"offset": piece.first, "value": bytes(batch)}
+                ]:
+                    yield self._dead_letter(row, piece.error)
+
+    def _judge(self, damage: Damaged) -> None:
+        """Raise, or say what is left out."""
+        one, mode = self._one, self._options.on_unreadable
+        where = f"offsets {damage.first} to {damage.last} of partition {one.partition} of topic {one.topic}"
+        if mode == SUSPEND:
+            raise UnreadableRecords(
+                f"{where} cannot be read: {damage.error.message}. Set onUnreadable to skip to go on without them, or to"
+                " dead-letter to get them as rows with an error"
+            ) from damage.error
+        logger.warning("%s cannot be read (onUnreadable is %s): %s", where, mode, damage.error.message)
+
+    def _dead_letter(self, row: dict[str, Any], error: MansioError) -> pa.RecordBatch:
+        """The row for what is no record."""
+        row |= {"topic": self._one.topic, "partition": self._one.partition, ERROR_COLUMN: error.message}
+        return pa.RecordBatch.from_pylist([row], arrow_schema(self._names))
+
+    def _with_error(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with the column `error`, all null, where it is wanted."""
+        if ERROR_COLUMN not in self._names:
+            return batch
+        columns = {
+            name: pa.nulls(batch.num_rows, pa.string()) if name == ERROR_COLUMN else batch.column(name)
+            for name in self._names
+        }
+        return pa.RecordBatch.from_arrays(list(columns.values()), schema=arrow_schema(self._names))
+
+
+def arrow_schema(names: Sequence[str]) -> pa.Schema:
+    """The Arrow schema of these columns, `error` among them or not."""
+    known = [name for name in names if name != ERROR_COLUMN]
+    fields = dict(zip(known, record_schema(known), strict=True)) if known else {}
+    return pa.schema(
+        [pa.field(ERROR_COLUMN, pa.string()) if name == ERROR_COLUMN else fields[name] for name in names]
+    )

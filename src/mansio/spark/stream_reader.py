@@ -1,0 +1,270 @@
+"""The stream side of the source: `spark.readStream.format("mansio")`.
+
+Lives in one process for the life of the query, where Spark asks it, batch by batch, how far to read; the reading itself
+happens in tasks, on a pickled copy. Spark keeps the offsets in its checkpoint and gives them back after a restart.
+
+Always true:
+* "Nothing new" is the very text that Spark gave: it compares texts. An offset goes back only where a topic was made
+  anew and `failOnDataLoss` is off; the batch that says so has no records of it, and the next begins where it begins.
+* The same two offsets always plan the same records, in this process or the next: a batch that is run again reads what
+  it read before.
+* A partition that appears while the query runs is read from its beginning.
+* With Trigger.AvailableNow nothing beyond what was there at the start is read, and the query comes to its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from mansio.errors import ConfigError, MansioError, UnknownTopicOrPartition
+from mansio.link.metadata import NO_TOPIC_ID
+from mansio.link.offsets import CommittedOffset, commit_offsets
+from mansio.wire.hold import hold_group, hold_metadata
+
+from . import losses
+from .door import close_doors, door
+from .offsets import (
+    Offsets,
+    Subscribed,
+    check_topic_ids,
+    earliest_offsets,
+    find_partitions,
+    from_json,
+    latest_offsets,
+    resolve_position,
+    to_json,
+)
+from .ranges import OffsetRange, Range, admit, plan_ranges
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
+
+    import pyarrow as pa
+
+    from mansio.wire.topic_partition import TopicPartition
+
+    from .options import SourceOptions
+
+Json = dict[str, dict[str, int]]
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_TIMEOUT_MS = 10_000
+LOWER_LATEST_ATTEMPTS = 5
+LOWER_LATEST_PAUSE_S = 0.2
+"""A new leader may know less for a moment: the end of a log that seems to have moved back is asked for again."""
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads topics from where the checkpoint says, without an end."""
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = tuple(columns)
+        self._initial: Json | None = None
+        self._latest: Offsets = {}
+        self._target: Offsets | None = None
+        self._topic_ids: dict[str, bytes] = {}
+        self._first_seen: Offsets = {}
+        """Where partitions began that were not in the checkpoint."""
+        self._recreated: set[str] = set()
+        self._gone: set[TopicPartition] = set()
+        self._published: Offsets = {}
+        self._last_batch_s = float("-inf")
+
+    # -- how far to read --------
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name, as all below
+        """Where a query without a checkpoint begins. Found out once: "latest" moves, and Spark asks twice."""
+        if self._initial is None:
+            way = door(self._options.bootstrap)
+            partitions = self._find().partitions
+            earliest = earliest_offsets(way, partitions)
+            latest = latest_offsets(way, partitions, self._options.isolation_level)
+            self._initial = to_json(resolve_position(way, self._options, "starting", earliest, latest))
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """What `maxOffsetsPerTrigger` and `minOffsetsPerTrigger` say."""
+        if self._options.offsets_per_trigger_max is not None:
+            return ReadMaxRows(self._options.offsets_per_trigger_max)
+        if self._options.offsets_per_trigger_min is not None:
+            return ReadMinRows(self._options.offsets_per_trigger_min)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """From now on nothing is read that comes later than now."""
+        found = self._find(may_be_missing=True)
+        self._target = latest_offsets(
+            door(self._options.bootstrap), found.partitions, self._options.isolation_level
+        )
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """Where the next micro-batch ends. `start` itself when there is nothing new, or not enough yet.
+
+        Raises `DataLoss` for partitions that are gone or shorter than `start`, `TopicRecreated`, `ConfigError` for the
+        checkpoint of something else.
+        """
+        if not isinstance(limit, (ReadAllAvailable, ReadMaxRows, ReadMinRows)):
+            raise ConfigError(f"a topic is read by rows, so {type(limit).__name__} cannot be obeyed")
+        done = from_json(start)
+        begin, latest, anew = self._look(done)
+        self._publish({partition: offset for partition, offset in done.items() if partition in self._latest})
+        if not anew and self._is_to_wait(begin, latest, limit):
+            return start
+        end = admit(begin, latest, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
+        if any(end[partition] > begin[partition] for partition in end):
+            self._last_batch_s = time.monotonic()
+        end = {**end, **anew}
+        return start if end == done else to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """The ends of all partitions as last seen, for the progress of the query: the lag is up to there."""
+        return to_json(self._latest) if self._latest else None
+
+    # -- reading --------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of one micro-batch."""
+        stop = from_json(end)
+        begin = self._with_new(from_json(start), stop)
+        if not self._topic_ids:
+            # After a restart Spark may run the last batch again before it asks for anything.
+            self._find(may_be_missing=True)
+        wanted = {
+            partition: OffsetRange(begin[partition], last, self._topic_ids.get(partition.topic, NO_TOPIC_ID))
+            for partition, last in stop.items()
+        }
+        return plan_ranges(
+            wanted,
+            partitions_min=self._options.partitions_min,
+            records_max=self._options.records_per_partition_max,
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, as Arrow batches."""
+        if not isinstance(partition, Range):
+            return iter(())
+        from .range_reader import read_range
+
+        return read_range(self._options, self._columns, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark's checkpoint has it: there is nothing to do."""
+
+    def stop(self) -> None:
+        """The query has ended."""
+        close_doors()
+
+    # -- inside --------
+
+    def _find(self, *, may_be_missing: bool = False) -> Subscribed:
+        """The partitions that are there now. The ids of topics must stay what they were when first seen."""
+        found = find_partitions(door(self._options.bootstrap), self._options, may_be_missing=may_be_missing)
+        if not self._topic_ids:
+            check_topic_ids(found, self._options)
+        for topic, topic_id in found.topic_ids.items():
+            known = self._topic_ids.get(topic, topic_id)
+            if topic_id != known:
+                losses.report(losses.recreated(topic), fail=self._options.fail_on_data_loss)
+                self._recreated.add(topic)
+            self._topic_ids[topic] = topic_id
+        return found
+
+    def _look(self, start: Offsets) -> tuple[Offsets, Offsets, Offsets]:
+        """(where the next batch begins, how far it could go, and which partitions begin anew, where).
+
+        The first two have the same partitions, those of `start` and those that came since. Partitions begin anew only
+        where records are missing and that is allowed: the next batch ends for them where the new log begins.
+        """
+        way = door(self._options.bootstrap)
+        for attempt in range(LOWER_LATEST_ATTEMPTS):
+            if attempt:
+                time.sleep(LOWER_LATEST_PAUSE_S)
+            there = dict.fromkeys(self._find(may_be_missing=True).partitions)
+            begin = self._with_new(start, there if self._target is None else self._target)
+            present = [partition for partition in begin if partition in there]
+            try:
+                self._latest = latest_offsets(way, present, self._options.isolation_level)
+            except UnknownTopicOrPartition:  # deleted just now
+                if attempt + 1 == LOWER_LATEST_ATTEMPTS:
+                    raise
+                continue
+            lower = [partition for partition in present if self._latest[partition] < begin[partition]]
+            if not lower or self._recreated:
+                break
+        for partition in lower:
+            if partition.topic not in self._recreated:
+                loss = losses.ends_earlier(partition, begin[partition], self._latest[partition])
+                losses.report(loss, fail=self._options.fail_on_data_loss)
+        anew = earliest_offsets(way, [p for p in present if p in lower or p.topic in self._recreated])
+        self._recreated.clear()
+        self._mourn(set(begin) - set(present))
+        latest = {partition: self._reachable(partition, first) for partition, first in begin.items()}
+        return begin, latest, anew
+
+    def _reachable(self, partition: TopicPartition, begin: int) -> int:
+        """How far a partition may be read now: never less far than it was."""
+        latest = self._latest.get(partition, begin)
+        if self._target is not None:
+            latest = min(latest, self._target.get(partition, begin))
+        return max(begin, latest)
+
+    def _with_new(self, start: Offsets, now: Iterable[TopicPartition]) -> Offsets:
+        """`start`, and for the partitions that came since then where they begin."""
+        new = [partition for partition in now if partition not in start]
+        unseen = [partition for partition in new if partition not in self._first_seen]
+        for partition, first in earliest_offsets(door(self._options.bootstrap), unseen).items():
+            if first > 0:
+                losses.report(losses.grew_late(partition, first), fail=self._options.fail_on_data_loss)
+            self._first_seen[partition] = first
+        return {**start, **{partition: self._first_seen[partition] for partition in new}}
+
+    def _mourn(self, gone: set[TopicPartition]) -> None:
+        """Partitions that are there no more are a loss, told once."""
+        for partition in sorted(gone - self._gone):
+            losses.report(losses.partition_gone(partition), fail=self._options.fail_on_data_loss)
+        self._gone = gone
+
+    def _publish(self, done: Offsets) -> None:
+        """Tell the broker how far the pipeline is. Spark comes here again only when a batch is through, sink and all,
+        so these records may go. What goes wrong with it stops no query: the checkpoint decides where one goes on."""
+        if not self._options.pipeline or done == self._published:
+            return
+        mark = hold_metadata("")
+        marked = {partition: CommittedOffset(offset, mark) for partition, offset in done.items()}
+        way = door(self._options.bootstrap)
+        try:
+            way.run(
+                commit_offsets(
+                    way.cluster,
+                    hold_group(self._options.pipeline),
+                    marked,
+                    retry_timeout_ms=PUBLISH_TIMEOUT_MS,
+                )
+            )
+        except MansioError as error:
+            logger.warning("progress of pipeline %s was not published: %s", self._options.pipeline, error)
+        else:
+            self._published = done
+
+    def _is_to_wait(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> bool:
+        """Whether there are too few new records, and the oldest of them has not waited too long."""
+        lowest = self._options.offsets_per_trigger_min
+        if lowest is None or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        waited_ms = (time.monotonic() - self._last_batch_s) * 1000
+        backlog = sum(latest[partition] - begin[partition] for partition in latest)
+        return backlog < lowest and waited_ms < self._options.trigger_delay_ms_max

@@ -1,0 +1,168 @@
+"""The archive's sink: tasks write Parquet files, the driver's process commits them to the table.
+
+What a batch was to hold is read where Spark noted it before the batch began: in the checkpoint's offset log. Rows alone
+do not tell, because a log has offsets without a record.
+
+Always true: a task never talks to the catalog; a commit is called with exactly the range Spark noted for the batch, and
+the table decides whether it is new (`lake.commit`); a batch that Spark repeats is added once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
+
+from mansio.errors import ConfigError
+
+from .lake.catalog import open_table, warehouse_location
+from .lake.layout import BatchPlan, offsets_text, parse_offsets
+from .lake.parts import PartWriter, file_system
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from .lake.catalog import LakeTable
+    from .lake.layout import DataPart
+
+TABLE: Final = "table"
+WAREHOUSE: Final = "warehouse"
+CATALOG: Final = "catalog"
+DATA_LOCATION: Final = "dataLocation"
+START: Final = "tableStart"
+CHECKPOINT: Final = "checkpointLocation"
+
+BATCH_PROPERTY = "streaming.sql.batchId"
+QUERY_PROPERTY = "sql.streaming.queryId"
+
+
+@dataclass(frozen=True)
+class WrittenParts(WriterCommitMessage):
+    """What one task wrote."""
+
+    parts: tuple[DataPart, ...]
+
+
+class TableSink(DataSource):
+    """`writeStream` into the archive table of a topic; the session must `dataSource.register` it first."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format."""
+        return "mansio_table"
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TableWriter:  # noqa: ARG002, N802  # as Spark calls it
+        """Raises `ConfigError` for a missing option and for any output mode but append."""
+        if overwrite:
+            raise ConfigError("an archive is only ever added to: use output mode append")
+        return TableWriter(self.options)
+
+
+class TableWriter(DataSourceStreamArrowWriter):
+    """Both sides of the sink. Spark makes a new one for the commit, so nothing is kept in it but the options."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        """`options` as Spark gives them: names in any case."""
+        given = {name.lower(): value for name, value in options.items()}
+        missing = [n for n in (TABLE, WAREHOUSE, DATA_LOCATION, START, CHECKPOINT) if n.lower() not in given]
+        if missing:
+            raise ConfigError(f"option {missing[0]} is missing: `mansio pipeline archive` sets it")
+        self._options = given
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenParts:
+        """In a task: all rows into files. A task that fails deletes what it began."""
+        context = TaskContext.get()
+        assert context is not None, "Spark calls this in a task"
+        query = context.getLocalProperty(QUERY_PROPERTY) or "query"
+        batch = context.getLocalProperty(BATCH_PROPERTY) or "0"
+        writer = PartWriter(self._options[DATA_LOCATION.lower()], f"{query}-{batch}")
+        try:
+            for rows in iterator:
+                writer.write(rows)
+            return WrittenParts(tuple(writer.close()))
+        except BaseException:
+            writer.abort()
+            raise
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        """In the driver's process: add the batch to the table, once."""
+        checkpoint = self._options[CHECKPOINT.lower()]
+        start = parse_offsets(self._options[START.lower()])
+        plan = read_plan(checkpoint, batchId, self._options[TABLE], start)
+        parts: list[DataPart] = []
+        for message in messages:
+            if not isinstance(message, WrittenParts):
+                raise RuntimeError(f"a task of batch {batchId} has not reported what it wrote")
+            parts += message.parts
+        _table(self._options).commit(plan, parts)
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+        """The files stay for the sweep: that a commit failed does not say that it did not land."""
+
+
+def read_plan(checkpoint: str, batch: int, topic: str, start: Mapping[int, int]) -> BatchPlan:
+    """What Spark noted for a batch before it began. `start`: where batch 0 starts; later ones start at the end of the
+    one before. A partition that was not there then starts at zero.
+
+    Raises:
+        ConfigError: The checkpoint has no such batch, or is not of this topic.
+    """
+    system, directory = file_system(checkpoint)
+
+    def read(name: str) -> str:
+        try:
+            with system.open_input_stream(f"{directory}/{name}") as file:
+                return bytes(file.read()).decode()
+        except OSError as error:
+            raise ConfigError(f"the checkpoint {checkpoint} has no {name}: {error}") from error
+
+    query = json.loads(read("metadata"))["id"]
+    end = _noted_offsets(read(f"offsets/{batch}"), topic)
+    begin = dict(start) if batch == 0 else _noted_offsets(read(f"offsets/{batch - 1}"), topic)
+    return BatchPlan(query, batch, {partition: begin.get(partition, 0) for partition in end}, end)
+
+
+def _noted_offsets(text: str, topic: str) -> dict[int, int]:
+    """An entry of Spark's offset log: a version, the batch's metadata, then the offsets of each source, a line each."""
+    lines = text.splitlines()
+    if not lines or lines[0] != "v1" or len(lines) != 3:
+        raise ConfigError(
+            f"the checkpoint's offset log has format {lines[0] if lines else 'none'}, v1 is known"
+        )
+    noted = json.loads(lines[2])
+    if list(noted) != [topic]:
+        raise ConfigError(f"the checkpoint is of topic {', '.join(noted)}, not of {topic}")
+    return parse_offsets(json.dumps(noted[topic]))
+
+
+_tables: dict[str, LakeTable] = {}
+"""By checkpoint, so by query, the last one's: Spark uses this process for all commits of a query, and to open a table
+takes longer than a commit."""
+
+
+def _table(options: Mapping[str, str]) -> LakeTable:
+    checkpoint = options[CHECKPOINT.lower()]
+    if checkpoint not in _tables:
+        _tables.clear()
+        catalog, warehouse, topic = options.get(CATALOG), options[WAREHOUSE], options[TABLE]
+        _tables[checkpoint] = open_table(catalog, warehouse, topic)
+    return _tables[checkpoint]
+
+
+def sink_options(
+    table: LakeTable, warehouse: str, catalog: str | None, start: Mapping[int, int]
+) -> dict[str, str]:
+    """The sink's options for one query that starts at these offsets; Spark adds the checkpoint."""
+    return {
+        TABLE: table.topic,
+        WAREHOUSE: warehouse_location(warehouse),  # tasks run elsewhere: nothing relative
+        **({CATALOG: catalog} if catalog else {}),
+        DATA_LOCATION: table.data_location,
+        START: offsets_text(start),
+    }

@@ -1,0 +1,72 @@
+"""One Spark session and one broker for all tests of this room.
+
+A session takes ten seconds and more to start, so there is one for the whole run: `spark`, with two threads. The broker
+runs in a process of its own, because Spark's Python must not delay it; every test takes topics of its own
+(`topic_name`). A test that asks for `spark` is marked `spark`, so that it can be run apart from the others.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.process import ServedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+JVM_TIMEOUT_S = 240
+"""For the test that happens to start the session, with a cold disk and other processes beside it."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "spark: needs a JVM and PySpark")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker("spark")
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(JVM_TIMEOUT_S))
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one session: `local[2]`, as `mansio.spark.session()` makes it. Missing PySpark fails where `CI` is set."""
+    if importlib.util.find_spec("pyspark") is None:
+        reason = "pyspark is missing: `make setup` installs it"
+        if os.environ.get("CI"):
+            pytest.fail(reason, pytrace=False)
+        pytest.skip(reason)
+    from mansio.spark import session
+
+    running = session("local[2]", "mansio-tests", **{"spark.sql.shuffle.partitions": "2"})
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def broker_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    """The one broker of this room, in its own process; `.bootstrap` is its address."""
+    broker = ServedBroker(tmp_path_factory.mktemp("broker") / "data")
+    try:
+        yield broker.start()
+    finally:
+        broker.kill()
+
+
+@pytest.fixture
+def topic_name(request: pytest.FixtureRequest) -> Callable[[str], str]:
+    """`topic_name("in")`: a name for a topic that no other test uses."""
+    own = re.sub(r"[^a-z0-9]+", "-", request.node.name.lower())[:40].strip("-")
+    mark = uuid.uuid4().hex[:8]
+    return lambda role: f"{own}-{mark}-{role}"

@@ -1,0 +1,131 @@
+"""The examples of docs/PIPELINES.md, run as they stand and in their order, and the README's one with Spark.
+
+Commands run in this process, where the session of these tests is found and used: a session for each would cost half a
+minute. Only the address of the broker is another one, and the way to the warehouse: Spark's own processes were started
+in another directory.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from typer.testing import CliRunner
+
+from mansio.cli.main import app
+from support.places import ROOT
+from support.process import ServedBroker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import SparkSession
+
+EXAMPLE = re.compile(r"^<!-- example: (\S+) -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BOOTSTRAP = "127.0.0.1:9092"
+EXPECTED = {
+    "flights": "",
+    "batch": "",
+    "stream": "",
+    "late.py": "",
+    "run": "4 records",
+    "archive": "4 records",
+    "union": "4 flights, archived and live",
+    "replay": "THERE ALREADY",
+    "look": ",2013,1,",
+    "maintain": "files in the table now",
+    "compact": "keys in the table",
+    "hot-keys": "N14228",
+    "schema-check": "",
+    "lag": "mansio.pipeline.archive-flights",
+    "release": "HELD",
+}
+
+IN_A_SHELL = ("flights", "schema-check")
+"""These need no Spark, and a shell."""
+
+
+def examples(document: str) -> dict[str, tuple[str, str]]:
+    found = EXAMPLE.findall((ROOT / document).read_text())
+    return {name: (language, code) for name, language, code in found}
+
+
+@pytest.fixture(scope="module")
+def broker_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    """A broker of their own: the examples make topics by the names that people read."""
+    broker = ServedBroker(tmp_path_factory.mktemp("document") / "data")
+    try:
+        yield broker.start()
+    finally:
+        broker.kill()
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Commands that run for long take SIGINT and SIGTERM for themselves."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("handlers")
+@pytest.mark.row("S0", "S1", "S3", "S4", "S5", "S8", "S9", "S11")
+def test_the_examples_of_the_document_work_in_their_order(
+    spark: SparkSession,
+    broker_process: ServedBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MANSIO_BROKER", broker_process.bootstrap)
+    found = examples("docs/PIPELINES.md")
+    assert list(found) == list(EXPECTED)
+    for name, (language, code) in found.items():
+        code = code.replace(BOOTSTRAP, broker_process.bootstrap)
+        code = re.sub(r'(--warehouse |")lake\b', rf"\g<1>{tmp_path}/lake", code)
+        if name.endswith(".py"):
+            (tmp_path / name).write_text(code)
+        elif language == "python":
+            namespace = execute(code)
+            if name == "stream":
+                assert namespace["query"] is not None
+        elif name in IN_A_SHELL:
+            subprocess.run(
+                ["sh", "-euc", f'PATH="{Path(sys.executable).parent}:$PATH"\n{code}'], check=True, timeout=60
+            )
+        else:
+            for line in code.splitlines():
+                print(command(line))
+        shown = capsys.readouterr().out
+        assert EXPECTED[name] in shown, f"{name}:\n{shown}"
+
+
+def execute(code: str) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "__example__"}
+    exec(compile(code, "example", "exec"), namespace)
+    return namespace
+
+
+def command(line: str) -> str:
+    words = shlex.split(line)
+    assert words[0] == "mansio"
+    done = CliRunner().invoke(app, words[1:])
+    if done.exit_code:
+        raise AssertionError(f"{line}: {done.exit_code}: {done.output}") from done.exception
+    return str(done.output)
+
+
+def test_the_example_of_the_readme_reads_a_stream(spark: SparkSession, broker_process: ServedBroker) -> None:
+    language, code = examples("README.md")["spark"]
+    assert language == "python"
+    flights = execute(code.replace(BOOTSTRAP, broker_process.bootstrap))["flights"]
+    assert flights.isStreaming
+    assert {"key", "value", "partition", "offset"} <= set(flights.columns)

@@ -1,0 +1,276 @@
+"""What retention has deleted comes back as it was, once, however often and however badly the replay is run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyiceberg")
+
+import mansio
+from mansio.cli.main import main
+from mansio.client.types import OutgoingRecord, TopicPartition
+from mansio.errors import InvalidRequest, PolicyViolation
+from mansio.spark.lake.moments import Moment
+from mansio.spark.lake.scan import Selection
+from mansio.spark.pipelines import replay as replaying
+from mansio.spark.pipelines.replay import held_count, replay
+from support.archive_tables import Archive, archived
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from mansio.client.types import Message
+    from mansio.spark.lake.catalog import LakeTable
+    from support.process import ServedBroker
+
+PARTITIONS = 3
+FIRST_MS = 1_600_000_000_000
+
+
+def records() -> Iterator[OutgoingRecord]:
+    """Keys, values and headers of every kind, null and empty among them, with timestamps that go back at times."""
+    for index in range(300):
+        yield OutgoingRecord(
+            (None, b"", b"value %d" % index, b"x" * 3000)[index % 4],
+            key=(None, b"", b"key %d" % index)[index % 3],
+            headers=((), (("a", None),), (("a", b""), ("a", b"twice"), ("\u00e4", b"\xff")))[index % 5 % 3],
+            partition=index % PARTITIONS,
+            timestamp_ms=FIRST_MS + index * 1001 - (index % 7) * 5000,
+        )
+
+
+def contents(bootstrap: str, topic: str) -> list[Message]:
+    with mansio.blocking.connect(bootstrap) as client:
+        every = [TopicPartition(topic, one.index) for one in client.admin.describe_topic(topic).partitions]
+        with client.consume(every, from_="earliest", to_end=True) as consumer:
+            return sorted(consumer, key=lambda message: (message.partition, message.offset))
+
+
+def what(messages: list[Message]) -> list[Any]:
+    """All there is to a record but its offset."""
+    return [
+        (one.partition, one.timestamp_ms, one.key, one.value, one.headers)
+        for one in sorted(messages, key=lambda one: (one.partition, one.offset))
+    ]
+
+
+@pytest.fixture
+def bootstrap(broker_process: ServedBroker) -> str:
+    return broker_process.bootstrap
+
+
+@pytest.fixture
+def source(bootstrap: str, topic_name: Callable[[str], str]) -> str:
+    topic = topic_name("source")
+    with mansio.blocking.connect(bootstrap) as client:
+        client.admin.create_topic(topic, partitions=PARTITIONS, config={"retention.ms": "-1"})
+        client.publish_many(topic, list(records()))
+    return topic
+
+
+@pytest.fixture
+def archive(bootstrap: str, source: str, tmp_path: Path) -> Archive:
+    """The whole topic, archived in batches of 20 records of each partition."""
+    with mansio.blocking.connect(bootstrap) as client:
+        topic_id = client.admin.describe_topic(source).topic_id.hex()
+    made = Archive(tmp_path / "warehouse", source, topic_id)
+    table = made.open()
+    messages = {
+        partition: list(group)
+        for partition, group in itertools.groupby(contents(bootstrap, source), key=lambda one: one.partition)
+    }
+    for begin in range(0, 100, 20):
+        batch = {partition: some[begin : begin + 20] for partition, some in messages.items()}
+        made.add(table, {partition: [archived(one) for one in some] for partition, some in batch.items()})
+    return made
+
+
+@pytest.fixture
+def table(archive: Archive) -> LakeTable:
+    return archive.open()
+
+
+def delete_everything(bootstrap: str, topic: str) -> None:
+    with mansio.blocking.connect(bootstrap) as client:
+        every = [TopicPartition(topic, one.index) for one in client.admin.describe_topic(topic).partitions]
+        client.admin.delete_records(every, before="latest")
+
+
+def test_everything_that_expired_comes_back_identical_and_a_second_run_adds_nothing(
+    bootstrap: str, source: str, table: LakeTable, topic_name: Callable[[str], str]
+) -> None:
+    target = topic_name("target")
+    before = what(contents(bootstrap, source))
+    delete_everything(bootstrap, source)
+    assert contents(bootstrap, source) == []
+    first = replay(table, bootstrap, target)
+    assert (first.held, first.written) == (0, 300)
+    assert what(contents(bootstrap, target)) == before
+    second = replay(table, bootstrap, target)
+    assert (second.held, second.written) == (300, 0)
+    assert what(contents(bootstrap, target)) == before
+
+
+def test_a_replay_that_died_goes_on_where_it_stopped_also_when_others_wrote_meanwhile(
+    bootstrap: str,
+    source: str,
+    table: LakeTable,
+    topic_name: Callable[[str], str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    target = topic_name("target")
+    before = what(contents(bootstrap, source))
+    monkeypatch.setattr(replaying, "ROWS_AT_ONCE", 16)
+
+    rounds = itertools.count()
+
+    def die(_count: int) -> None:
+        if next(rounds) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        replay(table, bootstrap, target, progress=die)
+    written = len(contents(bootstrap, target))
+    assert 0 < written < 300
+    with mansio.blocking.connect(bootstrap) as client:
+        client.publish_many(target, [OutgoingRecord(b"from others", partition=1)] * 5)
+    report = replay(table, bootstrap, target)
+    assert (report.held, report.written) == (written, 300 - written)
+    found = [one for one in contents(bootstrap, target) if one.value != b"from others"]
+    assert what(found) == before
+
+
+def test_a_topic_is_replayed_into_itself(bootstrap: str, source: str, table: LakeTable) -> None:
+    """The originals, where they are still there, are not taken for copies."""
+    before = what(contents(bootstrap, source))
+    with mansio.blocking.connect(bootstrap) as client:
+        client.admin.delete_records([TopicPartition(source, 0)], before=50)
+    assert replay(table, bootstrap, source).written == 300
+    assert replay(table, bootstrap, source).written == 0
+    found = contents(bootstrap, source)
+    assert what([one for one in found if one.offset >= 100]) == before
+
+
+def test_times_partitions_and_moments_choose_what_is_replayed(
+    bootstrap: str, source: str, table: LakeTable, topic_name: Callable[[str], str]
+) -> None:
+    before = contents(bootstrap, source)
+    low, high = FIRST_MS + 100_000, FIRST_MS + 200_000
+    chosen = Selection(partitions=frozenset({0, 2}), from_us=low * 1000, to_us=high * 1000)
+    replay(table, bootstrap, topic_name("chosen"), chosen)
+    assert what(contents(bootstrap, topic_name("chosen"))) == what(
+        [one for one in before if one.partition != 1 and low <= one.timestamp_ms < high]
+    )
+    replay(table, bootstrap, topic_name("once"), moment=Moment(0, ends={0: 30, 1: 0, 2: 7}))
+    assert what(contents(bootstrap, topic_name("once"))) == what(
+        [one for one in before if one.offset < {0: 30, 1: 0, 2: 7}[one.partition]]
+    )
+
+
+def test_without_deleted_records_only_what_the_topic_still_has_is_replayed(
+    bootstrap: str, source: str, table: LakeTable, topic_name: Callable[[str], str]
+) -> None:
+    target = topic_name("target")
+    with mansio.blocking.connect(bootstrap) as client:
+        client.admin.delete_records([TopicPartition(source, 0), TopicPartition(source, 2)], before=60)
+    still_there = what(contents(bootstrap, source))
+    replay(table, bootstrap, target, include_deleted=False)
+    assert what(contents(bootstrap, target)) == still_there
+    with mansio.blocking.connect(bootstrap) as client:
+        client.admin.delete_topic(source)
+    assert replay(table, bootstrap, topic_name("other"), include_deleted=False).written == 0
+
+
+def test_a_topic_that_was_made_anew_has_deleted_everything_that_was_archived(
+    bootstrap: str, source: str, archive: Archive, topic_name: Callable[[str], str]
+) -> None:
+    with mansio.blocking.connect(bootstrap) as client:
+        client.admin.delete_topic(source)
+        client.admin.create_topic(source, partitions=PARTITIONS)
+    assert replay(archive.open(), bootstrap, topic_name("target"), include_deleted=False).written == 0
+    assert replay(archive.open(), bootstrap, topic_name("target")).written == 300
+
+
+@pytest.mark.parametrize(
+    ("config", "partitions", "refused"),
+    [
+        ({"message.timestamp.type": "LogAppendTime"}, 3, (InvalidRequest, "its own clock")),
+        ({"cleanup.policy": "compact"}, 3, (PolicyViolation, "is compacted")),
+        ({"retention.ms": "604800000"}, 3, (PolicyViolation, "set retention.ms=-1")),
+        ({"retention.ms": "-1"}, 2, (InvalidRequest, "has 2 partitions, but partition 2")),
+    ],
+)
+def test_a_target_that_would_not_keep_the_records_is_refused_before_anything_is_written(
+    bootstrap: str,
+    table: LakeTable,
+    topic_name: Callable[[str], str],
+    config: dict[str, str],
+    partitions: int,
+    refused: tuple[type[Exception], str],
+) -> None:
+    target = topic_name("target")
+    with mansio.blocking.connect(bootstrap) as client:
+        client.admin.create_topic(target, partitions=partitions, config=config)
+    with pytest.raises(refused[0], match=refused[1]):
+        replay(table, bootstrap, target)
+    assert contents(bootstrap, target) == []
+
+
+def test_a_day_is_replayed_from_the_command_line(
+    bootstrap: str,
+    source: str,
+    archive: Archive,
+    topic_name: Callable[[str], str],
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    target = topic_name("target")
+    low, high = FIRST_MS + 50_000, FIRST_MS + 150_000
+    wanted = [one for one in contents(bootstrap, source) if low <= one.timestamp_ms < high]
+    delete_everything(bootstrap, source)
+
+    def run(*arguments: str) -> tuple[object, str, str]:
+        given = [
+            "pipeline",
+            "replay",
+            source,
+            "-w",
+            str(archive.warehouse),
+            "--broker",
+            bootstrap,
+            "--to",
+            target,
+        ]
+        with pytest.raises(SystemExit) as ended:
+            main([*given, "-o", "json", *arguments])
+        return ended.value.code, *capfd.readouterr()
+
+    day = ("--from-time", str(low), "--to-time", str(high))
+    code, out, err = run(*day)
+    assert (code, json.loads(out)) == (0, []), err
+    for written in (len(wanted), 0):
+        code, out, err = run(*day, "--include-deleted")
+        assert code == 0, err
+        assert sum(one["written"] for one in json.loads(out)) == written
+    assert what(contents(bootstrap, target)) == what(wanted)
+    assert run("--from-time", str(high), "--to-time", str(low))[0] == 2
+
+
+def test_what_is_there_is_counted_in_order_and_whatever_lies_between() -> None:
+    def rows(text: str) -> Iterator[Any]:
+        return iter([(0, None, letter.encode(), ()) for letter in text])
+
+    for wanted, present, held in [
+        ("abc", "", 0),
+        ("abc", "abc", 3),
+        ("abc", "xaxxbx", 2),
+        ("abc", "bc", 0),
+        ("aab", "ab", 1),
+        ("", "abc", 0),
+        ("ab", "abab", 2),
+    ]:
+        assert held_count(rows(wanted), rows(present)) == held

@@ -1,0 +1,86 @@
+"""A small log and its archive: rows that can be told apart, files of them, and what a table really holds."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mansio.spark.lake.layout import BatchPlan
+from mansio.spark.lake.parts import PartWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mansio.spark.lake.catalog import LakeTable
+    from mansio.spark.lake.layout import DataPart
+
+HOUR_US = 3_600_000_000
+
+
+def source_rows(partition: int, offsets: Iterable[int]) -> pa.RecordBatch:
+    """Records as the source gives them: the value names partition and offset, one hour lies between two of them."""
+    offsets = list(offsets)
+    count = len(offsets)
+    return pa.RecordBatch.from_pydict(
+        {
+            "key": pa.array([f"k{offset % 3}".encode() for offset in offsets], pa.binary()),
+            "value": pa.array([f"{partition}:{offset}".encode() for offset in offsets], pa.binary()),
+            "partition": pa.array([partition] * count, pa.int32()),
+            "offset": pa.array(offsets, pa.int64()),
+            "timestamp": pa.array([offset * HOUR_US for offset in offsets], pa.timestamp("us", tz="UTC")),
+            "timestampType": pa.array([0] * count, pa.int32()),
+        }
+    )
+
+
+def write_parts(
+    table: LakeTable, plan: BatchPlan, holes: frozenset[tuple[int, int]] = frozenset()
+) -> list[DataPart]:
+    """What the tasks of a batch do: one writer per partition, every offset of the plan that is no hole."""
+    parts: list[DataPart] = []
+    for partition in plan.end:
+        offsets = [
+            o for o in range(plan.start[partition], plan.end[partition]) if (partition, o) not in holes
+        ]
+        writer = PartWriter(table.data_location, f"{plan.query}-{plan.batch}")
+        if offsets:
+            writer.write(source_rows(partition, offsets))
+        parts += writer.close()
+    return parts
+
+
+def plan(batch: int, start: dict[int, int], end: dict[int, int], query: str = "q1") -> BatchPlan:
+    return BatchPlan(query, batch, start, end)
+
+
+def add(table: LakeTable, wanted: BatchPlan) -> bool:
+    """Write and commit a batch; whether it was added."""
+    return table.commit(wanted, write_parts(table, wanted)).added
+
+
+def held(table: LakeTable) -> list[tuple[int, int, bytes]]:
+    """Every (partition, offset, value) of the current snapshot, sorted, read from the data files themselves."""
+    rows: list[tuple[int, int, bytes]] = []
+    for file in table.live_files():
+        found = pq.read_table(file.path.removeprefix("file://"), partitioning=None)
+        rows += zip(*(found[name].to_pylist() for name in ("__partition", "__offset", "value")), strict=True)
+    return sorted(rows)
+
+
+def expected(
+    offsets: dict[int, int], holes: frozenset[tuple[int, int]] = frozenset()
+) -> list[tuple[int, int, bytes]]:
+    """What an archive that began at zero must hold."""
+    return [
+        (partition, offset, f"{partition}:{offset}".encode())
+        for partition in sorted(offsets)
+        for offset in range(offsets[partition])
+        if (partition, offset) not in holes
+    ]
+
+
+def checksum(rows: Iterable[tuple[int, int, bytes]]) -> str:
+    return hashlib.sha256(repr(list(rows)).encode()).hexdigest()

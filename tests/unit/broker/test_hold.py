@@ -1,0 +1,331 @@
+"""Holds of pipelines on a clock moved by hand: what stays because of them, what breaks them, and who is told."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mansio.broker.hold_hook import HoldHook
+from mansio.broker.holds import BYTES, DISK, TIME, DiskLimit, Holds
+from mansio.errors import PolicyViolation
+from mansio.logs import FIELDS
+from mansio.state.group_records import CommittedOffset
+from mansio.wire.hold import QUERY_CHARACTERS_MAX, hold_group, hold_metadata, parse_hold, pipeline_of
+from support.logs import ManualBackground, ManualScheduler
+from unit.broker.test_retention import MINUTE_MS, World
+
+EVERYTHING_GOES = {"retention.ms": "1"}
+PIPELINE = "archive"
+
+
+class HeldWorld(World):
+    """One partition whose retention lets go of everything, and the holds on it."""
+
+    def __init__(self, **settings: str) -> None:
+        super().__init__(
+            EVERYTHING_GOES | {name.replace("_", "."): value for name, value in settings.items()}
+        )
+        self.holds = Holds()
+        self.loaded = True
+        self.holds.follow(lambda: self.loaded)
+        self.hook = HoldHook(self.partition, self.holds, self.clock)
+        self.partition.plug_in(self.hook, on_path=False)
+
+    def commit(self, offset: int, *, pipeline: str = PIPELINE, metadata: str | None = None) -> None:
+        marked = hold_metadata("q") if metadata is None else metadata
+        committed = CommittedOffset(offset, -1, marked, self.clock.wall_ms())
+        self.holds.note(hold_group(pipeline), "t", 0, committed)
+
+    def release(self, pipeline: str = PIPELINE) -> None:
+        self.holds.note(hold_group(pipeline), "t", 0, None)
+
+    def start_after_check(self) -> int:
+        self.pass_time(10)
+        self.check()
+        return self.partition.start_offset
+
+
+def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[dict[str, Any]]:
+    return [getattr(one, FIELDS) for one in caplog.records if one.message == event]
+
+
+def test_what_a_pipeline_has_not_read_stays_and_leaves_when_it_has() -> None:
+    world = HeldWorld()
+    world.fill(6)
+    world.commit(2)
+    assert world.start_after_check() == 2
+    world.commit(5)
+    assert world.start_after_check() == 5
+    world.commit(6)
+    assert world.start_after_check() == 6
+
+
+def test_the_slowest_pipeline_counts_until_it_is_released() -> None:
+    world = HeldWorld()
+    world.fill(6)
+    world.commit(4)
+    world.commit(1, pipeline="slow")
+    assert world.start_after_check() == 1
+    world.release("slow")
+    assert world.start_after_check() == 4
+
+
+@pytest.mark.parametrize(
+    "metadata", ["", "{}", '{"hold":2}', '{"hold":true}', '["hold"]', '{"hold":1', "x" * 5000]
+)
+def test_a_commit_without_the_mark_holds_nothing_and_takes_back_one_with_it(metadata: str) -> None:
+    world = HeldWorld()
+    world.fill(3)
+    world.commit(0)
+    world.commit(0, metadata=metadata)
+    assert world.start_after_check() == 3
+    assert len(world.holds) == 0
+
+
+def test_only_groups_with_the_prefix_hold() -> None:
+    world = HeldWorld()
+    world.fill(3)
+    for group in ("mansio.pipeline.", "mansio.pipelin.x", "x"):
+        world.holds.note(group, "t", 0, CommittedOffset(0, -1, hold_metadata(""), world.clock.wall_ms()))
+    assert world.start_after_check() == 3
+
+
+def test_a_topic_may_say_that_nobody_holds_it_back() -> None:
+    world = HeldWorld(mansio_hold_enable="false")
+    world.fill(3)
+    world.commit(0)
+    world.loaded = False
+    assert world.start_after_check() == 3
+
+
+def test_nothing_goes_before_the_holds_are_known(caplog: pytest.LogCaptureFixture) -> None:
+    world = HeldWorld()
+    world.loaded = False
+    world.fill(4)
+    with caplog.at_level(logging.ERROR):
+        assert world.start_after_check() == world.start_after_check() == 0
+    assert world.holds.unknown
+    assert [one.message for one in caplog.records] == [
+        "nothing is deleted: the offsets of groups, which may hold records, are not loaded"
+    ]
+    with pytest.raises(PolicyViolation, match="not known yet"):
+        world.hook.check_deletion(2)
+    world.commit(3)
+    world.loaded = True
+    assert world.start_after_check() == 3
+    assert not world.holds.unknown
+
+
+def test_the_limit_of_bytes_breaks_a_hold_by_whole_segments_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = HeldWorld(mansio_hold_bytes_max="3000")
+    world.fill(3)
+    world.commit(1)
+    assert world.start_after_check() == 1
+    world.fill(3)
+    with caplog.at_level(logging.INFO):
+        assert world.start_after_check() == 3, "three segments of about 970 bytes fit"
+        world.fill(1)
+        assert world.start_after_check() == 4
+    (line,) = lines(caplog, "hold broken")
+    assert (line["pipeline"], line["topic"], line["partition"]) == (PIPELINE, "t", 0)
+    assert (line["offset"], line["start"], line["reason"]) == (1, 3, BYTES)
+    assert world.holds.broken_times == {BYTES: 1, TIME: 0, DISK: 0}
+    (broken,) = world.holds.broken()
+    assert (broken.offset, broken.start) == (1, 4)
+    with caplog.at_level(logging.INFO):
+        world.commit(3)
+        assert list(world.holds.broken()), "still behind the start of the log"
+        world.commit(4)
+        assert not list(world.holds.broken())
+    assert len(lines(caplog, "hold is back")) == 1
+
+
+def test_a_pipeline_that_is_silent_for_too_long_holds_only_what_is_young(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = HeldWorld(mansio_hold_ms_max=str(60 * MINUTE_MS))
+    world.fill(3)
+    world.commit(1)
+    world.pass_time(59 * MINUTE_MS)
+    assert world.start_after_check() == 1
+    world.fill(2)
+    world.pass_time(2 * MINUTE_MS)
+    with caplog.at_level(logging.ERROR):
+        assert world.start_after_check() == 3, "two are younger than an hour"
+    (line,) = lines(caplog, "hold broken")
+    assert line["reason"] == TIME
+
+
+def test_a_slow_pipeline_that_commits_keeps_old_records() -> None:
+    world = HeldWorld(mansio_hold_ms_max=str(60 * MINUTE_MS))
+    world.fill(4)
+    world.pass_time(120 * MINUTE_MS)
+    world.commit(1)
+    assert world.start_after_check() == 1
+
+
+def test_no_limit_means_none() -> None:
+    world = HeldWorld(mansio_hold_bytes_max="-1", mansio_hold_ms_max="-1")
+    world.fill(20)
+    world.commit(0)
+    world.pass_time(1 << 40)
+    assert world.start_after_check() == 0
+
+
+def test_a_full_disk_breaks_holds_loudly_and_a_later_commit_is_as_good_as_any(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = HeldWorld()
+    free = [100]
+    scheduler, background = ManualScheduler(), ManualBackground()
+    checks: list[None] = []
+    limit = DiskLimit(
+        world.holds,
+        scheduler=scheduler,  # type: ignore[arg-type]  # enough of one
+        background=background,
+        free_bytes=lambda: free[0],
+        free_bytes_min=100,
+        on_low=lambda: checks.append(None),
+    )
+    world.fill(4)
+    world.commit(1)
+    limit.start()
+    background.run_all()
+    assert world.start_after_check() == 1
+    with caplog.at_level(logging.INFO):
+        free[0] = 99
+        scheduler.fire()
+        background.run_all()
+        assert len(checks) == 1
+        assert world.start_after_check() == 4
+        free[0] = 100
+        scheduler.fire()
+        background.run_all()
+    assert [one.message for one in caplog.records if "hold" in one.message] == [
+        "holds do not count: the disk is nearly full",
+        "hold broken",
+        "holds count again",
+    ]
+    world.fill(2)
+    world.commit(5)
+    assert world.start_after_check() == 5
+    limit.stop()
+    scheduler.fire()
+    assert not background.jobs
+
+
+def test_deleting_records_that_a_pipeline_needs_is_refused_and_names_it() -> None:
+    world = HeldWorld()
+    world.fill(4)
+    world.commit(2, pipeline="daily")
+    world.commit(3, pipeline="other")
+    world.hook.check_deletion(2)
+    for before in (3, 4, -1):
+        with pytest.raises(
+            PolicyViolation, match=r"t-0: pipeline 'daily' still needs .* offset 2 .*release daily"
+        ):
+            world.hook.check_deletion(before)
+    world.release("daily")
+    world.release("other")
+    world.hook.check_deletion(-1)
+
+
+def test_the_mark_says_who_committed_within_the_room_that_offsets_have() -> None:
+    for query in ("", "q", "ü" * 1000, '"\\\n' * 500, "\U0001f600" * 1000):
+        metadata = hold_metadata(query)
+        assert len(metadata.encode()) <= 4096
+        found = parse_hold(metadata)
+        assert found is not None
+        assert found.query == query[:QUERY_CHARACTERS_MAX]
+    assert pipeline_of(hold_group("a.b")) == "a.b"
+    assert pipeline_of("a.b") is None
+
+
+class HoldModel(RuleBasedStateMachine):
+    """Against the plainest of models: a list of records, each with its segment, and what every pipeline has read."""
+
+    BYTES_MAX = 4000
+    MS_MAX = 30 * MINUTE_MS
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = HeldWorld(mansio_hold_bytes_max=str(self.BYTES_MAX), mansio_hold_ms_max=str(self.MS_MAX))
+        self.commits: dict[str, tuple[int, int]] = {}
+        self.written: list[int] = []  # when each record, which fills a segment, was written
+        self.low = self.checked = False
+
+    @rule(count=st.integers(1, 4))
+    def append(self, count: int) -> None:
+        self.written += [self.world.clock.wall_ms()] * count
+        self.world.fill(count)
+        self.checked = False
+
+    @rule(pipeline=st.sampled_from("abc"), data=st.data())
+    def commit(self, pipeline: str, data: st.DataObject) -> None:
+        offset = data.draw(st.integers(0, len(self.written)))
+        self.world.commit(offset, pipeline=pipeline)
+        self.commits[pipeline] = (offset, self.world.clock.wall_ms())
+        self.checked = False
+
+    @rule(pipeline=st.sampled_from("abc"))
+    def release(self, pipeline: str) -> None:
+        self.world.release(pipeline)
+        self.commits.pop(pipeline, None)
+        self.checked = False
+
+    @rule(minutes=st.integers(1, 25))
+    def wait(self, minutes: int) -> None:
+        self.world.pass_time(minutes * MINUTE_MS)
+        self.checked = False
+
+    @rule(low=st.booleans(), loaded=st.booleans())
+    def change(self, low: bool, loaded: bool) -> None:
+        self.low = self.world.holds.disk_low = low
+        self.world.loaded = loaded
+        self.checked = False
+
+    @precondition(lambda self: not self.checked)
+    @rule()
+    def check(self) -> None:
+        before = self.world.partition.start_offset
+        allowed = self.allowed(before)
+        start = self.world.start_after_check()
+        assert start == max(before, min(allowed, len(self.written)))
+        self.checked = True
+
+    def allowed(self, before: int) -> int:
+        """How far deletion may come: as far as each pipeline allows. The check comes 10 ms later."""
+        if self.low:
+            return len(self.written)
+        if not self.world.loaded:
+            return before
+        now_ms = self.world.clock.wall_ms() + 10
+        return min(
+            (self.kept_from(*each, now_ms) for each in self.commits.values()), default=len(self.written)
+        )
+
+    def kept_from(self, offset: int, commit_ms: int, now_ms: int) -> int:
+        batch_bytes = self.world.partition.log.active_segment().size_bytes
+        for candidate in range(offset, len(self.written)):
+            fits = (len(self.written) - candidate) * batch_bytes <= self.BYTES_MAX
+            silent = now_ms - commit_ms > self.MS_MAX
+            if fits and not (silent and now_ms - self.written[candidate] > self.MS_MAX):
+                return candidate
+        return max(offset, len(self.written))
+
+    @invariant()
+    def broken_means_behind_the_start(self) -> None:
+        start = self.world.partition.start_offset
+        for one in self.world.holds.broken():
+            assert self.commits[one.pipeline][0] < one.start <= start
+
+
+TestHoldModel = HoldModel.TestCase
+TestHoldModel.settings = hypothesis_settings(max_examples=60, stateful_step_count=25, deadline=None)

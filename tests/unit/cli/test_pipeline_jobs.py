@@ -1,0 +1,70 @@
+"""`mansio pipeline`: its jobs are looked up when somebody asks for them, and no help of theirs loads Spark."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import mansio.cli
+from mansio.cli import pipeline
+
+PROBE = """
+import json, sys
+from mansio.cli import main
+try:
+    main.main(sys.argv[1:])
+except SystemExit as end:
+    code = end.code
+print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
+"""
+
+
+def loaded_by(*words: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *words], capture_output=True, text=True, timeout=60, check=True
+    )
+    code, modules = json.loads(done.stderr)
+    assert code == 0, done.stdout
+    return list(modules)
+
+
+def test_help_of_mansio_loads_no_job() -> None:
+    assert [name for name in loaded_by("--help") if name.startswith("mansio.cli.pipeline_")] == []
+
+
+def test_help_of_the_jobs_loads_them_all_and_nothing_heavy() -> None:
+    modules = loaded_by("pipeline", "--help")
+    assert "mansio.cli.pipeline_run" in modules
+    heavy = {"pyspark", "pyarrow", "numpy", "pyiceberg", "pandas", "mansio.client", "mansio.broker"}
+    assert heavy.isdisjoint(modules)
+
+
+def test_every_module_of_a_job_adds_its_command() -> None:
+    group = pipeline.typer.main.get_group(pipeline.app)
+    names = {name.replace("-", "_") for name in group.commands}
+    modules = {one.name for one in pipeline.pkgutil.iter_modules(mansio.cli.__path__)}
+    assert {f"pipeline_{name}" for name in names} == {
+        name for name in modules if name.startswith("pipeline_")
+    }
+
+
+@pytest.mark.parametrize("words", [["run", "x.py"], ["run", "x.py", "--to", "a", "--to-table", "b"]])
+def test_run_wants_one_place_for_its_result(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    from mansio.cli.main import main
+
+    with pytest.raises(SystemExit) as end:
+        main(["pipeline", *words])
+    assert end.value.code == 2
+    assert "--to / --to-table" in capsys.readouterr().err
+
+
+def test_what_is_wrong_with_the_file_is_said_before_spark_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    from mansio.cli.main import main
+
+    with pytest.raises(SystemExit) as end:
+        main(["pipeline", "run", "no-such-file.py", "--to", "a"])
+    assert end.value.code == 1
+    assert capsys.readouterr().err == "mansio: there is no file no-such-file.py\n"

@@ -1,0 +1,84 @@
+"""What ends an archive and what only restarts its query. No JVM: the query is a stand-in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyiceberg")
+
+from pyspark.errors import StreamingQueryException
+
+from mansio.errors import DataLoss, MansioError
+from mansio.spark.lake.errors import CatalogLocked, ForeignCommit
+from mansio.spark.pipelines import archive as archives
+from mansio.spark.pipelines.archive import RESTARTS_MAX, Archived, ArchiveFailed, ArchiveJob, archive
+
+JOB = ArchiveJob("t", "/w", "127.0.0.1:9", "n", is_once=True)
+DONE = Archived("mansio.t", 1, 1, {0: 1})
+
+
+class Runs:
+    """In place of the real run: fails so many times."""
+
+    def __init__(self, failures: int, error: MansioError) -> None:
+        self.left, self.error, self.started = failures, error, 0
+
+    def __call__(self, *_given: Any) -> Runs:
+        return self
+
+    def once(self) -> Archived:
+        self.started += 1
+        if self.started <= self.left:
+            raise self.error
+        return DONE
+
+
+def test_table_that_a_dying_archive_still_moved_on_restarts_the_query(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = Runs(RESTARTS_MAX, ForeignCommit("other"))
+    monkeypatch.setattr(archives, "_Run", runs)
+    assert archive(None, JOB) == DONE  # type: ignore[arg-type]
+    assert runs.started == RESTARTS_MAX + 1
+
+
+def test_archive_beside_another_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(100, ForeignCommit("other"))
+    monkeypatch.setattr(archives, "_Run", runs)
+    with pytest.raises(ForeignCommit, match="other"):
+        archive(None, JOB)  # type: ignore[arg-type]
+    assert runs.started == RESTARTS_MAX + 1
+
+
+def test_other_errors_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(100, DataLoss("gone"))
+    monkeypatch.setattr(archives, "_Run", runs)
+    with pytest.raises(DataLoss):
+        archive(None, JOB)  # type: ignore[arg-type]
+    assert runs.started == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "line"),
+    [
+        ("mansio.spark.lake.errors.ForeignCommit: the table ends at 5", ForeignCommit, "the table ends at 5"),
+        (
+            "mansio.spark.lake.errors.CatalogLocked: catalog.db is locked",
+            CatalogLocked,
+            "catalog.db is locked",
+        ),
+        ("mansio.errors.DataLoss: offset 5 is gone", DataLoss, "offset 5 is gone"),
+        ("mansio.spark.fetch.Any: odd", ArchiveFailed, "odd"),
+        ("Stream closed SQLSTATE: XXKST", ArchiveFailed, "the query ended: Stream closed SQLSTATE: XXKST"),
+    ],
+)
+def test_error_of_the_query_is_one_line_of_our_own(text: str, kind: type[MansioError], line: str) -> None:
+    wrapped = (
+        f"[STREAM_FAILED] Query [id = 1] terminated with exception: {text}\n=== Streaming Query ===\nId: a"
+    )
+    error = archives._reason(StreamingQueryException(wrapped))
+    assert type(error) is kind
+    assert error.message == line

@@ -1,0 +1,37 @@
+"""The columns of a topic: Spark's own by default, others by name, and a clear word for what is none."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+from mansio.errors import InvalidRequest
+from mansio.spark.columns.schema import RECORD_SCHEMA, chosen_columns, record_schema, spark_schema
+
+
+def test_default_columns_are_those_of_sparks_kafka_source_with_headers_only_when_asked_for() -> None:
+    expected = (
+        "key binary, value binary, topic string, partition int, offset bigint, "
+        "timestamp timestamp, timestampType int"
+    )
+    assert spark_schema() == expected
+    assert (
+        spark_schema(include_headers=True) == expected + ", headers array<struct<key: string, value: binary>>"
+    )
+
+
+def test_chosen_columns_keep_their_order_and_types() -> None:
+    names = ["offset", "lane", "key"]
+    assert chosen_columns(names, include_headers=True) == ("offset", "lane", "key", "headers")
+    assert record_schema(names).types == [RECORD_SCHEMA.field(name).type for name in names]
+    assert chosen_columns(["headers"], include_headers=True) == ("headers",)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [(["key", "Value"], "no column 'Value'"), (["key", "key"], "twice"), ([], "no columns")],
+)
+def test_wrong_choice_says_what_there_is(names: list[str], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        chosen_columns(names)

@@ -1,0 +1,81 @@
+"""What compaction does beside Spark: files written, and exchanged for those of the run before in one commit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyiceberg")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mansio.spark.lake.catalog import LakeTable
+from mansio.spark.lake.errors import CommitConflict, ForeignTable
+from mansio.spark.lake.layout import TABLE_SCHEMA
+from mansio.spark.pipelines.compact import OFFSETS_PROPERTY, exchange, open_target
+from mansio.spark.pipelines.compact_files import write_files
+from support.archive_tables import Archive, row
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> LakeTable:
+    return Archive(tmp_path / "warehouse").open()
+
+
+def opened(source: LakeTable) -> LakeTable:
+    """A handle of its own, as another run would have."""
+    table = open_target(source, "latest")
+    return LakeTable(table, source.topic, table.location())
+
+
+def written(table: LakeTable, *counts: int) -> list[str]:
+    """The files of one run: a task for each number of rows, which come in two batches."""
+    paths: list[str] = []
+    for task, count in enumerate(counts):
+        rows = pa.RecordBatch.from_pylist([row(task, offset) for offset in range(count)], TABLE_SCHEMA)
+        batches = iter([rows.slice(0, 1), rows.slice(1), rows.slice(0, 0)])
+        for result in write_files(table.data_location, batches):
+            (one,) = result.to_pylist()
+            assert one["rows"] == count
+            paths.append(one["path"])
+    return paths
+
+
+def rows_in(source: LakeTable) -> list[dict[str, Any]]:
+    files = [task.file.file_path for task in opened(source).iceberg.scan().plan_files()]
+    return [
+        one
+        for path in sorted(files)
+        for one in pq.read_table(path.removeprefix("file://"), partitioning=None).to_pylist()
+    ]
+
+
+def test_files_of_a_run_take_the_place_of_those_before_and_an_empty_run_empties_the_table(
+    source: LakeTable,
+) -> None:
+    for number, counts in enumerate(((5, 0, 3), (4,), ())):
+        table = opened(source)
+        paths = written(table, *counts)
+        assert len(paths) == sum(count > 0 for count in counts)
+        exchange(table, paths, {0: number})
+        assert len(rows_in(source)) == sum(counts)
+        assert opened(source).iceberg.properties[OFFSETS_PROPERTY] == f'{{"0":{number}}}'
+
+
+def test_run_that_was_overtaken_says_so_and_changes_nothing(source: LakeTable) -> None:
+    slow, fast = opened(source), opened(source)
+    exchange(fast, written(fast, 4), {0: 4})
+    with pytest.raises(CommitConflict, match="run it again"):
+        exchange(slow, written(slow, 9), {0: 9})
+    assert len(rows_in(source)) == 4
+
+
+def test_table_that_compaction_did_not_make_is_left_alone(source: LakeTable) -> None:
+    with pytest.raises(ForeignTable, match="was not made by"):
+        open_target(source, source.topic)

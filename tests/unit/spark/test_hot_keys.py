@@ -1,0 +1,99 @@
+"""What counts of keys and partitions mean: a hot key is named with what helps, and chance is no alarm."""
+
+from __future__ import annotations
+
+import random
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from mansio.client.partitioner import partition_for_key
+from mansio.spark.pipelines.charts import Bar, Chart, label_of, svg, text_lines
+from mansio.spark.pipelines.hot_keys import HotKeys, KeyLoad, PartitionLoad, charts, judge
+
+
+def counted(keys: list[bytes], partitions: int, place: dict[bytes, int] | None = None) -> HotKeys:
+    """What Spark counts, counted here. `place`: partitions that producers chose themselves."""
+    chosen = [(place or {}).get(key, partition_for_key(key, partitions)) for key in keys]
+    of_keys, of_partitions = Counter(keys), Counter(chosen)
+    distinct = Counter(partition for _, partition in set(zip(keys, chosen, strict=True)))
+    return HotKeys(
+        records=len(keys),
+        bytes=0,
+        keys=len(of_keys),
+        partitions=tuple(
+            PartitionLoad(number, of_partitions[number], 0, distinct[number]) for number in range(partitions)
+        ),
+        top=tuple(KeyLoad(key, count, 0, 1) for key, count in of_keys.most_common(20)),
+    )
+
+
+def zipf(keys: int, records: int) -> list[bytes]:
+    chance = random.Random(5)
+    weights = [1 / rank for rank in range(1, keys + 1)]
+    return [b"key-%04d" % number for number in chance.choices(range(keys), weights, k=records)]
+
+
+def test_hot_key_is_named_with_how_far_to_split_it_and_what_partitions_can_do() -> None:
+    found = counted(zipf(500, 20_000), 8)
+    verdict = judge(found)
+    assert verdict.is_alarm
+    assert verdict.hot[0].key == b"key-0000"
+    assert any("key-0000" in line and "write it as" in line for line in verdict.advice)
+    useful = found.records // found.top[0].records
+    assert any(f"beyond {useful} partitions" in line for line in verdict.advice)
+
+
+@pytest.mark.parametrize("partitions", [1, 4, 16])
+@pytest.mark.parametrize("keys", [240, 20_000])
+def test_even_keys_are_no_alarm(keys: int, partitions: int) -> None:
+    chance = random.Random(6)
+    verdict = judge(counted([b"%d" % chance.randrange(keys) for _ in range(40_000)], partitions))
+    assert not verdict.is_alarm
+    assert verdict.advice == ()
+
+
+def test_few_keys_are_told_from_a_hot_one() -> None:
+    place = {b"%d" % number: number % 3 for number in range(24)}
+    verdict = judge(counted([b"%d" % (number % 24) for number in range(2_400)], 12, place))
+    assert verdict.is_skewed
+    assert not verdict.hot
+    assert "finer keys" in verdict.advice[0]
+
+
+def test_records_that_are_not_placed_by_key_are_told_apart() -> None:
+    keys = [b"%d" % (number % 5_000) for number in range(20_000)]
+    place = dict.fromkeys(keys[:2500], 0)
+    verdict = judge(counted(keys, 4, place))
+    assert verdict.is_skewed
+    assert not verdict.hot
+    assert "partitioner" in verdict.advice[0]
+
+
+def test_empty_topic_is_no_alarm() -> None:
+    assert not judge(counted([], 3)).is_alarm
+
+
+def test_picture_is_well_formed_whatever_the_keys_are() -> None:
+    keys = [b"<&\"'>", b"\x00\xff" * 40, b"", "ä".encode() * 60, b"line\nbreak", b"\xed\xa0\x80"]
+    found = counted([key for number, key in enumerate(keys, 1) for _ in range(number)], 2)
+    drawn = charts(found, judge(found))
+    root = ElementTree.fromstring(svg(drawn))
+    bars = [
+        float(one.attrib["width"])
+        for one in root.iter("{http://www.w3.org/2000/svg}rect")
+        if "x" in one.attrib
+    ]
+    assert len(bars) == len(keys) + 2
+    assert bars[: len(keys)] == sorted(bars[: len(keys)], reverse=True)
+    assert all("\n" not in line for chart in drawn for line in text_lines(chart))
+    assert label_of(None) == "(no key)"
+
+
+def test_bars_are_to_scale() -> None:
+    lines = text_lines(Chart("t", [Bar("a", 80), Bar("b", 40, is_loud=True), Bar("c", 0)]), width=8)
+    assert [line.count("█") for line in lines] == [0, 8, 4, 0]
+    assert lines[2].startswith("! b")

@@ -1,0 +1,100 @@
+"""What the tasks write comes back as it was, and the manifests' bounds leave out only what holds no wanted row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyiceberg")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mansio.spark.lake.catalog import open_table
+from mansio.spark.lake.errors import InvalidParts
+from mansio.spark.lake.layout import TABLE_SCHEMA
+from mansio.spark.lake.parts import PartWriter, table_rows
+from support.lake import HOUR_US, add, plan, source_rows
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_live_files_are_pruned_by_partition_offset_and_time(tmp_path: Path) -> None:
+    table = open_table(None, str(tmp_path), "t", create=True)
+    for batch in range(3):
+        low, high = batch * 10, batch * 10 + 10
+        add(table, plan(batch, {0: low, 1: low}, {0: high, 1: high}))
+    assert [(f.partition, f.first_offset, f.last_offset, f.rows) for f in table.live_files()] == [
+        (partition, low, low + 9, 10) for partition in (0, 1) for low in (0, 10, 20)
+    ]
+    only = table.live_files(partition=1, offsets=(9, 11))
+    assert [(file.partition, file.first_offset) for file in only] == [(1, 0), (1, 10)]
+    timed = table.live_files(times=(10 * HOUR_US, 20 * HOUR_US))
+    assert {(file.partition, file.first_us, file.last_us) for file in timed} == {
+        (0, 10 * HOUR_US, 19 * HOUR_US),
+        (1, 10 * HOUR_US, 19 * HOUR_US),
+    }
+    assert table.live_files(offsets=(30, 40)) == []
+
+
+def test_files_roll_over_at_their_size_and_name_what_they_hold(tmp_path: Path) -> None:
+    writer = PartWriter(f"file://{tmp_path}/data", "q-0", part_bytes=1)
+    for low in (0, 5):
+        writer.write(source_rows(0, range(low, low + 5)))
+    parts = writer.close()
+    assert [(part.first_offset, part.last_offset, part.rows) for part in parts] == [(0, 4, 5), (5, 9, 5)]
+    for part in parts:
+        rows = pq.read_table(part.path.removeprefix("file://"))
+        assert rows.schema.equals(TABLE_SCHEMA)
+        assert rows.num_rows == part.rows
+    assert len({part.path for part in parts}) == 2
+
+
+def test_rows_of_several_partitions_go_to_files_of_their_own(tmp_path: Path) -> None:
+    mixed = (
+        pa.Table.from_batches([source_rows(0, [1, 4]), source_rows(2, [7])]).combine_chunks().to_batches()[0]
+    )
+    writer = PartWriter(f"file://{tmp_path}/data", "q-0")
+    writer.write(mixed)
+    assert sorted((part.partition, part.first_offset, part.last_offset) for part in writer.close()) == [
+        (0, 1, 4),
+        (2, 7, 7),
+    ]
+
+
+@pytest.mark.parametrize("offsets", [[3, 2], [2, 2]], ids=["backwards", "twice"])
+def test_rows_out_of_order_are_refused(tmp_path: Path, offsets: list[int]) -> None:
+    writer = PartWriter(f"file://{tmp_path}/data", "q-0")
+    with pytest.raises(InvalidParts, match="order of their offsets"):
+        writer.write(source_rows(0, offsets))
+
+
+def test_batch_that_starts_below_the_one_before_is_refused(tmp_path: Path) -> None:
+    writer = PartWriter(f"file://{tmp_path}/data", "q-0")
+    writer.write(source_rows(0, [1, 2]))
+    with pytest.raises(InvalidParts):
+        writer.write(source_rows(0, [2, 3]))
+    writer.abort()
+
+
+def test_a_task_that_gives_up_leaves_no_file(tmp_path: Path) -> None:
+    writer = PartWriter(f"file://{tmp_path}/data", "q-0", part_bytes=1)
+    writer.write(source_rows(0, range(5)))
+    writer.write(source_rows(1, range(5)))
+    writer.abort()
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+def test_headers_lanes_and_nulls_are_kept() -> None:
+    headers = pa.array([[("h", b"1"), ("h", None)], None], TABLE_SCHEMA.field("headers").type)
+    batch = source_rows(0, [0, 1]).append_column("headers", headers)
+    batch = batch.append_column("lane", pa.array(["urgent", None]))
+    rows = table_rows(batch)
+    assert rows.schema.equals(TABLE_SCHEMA)
+    assert rows.column("headers").to_pylist() == [
+        [{"key": "h", "value": b"1"}, {"key": "h", "value": None}],
+        None,
+    ]
+    assert rows.column("__lane").to_pylist() == ["urgent", None]

@@ -1,0 +1,403 @@
+"""Which offsets a query means, asked of a real broker; and a stream's reader driven as Spark drives it."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import datetime
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
+
+from mansio.errors import ConfigError, DataLoss, MansioError, TopicRecreated
+from mansio.link.deletion import delete_records
+from mansio.link.offsets import commit_offsets
+from mansio.spark import stream_reader
+from mansio.spark.door import close_doors, door
+from mansio.spark.offsets import from_json, resolve, to_json
+from mansio.spark.options import SourceOptions
+from mansio.wire.topic_partition import TopicPartition
+from support.process import ServedBroker
+from support.spark_source import Topic, numbers_of, offsets_of, read_all
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mansio.spark.stream_reader import StreamReader
+
+ALL = ReadAllAvailable()
+BEGAN_MS = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
+    served = ServedBroker(tmp_path_factory.mktemp("offsets") / "data", http=False)
+    try:
+        yield served.start()
+    finally:
+        close_doors()
+        served.kill()
+
+
+@pytest.fixture
+def topic(broker: ServedBroker, request: pytest.FixtureRequest) -> Callable[..., Topic]:
+    def make(suffix: str = "", partitions: int = 1) -> Topic:
+        return Topic(broker, f"{request.node.name[:80]}{suffix}", partitions)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def ten(broker: ServedBroker) -> Topic:
+    """Two partitions: 0 has offsets 2 to 9, one a second; 1 is empty."""
+    here = Topic(broker, "ten", 2)
+    here.fill(10, times=[BEGAN_MS + 1_000 * number for number in range(10)])
+    with_two_gone = TopicPartition("ten", 0)
+
+    way = door(here.bootstrap)
+    way.run(delete_records(way.cluster, {with_two_gone: 2}, timeout_ms=10_000))
+    return here
+
+
+def json_of(topic: Topic, **by_partition: int) -> str:
+    return json.dumps({topic.name: {name.removeprefix("p"): offset for name, offset in by_partition.items()}})
+
+
+# -- words, moments, JSON --------
+
+MEANINGS: list[tuple[dict[str, str], tuple[int, int], tuple[int, int]]] = [
+    ({}, (2, 10), (0, 0)),
+    (
+        {"startingOffsets": '{"ten": {"0": 4, "1": -2}}', "endingOffsets": '{"ten": {"0": 7, "1": -1}}'},
+        (4, 7),
+        (0, 0),
+    ),
+    (
+        {"startingTimestamp": str(BEGAN_MS + 3_500), "startingOffsetsByTimestampStrategy": "latest"},
+        (4, 10),
+        (0, 0),
+    ),
+    ({"endingTimestamp": str(BEGAN_MS + 3_000)}, (2, 3), (0, 0)),
+    (
+        {"endingOffsetsByTimestamp": json.dumps({"ten": {"0": BEGAN_MS + 99_000, "1": 5}})},
+        (2, 10),
+        (0, 0),
+    ),
+    # A moment wins over moments by partition, and those over offsets.
+    (
+        {
+            "endingTimestamp": str(BEGAN_MS + 5_000),
+            "endingOffsetsByTimestamp": "{}",
+            "endingOffsets": '{"ten": {"0": 3, "1": 0}}',
+        },
+        (2, 5),
+        (0, 0),
+    ),
+    ({"failOnDataLoss": "false", "startingOffsets": '{"ten": {"0": 0, "1": 9}}'}, (2, 10), (0, 0)),
+    (
+        {"startingTimestamp": str(BEGAN_MS + 8_000), "endingTimestamp": str(BEGAN_MS + 3_000)}
+        | {"startingOffsetsByTimestampStrategy": "latest"},
+        (8, 8),
+        (0, 0),
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "second"), MEANINGS, ids=[str(given) for given, _, _ in MEANINGS]
+)
+def test_options_mean_offsets(
+    ten: Topic, options: dict[str, str], first: tuple[int, int], second: tuple[int, int]
+) -> None:
+    found = resolve(door(ten.bootstrap), ten.options(**options))
+    assert {partition.partition: (one.start, one.end) for partition, one in found.items()} == {
+        0: first,
+        1: second,
+    }
+
+
+REFUSALS: list[tuple[dict[str, str], type[MansioError], str]] = [
+    (
+        {"startingOffsets": '{"ten": {"0": 0, "1": 0}}'},
+        DataLoss,
+        "offset 0 of partition 0 of topic ten is gone: the log begins at 2",
+    ),
+    (
+        {"endingOffsets": '{"ten": {"0": 11, "1": 0}}'},
+        DataLoss,
+        "ends at offset 10, but offset 11 was asked for",
+    ),
+    ({"startingOffsets": '{"ten": {"0": 2}}'}, ConfigError, "does not say where partition 1 of topic ten"),
+    (
+        {"startingOffsets": '{"ten": {"0": 2, "1": 0, "2": 0}}'},
+        ConfigError,
+        "names partition 2 of topic ten, which is not read",
+    ),
+    ({"startingTimestamp": str(BEGAN_MS)}, ConfigError, "partition 1 of topic ten has no record at or after"),
+    (
+        {"startingOffsets": '{"ten": {"0": 7, "1": 0}}', "endingOffsets": '{"ten": {"0": 4, "1": 0}}'},
+        ConfigError,
+        "from offset 7 to 4",
+    ),
+    (
+        {"topicIds": '{"ten": "00000000-0000-0000-0000-0000000000ff"}'},
+        TopicRecreated,
+        "deleted and made anew",
+    ),
+]
+
+
+@pytest.mark.parametrize(("options", "kind", "said"), REFUSALS, ids=[said for _, _, said in REFUSALS])
+def test_offsets_that_cannot_be_meant_are_refused(
+    ten: Topic, options: dict[str, str], kind: type[MansioError], said: str
+) -> None:
+    with pytest.raises(kind) as refused:
+        resolve(door(ten.bootstrap), ten.options(**options))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_subscriptions_name_topics_match_them_or_assign_partitions(topic: Callable[..., Topic]) -> None:
+    one, two = topic("-1", 2), topic("-2", 1)
+
+    def read(**options: str) -> list[TopicPartition]:
+        way = door(one.bootstrap)
+        return sorted(resolve(way, SourceOptions.parse({"broker": one.bootstrap, **options})))
+
+    way = door(one.bootstrap)
+    way.run(
+        commit_offsets(way.cluster, "any", {TopicPartition(one.name, 0): 0})
+    )  # makes the broker's own topic
+    both = [TopicPartition(one.name, 0), TopicPartition(one.name, 1), TopicPartition(two.name, 0)]
+    assert read(subscribe=f"{two.name},{one.name}") == both
+    assert read(subscribePattern=f"{one.name[:-2]}-.") == both
+    assert read(assign=json.dumps({one.name: [1]})) == both[1:2]
+    for options, said in (
+        ({"subscribe": f"{one.name},absent"}, "there is no topic absent"),
+        ({"subscribePattern": "ab*sent"}, "no topic matches"),
+        ({"subscribePattern": "__.*"}, "no topic matches"),
+        ({"assign": json.dumps({one.name: [2]})}, "has 2 partitions: there is no 2"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            read(**options)
+
+
+def test_timestamps_that_go_back_hide_no_record_from_a_filter(topic: Callable[..., Topic]) -> None:
+    """A lower bound is exact in any order of times; an upper one is used only if the user vouches for the order."""
+    here = topic()
+    minutes = [10, 50, 20, 30, 5, 60]
+    here.fill(6, times=[BEGAN_MS + 60_000 * minute for minute in minutes], together=1)
+    moment = datetime.fromisoformat("2023-11-14T22:13:20+00:00")
+    assert int(moment.timestamp() * 1000) == BEGAN_MS
+    at_25, at_40 = moment.replace(minute=38), moment.replace(minute=53)
+    later = GreaterThanOrEqual(("timestamp",), at_25)
+    earlier = LessThan(("timestamp",), at_40)
+    assert offsets_of(here.rows([later])) == [1, 2, 3, 4, 5]
+    assert offsets_of(here.rows([later, earlier])) == [1, 2, 3, 4, 5]
+    assert offsets_of(here.rows([earlier], timestampsAreOrdered="true")) == [0]
+    assert offsets_of(here.rows([GreaterThanOrEqual(("timestamp",), moment.replace(day=15))])) == []
+
+
+def test_offsets_have_one_text_whatever_order_they_came_in() -> None:
+    given = {TopicPartition("b", 10): 1, TopicPartition("a", 0): 2, TopicPartition("b", 9): 3}
+    assert json.dumps(to_json(given)) == '{"a": {"0": 2}, "b": {"9": 3, "10": 1}}'
+    assert from_json(to_json(given)) == given
+    for other in ({"seqNum": 5}, {"t": {"x": 1}}, {"t": {"0": None}}):
+        with pytest.raises(ConfigError, match="belongs to another source"):
+            from_json(other)
+
+
+# -- streams --------
+
+
+def batch(reader: StreamReader, start: dict[str, Any], limit: Any = ALL) -> tuple[dict[str, Any], list[int]]:
+    """One micro-batch: where it ends, and the numbers in the records it read. Offsets go through JSON as in Spark."""
+    end = json.loads(json.dumps(reader.latestOffset(start, limit)))
+    return end, numbers_of(read_all(reader, reader.partitions(start, end)))
+
+
+def test_latest_is_found_out_once(topic: Callable[..., Topic]) -> None:
+    """Spark asks twice for the beginning of a query; records that come in between must not fall into the gap."""
+    here = topic()
+    here.fill(5)
+    reader = here.stream(startingOffsets="latest")
+    first = reader.initialOffset()
+    here.fill(3, first=5)
+    assert reader.initialOffset() == first == {here.name: {"0": 5}}
+    assert batch(reader, first)[1] == [5, 6, 7]
+
+
+def test_nothing_new_is_the_same_offset(topic: Callable[..., Topic]) -> None:
+    here = topic(partitions=2)
+    here.fill(5)
+    reader = here.stream()
+    end, seen = batch(reader, reader.initialOffset())
+    assert seen == [0, 1, 2, 3, 4]
+    assert reader.latestOffset(end, ALL) == end
+    assert reader.reportLatestOffset() == {here.name: {"0": 5, "1": 0}}
+
+
+def test_limits_are_obeyed_and_a_trigger_for_all_overrides_them(topic: Callable[..., Topic]) -> None:
+    here = topic()
+    here.fill(100)
+    reader = here.stream(maxOffsetsPerTrigger="30", minPartitions="3")
+    assert reader.getDefaultReadLimit() == ReadMaxRows(30)
+    end, seen = batch(reader, reader.initialOffset(), reader.getDefaultReadLimit())
+    assert seen == list(range(30))
+    assert len(reader.partitions(reader.initialOffset(), end)) == 3
+    assert reader.reportLatestOffset() == {here.name: {"0": 100}}
+    assert batch(reader, end, ALL)[1] == list(range(30, 100))
+    with pytest.raises(ConfigError, match="ReadMaxBytes cannot be obeyed"):
+        reader.latestOffset(end, ReadMaxBytes(5))
+
+
+def test_few_records_wait_for_more_but_not_for_ever(
+    topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 1_000.0
+    monkeypatch.setattr(stream_reader, "time", SimpleNamespace(monotonic=lambda: now))
+    here = topic()
+    here.fill(10)
+    reader = here.stream(minOffsetsPerTrigger="10", maxTriggerDelay="60s")
+    limit = reader.getDefaultReadLimit()
+    assert limit == ReadMinRows(10)
+    end, seen = batch(reader, reader.initialOffset(), limit)
+    assert len(seen) == 10
+    here.fill(9, first=10)
+    assert batch(reader, end, limit) == (end, [])
+    now += 59
+    assert batch(reader, end, limit) == (end, [])
+    now += 2
+    end, seen = batch(reader, end, limit)
+    assert seen == list(range(10, 19))
+    here.fill(1, first=19)
+    assert batch(reader, end, limit) == (end, [])
+    assert batch(reader, end, ALL)[1] == [19], "a trigger that wants all gets all"
+
+
+def test_available_now_comes_to_its_end_whatever_arrives_meanwhile(topic: Callable[..., Topic]) -> None:
+    here = topic()
+    here.fill(50)
+    reader = here.stream(maxOffsetsPerTrigger="20", minOffsetsPerTrigger="15", maxTriggerDelay="1h")
+    reader.prepareForTriggerAvailableNow()
+    end, seen = reader.initialOffset(), []
+    for round_ in range(10):
+        here.fill(10, first=1_000)
+        here.grow(2 + round_)
+        before = end
+        end, numbers = batch(reader, before, reader.getDefaultReadLimit())
+        if end == before:
+            break
+        seen += numbers
+    assert seen == list(range(50))
+    assert end == {here.name: {"0": 50}}
+
+
+def test_new_partitions_are_read_from_their_beginning_and_again_alike_after_a_restart(
+    topic: Callable[..., Topic],
+) -> None:
+    here = topic()
+    here.fill(3)
+    reader = here.stream()
+    first, _ = batch(reader, reader.initialOffset())
+    here.grow(2)
+    here.fill(4, partition=1, first=100)
+    end, seen = batch(reader, first)
+    assert seen == [100, 101, 102, 103]
+    restarted = here.stream()
+    assert numbers_of(read_all(restarted, restarted.partitions(first, end))) == seen
+    here.grow(3)
+    here.fill(4, partition=2)
+    way = door(here.bootstrap)
+
+    way.run(delete_records(way.cluster, {TopicPartition(here.name, 2): 2}, timeout_ms=10_000))
+    with pytest.raises(
+        DataLoss, match=r"partition 2 of .* is new to this query and already begins at offset 2"
+    ):
+        reader.latestOffset(end, ALL)
+    relaxed = here.stream(failOnDataLoss="false")
+    assert batch(relaxed, end)[1] == [2, 3]
+
+
+def test_a_topic_made_anew_ends_a_stream_or_is_read_from_its_beginning(topic: Callable[..., Topic]) -> None:
+    """Known by its id while the query runs, even when the new topic is longer than the old one was."""
+    here = topic()
+    here.fill(5)
+    strict, relaxed = here.stream(), here.stream(failOnDataLoss="false")
+    end, _ = batch(strict, strict.initialOffset())
+    assert batch(relaxed, relaxed.initialOffset())[0] == end
+    here.delete()
+    again = topic()
+    again.fill(8, first=100)
+    with pytest.raises(TopicRecreated, match="Use a new checkpoint, or set failOnDataLoss to false"):
+        strict.latestOffset(end, ALL)
+    turned, nothing = batch(relaxed, end)
+    assert (turned, nothing) == ({here.name: {"0": 0}}, [])
+    assert batch(relaxed, turned)[1] == list(range(100, 108))
+
+
+def test_a_checkpoint_that_is_ahead_of_the_topic_is_a_loss(
+    topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a restart the id is not known any more; the offsets still tell, if the new topic is shorter."""
+    monkeypatch.setattr(stream_reader, "LOWER_LATEST_PAUSE_S", 0.01)
+    here = topic()
+    here.fill(8)
+    ahead = {here.name: {"0": 500}}
+    with pytest.raises(DataLoss, match="ends at offset 8, but offset 500 was asked for"):
+        here.stream().latestOffset(ahead, ALL)
+    relaxed = here.stream(failOnDataLoss="false")
+    turned, nothing = batch(relaxed, ahead)
+    assert (turned, nothing) == ({here.name: {"0": 0}}, [])
+    assert batch(relaxed, turned)[1] == list(range(8))
+
+
+def test_a_deleted_topic_ends_a_stream_or_is_waited_for(topic: Callable[..., Topic]) -> None:
+    here = topic()
+    here.fill(5)
+    strict, relaxed = here.stream(), here.stream(failOnDataLoss="false")
+    end, _ = batch(strict, strict.initialOffset())
+    here.delete()
+    with pytest.raises(DataLoss, match="was deleted, or is not subscribed to any more"):
+        strict.latestOffset(end, ALL)
+    assert relaxed.latestOffset(end, ALL) == end
+
+
+def test_a_topic_deleted_while_it_is_asked_about_is_told_soon(
+    topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the question which partitions there are, and that for their ends."""
+    monkeypatch.setattr("mansio.spark.offsets.PATIENCE_S", 0.2)
+    here = topic()
+    here.fill(5)
+    reader = here.stream()
+    end, _ = batch(reader, reader.initialOffset())
+    find, finds = reader._find, []
+
+    def found_and_deleted(**how: bool) -> Any:
+        finds.append(find(**how))
+        if len(finds) == 1:
+            here.delete()
+            door(here.bootstrap).cluster.mark_stale([here.name])
+        return finds[-1]
+
+    monkeypatch.setattr(reader, "_find", found_and_deleted)
+    began = time.monotonic()
+    with pytest.raises(DataLoss, match="was deleted, or is not subscribed to any more"):
+        reader.latestOffset(end, ALL)
+    assert len(finds) == 2
+    assert time.monotonic() - began < 20
+
+
+def test_records_deleted_before_a_batch_reads_them_are_a_loss(topic: Callable[..., Topic]) -> None:
+    here = topic()
+    here.fill(10)
+    strict = here.stream()
+    start = strict.initialOffset()
+    here.trim(before=4)
+    with pytest.raises(DataLoss, match="the log begins at 4"):
+        batch(strict, start)
+    assert batch(here.stream(failOnDataLoss="false"), start)[1] == list(range(4, 10))

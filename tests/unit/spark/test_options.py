@@ -1,0 +1,173 @@
+"""What a reader and a writer may be told: Spark's Kafka names are understood, and what is wrong is said in one line."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from mansio.errors import ConfigError, RequestError
+from mansio.link.offsets import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
+from mansio.spark.columns.schema import record_schema
+from mansio.spark.options import SinkOptions, SourceOptions, columns_of
+from mansio.spark.source import checked_columns
+from mansio.wire.topic_partition import TopicPartition
+
+BASE = {"broker": "127.0.0.1:9092", "subscribe": "flights"}
+
+
+def parse(*, streaming: bool = False, **options: str) -> SourceOptions:
+    return SourceOptions.parse({**BASE, **options}, streaming=streaming)
+
+
+def test_options_of_sparks_kafka_source_mean_the_same_here() -> None:
+    """In any case of letters, as Spark hands them over in lower case."""
+    parsed = SourceOptions.parse(
+        {
+            "kafka.bootstrap.servers": "a:1,b:2",
+            "subscribe": "z, a",
+            "STARTINGOFFSETS": '{"a": {"0": 7, "1": -2}, "z": {"0": -1}}',
+            "failondataloss": "False",
+            "minPartitions": "10",
+            "maxOffsetsPerTrigger": "1000",
+            "minOffsetsPerTrigger": "10",
+            "maxTriggerDelay": "2m",
+            "includeHeaders": "true",
+            "kafka.isolation.level": "read_uncommitted",
+            "kafka.fetch.max.bytes": "1",
+            "kafkaConsumer.pollTimeoutMs": "500",
+            "kafka.security.protocol": "PLAINTEXT",
+        },
+        streaming=True,
+    )
+    assert parsed.bootstrap == "a:1,b:2"
+    assert parsed.subscription.topics == ("a", "z")
+    assert parsed.starting.offsets == {
+        TopicPartition("a", 0): 7,
+        TopicPartition("a", 1): EARLIEST,
+        TopicPartition("z", 0): LATEST,
+    }
+    assert not parsed.fail_on_data_loss
+    assert (parsed.partitions_min, parsed.offsets_per_trigger_max, parsed.offsets_per_trigger_min) == (
+        10,
+        1000,
+        10,
+    )
+    assert parsed.trigger_delay_ms_max == 120_000
+    assert parsed.columns[-1] == "headers"
+    assert parsed.isolation_level == READ_UNCOMMITTED
+    assert pickle.loads(pickle.dumps(parsed)) == parsed
+
+
+def test_defaults_are_those_of_sparks_kafka_source() -> None:
+    batch, stream = parse(), parse(streaming=True)
+    assert (batch.starting.offsets, batch.ending.offsets, stream.starting.offsets) == (
+        EARLIEST,
+        LATEST,
+        LATEST,
+    )
+    assert batch.fail_on_data_loss
+    assert batch.isolation_level == READ_COMMITTED
+    assert batch.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+
+
+def test_sizes_and_times_have_units() -> None:
+    parsed = parse(fetchBytes="8MB", batchBytes="65536", maxTriggerDelay="90s")
+    assert (parsed.fetch_bytes, parsed.batch_bytes, parsed.trigger_delay_ms_max) == (8 << 20, 65536, 90_000)
+    assert parse(maxTriggerDelay="1500").trigger_delay_ms_max == 1500
+
+
+def test_dead_letters_add_a_column() -> None:
+    assert columns_of({"columns": "value,offset", "onUnreadable": "dead-letter"}) == (
+        "value",
+        "offset",
+        "error",
+    )
+    assert columns_of({"columns": "value, offset", "includeHeaders": "true"}) == (
+        "value",
+        "offset",
+        "headers",
+    )
+
+
+WRONG = [
+    ({"subscribe": "a", "subscribePattern": "b"}, "subscribe and subscribePattern"),
+    ({"subscribe": None}, "there is none"),
+    ({"broker": None}, "option broker is missing"),
+    ({"broker": "here:there"}, "not an address"),
+    ({"subscribe": "a,,b"}, "option subscribe"),
+    ({"subscribe": None, "subscribePattern": "("}, "not a regular expression"),
+    ({"subscribe": None, "assign": '{"t": [0, "1"]}'}, "option assign"),
+    ({"startingOffset": "earliest"}, "did you mean startingOffsets?"),
+    ({"startingOffsets": "newest"}, "give earliest, latest, or JSON"),
+    ({"startingOffsets": "latest"}, "a batch read that begins there has no records"),
+    ({"startingOffsets": '{"t": {"0": -1}}'}, "a batch read that begins there has no records"),
+    ({"startingOffsets": '{"t": {"0": -3}}'}, "option startingOffsets"),
+    ({"startingOffsets": '{"t": {"0": 1.5}}'}, "option startingOffsets"),
+    ({"startingOffsets": "[" * 100_000}, "option startingOffsets"),
+    ({"endingOffsets": "earliest"}, "a batch read that ends there has no records"),
+    ({"startingTimestamp": "yesterday"}, "option startingTimestamp"),
+    ({"startingOffsetsByTimestamp": '{"t": {"0": -5}}'}, "milliseconds since the epoch"),
+    ({"startingOffsetsByTimestampStrategy": "guess"}, "give error or latest"),
+    ({"failOnDataLoss": "yes"}, "give true or false"),
+    ({"minPartitions": "0"}, "whole number of at least 1"),
+    ({"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"}, "above maxOffsetsPerTrigger"),
+    ({"maxTriggerDelay": "soon"}, "give a time"),
+    ({"fetchBytes": "4TB"}, "give a size"),
+    ({"fetchBytes": "1"}, "give a size"),
+    ({"onUnreadable": "ignore"}, "suspend or skip or dead-letter"),
+    ({"topicIds": '{"t": 5}'}, "option topicIds"),
+    ({"columns": "value,colour"}, "no column 'colour'"),
+    ({"kafka.group.id": "g"}, "offsets live in its checkpoint"),
+    ({"kafka.auto.offset.reset": "latest"}, "use startingOffsets"),
+    ({"kafka.security.protocol": "SSL"}, "plain TCP"),
+    ({"kafka.ssl.truststore.location": "x"}, "plain TCP"),
+]
+
+
+@pytest.mark.parametrize(("change", "said"), WRONG, ids=[said for _, said in WRONG])
+def test_a_wrong_option_is_refused_in_one_line(change: dict[str, str | None], said: str) -> None:
+    given = {name: text for name, text in {**BASE, **change}.items() if text is not None}
+    with pytest.raises((ConfigError, RequestError)) as refused:
+        SourceOptions.parse(given)
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+def test_a_stream_has_no_end() -> None:
+    with pytest.raises(ConfigError, match="endingOffsets is for batch reads"):
+        parse(streaming=True, endingOffsets="latest")
+
+
+def test_a_schema_of_the_users_own_chooses_columns_and_changes_no_types() -> None:
+    every = (*parse(includeHeaders="true").columns, "lane")
+    assert checked_columns(parse(), from_arrow_schema(record_schema(every))) == every
+    assert checked_columns(parse(), StructType().add("offset", "long").add("value", "binary")) == (
+        "offset",
+        "value",
+    )
+    for wrong, said in (
+        (
+            StructType().add("value", "string"),
+            "column value is binary, not string: correct the schema, and cast",
+        ),
+        (StructType().add("colour", "string"), "a topic has no column colour"),
+        (StructType().add("error", "string"), "a topic has no column error"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            checked_columns(parse(), wrong)
+    assert checked_columns(parse(onUnreadable="dead-letter"), StructType().add("error", "string")) == (
+        "error",
+    )
+
+
+def test_options_of_a_writer() -> None:
+    parsed = SinkOptions.parse({"kafka.bootstrap.servers": "a:1", "topic": "out", "kafka.acks": "1"})
+    assert parsed == SinkOptions("a:1", "out", acks=1)
+    with pytest.raises(ConfigError, match="no option 'subscribe' here: there are broker, topic, acks"):
+        SinkOptions.parse(BASE)
+    with pytest.raises(ConfigError, match="did you mean topic"):
+        SinkOptions.parse({"broker": "a:1", "topics": "out"})

@@ -1,0 +1,119 @@
+"""Maintenance beside everybody else: the archive adds, readers read, two maintain, and nobody notices."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyiceberg")
+
+from mansio.errors import InvalidRequest
+from mansio.spark.lake.scan import scan
+from mansio.spark.pipelines.maintain import maintain
+from support.archive_tables import Archive, rows_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mansio.spark.lake.catalog import LakeTable
+
+BATCHES = 12
+DEADLINE_S = 60
+GRACE_S = 2.0
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "warehouse")
+
+
+def places(table: LakeTable) -> list[tuple[int, int]]:
+    return [(one["__partition"], one["__offset"]) for one in rows_of(scan(table, batch_rows=8))]
+
+
+def whole(ends: dict[int, int]) -> list[tuple[int, int]]:
+    return [(partition, offset) for partition in sorted(ends) for offset in range(ends[partition])]
+
+
+def test_archive_readers_and_maintenance_do_not_disturb_each_other(archive: Archive) -> None:
+    table = archive.open()
+    archive.add(table, {0: 9, 1: 4})
+    failures: list[BaseException] = []
+    reads: list[int] = []
+    runs: list[int] = []
+    is_over = threading.Event()
+
+    def repeat(work: Callable[[LakeTable], None]) -> threading.Thread:
+        def run() -> None:
+            mine = archive.open()
+            try:
+                while not is_over.is_set():
+                    work(mine)
+            except BaseException as error:  # noqa: BLE001  # it belongs to the test's thread
+                failures.append(error)
+                is_over.set()
+
+        return threading.Thread(target=run)
+
+    def read(mine: LakeTable) -> None:
+        mine.refresh()
+        committed = mine.committed()
+        assert committed is not None
+        began = time.monotonic()
+        try:
+            assert places(mine) == whole(committed.offsets)
+        except OSError:
+            if time.monotonic() - began < GRACE_S:  # a machine that stood still is not the sweep's fault
+                raise
+        reads.append(1)
+
+    def keep_in_order(mine: LakeTable) -> None:
+        runs.append(maintain(mine, target_bytes=1 << 20, keep=2, grace_s=GRACE_S).swept.files_deleted)
+
+    threads = [repeat(read), repeat(keep_in_order), repeat(keep_in_order)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(BATCHES):
+            archive.add(table, {0: 9, 1: 4})
+        deadline = time.monotonic() + DEADLINE_S
+        while not (sum(runs) > 0 and len(reads) > 2) and not is_over.is_set():
+            assert time.monotonic() < deadline, f"{len(runs)} runs, {len(reads)} reads"
+            time.sleep(0.05)
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    report = maintain(archive.open(), target_bytes=1 << 20, keep=1, grace_s=0)
+    last = archive.open()
+    assert places(last) == whole({0: 9 * (BATCHES + 1), 1: 4 * (BATCHES + 1)})
+    assert (report.files, report.rows) == (len(last.live_files()), 13 * (BATCHES + 1))
+    kept = {os.path.basename(file.path) for file in last.live_files()}
+    data = last.data_location.removeprefix("file://")
+    assert set(os.listdir(data)) == kept
+
+
+def test_a_tag_keeps_the_table_as_it_was_and_is_given_once(archive: Archive) -> None:
+    table = archive.open()
+    with pytest.raises(InvalidRequest, match="there is nothing to tag"):
+        maintain(table, tag="early")
+    archive.add(table, {0: 9})
+    maintain(table, tag="early", keep=1, grace_s=0)
+    for _ in range(3):
+        archive.add(table, {0: 9})
+    maintain(table, keep=1, grace_s=0)
+    tagged = archive.open()
+    snapshot = tagged.iceberg.metadata.refs["early"].snapshot_id
+    assert len(rows_of(scan(tagged, snapshot_id=snapshot))) == 9
+    assert len(rows_of(scan(tagged))) == 36
+    with pytest.raises(InvalidRequest, match="has a tag or branch early already"):
+        maintain(table, tag="early")
+    with pytest.raises(InvalidRequest, match="taken for a snapshot's id"):
+        maintain(table, tag="123")

@@ -1,0 +1,123 @@
+"""The parts of `mansio pipeline run` that need no JVM: the user's file, the checkpoint's binding, lag and reasons."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyspark")
+
+from mansio.errors import TopicRecreated
+from mansio.spark.listener import offsets_in
+from mansio.spark.pipelines.binding import Binding, CheckpointMismatch, check
+from mansio.spark.pipelines.run import lag_of, reason
+from mansio.spark.pipelines.user_file import PipelineFileError, builder, load
+from mansio.wire.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql.streaming.listener import StreamingQueryProgress
+
+KNOWN = Binding("p", {"a": "01", "b": "02"}, "topic out")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("def transform(frame):\n    return frame +\n", r"line 2: SyntaxError"),
+        ("import json\n\njson.loads('')\n", r"line 3: JSONDecodeError"),
+        ("x = 1\n", r"either transform\(frame\) or pipeline\(spark, read\)"),
+        ("def transform(f): ...\ndef pipeline(s, r): ...\n", "has to define either"),
+    ],
+)
+def test_file_that_is_no_pipeline_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(PipelineFileError, match=said) as caught:
+        load(str(file))
+    assert str(file) in str(caught.value)
+
+
+def test_transform_needs_topics_and_what_it_raises_names_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text("def transform(frame):\n    # nothing\n    return frame.nothing\n")
+    with pytest.raises(PipelineFileError, match="the topics have to be given"):
+        builder(str(file), ())
+    spark: Any = object()
+    with pytest.raises(PipelineFileError, match=r"mine\.py, line 3: AttributeError: 'int' object"):
+        builder(str(file), ("a", "b"))(spark, lambda topic: len(topic))
+    file.write_text("def transform(frame):\n    return 7\n")
+    with pytest.raises(PipelineFileError, match="returned int, not a DataFrame"):
+        builder(str(file), ("a",))(spark, lambda topic: topic)
+    with pytest.raises(PipelineFileError, match="there is no file"):
+        load(str(tmp_path / "other.py"))
+
+
+@pytest.mark.parametrize(
+    ("wanted", "error"),
+    [
+        (KNOWN, None),
+        (Binding("renamed", KNOWN.topics, KNOWN.target), None),
+        (Binding("p", {"a": "01"}, KNOWN.target), CheckpointMismatch),
+        (Binding("p", KNOWN.topics, "topic other"), CheckpointMismatch),
+        (Binding("p", {"a": "01", "b": "03"}, KNOWN.target), TopicRecreated),
+    ],
+)
+def test_checkpoint_serves_the_pipeline_it_was_begun_for(
+    wanted: Binding, error: type[Exception] | None
+) -> None:
+    if error is None:
+        check(KNOWN, wanted, "dir")
+    else:
+        with pytest.raises(error, match="give another checkpoint, or remove this one to begin anew"):
+            check(KNOWN, wanted, "dir")
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets"),
+    [
+        ('{"t": {"0": 5, "1": 0}, "u": {"0": 1}}', {("t", 0): 5, ("t", 1): 0, ("u", 0): 1}),
+        (None, {}),
+        ("null", {}),
+        ("17", {}),
+        ("not JSON", {}),
+        ('{"logOffset": 3}', {}),
+        ('{"t": {"0": "5"}}', {}),
+        ('{"t": {"x": 5}}', {}),
+        ('{"t": {"0": -1}}', {}),
+        ('{"t": {"0": true}}', {}),
+    ],
+)
+def test_only_offsets_of_topics_are_taken_for_such(
+    text: str | None, offsets: dict[tuple[str, int], int]
+) -> None:
+    assert offsets_in(text) == {TopicPartition(*place): offset for place, offset in offsets.items()}
+
+
+def progress(*sources: tuple[str | None, str | None]) -> StreamingQueryProgress:
+    made: Any = SimpleNamespace(
+        sources=[SimpleNamespace(endOffset=end, latestOffset=latest) for end, latest in sources]
+    )
+    return made
+
+
+def test_lag_is_what_was_there_and_not_read_over_all_sources() -> None:
+    assert (
+        lag_of(
+            progress(('{"t": {"0": 5}}', '{"t": {"0": 9, "1": 4}}'), ('{"u": {"0": 1}}', '{"u": {"0": 1}}'))
+        )
+        == 8
+    )
+    assert lag_of(progress(("3", "4"))) is None, "some other source"
+
+
+def test_reason_is_our_own_line_else_the_innermost_error() -> None:
+    trace = "Something was thrown\n  File x\nmansio.errors.DataLoss: records 3 to 5 are gone: do this\n\nJVM stack\n"
+    assert reason(trace) == "records 3 to 5 are gone: do this"
+    assert reason(
+        "Traceback\n  File x\nZeroDivisionError: division by zero\n\nJVM stacktrace:\njava.X: y"
+    ) == ("ZeroDivisionError: division by zero")
+    assert reason("[NO_COLUMN] a column\n is missing") == "[NO_COLUMN] a column is missing"

@@ -1,0 +1,150 @@
+"""A read of the archive without Spark: everything once and in order, and no file or row group opened for nothing."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("pyiceberg")
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mansio.spark.lake.errors import LakeError
+from mansio.spark.lake.layout import TABLE_SCHEMA, LiveFile
+from mansio.spark.lake.moments import Moment, SnapshotNotFound, at_time, find_moment
+from mansio.spark.lake.scan import Selection, files_of, read_file, scan
+from mansio.spark.lake.sweep import expire_snapshots
+from support.archive_tables import FIRST_US, STEP_US, Archive, row, rows_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mansio.spark.lake.catalog import LakeTable
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "warehouse")
+
+
+@pytest.fixture
+def table(archive: Archive) -> LakeTable:
+    """Two partitions, three files each, of ten records a file."""
+    table = archive.open()
+    for _ in range(3):
+        archive.add(table, {0: 10, 1: 10})
+    return table
+
+
+def everything() -> list[dict[str, Any]]:
+    return [row(partition, offset) for partition in (0, 1) for offset in range(30)]
+
+
+def as_read(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return pa.Table.from_pylist(rows, TABLE_SCHEMA).to_pylist()
+
+
+def test_all_records_come_back_as_they_were_and_in_the_order_of_offsets(table: LakeTable) -> None:
+    assert rows_of(scan(table)) == as_read(everything())
+    assert rows_of(scan(table, batch_rows=3)) == as_read(everything())
+
+
+def test_any_selection_equals_the_same_filter_over_all_rows(table: LakeTable) -> None:
+    chance = random.Random(7)
+    for _ in range(60):
+        low, high = sorted(chance.sample(range(-2, 34), 2))
+        times = [None, *(FIRST_US + chance.randrange(-3, 33) * STEP_US for _ in range(2))]
+        selection = Selection(
+            partitions=chance.choice([None, frozenset({0}), frozenset({1, 5}), frozenset({9})]),
+            starts={0: max(low, 0)} if chance.random() < 0.5 else {},
+            ends={0: max(high, 0), 1: 17} if chance.random() < 0.5 else None,
+            from_us=chance.choice(times),
+            to_us=chance.choice(times),
+        )
+
+        def is_wanted(one: dict[str, Any], of: Selection = selection) -> bool:
+            partition, offset, at = one["__partition"], one["__offset"], one["__timestamp"]
+            return (
+                (of.partitions is None or partition in of.partitions)
+                and offset >= of.starts.get(partition, 0)
+                and (of.ends is None or offset < of.ends.get(partition, 0))
+                and (of.from_us is None or at >= of.from_us)
+                and (of.to_us is None or at < of.to_us)
+            )
+
+        assert rows_of(scan(table, selection, batch_rows=4)) == as_read(list(filter(is_wanted, everything())))
+
+
+def test_a_time_range_reads_only_the_files_that_hold_it(table: LakeTable) -> None:
+    hour = Selection(from_us=FIRST_US + 12 * STEP_US, to_us=FIRST_US + 18 * STEP_US)
+    assert [(file.partition, file.first_offset) for file in files_of(table, hour)] == [(0, 10), (1, 10)]
+
+
+def test_row_groups_outside_of_the_selection_are_not_read(table: LakeTable, tmp_path: Path) -> None:
+    path = tmp_path / "grouped.parquet"
+    rows = pa.Table.from_pylist([row(0, offset) for offset in range(100)], TABLE_SCHEMA)
+    pq.write_table(rows, path, row_group_size=10)
+    file = LiveFile(f"file://{path}", 100, 1, 0, 0, 99, FIRST_US, FIRST_US + 99 * STEP_US)
+
+    def offsets_read(selection: Selection) -> list[int]:
+        return [one["__offset"] for one in rows_of(read_file(table.iceberg.io, file, selection))]
+
+    assert offsets_read(Selection(starts={0: 42}, ends={0: 51})) == list(range(40, 60))
+    assert offsets_read(Selection(from_us=FIRST_US + 95 * STEP_US)) == list(range(90, 100))
+
+
+def test_a_record_that_is_there_twice_is_an_error_and_not_an_answer(
+    table: LakeTable, archive: Archive
+) -> None:
+    doubled = archive.write(table, [row(0, offset) for offset in range(5, 12)])
+    with table.iceberg.transaction() as change:
+        change.add_files([doubled.path], check_duplicate_files=False)
+    with pytest.raises(LakeError, match="partition 0 does not go on in order"):
+        rows_of(scan(table))
+
+
+def test_a_damaged_file_is_named(table: LakeTable) -> None:
+    path = table.live_files()[0].path.removeprefix("file://")
+    with open(path, "r+b") as file:
+        file.seek(-6, 2)
+        file.write(b"\xff\xff\xff\x7f")
+    with pytest.raises(LakeError, match="is damaged"):
+        rows_of(scan(table))
+
+
+def test_a_read_keeps_to_the_state_it_began_with(table: LakeTable, archive: Archive) -> None:
+    reading = scan(table, batch_rows=5)
+    first = next(reading)
+    archive.add(archive.open(), {0: 10, 1: 10})
+    assert first.to_pylist() + rows_of(reading) == as_read(everything())
+
+
+def test_a_moment_is_found_by_id_by_tag_and_by_time(table: LakeTable, archive: Archive) -> None:
+    old = table.iceberg.current_snapshot()
+    assert old is not None
+    table.iceberg.manage_snapshots().create_tag(old.snapshot_id, "month-end").commit()
+    table.refresh()
+    archive.add(table, {0: 5})
+    new = table.iceberg.current_snapshot()
+    assert new is not None
+
+    def count(moment: Moment) -> int:
+        return len(rows_of(scan(table, moment.of(Selection()), snapshot_id=moment.snapshot_id)))
+
+    assert count(find_moment(table, str(old.snapshot_id), int)) == 60
+    assert count(find_moment(table, "month-end", int)) == 60
+    assert count(find_moment(table, str(new.timestamp_ms - 1), int)) == 60
+    assert count(at_time(table, new.timestamp_ms)) == 65
+    assert count(at_time(table, new.timestamp_ms + 10**9)) == 65
+    # When the snapshots are gone, the marks still tell, at least of the first batch of the hour.
+    expire_snapshots(table, 1)
+    table.refresh()
+    assert len(table.iceberg.metadata.snapshots) == 2
+    assert count(at_time(table, table.marks()[0].at_ms)) == 20
+    with pytest.raises(SnapshotNotFound, match="so early"):
+        at_time(table, 1_000)
+    with pytest.raises(SnapshotNotFound, match="keeps no snapshot 9999999999999999999"):
+        find_moment(table, "9" * 19, lambda text: 1 // 0 if len(text) < 15 else int("too late"))

@@ -1,0 +1,79 @@
+"""A bad value is named by where and what is wrong with it, whatever it is; a good one or none is left alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("jsonschema")
+
+import pyarrow as pa
+
+from mansio.errors import ConfigError
+from mansio.spark.columns.schema import record_schema
+from mansio.spark.pipelines.schema_check import COLUMNS, REASON_LENGTH_MAX, ValueCheck, bad_rows, check_schema
+
+SCHEMA = {
+    "type": "object",
+    "required": ["carrier"],
+    "properties": {
+        "carrier": {"type": "string"},
+        "legs": {"type": "array", "items": {"properties": {"to": {"enum": ["EWR", "JFK"]}}}},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "place", "rule"),
+    [
+        (b'{"carrier": 5}', "$.carrier", "type"),
+        (b"{}", "$.carrier", "required"),
+        (b'{"carrier": "UA", "legs": [{"to": "JFK"}, {"to": "X"}]}', "$.legs[*].to", "enum"),
+        (b'"text"', "$", "type"),
+        (b"{", "$", "json"),
+        (b"", "$", "json"),
+        (b"\xff\xfe\x00", "$", "json"),
+        (b"[" * 100_000, "$", "json"),
+        (b"1" * 10_000, "$", "json"),
+    ],
+)
+def test_bad_value_is_named_by_place_and_rule(value: bytes, place: str, rule: str) -> None:
+    found = ValueCheck(SCHEMA)(value)
+    assert found is not None
+    assert found[:2] == (place, rule)
+    assert found[2]
+    assert "\n" not in found[2]
+    assert len(found[2]) <= REASON_LENGTH_MAX
+
+
+@pytest.mark.parametrize("value", [None, b'{"carrier": "UA"}', '{"carrier": "ÄÖ", "more": [1]}'.encode()])
+def test_good_value_and_none_at_all_are_left_alone(value: bytes | None) -> None:
+    assert ValueCheck(SCHEMA)(value) is None
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "strin"}, "no JSON Schema"),
+        ({"properties": {"a": {"$ref": "http://127.0.0.1:1/x.json"}}}, "leads out of the schema"),
+    ],
+)
+def test_what_is_no_schema_of_its_own_is_refused_before_anything_runs(schema: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        check_schema(schema)
+
+
+def test_only_bad_rows_go_on_and_as_they_were() -> None:
+    values = [b'{"carrier": "UA"}', None, b"{}", b"no json", b'{"carrier": "AA"}']
+    rows = [
+        {"key": b"%d" % offset, "value": value, "topic": "t", "partition": 0, "offset": offset}
+        | {"timestamp": offset, "headers": [{"key": "h", "value": None}] if offset % 2 else None}
+        for offset, value in enumerate(values)
+    ]
+    batch = pa.RecordBatch.from_pylist(rows, record_schema(COLUMNS))
+    (found,) = bad_rows(json.dumps(SCHEMA), iter([batch, batch.slice(0, 2)]))
+    assert found.select(COLUMNS).to_pylist() == batch.take([2, 3]).to_pylist()
+    assert found.column("place").to_pylist() == ["$.carrier", "$"]
+    assert found.column("rule").to_pylist() == ["required", "json"]

@@ -1,0 +1,47 @@
+"""What a session is told, on this machine and on a cluster; what is said where PySpark is missing. No JVM."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mansio.spark import session as make_session
+from mansio.spark.session import EVERYWHERE, SparkNotInstalled, chosen_settings
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_cluster_decides_about_its_machines_and_we_only_about_what_source_and_sink_rely_on() -> None:
+    told = chosen_settings("spark://head:7077", "x")
+    assert told == {"spark.master": "spark://head:7077", "spark.app.name": "x", **EVERYWHERE}
+
+
+def test_local_session_is_quiet_on_loopback_and_its_files_go_with_the_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_LOCAL_IP", "")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    code = "from mansio.spark.session import chosen_settings as c; print(c(None, 'x')['spark.local.dir'])"
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60, check=True
+    )
+    assert done.stdout.startswith(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    told = chosen_settings("local[2]", "x")
+    assert {told["spark.driver.host"], told["spark.driver.bindAddress"], os.environ["SPARK_LOCAL_IP"]} == {
+        "127.0.0.1"
+    }
+    assert told["spark.ui.enabled"] == "false"
+
+
+def test_missing_pyspark_is_one_line_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    with pytest.raises(SparkNotInstalled, match=r"pip install 'mansio\[spark\]'"):
+        make_session()

@@ -1,0 +1,112 @@
+"""The archive's sink without a JVM: what Spark noted for a batch is committed, and only if all tasks reported."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+pytest.importorskip("pyspark")
+pytest.importorskip("pyiceberg")
+
+from mansio.errors import ConfigError
+from mansio.spark.lake.catalog import LakeTable, open_table
+from mansio.spark.lake.errors import ArchiveGap
+from mansio.spark.table_sink import TableSink, TableWriter, WrittenParts, read_plan, sink_options
+from support.lake import expected, held, plan, write_parts
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql.datasource import WriterCommitMessage
+
+    from mansio.spark.lake.layout import BatchPlan
+
+QUERY = "0c5a"
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> LakeTable:
+    return open_table(None, str(tmp_path / "lake"), "t", create=True)
+
+
+def note(checkpoint: Path, batch: int, offsets: dict[int, int], topic: str = "t") -> None:
+    """What Spark writes into its checkpoint before a batch begins."""
+    (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
+    (checkpoint / "metadata").write_text(json.dumps({"id": QUERY}))
+    source = json.dumps({topic: {str(partition): offset for partition, offset in offsets.items()}})
+    (checkpoint / "offsets" / str(batch)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{source}')
+
+
+def writer(table: LakeTable, tmp_path: Path, start: dict[int, int] | None = None) -> TableWriter:
+    options = sink_options(table, str(tmp_path / "lake"), None, start or {0: 0})
+    return TableWriter({**options, "checkpointLocation": f"file://{tmp_path / 'checkpoint'}"})
+
+
+def messages(table: LakeTable, wanted: BatchPlan) -> list[WriterCommitMessage | None]:
+    """A task without rows, and one with all of them."""
+    return [WrittenParts(()), WrittenParts(tuple(write_parts(table, wanted)))]
+
+
+def test_batch_that_spark_repeats_after_a_crash_is_in_the_table_once(
+    table: LakeTable, tmp_path: Path
+) -> None:
+    note(tmp_path / "checkpoint", 0, {0: 5})
+    first = plan(0, {0: 0}, {0: 5})
+    for _ in range(2):
+        writer(table, tmp_path).commit(messages(table, first), 0)
+    note(tmp_path / "checkpoint", 1, {0: 8, 1: 2})
+    second = plan(1, {0: 5, 1: 0}, {0: 8, 1: 2})
+    for _ in range(2):
+        writer(table, tmp_path).commit(messages(table, second), 1)
+    table.refresh()
+    committed = table.committed()
+    assert committed is not None
+    assert (committed.query, committed.batch, committed.offsets) == (QUERY, 1, {0: 8, 1: 2})
+    assert held(table) == expected({0: 8, 1: 2})
+
+
+def test_offsets_without_a_record_are_archived_too(table: LakeTable, tmp_path: Path) -> None:
+    """The end is what Spark noted, not what the last row says: control records have offsets and no row."""
+    note(tmp_path / "checkpoint", 0, {0: 9})
+    writer(table, tmp_path).commit(messages(table, plan(0, {0: 0}, {0: 5})), 0)
+    table.refresh()
+    committed = table.committed()
+    assert committed is not None
+    assert committed.offsets == {0: 9}
+
+
+def test_batch_of_which_a_task_has_not_reported_is_not_committed(table: LakeTable, tmp_path: Path) -> None:
+    note(tmp_path / "checkpoint", 0, {0: 5})
+    with pytest.raises(RuntimeError, match="has not reported"):
+        writer(table, tmp_path).commit([*messages(table, plan(0, {0: 0}, {0: 5})), None], 0)
+    table.refresh()
+    assert table.committed() is None
+
+
+def test_query_that_starts_above_the_table_commits_nothing(table: LakeTable, tmp_path: Path) -> None:
+    note(tmp_path / "checkpoint", 0, {0: 5})
+    writer(table, tmp_path).commit(messages(table, plan(0, {0: 0}, {0: 5})), 0)
+    note(tmp_path / "checkpoint", 0, {0: 9})
+    with pytest.raises(ArchiveGap):
+        writer(table, tmp_path, {0: 6}).commit(messages(table, plan(0, {0: 6}, {0: 9})), 0)
+
+
+def test_checkpoint_of_another_topic_or_format_is_refused(tmp_path: Path) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    note(checkpoint, 0, {0: 5}, topic="other")
+    with pytest.raises(ConfigError, match="is of topic other, not of t"):
+        read_plan(str(checkpoint), 0, "t", {0: 0})
+    (checkpoint / "offsets" / "0").write_text("v9\n{}\n{}")
+    with pytest.raises(ConfigError, match="format v9"):
+        read_plan(str(checkpoint), 0, "t", {0: 0})
+    with pytest.raises(ConfigError, match="has no offsets/7"):
+        read_plan(str(checkpoint), 7, "t", {0: 0})
+
+
+def test_sink_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(ConfigError, match="append"):
+        TableSink({}).streamWriter(None, overwrite=True)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="option table is missing"):
+        TableSink({}).streamWriter(None, overwrite=False)  # type: ignore[arg-type]
