@@ -98,14 +98,14 @@ def test_what_is_wrong_is_said_in_one_line(
 ) -> None:
     """On the driver for what the options say, from a task for what the log holds; never a mere traceback."""
     topic = Topic(broker_process, topic_name("in"))
-    topic.fill(10, first=8_800, together=10)
+    topic.fill(10, first=7_000_000, together=10)  # numbers that no other topic of this broker has
     with pytest.raises(
         AnalysisException, match=r"no option 'startingofsets' here: did you mean startingOffsets\?"
     ):
         read(topic, startingOfsets="earliest").count()
     with pytest.raises(AnalysisException, match="ends at offset 10, but offset 55 was asked for"):
         read(topic, startingOffsets=f'{{"{topic.name}": {{"0": 55}}}}').count()
-    topic.damage(b"8805 ...", b"8805 .X.")
+    topic.damage(b"7000005 ...", b"7000005 .X.")
     with pytest.raises(PythonException, match=r"cannot be read: .* Set onUnreadable to skip"):
         read(topic).count()
     dead = read(topic, onUnreadable="dead-letter").where("error is not null").collect()
