@@ -73,12 +73,13 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m tools.generate
 
-# Tests with Spark share one session, so they come in one process, when the others leave it the machine.
+# Tests with Spark share one session and one broker, so they come in one process and in their own order, when the others
+# leave them the machine.
 test: setup check
 	@failed=0; none_selected=5; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15 -m "not nightly and not spark" $(ARGS) \
 		|| test $$? -eq $$none_selected || failed=1; \
-	$(BIN)/python -m pytest -n0 --durations 10 -m "spark and not nightly" $(ARGS) \
+	$(BIN)/python -m pytest -n0 -p no:randomly --durations 10 -m "spark and not nightly" $(ARGS) \
 		|| test $$? -eq $$none_selected || failed=1; \
 	exit $$failed
 
