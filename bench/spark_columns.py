@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from mansio.spark.columns.decode import decode
+from mansio.spark.columns.decode import decode_parts
 from mansio.spark.columns.encode import encode_batches
 from mansio.spark.columns.schema import HEADERS_TYPE, RECORD_SCHEMA
 from mansio.wire.compression import Codec
@@ -107,8 +107,8 @@ def measured(shape: Shape) -> str:
 
     count = len(rows)
     return (
-        f"{shape.title:34} {timed(lambda: decode(answer, 't', 0, columns=RECORD_SCHEMA.names), count):>17}"
-        f" {timed(lambda: decode(answer, 't', 0, columns=FEW), count):>17}"
+        f"{shape.title:34} {timed(lambda: list(decode_parts(answer, 't', 0, columns=RECORD_SCHEMA.names)), count):>17}"
+        f" {timed(lambda: list(decode_parts(answer, 't', 0, columns=FEW)), count):>17}"
         f" {timed(general_reader, count)[:5]:>10} {timed(encoder, count):>17} {timed(general_writer, count)[:5]:>11}"
     )
 

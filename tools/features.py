@@ -112,7 +112,7 @@ PARTLY = {
     "T5": "metrics and probes; no trace context yet",
     "O2": "the lock; no cluster yet",
     "S0": "into a topic at least once; into a table of Parquet files exactly once",
-    "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java in the nightly tests; Spark is not tested yet",
+    "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
     "A5": "the client and the embedded broker; no fixture yet",
     "A6": "serve, topic, produce, consume, group, quota, pipeline, config, doctor, demo",
     "A8": "byte-rate quotas and limits; no TLS, authentication or access control yet",

@@ -12,10 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from unittest import mock
 
-import pytest
-
-pytest.importorskip("pyiceberg")
-
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from itertools import permutations
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from mansio.client.partitioner import partition_for_key
 from mansio.errors import CorruptMessage, InvalidRecord, MansioError
-from mansio.spark.columns.decode import decode, decode_parts
+from mansio.spark.columns.decode import OFFSET_MAX, decode_parts
 from mansio.spark.columns.encode import EncodedBatch, Producer, encode_batches
 from mansio.spark.columns.partitions import partition_of
-from mansio.spark.columns.schema import HEADERS_TYPE, RECORD_SCHEMA, record_schema
+from mansio.spark.columns.schema import DEFAULT_COLUMNS, HEADERS_TYPE, RECORD_SCHEMA, record_schema
 from mansio.wire.compression import Codec
 from mansio.wire.record_rows import read_rows
 from mansio.wire.records import (
@@ -30,6 +30,9 @@ from mansio.wire.records import (
     with_log_append_time,
 )
 from mansio.wire.varints import varint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 OPENED_BYTES_MAX = 1 << 20
 ALL = RECORD_SCHEMA.names
@@ -77,6 +80,21 @@ def rows_of(log: bytes) -> list[Row]:
         batch = log[position : position + header.size]
         rows += read_rows(batch, Row, "t", 3, max_output_bytes=OPENED_BYTES_MAX)
     return rows
+
+
+def decode(
+    log: Any,
+    topic: str,
+    partition: int,
+    start: int = 0,
+    end: int = OFFSET_MAX,
+    columns: Sequence[str] = DEFAULT_COLUMNS,
+    **more: Any,
+) -> pa.RecordBatch:
+    """All the parts as one."""
+    parts = decode_parts(log, topic, partition, start, end, columns, **more)
+    table = pa.Table.from_batches(list(parts), schema=record_schema(columns)).combine_chunks()
+    return table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], table.schema)
 
 
 def as_rows(columns: Any) -> list[Row]:

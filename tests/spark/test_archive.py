@@ -9,13 +9,9 @@ import subprocess
 import time
 from typing import TYPE_CHECKING
 
-import pytest
-
-pytest.importorskip("pyspark")
-pytest.importorskip("pyiceberg")
-
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 import mansio
 from mansio.client.types import OutgoingRecord

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("pyiceberg")
-
 from mansio.spark.lake.catalog import open_table
 from support import lake_archiver
 from support.lake import checksum, expected, held

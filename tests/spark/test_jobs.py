@@ -7,12 +7,6 @@ import random
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-pytest.importorskip("pyspark")
-pytest.importorskip("pyiceberg")
-pytest.importorskip("jsonschema")
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 

@@ -1,23 +1,21 @@
 """What Spark's own Kafka connector asked of a broker, byte for byte as it was on the wire, is answered.
 
 The requests were recorded by `test_kafka_connector.py`, which runs the connector and finds it out when it asks for
-something else. Always true: only ids that a broker gives to topics are replaced before a request is sent again.
+something else.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from e2e.raw_peer import RawPeer
-from interop.test_web_ui_replay import answered, with_ids_now
 from mansio.wire.records import build_batch
 from mansio.wire.versions import ApiKey
 from spark.kafka_connector import ROWS
 from spark.test_kafka_connector import GOLDEN, PARTITIONS
 from support.process import served
+from support.replay import replayed
 from support.web_ui import read_golden
 
 if TYPE_CHECKING:
@@ -34,28 +32,14 @@ def test_every_request_of_sparks_own_connector_is_answered(tmp_path: Path) -> No
         ApiKey.INIT_PRODUCER_ID,
         ApiKey.PRODUCE,
     }
-    found: dict[ApiKey, set[int]] = defaultdict(set)
-    with (
-        served(tmp_path / "data", http=False) as broker,
-        RawPeer(broker.kafka_port) as raw,
-        ExitStack() as peers,
-    ):
+    with served(tmp_path / "data", http=False) as broker, RawPeer(broker.kafka_port) as raw:
         now_ms = int(time.time() * 1000)
         records = [(now_ms, b"key", b"value %d" % number, ()) for number in range(2 * ROWS)]
         for topic in topic_ids:
             raw.create_topic(topic, PARTITIONS)
             for partition in range(PARTITIONS):
                 assert raw.produce(topic, build_batch(records), partition=partition).error_code == 0
-        waiting = []
-        for one in requests:
-            peer = raw
-            if one.api_key == ApiKey.FETCH:  # some wait at the end of a partition: all at the same time
-                peer = peers.enter_context(RawPeer(broker.kafka_port))
-            peer.send(with_ids_now(one.frame, topic_ids, raw))
-            waiting.append((peer, one))
-            if peer is raw:
-                answered([waiting.pop()], found)
-        answered(waiting, found)
+        found = replayed(broker.kafka_port, topic_ids, requests)
         assert "Traceback" not in broker.text()
         assert broker.stop() == 0
     assert found == {api: {0} for api in found}

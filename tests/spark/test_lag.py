@@ -6,10 +6,6 @@ import json
 import subprocess
 from typing import TYPE_CHECKING
 
-import pytest
-
-pytest.importorskip("pyspark")
-
 from mansio.spark.listener import OffsetPublisher
 from mansio.wire.topic_partition import TopicPartition
 from spark.topics import create, publish

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("pyiceberg")
-
 import mansio
 from mansio.cli.main import main
 from mansio.client.types import OutgoingRecord, TopicPartition

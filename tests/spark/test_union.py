@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("pyiceberg")
-pytest.importorskip("pyspark")
-
 import mansio
 from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import ConfigError, InvalidRequest

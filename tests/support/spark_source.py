@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.errors import UnsupportedMessageFormat
-from mansio.spark.batch_reader import BatchReader, PushdownReader
+from mansio.spark.batch_reader import BatchReader
 from mansio.spark.options import ERROR_COLUMN, SourceOptions, columns_of
 from mansio.spark.stream_reader import StreamReader
 from mansio.wire.records import HEADER_BYTES, iterate_batches, seal_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from pyspark.sql.datasource import Filter
 
     from support.process import ServedBroker
 
@@ -97,13 +95,9 @@ class Topic:
             {"broker": self.bootstrap, "subscribe": self.name, **more}, streaming=streaming
         )
 
-    def rows(self, filters: Sequence[Filter] = (), **more: str) -> list[Row]:
+    def rows(self, **more: str) -> list[Row]:
         """What a batch read gives."""
-        options = self.options(**more)
-        names = columns_of(more)
-        reader = PushdownReader(options, names) if filters else BatchReader(options, names)
-        if isinstance(reader, PushdownReader):
-            assert list(reader.pushFilters(list(filters))) == list(filters)
+        reader = BatchReader(self.options(**more), columns_of(more))
         return read_all(reader, reader.partitions())
 
     def stream(self, **more: str) -> StreamReader:

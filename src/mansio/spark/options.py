@@ -53,14 +53,14 @@ SOURCE_NAMES: Final = (
     "batchBytes",
     "pipeline",
     "pushdown",
-    "timestampsAreOrdered",
     "onUnreadable",
     "topicIds",
 )
 """Every option of a reader."""
 
 SINK_NAMES: Final = (BROKER, "topic", "acks", "compression", "batchBytes", "includeHeaders")
-"""Every option of a writer."""
+"""Every option of a writer. `includeHeaders` is taken from programs that give it to Spark's Kafka sink, and changes
+nothing here as there: a column `headers` is always written."""
 
 IGNORED_NAMES: Final = (
     "path",
@@ -150,7 +150,6 @@ class SourceOptions:
     rows_per_batch: int = ROWS_PER_BATCH
     batch_bytes: int = BATCH_BYTES
     pipeline: str = ""
-    timestamps_are_ordered: bool = False
     on_unreadable: str = SUSPEND
     topic_ids: dict[str, str] = field(default_factory=dict)
     """By topic the id (hex) it has to have: a query that goes on where it stopped is told what it read then."""
@@ -180,7 +179,6 @@ class SourceOptions:
             rows_per_batch=given.count("rowsPerBatch") or ROWS_PER_BATCH,
             batch_bytes=given.bytes("batchBytes", BATCH_BYTES, 1 << 16, 1 << 30),
             pipeline=(given.text("pipeline") or "").strip(),
-            timestamps_are_ordered=given.flag("timestampsAreOrdered"),
             on_unreadable=given.choice("onUnreadable", UNREADABLE_MODES),
             topic_ids=values.to_texts("topicIds", text) if (text := given.text("topicIds")) else {},
         )

@@ -5,10 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("pyspark")
-pytest.importorskip("pyiceberg")
-
 from pyspark.errors import StreamingQueryException
 
 from mansio.errors import DataLoss, MansioError

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-pytest.importorskip("pyarrow")
-
 from mansio.errors import InvalidRequest
 from mansio.spark.columns.schema import RECORD_SCHEMA, chosen_columns, record_schema, spark_schema
 

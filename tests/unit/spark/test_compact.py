@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-pytest.importorskip("pyspark")
-pytest.importorskip("pyiceberg")
-
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from mansio.spark.lake.catalog import LakeTable
 from mansio.spark.lake.errors import CommitConflict, ForeignTable

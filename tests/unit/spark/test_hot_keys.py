@@ -8,8 +8,6 @@ from collections import Counter
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from mansio.client.partitioner import partition_for_key
 from mansio.spark.pipelines.charts import Bar, Chart, label_of, svg, text_lines
 from mansio.spark.pipelines.hot_keys import HotKeys, KeyLoad, PartitionLoad, charts, judge

@@ -7,9 +7,6 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("pyiceberg")
-
 from pyiceberg.catalog.sql import SqlCatalog
 
 from mansio.spark.lake import catalog as catalogs

@@ -5,9 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-
-pytest.importorskip("pyiceberg")
-
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
 from mansio.spark.lake import commit

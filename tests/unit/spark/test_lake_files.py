@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
-pytest.importorskip("pyiceberg")
-
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from mansio.spark.lake.catalog import open_table
 from mansio.spark.lake.errors import InvalidParts

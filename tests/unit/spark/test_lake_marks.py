@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-import pytest
-
-pytest.importorskip("pyarrow")
-
 from hypothesis import given
 from hypothesis import strategies as st
 

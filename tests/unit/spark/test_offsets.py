@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from datetime import datetime
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from pyspark.sql.datasource import GreaterThanOrEqual, LessThan
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from mansio.errors import ConfigError, DataLoss, MansioError, TopicRecreated
@@ -21,7 +19,7 @@ from mansio.spark.offsets import from_json, resolve, to_json
 from mansio.spark.options import SourceOptions
 from mansio.wire.topic_partition import TopicPartition
 from support.process import ServedBroker
-from support.spark_source import Topic, numbers_of, offsets_of, read_all
+from support.spark_source import Topic, numbers_of, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -183,22 +181,6 @@ def test_subscriptions_name_topics_match_them_or_assign_partitions(topic: Callab
     ):
         with pytest.raises(ConfigError, match=said):
             read(**options)
-
-
-def test_timestamps_that_go_back_hide_no_record_from_a_filter(topic: Callable[..., Topic]) -> None:
-    """A lower bound is exact in any order of times; an upper one is used only if the user vouches for the order."""
-    here = topic()
-    minutes = [10, 50, 20, 30, 5, 60]
-    here.fill(6, times=[BEGAN_MS + 60_000 * minute for minute in minutes], together=1)
-    moment = datetime.fromisoformat("2023-11-14T22:13:20+00:00")
-    assert int(moment.timestamp() * 1000) == BEGAN_MS
-    at_25, at_40 = moment.replace(minute=38), moment.replace(minute=53)
-    later = GreaterThanOrEqual(("timestamp",), at_25)
-    earlier = LessThan(("timestamp",), at_40)
-    assert offsets_of(here.rows([later])) == [1, 2, 3, 4, 5]
-    assert offsets_of(here.rows([later, earlier])) == [1, 2, 3, 4, 5]
-    assert offsets_of(here.rows([earlier], timestampsAreOrdered="true")) == [0]
-    assert offsets_of(here.rows([GreaterThanOrEqual(("timestamp",), moment.replace(day=15))])) == []
 
 
 def test_offsets_have_one_text_whatever_order_they_came_in() -> None:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("pyiceberg")
-
 from mansio.cli.main import main
 from support.archive_tables import FIRST_US, Archive, row
 from support.places import mansio_command

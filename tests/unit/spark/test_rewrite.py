@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("pyiceberg")
-
 from mansio.spark.lake import rewrite as rewriting
 from mansio.spark.lake.errors import LakeError
 from mansio.spark.lake.layout import LiveFile

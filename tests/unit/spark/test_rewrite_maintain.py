@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("pyiceberg")
-
 from mansio.errors import InvalidRequest
 from mansio.spark.lake.scan import scan
 from mansio.spark.pipelines.maintain import maintain

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-pytest.importorskip("pyspark")
-
 from mansio.errors import TopicRecreated
 from mansio.spark.listener import offsets_in
 from mansio.spark.pipelines.binding import Binding, CheckpointMismatch, check

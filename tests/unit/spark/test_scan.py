@@ -5,12 +5,9 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-pytest.importorskip("pyiceberg")
-
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from mansio.spark.lake.errors import LakeError
 from mansio.spark.lake.layout import TABLE_SCHEMA, LiveFile

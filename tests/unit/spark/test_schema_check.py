@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-pytest.importorskip("pyspark")
-pytest.importorskip("jsonschema")
-
 import pyarrow as pa
+import pytest
 
 from mansio.errors import ConfigError
 from mansio.spark.columns.schema import record_schema

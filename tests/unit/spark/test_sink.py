@@ -6,9 +6,6 @@ import pickle
 
 import pyarrow as pa
 import pytest
-
-pytest.importorskip("pyspark")
-
 from pyspark.sql.types import StringType, StructField, StructType
 
 from mansio.errors import ConfigError, InvalidRecord

@@ -6,9 +6,6 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-
-pytest.importorskip("pyiceberg")
-
 from pyiceberg.table.update import SetLocationUpdate
 
 from mansio.spark.lake.commit import commit_files

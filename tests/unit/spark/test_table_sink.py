@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-pytest.importorskip("pyspark")
-pytest.importorskip("pyiceberg")
-
 from mansio.errors import ConfigError
 from mansio.spark.lake.catalog import LakeTable, open_table
 from mansio.spark.lake.errors import ArchiveGap

@@ -162,7 +162,7 @@ def _lines(_service: Service) -> Iterator[Measurement]:
 def _storage(service: Service) -> Iterator[Measurement]:
     yield _counter(
         "corrupt_batches",
-        "Times a reader met a batch that is damaged on disk.",
+        "Times the broker met a damaged batch while it served a reader; a damaged value is found by the client.",
         service.partitions.trouble.corrupt_batches,
     )
     cuts, cut_bytes = service.partitions.trouble.cuts, service.partitions.trouble.cut_bytes

@@ -35,49 +35,9 @@ OFFSET_MAX: Final = (1 << 63) - 1
 OPENED_BYTES_MAX: Final = 64 << 20
 """A compressed batch that is larger than this when opened is refused, unless the caller says otherwise."""
 
-_WHOLE_BYTES_MAX: Final = (1 << 31) - (1 << 24)
-"""One binary column of Arrow counts its bytes in 32 bits."""
 _RECORD_BYTES: Final = 64
 """What a record takes in memory beside its bytes."""
 _TIMESTAMP_MS_MAX: Final = ((1 << 63) - 1) // 1000
-
-
-def decode(
-    buffer: bytes | memoryview,
-    topic: str,
-    partition: int,
-    start: int = 0,
-    end: int = OFFSET_MAX,
-    columns: Sequence[str] = DEFAULT_COLUMNS,
-    *,
-    aborted: Sequence[tuple[int, int]] = (),
-    read_committed: bool = True,
-    opened_bytes_max: int = OPENED_BYTES_MAX,
-) -> pa.RecordBatch:
-    """The records of one fetch answer with offsets from `start` to below `end`, as one record batch of `columns`.
-
-    `aborted` are (producer id, first offset) as the answer says them. A batch that is cut off at the end of `buffer` is
-    left for the next answer. Raises `CorruptMessage`, `InvalidRecord`, `UnsupportedCompression` and
-    `UnsupportedMessageFormat`, with topic, partition and offset where they are known.
-    """
-    parts = _decode(
-        buffer,
-        topic,
-        partition,
-        start,
-        end,
-        columns,
-        aborted,
-        read_committed,
-        opened_bytes_max,
-        _WHOLE_BYTES_MAX,
-    )
-    batch = next(parts, None)
-    if next(parts, None) is not None:
-        raise InvalidRecord(f"{topic}-{partition}: more than 2 GB of records in one answer")
-    if batch is None:
-        return pa.RecordBatch.from_pylist([], record_schema(columns))
-    return batch
 
 
 def decode_parts(
@@ -92,34 +52,13 @@ def decode_parts(
     read_committed: bool = True,
     opened_bytes_max: int = OPENED_BYTES_MAX,
 ) -> Iterator[pa.RecordBatch]:
-    """The same rows as `decode`, in record batches for each of which not much more than `opened_bytes_max` bytes are
-    opened: a small answer may hold very much when it is compressed. None when there are no rows."""
-    return _decode(
-        buffer,
-        topic,
-        partition,
-        start,
-        end,
-        columns,
-        aborted,
-        read_committed,
-        opened_bytes_max,
-        opened_bytes_max,
-    )
+    """The records of one fetch answer with offsets from `start` to below `end`, as record batches of `columns`.
 
-
-def _decode(
-    buffer: bytes | memoryview,
-    topic: str,
-    partition: int,
-    start: int,
-    end: int,
-    columns: Sequence[str],
-    aborted: Sequence[tuple[int, int]],
-    read_committed: bool,
-    opened_bytes_max: int,
-    part_bytes_max: int,
-) -> Iterator[pa.RecordBatch]:
+    For each not much more than `opened_bytes_max` bytes are opened: a small answer may hold very much when it is
+    compressed. None when there are no rows. `aborted` are (producer id, first offset) as the answer says them. A batch
+    that is cut off at the end of `buffer` is left for the next answer. Raises `CorruptMessage`, `InvalidRecord`,
+    `UnsupportedCompression` and `UnsupportedMessageFormat`, with topic, partition and offset where they are known.
+    """
     view = memoryview(buffer)
     layout = _Layout(view)
     for position, header, is_visible in visible_batches(
@@ -133,7 +72,7 @@ def _decode(
             layout.add(position, header, opened_bytes_max)
         except (InvalidRecord, CorruptMessage) as error:
             raise type(error)(f"{topic}-{partition} at offset {header.base_offset}: {error}") from error
-        if layout.bytes >= part_bytes_max:
+        if layout.bytes >= opened_bytes_max:
             yield from _table(layout, topic, partition, start, end, columns)
             layout = _Layout(view)
     yield from _table(layout, topic, partition, start, end, columns)
