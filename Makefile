@@ -10,7 +10,7 @@ WORKERS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check format bench bench-peers nightly clean
+.PHONY: help setup demo serve test check format bench bench-peers bench-spark nightly clean
 
 help:
 	@echo "make demo      a broker, 336,776 flights and a kill -9, half a minute; then a lake table over them, with Spark"
@@ -20,6 +20,7 @@ help:
 	@echo "make format    rewrite the source in the project's format, and the generated documents"
 	@echo "make bench     against a floor of the same machine; ARGS='--list' names the cases"
 	@echo "make bench-peers   beside Redis, PostgreSQL, beanstalkd, NATS, RabbitMQ, Kafka (12 minutes); ARGS='--list'"
+	@echo "make bench-spark   beside the same rows in Parquet files (six minutes); ARGS='--memory 1000000,10000000': memory"
 	@echo "make nightly   the long column of the tests"
 	@echo "make setup     what the others do first: .venv and .tools"
 	@echo "make clean     remove what was made, .venv and .tools included"
@@ -111,6 +112,9 @@ $(VENV)/.peers: $(VENV)/.dev tools/peer_servers.sh tools/debian_tools.sh bench/p
 
 bench-peers: $(VENV)/.peers
 	@$(BIN)/python -m bench.peers $(ARGS)
+
+bench-spark: $(VENV)/.dev $(VENV)/.spark
+	@$(BIN)/python -m bench.spark $(ARGS)
 
 clean:
 	rm -rf $(VENV) .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist bench/results

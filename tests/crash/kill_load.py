@@ -41,6 +41,8 @@ class Load:
         self.topic = topic
         self.history = History()
         self.failures: list[str] = []
+        self.progress: dict[str, int] = {}
+        """Acknowledged records by producer."""
         self._producing = threading.Event()
         self._reading = threading.Event()
         self._producers: list[threading.Thread] = []
@@ -56,6 +58,7 @@ class Load:
         self._reading.set()
         confluent = [f"idempotent-{number}" for number in range(idempotent)]
         self.idempotent = [*confluent, "mansio"]
+        self.progress = dict.fromkeys([*self.idempotent, *(f"plain-{number}" for number in range(plain))], 0)
         for name in confluent:
             self._spawn(self._producers, self._produce, name, {"enable.idempotence": True})
         self._spawn(self._producers, self._produce_with_mansio, "mansio")
@@ -76,9 +79,9 @@ class Load:
         self._reading.clear()
         self._join([*self._producers, *self._others], 40.0)
 
-    @property
-    def acknowledged(self) -> int:
-        return len(self.history.acknowledged)
+    def _acknowledge(self, name: str, partition: int, offset: int, value: bytes) -> None:
+        self.history.acknowledged.append(Acknowledged(partition, offset, value))
+        self.progress[name] += 1
 
     def _spawn(self, into: list[threading.Thread], work: Any, name: str, *more: Any) -> None:
         thread = threading.Thread(target=self._guarded, args=(work, name, *more), name=name, daemon=True)
@@ -104,7 +107,7 @@ class Load:
             {
                 "bootstrap.servers": self.bootstrap,
                 "linger.ms": 1,
-                "message.timeout.ms": 60_000,
+                "message.timeout.ms": 120_000,
                 **IMPATIENT,
                 **how,
             }
@@ -114,9 +117,7 @@ class Load:
             if error is not None:
                 self.failures.append(f"{name}: a record was given up: {error}")
                 return
-            self.history.acknowledged.append(
-                Acknowledged(message.partition(), message.offset(), message.value())
-            )
+            self._acknowledge(name, message.partition(), message.offset(), message.value())
 
         next_number = 0
         while self._producing.is_set():
@@ -152,7 +153,7 @@ class Load:
                 while waiting and waiting[0][1].done():
                     value, delivery = waiting.popleft()
                     stored = delivery.result()
-                    self.history.acknowledged.append(Acknowledged(stored.partition, stored.offset, value))
+                    self._acknowledge(name, stored.partition, stored.offset, value)
                 time.sleep(0.005)  # the pace of this client, as `poll` is of the others
 
     def _read_with_mansio(self, name: str) -> None:

@@ -27,7 +27,8 @@ NIGHTLY_LIVES = -(-int(os.environ.get("MANSIO_NIGHTLY_KILLS", "500")) // KILLS)
 NIGHTLY_SUMS = Path(".nightly/kills")
 """Under the directory the tests are run in; written only where `make nightly` has made that directory."""
 KILLS_WHILE_STARTING = 3
-PROGRESS_RECORDS = 100
+PROGRESS_RECORDS = 25
+PROGRESS_S_MAX = 60
 LOAD_S_MAX = 0.4
 START_S_MAX = 1.0
 DRAIN_S = 5.0
@@ -48,11 +49,16 @@ def judge(load: Load, broker: ServedBroker) -> Verdict:
 
 
 def wait_for_progress(load: Load, records: int = PROGRESS_RECORDS) -> None:
-    """Return when so many more records have been acknowledged."""
-    target = load.acknowledged + records
-    wait_until(
-        lambda: load.failures or load.acknowledged >= target, 20, f"{records} more acknowledged records"
-    )
+    """Return when every producer has so many more records acknowledged: quick kills starve none of them."""
+    before = dict(load.progress)
+
+    def behind() -> list[str]:
+        return [name for name, count in load.progress.items() if count < before[name] + records]
+
+    try:
+        wait_until(lambda: load.failures or not behind(), PROGRESS_S_MAX)
+    except AssertionError:
+        pytest.fail(f"{behind()} had no {records} records more acknowledged within {PROGRESS_S_MAX} s")
     assert load.failures == []
 
 
@@ -113,7 +119,7 @@ def kill_and_judge(data: Path, seed: int, *, noted: bool = False) -> None:
         if noted:
             note(verdict, KILLS + KILLS_WHILE_STARTING + 1)
         assert not verdict.violations, str(verdict)
-        assert verdict.acknowledged > KILLS * PROGRESS_RECORDS / 2
+        assert verdict.acknowledged > KILLS * len(load.progress) * PROGRESS_RECORDS / 2
         assert min(read.values()) > verdict.acknowledged / 2, "the readers took part"
         assert "Traceback" not in broker.text()
 

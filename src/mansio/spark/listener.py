@@ -82,18 +82,18 @@ class ProgressListener(StreamingQueryListener):
         self.name = name
         self._publisher = OffsetPublisher(name, bootstrap)
 
-    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802  # Spark's names
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
         """Nothing is done yet."""
 
-    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """A micro-batch is through, or the query looked and found nothing."""
         if event.progress.name == self.name:
             self.publish(event.progress)
 
-    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
         """What is done was published."""
 
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """What is done was published."""
 
     def publish(self, progress: StreamingQueryProgress) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import ConfigError
@@ -135,8 +136,12 @@ def to_names(name: str, text: str) -> tuple[str, ...]:
 def to_pattern(name: str, text: str) -> str:
     """A regular expression that Python can read."""
     try:
-        re.compile(text)
-    except (re.error, OverflowError, RecursionError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "error", FutureWarning
+            )  # `[[`, `--` and the like: sets to Java, something else to us
+            re.compile(text)
+    except (re.error, OverflowError, RecursionError, FutureWarning) as error:
         raise wrong(name, text, f"not a regular expression: {error}") from None
     return text
 

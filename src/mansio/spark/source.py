@@ -51,7 +51,7 @@ class MansioSource(DataSource):
         options = self._parsed()
         return BatchReader(options, checked_columns(options, schema))
 
-    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802  # Spark's name
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For `spark.readStream`."""
         from .stream_reader import StreamReader
 
@@ -64,7 +64,7 @@ class MansioSource(DataSource):
 
         return BatchSink(self.options, schema, overwrite)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:  # noqa: N802
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """For `DataFrame.writeStream`."""
         from .sink import StreamSink
 

@@ -86,7 +86,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- how far to read --------
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name, as all below
+    def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins. Found out once: "latest" moves, and Spark asks twice."""
         if self._initial is None:
             way = door(self._options.bootstrap)
@@ -96,7 +96,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._initial = to_json(resolve_position(way, self._options, "starting", earliest, latest))
         return self._initial
 
-    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+    def getDefaultReadLimit(self) -> ReadLimit:
         """What `maxOffsetsPerTrigger` and `minOffsetsPerTrigger` say."""
         if self._options.offsets_per_trigger_max is not None:
             return ReadMaxRows(self._options.offsets_per_trigger_max)
@@ -104,14 +104,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(self._options.offsets_per_trigger_min)
         return ReadAllAvailable()
 
-    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+    def prepareForTriggerAvailableNow(self) -> None:
         """From now on nothing is read that comes later than now."""
         found = self._find(may_be_missing=True)
         self._target = latest_offsets(
             door(self._options.bootstrap), found.partitions, self._options.isolation_level
         )
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Where the next micro-batch ends. `start` itself when there is nothing new, or not enough yet.
 
         Raises `DataLoss` for partitions that are gone or shorter than `start`, `TopicRecreated`, `ConfigError` for the
@@ -130,7 +130,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         end = {**end, **anew}
         return start if end == done else to_json(end)
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+    def reportLatestOffset(self) -> dict[str, Any] | None:
         """The ends of all partitions as last seen, for the progress of the query: the lag is up to there."""
         return to_json(self._latest) if self._latest else None
 

@@ -57,7 +57,7 @@ class TableSink(DataSource):
         """The format."""
         return "mansio_table"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> TableWriter:  # noqa: ARG002, N802  # as Spark calls it
+    def streamWriter(self, schema: StructType, overwrite: bool) -> TableWriter:  # noqa: ARG002  # as Spark calls it
         """Raises `ConfigError` for a missing option and for any output mode but append."""
         if overwrite:
             raise ConfigError("an archive is only ever added to: use output mode append")
@@ -90,7 +90,7 @@ class TableWriter(DataSourceStreamArrowWriter):
             writer.abort()
             raise
 
-    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """In the driver's process: add the batch to the table, once."""
         checkpoint = self._options[CHECKPOINT.lower()]
         start = parse_offsets(self._options[START.lower()])
@@ -102,7 +102,7 @@ class TableWriter(DataSourceStreamArrowWriter):
             parts += message.parts
         _table(self._options).commit(plan, parts)
 
-    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803  # Spark's name
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """The files stay for the sweep: that a commit failed does not say that it did not land."""
 
 

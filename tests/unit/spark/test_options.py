@@ -99,6 +99,7 @@ WRONG = [
     ({"broker": "here:there"}, "not an address"),
     ({"subscribe": "a,,b"}, "option subscribe"),
     ({"subscribe": None, "subscribePattern": "("}, "not a regular expression"),
+    ({"subscribe": None, "subscribePattern": "[["}, "not a regular expression"),
     ({"subscribe": None, "assign": '{"t": [0, "1"]}'}, "option assign"),
     ({"startingOffset": "earliest"}, "did you mean startingOffsets?"),
     ({"startingOffsets": "newest"}, "give earliest, latest, or JSON"),

@@ -70,7 +70,7 @@ def _called(path: str, module: ModuleType, function: Callable[..., object], *giv
     from pyspark import cloudpickle
     from pyspark.sql import DataFrame
 
-    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # PySpark types no cloudpickle
     try:
         inspect.signature(function).bind(*given)
         made = function(*given)
