@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import mansio
 from mansio.cli.main import app
 from mansio.wire.hold import hold_group, hold_metadata
-from support.process import served
+from support.process import ServedBroker, served
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -56,16 +56,17 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
 class World:
     """One topic, and a pipeline that reads it, through confluent-kafka."""
 
-    def __init__(self, broker: mansio.Broker, **configs: str) -> None:
+    def __init__(self, broker: mansio.Broker | ServedBroker, **configs: str) -> None:
         number = next(_numbers)
         self.topic, self.pipeline = f"held-{number}", f"archive-{number}"
         self.move_to(broker)
         self.admin.create_topics([NewTopic(self.topic, 1, 1, config=configs)])[self.topic].result(10)
 
-    def move_to(self, broker: mansio.Broker) -> None:
+    def move_to(self, broker: mansio.Broker | ServedBroker) -> None:
         self.broker = broker
-        self.admin = AdminClient({"bootstrap.servers": broker.address, **QUIET})
-        self.producer = Producer({"bootstrap.servers": broker.address, "linger.ms": 0, **QUIET})
+        self.address = broker.bootstrap if isinstance(broker, ServedBroker) else broker.address
+        self.admin = AdminClient({"bootstrap.servers": self.address, **QUIET})
+        self.producer = Producer({"bootstrap.servers": self.address, "linger.ms": 0, **QUIET})
 
     def alter(self, name: str, value: str) -> None:
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
@@ -80,7 +81,7 @@ class World:
 
     def commit(self, offset: int) -> None:
         group = hold_group(self.pipeline)
-        consumer = Consumer({"bootstrap.servers": self.broker.address, "group.id": group, **QUIET})
+        consumer = Consumer({"bootstrap.servers": self.address, "group.id": group, **QUIET})
         place = TopicPartition(self.topic, 0, offset, hold_metadata("q"))
         consumer.commit(offsets=[place], asynchronous=False)
         consumer.close()
@@ -93,7 +94,7 @@ class World:
         """Every record that is still there."""
         consumer = Consumer(
             {
-                "bootstrap.servers": self.broker.address,
+                "bootstrap.servers": self.address,
                 "group.id": "reader",
                 "enable.partition.eof": True,
                 **QUIET,
@@ -114,13 +115,14 @@ class World:
 
     def let_it_check(self) -> None:
         """Return when retention has looked again, twice."""
+        assert isinstance(self.broker, mansio.Broker)
         service = self.broker.broker.service
         assert service.retention is not None
         begun = service.retention.counts.checks
         wait_until(lambda: service.retention is not None and service.retention.counts.checks > begun + 1)
 
     def release(self, *arguments: str) -> Any:
-        return CliRunner().invoke(app, ["pipeline", "release", *arguments, "--broker", self.broker.address])
+        return CliRunner().invoke(app, ["pipeline", "release", *arguments, "--broker", self.address])
 
 
 def test_retention_stops_at_the_hold_over_a_restart_until_it_is_released(tmp_path: Path) -> None:
@@ -146,6 +148,36 @@ def test_retention_stops_at_the_hold_over_a_restart_until_it_is_released(tmp_pat
         assert unknown.message == f"there is no pipeline 'nobody'; there are {world.pipeline}"
         assert world.release(world.pipeline).exit_code == 0
         assert wait_until(lambda: world.start() == 8)
+
+
+def test_a_hold_survives_kill_9_of_the_broker_and_so_does_its_release(tmp_path: Path) -> None:
+    """Nothing is deleted in the first life. In the next two retention looks from the first moment on, and is known to
+    have gone through all topics when records are gone from one that nobody holds."""
+    broker = ServedBroker(tmp_path / "data", http=False)
+    broker.environment["MANSIO_RETENTION_CHECK_INTERVAL_MS"] = "3600000"
+    try:
+        broker.start()
+        held, free = World(broker, **EVERYTHING_GOES), World(broker, **EVERYTHING_GOES)
+        for one in (held, free):
+            one.write(*[b"k"] * 8)
+        held.commit(1)
+        held.commit(3)
+        for life in ("held", "released"):
+            broker.kill()
+            broker.environment["MANSIO_RETENTION_CHECK_INTERVAL_MS"] = "20"
+            broker.start()
+            for one in (held, free):
+                one.move_to(broker)
+            end = 8 if life == "held" else 10
+            assert wait_until(lambda end=end: free.start() == end)
+            free.write(b"k", b"k")
+            assert wait_until(lambda end=end: free.start() == end + 2)
+            if life == "held":
+                assert held.offsets() == [3, 4, 5, 6, 7]
+                assert held.release(held.pipeline).exit_code == 0
+        assert wait_until(lambda: held.start() == 8)
+    finally:
+        broker.kill()
 
 
 def test_delete_records_is_refused_while_a_pipeline_needs_them(broker: mansio.Broker) -> None:

@@ -22,12 +22,15 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
+"""A test is over before Java's second compiler has paid for itself. Spark's scripts find it in the environment."""
 JVM_TIMEOUT_S = 240
 """For the test that happens to start the session, with a cold disk and other processes beside it."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "spark: needs a JVM and PySpark")
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -13,7 +13,7 @@ from mansio.cli.demo.flights import data_file
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-DAYS = 4
+DAYS = 3
 """From the first of January on."""
 
 

@@ -6,19 +6,19 @@ table. What is said of batches goes to standard error, the result to standard ou
 
 from __future__ import annotations
 
-import signal
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.common import DEFAULT_BROKER, INTERRUPTED_EXIT_CODE, TERMINATED_EXIT_CODE, BrokerOption
+from mansio.cli.common import DEFAULT_BROKER, BrokerOption
 from mansio.cli.lake_options import CatalogOption, WarehouseOption
 from mansio.cli.output import Output, OutputOption, show_json
 from mansio.cli.pipeline import MasterOption
+from mansio.cli.stops import Stops
 
 if TYPE_CHECKING:
-    from mansio.spark.pipelines.archive import Progress
+    from mansio.spark.pipelines.archive import Archived, Progress
 
 
 def register(app: typer.Typer) -> None:
@@ -80,14 +80,15 @@ def archive(
         records_max=records_max,
         accepts_loss=accept_loss,
     )
-    try:
+    stops = Stops()
+    with stops.noting():
         spark = session(master, f"mansio archive {topic}")
-    except KeyboardInterrupt:
-        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
-    stopped_by = _watch_signals()
-    done = run_archive(spark, job, _say, lambda: bool(stopped_by))
-    if stopped_by:
-        raise typer.Exit(TERMINATED_EXIT_CODE if stopped_by[0] == signal.SIGTERM else INTERRUPTED_EXIT_CODE)
+        stops.watch()
+        if not stops():
+            _show(run_archive(spark, job, _say, stops), output)
+
+
+def _show(done: Archived, output: Output) -> None:
     result: dict[str, Any] = {
         "table": done.table,
         "records": done.records,
@@ -110,17 +111,3 @@ def _say(progress: Progress) -> None:
         file=sys.stderr,
         flush=True,
     )
-
-
-def _watch_signals() -> list[int]:
-    """Ctrl-C and SIGTERM are noted in the list, and the query is ended between two looks: an error raised in the middle
-    of a call to the JVM would leave that call's connection in an unknown state. A second one ends the process."""
-    noted: list[int] = []
-
-    def note(number: int, _frame: object) -> None:
-        noted.append(number)
-        signal.signal(number, signal.SIG_DFL)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, note)
-    return noted

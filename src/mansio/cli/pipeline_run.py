@@ -7,7 +7,6 @@ goes to standard error, the result to standard output.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -15,21 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mansio.cli.common import (
-    DEFAULT_BROKER,
-    INTERRUPTED_EXIT_CODE,
-    TERMINATED_EXIT_CODE,
-    BrokerOption,
-    key_values,
-    refuse,
-)
+from mansio.cli.common import DEFAULT_BROKER, BrokerOption, key_values, refuse
 from mansio.cli.output import Output, OutputOption, show_json
 from mansio.cli.pipeline import MasterOption
+from mansio.cli.stops import Stops
 
 if TYPE_CHECKING:
-    from mansio.spark.pipelines.run import Progress
-
-EXIT_CODES = {signal.SIGINT: INTERRUPTED_EXIT_CODE, signal.SIGTERM: TERMINATED_EXIT_CODE}
+    from mansio.spark.pipelines.run import Finished, Progress
 
 
 class Start(StrEnum):
@@ -124,14 +115,14 @@ def run(
     from mansio.spark.session import session
 
     load(file)  # what is wrong with it is said before Spark has started
-    stops = _Stops()
-    spark = session(master, f"mansio pipeline {called}", **settings)
+    stops = Stops()
+    with stops.noting():
+        spark = session(master, f"mansio pipeline {called}", **settings)
+        stops.watch()
 
-    from mansio.spark.pipelines import run as job
+        from mansio.spark.pipelines import run as job
 
-    done = job.run(
-        spark,
-        job.RunJob(
+        wanted = job.RunJob(
             file=file,
             name=called,
             bootstrap=broker,
@@ -145,10 +136,12 @@ def run(
             records_max=records_max,
             output_mode=mode.value,
             options=options,
-        ),
-        _say,
-        lambda: stops.signal is not None,
-    )
+        )
+        if not stops():
+            _show(job.run(spark, wanted, _say, stops), output)
+
+
+def _show(done: Finished, output: Output) -> None:
     if output is Output.JSON:
         show_json(
             {
@@ -161,24 +154,8 @@ def run(
         )
     else:
         print(
-            f"{called}: {done.records:,} records in {done.batches} batches, into {done.target}{_behind(done.lag)}"
+            f"{done.name}: {done.records:,} records in {done.batches} batches, into {done.target}{_behind(done.lag)}"
         )
-    if stops.signal is not None:
-        raise typer.Exit(EXIT_CODES[stops.signal])
-
-
-class _Stops:
-    """Notes Ctrl-C and SIGTERM; the second one ends the process at once."""
-
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-        for number in EXIT_CODES:
-            signal.signal(number, self._note)
-
-    def _note(self, number: int, _frame: object) -> None:
-        if self.signal is not None:
-            raise typer.Exit(EXIT_CODES[signal.Signals(number)])
-        self.signal = signal.Signals(number)
 
 
 def _say(progress: Progress) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from typing import TYPE_CHECKING
 
 from pyspark.sql.streaming.listener import StreamingQueryListener
@@ -45,13 +46,15 @@ COMMIT_TIMEOUT_MS = 10_000
 
 
 class OffsetPublisher:
-    """Commits the offsets of one pipeline. A thread of its own talks to the brokers; `close()` ends it."""
+    """Commits the offsets of one pipeline. A thread of its own talks to the brokers; `close()` ends it. Spark tells of
+    a query's last batches when it finds the time, so what comes after that is not published, and no error."""
 
     def __init__(self, name: str, bootstrap: str) -> None:
         """Connect. `ConnectionLost` when no broker answers."""
         self.name = name
         self.group = hold_group(name)
         self._thread = LoopThread("mansio-spark-progress")
+        self._lock = threading.Lock()
         self._is_open = True
         try:
             self._cluster = self._thread.run(_open(bootstrap))
@@ -63,16 +66,19 @@ class OffsetPublisher:
         """Commit the next offsets that the pipeline will read. Raises what the broker says."""
         mark = hold_metadata(query_id)
         marked = {partition: CommittedOffset(offset, mark) for partition, offset in offsets.items()}
-        self._thread.run(
-            commit_offsets(self._cluster, self.group, marked, retry_timeout_ms=COMMIT_TIMEOUT_MS)
-        )
+        with self._lock:
+            if self._is_open:
+                self._thread.run(
+                    commit_offsets(self._cluster, self.group, marked, retry_timeout_ms=COMMIT_TIMEOUT_MS)
+                )
 
     def close(self) -> None:
         """Close the connections and end the thread; again is harmless."""
-        if self._is_open:
-            self._is_open = False
-            self._thread.run(self._cluster.close())
-            self._thread.close()
+        with self._lock:
+            if self._is_open:
+                self._is_open = False
+                self._thread.run(self._cluster.close())
+                self._thread.close()
 
 
 class ProgressListener(StreamingQueryListener):

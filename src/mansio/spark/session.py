@@ -15,6 +15,7 @@ import os
 import shutil
 import sys
 import tempfile
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mansio.errors import MansioError
@@ -119,11 +120,13 @@ def _local_files() -> dict[str, str]:
 
 
 def _clean_up(directory: str) -> None:
-    """The JVM writes there until it is stopped."""
+    """The JVM writes there until it is stopped. It may be gone already: service managers end all processes at once."""
     if "pyspark.sql" in sys.modules:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # Spark's own, and it has no types
         from pyspark.sql import SparkSession
 
-        running = SparkSession.getActiveSession()
-        if running is not None:
-            running.stop()
+        with suppress(Py4JError, OSError):
+            running = SparkSession.getActiveSession()
+            if running is not None:
+                running.stop()
     shutil.rmtree(directory, ignore_errors=True)

@@ -89,6 +89,8 @@ def test_picture_is_well_formed_whatever_the_keys_are() -> None:
     assert bars[: len(keys)] == sorted(bars[: len(keys)], reverse=True)
     assert all("\n" not in line for chart in drawn for line in text_lines(chart))
     assert label_of(None) == "(no key)"
+    alike = [label_of(f"customers/europe/germany/{number:06}".encode()) for number in (1, 2)]
+    assert alike == ["customers/eur…germany/000001", "customers/eur…germany/000002"]
 
 
 def test_bars_are_to_scale() -> None:

@@ -35,6 +35,7 @@ from mansio.spark.lake.errors import ForeignCommit
 from mansio.spark.lake.layout import offsets_text
 from mansio.spark.offsets import earliest_offsets, find_partitions, latest_offsets
 from mansio.spark.options import SourceOptions
+from mansio.spark.pipelines.run import end_between_batches
 from mansio.spark.table_sink import TableSink, sink_options
 from mansio.wire.hold import hold_group, hold_metadata
 from mansio.wire.topic_partition import TopicPartition
@@ -237,6 +238,9 @@ class _Run:
                 seen = self._tell(query, seen)
                 raise _reason(error) from error
             seen = self._tell(query, seen)
+        if not is_over:
+            end_between_batches(query)
+            self._tell(query, seen)
 
     def _tell(self, query: StreamingQuery, seen: int) -> int:
         """Publish and report what is new; the last batch that was told of."""

@@ -19,7 +19,7 @@ _EIGHTHS: Final = " ▏▎▍▌▋▊▉"
 SVG_WIDTH: Final = 860
 _ROW: Final = 22
 _BARS_AT: Final = 260
-_BARS_WIDTH: Final = 440
+_BARS_WIDTH: Final = 400
 _COLOUR: Final = "#3b6ea8"
 _LOUD_COLOUR: Final = "#c0392b"
 
@@ -44,7 +44,8 @@ class Chart:
 
 
 def label_of(data: bytes | None) -> str:
-    """A key for people: its text if it is printable, else its bytes in hexadecimal; cut if it is long."""
+    """A key for people: its text if it is printable, else its bytes in hexadecimal. One that is long lacks its middle:
+    what keys of one kind differ in is mostly at their end."""
     if data is None:
         return "(no key)"
     try:
@@ -52,8 +53,11 @@ def label_of(data: bytes | None) -> str:
     except UnicodeDecodeError:
         text = ""
     if not text or not text.isprintable():
-        text = f"0x{data[:LABEL_LENGTH_MAX].hex()}" if data else "(empty)"
-    return text if len(text) <= LABEL_LENGTH_MAX else text[: LABEL_LENGTH_MAX - 1] + "…"
+        text = f"0x{data.hex()}" if data else "(empty)"
+    if len(text) <= LABEL_LENGTH_MAX:
+        return text
+    end = LABEL_LENGTH_MAX // 2
+    return f"{text[: LABEL_LENGTH_MAX - end - 1]}…{text[-end:]}"
 
 
 def text_lines(chart: Chart, width: int = TEXT_WIDTH) -> list[str]:
@@ -77,22 +81,25 @@ def svg(charts: Sequence[Chart]) -> str:
         longest = max([bar.value for bar in chart.bars] + [chart.mark or 0], default=0) or 1
         parts.append(f'<text x="10" y="{top + 18}" class="title">{escape(chart.title)}</text>')
         top += 30
+        texts = []
         for number, bar in enumerate(chart.bars):
             y = top + number * _ROW
             length = max(bar.value, 0) / longest * _BARS_WIDTH
             colour = _LOUD_COLOUR if bar.is_loud else _COLOUR
-            parts.append(f'<text x="{_BARS_AT - 8}" y="{y + 15}" class="label">{escape(bar.label)}</text>')
+            texts.append(f'<text x="{_BARS_AT - 8}" y="{y + 15}" class="label">{escape(bar.label)}</text>')
             parts.append(
                 f'<rect x="{_BARS_AT}" y="{y + 3}" width="{length:.1f}" height="15" fill="{colour}"/>'
             )
-            parts.append(f'<text x="{_BARS_AT + length + 6:.1f}" y="{y + 15}">{escape(bar.note)}</text>')
+            texts.append(f'<text x="{_BARS_AT + length + 6:.1f}" y="{y + 15}">{escape(bar.note)}</text>')
         height = len(chart.bars) * _ROW
         if chart.mark is not None:
             x = _BARS_AT + chart.mark / longest * _BARS_WIDTH
             parts.append(f'<line x1="{x:.1f}" y1="{top}" x2="{x:.1f}" y2="{top + height}" class="mark"/>')
+        parts += texts  # over the line
         top += height + 20
     style = (
-        "text{font:13px sans-serif;fill:#222}.title{font-size:15px;font-weight:bold}.label{text-anchor:end}"
+        "text{font:13px sans-serif;fill:#222;stroke:#fff;stroke-width:3px;paint-order:stroke}"
+        ".title{font-size:15px;font-weight:bold}.label{text-anchor:end}"
         ".mark{stroke:#444;stroke-dasharray:4 3}"
     )
     return (

@@ -206,8 +206,8 @@ def _about_key(found: HotKeys, one: KeyLoad) -> str:
 def _about_partitions(found: HotKeys, heaviest: KeyLoad) -> str:
     useful = max(1, int(found.total / found.weight(heaviest)))
     return (
-        f"one key is always in one partition: beyond {useful} partitions the busiest one stays as busy as it is, "
-        f"whatever is added (the topic has {len(found.partitions)})"
+        f"one key is always in one partition: beyond {useful} partition{'s' if useful > 1 else ''} the busiest one "
+        f"stays as busy as it is, whatever is added (the topic has {len(found.partitions)})"
     )
 
 
@@ -217,7 +217,7 @@ def _about_skew(found: HotKeys) -> str:
         useful = max(1, found.keys // KEYS_PER_PARTITION_MIN)
         return (
             f"{found.keys} different keys do not spread evenly over {count} partitions: take finer keys, "
-            f"or at most {useful} partitions"
+            f"or at most {useful} partition{'s' if useful > 1 else ''}"
         )
     return (
         "no key stands out, so it is how records are placed: see whether producers name partitions themselves, use "

@@ -235,7 +235,7 @@ def _follow(
         while not query.awaitTermination(POLL_S):  # type: ignore[arg-type]  # seconds may be a fraction
             told.tell(query)
             if is_to_stop():
-                _stop(query)
+                end_between_batches(query)
                 break
     except StreamingQueryException as error:
         raise PipelineFailed(reason(str(error))) from error
@@ -248,10 +248,15 @@ def _follow(
     return Finished(job.name, job.target, told.batches, told.records, told.lag)
 
 
-def _stop(query: StreamingQuery) -> None:
-    """End a query between two batches, as far as that can be seen: a batch that is cut off is written again."""
+def end_between_batches(query: StreamingQuery) -> None:
+    """End a query when the batch under way is through, as far as that can be seen. One that is behind begins the next
+    at once: that is cut off before it has written much, and is done again."""
     end = time.monotonic() + STOP_S_MAX
+    before = query.lastProgress
     while query.isActive and query.status["isTriggerActive"] and time.monotonic() < end:
+        newest = query.lastProgress
+        if newest is not None and (before is None or newest.timestamp != before.timestamp):
+            break
         time.sleep(POLL_S / 10)
     query.stop()
 
