@@ -12,7 +12,8 @@ import mansio
 from mansio.cli.main import main
 from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import InvalidRequest, PolicyViolation
-from mansio.spark.lake.moments import Moment
+from mansio.spark.lake.moments import Moment, at_time
+from mansio.spark.lake.rewrite import rewrite
 from mansio.spark.lake.scan import Selection
 from mansio.spark.pipelines import replay as replaying
 from mansio.spark.pipelines.replay import held_count, replay
@@ -143,15 +144,33 @@ def test_a_replay_that_died_goes_on_where_it_stopped_also_when_others_wrote_mean
     assert what(found) == before
 
 
-def test_a_topic_is_replayed_into_itself(bootstrap: str, source: str, table: LakeTable) -> None:
-    """The originals, where they are still there, are not taken for copies."""
+def test_a_topic_is_replayed_into_itself(
+    bootstrap: str, source: str, archive: Archive, table: LakeTable
+) -> None:
+    """The originals, where they are still there, are not taken for copies; nor are copies that were archived taken for
+    originals, though one file may hold both."""
     before = what(contents(bootstrap, source))
     with mansio.blocking.connect(bootstrap) as client:
         client.admin.delete_records([TopicPartition(source, 0)], before=50)
-    assert replay(table, bootstrap, source).written == 300
-    assert replay(table, bootstrap, source).written == 0
+    with pytest.raises(InvalidRequest, match="takes in the copies too"):
+        replay(table, bootstrap, source)
+    then = Moment(0, ends={0: 100, 1: 100, 2: 100})
+    assert replay(table, bootstrap, source, moment=then).written == 300
+    assert replay(table, bootstrap, source, moment=then).written == 0
     found = contents(bootstrap, source)
-    assert what([one for one in found if one.offset >= 100]) == before
+    copies = [one for one in found if one.offset >= 100]
+    assert what(copies) == before
+    archive.add(
+        table,
+        {
+            partition: [archived(one) for one in copies if one.partition == partition]
+            for partition in range(3)
+        },
+    )
+    rewrite(table)
+    assert replay(table, bootstrap, source, moment=then).written == 0
+    with pytest.raises(InvalidRequest, match="takes in the copies too"):
+        replay(table, bootstrap, source, moment=at_time(table, 2 * FIRST_MS))
 
 
 def test_times_partitions_and_moments_choose_what_is_replayed(

@@ -110,6 +110,19 @@ def test_stream_runs_until_it_is_told_to_stop_and_into_a_table_it_writes_exactly
     assert sorted(row.said for row in rows) == sorted(f"NO {n}!" for n in range(100))
 
 
+def test_start_that_was_killed_while_it_bound_its_checkpoint_is_repeated(
+    spark: SparkSession, job: RunJob, tmp_path: Path
+) -> None:
+    """Files of that name are all it can have left."""
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    for name in (".mansio.json.partial", "..mansio.json.partial.crc"):
+        (checkpoint / name).write_bytes(b"{")
+    fill(job, 0, 3)
+    assert run(spark, job).records == 3
+    assert run(spark, job).records == 0
+
+
 def test_checkpoint_of_something_else_is_refused_and_a_topic_made_anew_is_noticed(
     spark: SparkSession, job: RunJob, broker_process: ServedBroker, topic_name: TopicName
 ) -> None:

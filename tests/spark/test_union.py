@@ -9,7 +9,7 @@ import pytest
 
 import mansio
 from mansio.client.types import OutgoingRecord, TopicPartition
-from mansio.errors import ConfigError, InvalidRequest
+from mansio.errors import ConfigError, InvalidRequest, TopicRecreated
 from mansio.link.offsets import LATEST
 from mansio.spark.lake.rewrite import rewrite
 from mansio.spark.lake.scan import Selection, scan
@@ -224,6 +224,19 @@ def test_records_that_neither_half_has_are_an_error_unless_that_is_wanted(
     )
 
 
+def test_what_neither_half_has_is_told_also_where_times_are_chosen(case: Case) -> None:
+    """How old it was nobody knows, so it may have been wanted. Without Spark: what the log is asked for."""
+    case.archive_up_to({0: 15, 1: 15})
+    case.delete_before({0: 20})
+    case.table.refresh()
+    options = SourceOptions.parse({"broker": case.bootstrap, "subscribe": case.topic})
+    for young in (33, 50, 10**6):
+        since = Selection(from_us=(FIRST_MS + young * 1000) * 1000)
+        ranges = _live_ranges(case.table, options, since)
+        assert ranges[0].start == 15, "the source finds these gone"
+        assert ranges[1].start > 15, "nothing is missing here"
+
+
 def test_a_topic_that_was_made_anew_is_not_taken_for_the_archived_one(
     spark: SparkSession, case: Case
 ) -> None:
@@ -234,8 +247,24 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_archived_one(
         client.publish_many(
             case.topic, [OutgoingRecord(b"other", partition=index % 2) for index in range(20)]
         )
-    with pytest.raises(Exception, match="was deleted and made anew"):
-        case.read(spark).collect()
+    with pytest.raises(TopicRecreated, match="was deleted and made anew"):
+        case.read(spark)
+
+
+def test_a_topic_made_anew_does_not_go_on_an_archive_though_losses_are_accepted(case: Case) -> None:
+    case.archive_up_to({0: 5, 1: 5})
+    case.table.refresh()
+    with mansio.blocking.connect(case.bootstrap) as client:
+        client.admin.delete_topic(case.topic)
+        client.admin.create_topic(case.topic, partitions=PARTITIONS)
+        client.publish_many(
+            case.topic, [OutgoingRecord(b"other", partition=index % 2) for index in range(20)]
+        )
+    options = SourceOptions.parse(
+        {"broker": case.bootstrap, "subscribe": case.topic, "failOnDataLoss": "false"}
+    )
+    with pytest.raises(TopicRecreated, match="does not go on where the table ends"):
+        _live_ranges(case.table, options, Selection())
 
 
 def test_partitions_added_since_the_last_batch_are_read_from_their_beginning(

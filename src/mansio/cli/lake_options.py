@@ -5,6 +5,8 @@ Always true: importing this costs typer only; the table's libraries are loaded w
 
 from __future__ import annotations
 
+import sys
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -47,14 +49,19 @@ def open_archive(topic: str, warehouse: str, catalog: str | None) -> LakeTable:
 
 
 def moment_option(table: LakeTable, text: str, name: str) -> Moment:
-    """`--from-snapshot`: a snapshot's id, a tag, or a time; exit code 2 on nonsense."""
+    """`--from-snapshot`: a snapshot's id, a tag, or a time; exit code 2 on nonsense. Says on standard error which time
+    the archive knows of, if that is not the newest."""
     from mansio.cli.common import parse_time, refuse
     from mansio.spark.lake.moments import find_moment
 
     try:
-        return find_moment(table, text, parse_time)
+        moment = find_moment(table, text, parse_time)
     except (ValueError, OverflowError):
         refuse(f"{text!r} is no snapshot's id, tag or time; try 2013-11-21T10:30:00Z, -2h, now", name)
+    if moment.ends is not None:
+        at = datetime.fromtimestamp(moment.at_ms / 1000, UTC).isoformat(timespec="seconds")
+        print(f"the archive as it was at {at}", file=sys.stderr)
+    return moment
 
 
 def selection_option(

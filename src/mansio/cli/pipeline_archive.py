@@ -50,6 +50,12 @@ def archive(
             help="Go on where the log begins, if it has deleted records that are not archived.",
         ),
     ] = False,
+    skip_unreadable: Annotated[
+        bool,
+        typer.Option(
+            "--skip-unreadable", help="Go on without records that cannot be read; the table lists them."
+        ),
+    ] = False,
     master: MasterOption = None,
     output: OutputOption = Output.TABLE,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -79,6 +85,7 @@ def archive(
         trigger_s=trigger,
         records_max=records_max,
         accepts_loss=accept_loss,
+        skips_unreadable=skip_unreadable,
     )
     stops = Stops()
     with stops.noting():

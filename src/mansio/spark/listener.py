@@ -103,10 +103,13 @@ class ProgressListener(StreamingQueryListener):
         """What is done was published."""
 
     def publish(self, progress: StreamingQueryProgress) -> None:
-        """Commit how far a micro-batch came. Raises nothing: a failure is logged, and the next one says it anew."""
+        """Commit how far a micro-batch came. Raises nothing: a failure is logged, and the next one says it anew.
+
+        Of a partition that two sources read, as in a join of a topic with itself, the one behind counts."""
         found: dict[TopicPartition, int] = {}
         for source in progress.sources:
-            found.update(offsets_in(source.endOffset))
+            for partition, offset in offsets_in(source.endOffset).items():
+                found[partition] = min(offset, found.get(partition, offset))
         try:
             self._publisher.publish(found, str(progress.id))
         except MansioError as error:

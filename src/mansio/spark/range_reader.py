@@ -25,7 +25,7 @@ from .columns.schema import record_schema
 from .door import door
 from .fetch import Fetched, fetch_range
 from .options import DEAD_LETTER, ERROR_COLUMN, SUSPEND
-from .salvage import UNREADABLE, Damaged, salvage
+from .salvage import UNREADABLE, Damaged, error_text, salvage
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -176,13 +176,13 @@ class _Reading:
                 continue
             self._judge(piece)
             if self._options.on_unreadable == DEAD_LETTER:
-                kept: list[pa.RecordBatch] = []
-                if not piece.is_frame:
-                    kept = decode(CERTAIN_COLUMNS, piece.first, piece.last + 1)
-                for row in [row for rows in kept for row in rows.to_pylist()] or [
-                    {"offset": piece.first, "value": bytes(batch)}
-                ]:
-                    yield self._dead_letter(row, piece.error)
+                kept = [] if piece.is_frame else decode(CERTAIN_COLUMNS, piece.first, piece.last + 1)
+                for row in (row for rows in kept for row in rows.to_pylist()):
+                    yield self._dead_letter(row, row["offset"], piece.error)
+                if not kept:
+                    yield self._dead_letter(
+                        {"offset": piece.first, "value": bytes(batch)}, piece.last, piece.error
+                    )
 
     def _judge(self, damage: Damaged) -> None:
         """Raise, or say what is left out."""
@@ -195,9 +195,10 @@ class _Reading:
             ) from damage.error
         logger.warning("%s cannot be read (onUnreadable is %s): %s", where, mode, damage.error.message)
 
-    def _dead_letter(self, row: dict[str, Any], error: MansioError) -> pa.RecordBatch:
-        """The row for what is no record."""
-        row |= {"topic": self._one.topic, "partition": self._one.partition, ERROR_COLUMN: error.message}
+    def _dead_letter(self, row: dict[str, Any], last: int, error: MansioError) -> pa.RecordBatch:
+        """The row for what is no record: for its own offset, or for all up to `last`."""
+        said = error_text(row["offset"], last, error)
+        row |= {"topic": self._one.topic, "partition": self._one.partition, ERROR_COLUMN: said}
         return pa.RecordBatch.from_pylist([row], arrow_schema(self._names))
 
     def _with_error(self, batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -9,6 +9,7 @@ and what was not told apart by then counts as bad.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import (
@@ -32,6 +33,20 @@ UNREADABLE: Final = (CorruptMessage, InvalidRecord, UnsupportedCompression, Unsu
 
 ATTEMPTS_MAX: Final = 512
 """So many times one batch is decoded: enough for some thirty bad records in a thousand."""
+
+
+_SAID: Final = re.compile(r"offsets (\d+) to (\d+) cannot be read: ")
+
+
+def error_text(first: int, last: int, error: MansioError) -> str:
+    """What a dead letter says: which offsets it stands for, both inclusive, and why they are not here as records."""
+    return f"offsets {first} to {last} cannot be read: {error.message}"
+
+
+def offsets_said(text: str) -> tuple[int, int] | None:
+    """The offsets in an `error_text`, both inclusive; None for any other text."""
+    found = _SAID.match(text)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 class Damaged(NamedTuple):

@@ -4,8 +4,9 @@ Lives in one process for the life of the query, where Spark asks it, batch by ba
 happens in tasks, on a pickled copy. Spark keeps the offsets in its checkpoint and gives them back after a restart.
 
 Always true:
-* "Nothing new" is the very text that Spark gave: it compares texts. An offset goes back only where a topic was made
-  anew and `failOnDataLoss` is off; the batch that says so has no records of it, and the next begins where it begins.
+* "Nothing new" is the very text that Spark gave: it compares texts. An offset goes back only where `failOnDataLoss` is
+  off and a topic was made anew, or may have been, or has lost its end; the batch that says so has no records of it, and
+  the next begins where the new topic begins, or where the shorter log ends.
 * The same two offsets always plan the same records, in this process or the next: a batch that is run again reads what
   it read before.
 * A partition that appears while the query runs is read from its beginning.
@@ -139,10 +140,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of one micro-batch."""
         stop = from_json(end)
-        begin = self._with_new(from_json(start), stop)
         if not self._topic_ids:
             # After a restart Spark may run the last batch again before it asks for anything.
-            self._find(may_be_missing=True)
+            there = dict.fromkeys(self._find(may_be_missing=True).partitions)
+            self._mourn(set(stop) - set(there))
+            stop = {partition: last for partition, last in stop.items() if partition in there}
+        begin = self._with_new(from_json(start), stop)
         wanted = {
             partition: OffsetRange(begin[partition], last, self._topic_ids.get(partition.topic, NO_TOPIC_ID))
             for partition, last in stop.items()
@@ -187,9 +190,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """(where the next batch begins, how far it could go, and which partitions begin anew, where).
 
         The first two have the same partitions, those of `start` and those that came since. Partitions begin anew only
-        where records are missing and that is allowed: the next batch ends for them where the new log begins.
+        where records are missing and that is allowed: the next batch ends for them where the new log begins, or where
+        the log of a topic ends that is known to be the same.
         """
         way = door(self._options.bootstrap)
+        known = {*self._topic_ids, *self._options.topic_ids}
         for attempt in range(LOWER_LATEST_ATTEMPTS):
             if attempt:
                 time.sleep(LOWER_LATEST_PAUSE_S)
@@ -209,7 +214,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if partition.topic not in self._recreated:
                 loss = losses.ends_earlier(partition, begin[partition], self._latest[partition])
                 losses.report(loss, fail=self._options.fail_on_data_loss)
-        anew = earliest_offsets(way, [p for p in present if p in lower or p.topic in self._recreated])
+        # A shorter log of a topic that may be another is all new; of a topic that is the same, its end is missing.
+        cut = {p for p in lower if p.topic in known - self._recreated}
+        others = [p for p in present if p not in cut and (p in lower or p.topic in self._recreated)]
+        anew = earliest_offsets(way, others) | {p: self._latest[p] for p in cut}
         self._recreated.clear()
         self._mourn(set(begin) - set(present))
         latest = {partition: self._reachable(partition, first) for partition, first in begin.items()}

@@ -4,7 +4,8 @@ What a batch was to hold is read where Spark noted it before the batch began: in
 do not tell, because a log has offsets without a record.
 
 Always true: a task never talks to the catalog; a commit is called with exactly the range Spark noted for the batch, and
-the table decides whether it is new (`lake.commit`); a batch that Spark repeats is added once.
+the table decides whether it is new (`lake.commit`); a batch that Spark repeats is added once; a dead letter of the
+source is no record of the archive, its offsets are listed in the table with those that are lost.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from mansio.errors import ConfigError
 
 from .lake.catalog import open_table, warehouse_location
-from .lake.layout import BatchPlan, offsets_text, parse_offsets
+from .lake.layout import LOST_MAX, BatchPlan, LostRange, offsets_text, parse_offsets
 from .lake.parts import PartWriter, file_system
+from .options import ERROR_COLUMN
+from .salvage import offsets_said
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import pyarrow as pa
     from pyspark.sql.types import StructType
@@ -44,9 +48,10 @@ QUERY_PROPERTY = "sql.streaming.queryId"
 
 @dataclass(frozen=True)
 class WrittenParts(WriterCommitMessage):
-    """What one task wrote."""
+    """What one task wrote, and what it could not: offsets that no record could be read of, which somebody accepted."""
 
     parts: tuple[DataPart, ...]
+    lost: tuple[LostRange, ...] = ()
 
 
 class TableSink(DataSource):
@@ -83,9 +88,12 @@ class TableWriter(DataSourceStreamArrowWriter):
         batch = context.getLocalProperty(BATCH_PROPERTY) or "0"
         writer = PartWriter(self._options[DATA_LOCATION.lower()], f"{query}-{batch}")
         try:
+            lost: list[LostRange] = []
             for rows in iterator:
-                writer.write(rows)
-            return WrittenParts(tuple(writer.close()))
+                readable, unreadable = told_apart(rows)
+                writer.write(readable)
+                lost = merged([*lost, *unreadable])[-LOST_MAX:]
+            return WrittenParts(tuple(writer.close()), tuple(lost))
         except BaseException:
             writer.abort()
             raise
@@ -96,14 +104,43 @@ class TableWriter(DataSourceStreamArrowWriter):
         start = parse_offsets(self._options[START.lower()])
         plan = read_plan(checkpoint, batchId, self._options[TABLE], start)
         parts: list[DataPart] = []
+        lost: list[LostRange] = []
         for message in messages:
             if not isinstance(message, WrittenParts):
                 raise RuntimeError(f"a task of batch {batchId} has not reported what it wrote")
             parts += message.parts
-        _table(self._options).commit(plan, parts)
+            lost += message.lost
+        _table(self._options).commit(plan, parts, merged(lost))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """The files stay for the sweep: that a commit failed does not say that it did not land."""
+
+
+def told_apart(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, list[LostRange]]:
+    """The records of a batch, and the offsets of its dead letters (`onUnreadable`)."""
+    index = rows.schema.get_field_index(ERROR_COLUMN)
+    if index < 0 or rows.column(index).null_count == rows.num_rows:
+        return rows, []
+    errors = rows.column(index)
+    dead = rows.filter(pc.is_valid(errors))
+    lost = []
+    for partition, offset, error in zip(
+        *(dead.column(name).to_pylist() for name in ("partition", "offset", ERROR_COLUMN)), strict=True
+    ):
+        first, last = offsets_said(error) or (offset, offset)
+        lost.append(LostRange(partition, first, last + 1))
+    return rows.filter(pc.is_null(errors)), lost
+
+
+def merged(lost: Iterable[LostRange]) -> list[LostRange]:
+    """The same offsets in as few ranges as there can be, in order."""
+    found: list[LostRange] = []
+    for one in sorted(lost, key=lambda one: (one.partition, one.start)):
+        if found and found[-1].partition == one.partition and one.start <= found[-1].end:
+            found[-1] = LostRange(one.partition, found[-1].start, max(found[-1].end, one.end))
+        else:
+            found.append(one)
+    return found
 
 
 def read_plan(checkpoint: str, batch: int, topic: str, start: Mapping[int, int]) -> BatchPlan:

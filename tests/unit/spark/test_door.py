@@ -20,6 +20,7 @@ from mansio.spark.door import close_doors, door
 from mansio.spark.fetch import fetch_range
 from mansio.spark.range_reader import read_range
 from mansio.spark.ranges import Range
+from mansio.spark.salvage import offsets_said
 from mansio.wire.records import iterate_batches
 from mansio.wire.topic_partition import TopicPartition
 from support.places import free_port
@@ -280,6 +281,7 @@ def test_damaged_records_suspend_are_skipped_or_become_rows(topic: Callable[...,
     assert numbers_of(rows) == good
     dead = [row for row in rows if row["error"]]
     assert [(row["offset"], row["partition"]) for row in dead] == [(20, 0)]
+    assert dead[0]["error"].startswith("offsets 20 to 29 cannot be read: ")
     assert "CRC" in dead[0]["error"]
     assert b"7025 .X." in dead[0]["value"], "the batch as it is"
     assert offsets_of(rows) == [*range(20), 20, *range(30, 50)]
@@ -308,3 +310,4 @@ def test_a_record_that_is_wrong_in_itself_costs_no_other(topic: Callable[..., To
         3: (b"3", None),
         30: (b"30", None),
     }
+    assert [offsets_said(row["error"]) for row in dead.values()] == [(3, 3), (30, 30)]

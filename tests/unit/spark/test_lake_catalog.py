@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
+from mansio.errors import ConfigError
 from mansio.spark.lake import catalog as catalogs
 from mansio.spark.lake.catalog import ICEBERG_SCHEMA, open_table
 from mansio.spark.lake.errors import CatalogLocked, CatalogUnavailable, ForeignTable, TableNotFound
@@ -38,6 +39,14 @@ def test_looking_for_an_archive_makes_nothing(tmp_path: Path) -> None:
     with pytest.raises(TableNotFound, match="mansio pipeline archive t"):
         open_table(None, str(warehouse), "t")
     assert not warehouse.exists()
+
+
+@pytest.mark.parametrize("name", ["lake#1", "lake?1", "a%2Fb"])
+def test_warehouse_whose_name_would_be_read_as_another_is_refused(tmp_path: Path, name: str) -> None:
+    """Else lake#1 and lake#2 had one catalog, and the one topic's archive were the other's."""
+    with pytest.raises(ConfigError, match="choose another directory"):
+        open_table(None, str(tmp_path / name), "t", create=True)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_warehouse_elsewhere_needs_a_catalog(tmp_path: Path) -> None:

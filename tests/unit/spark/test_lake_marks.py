@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,41 +22,62 @@ from mansio.spark.lake.marks import (
 START_MS = 1_700_000_000_000
 
 
-def test_one_an_hour_for_a_day_then_one_a_day() -> None:
+def marks_of(commits: list[tuple[int, dict[int, int]]]) -> tuple[Mark, ...]:
+    """The marks after commits at these times, which led to these offsets."""
     marks: tuple[Mark, ...] = ()
-    for minute in range(0, 40 * 24 * 60, 20):
-        marks = add_mark(marks, START_MS + minute * 60_000, {0: minute})
+    before: Mark | None = None
+    for at_ms, offsets in commits:
+        marks = add_mark(marks, at_ms, offsets, before)
+        before = Mark(at_ms, offsets)
+    return marks
+
+
+def test_every_full_hour_of_a_day_then_every_midnight() -> None:
+    marks = marks_of([(START_MS + minute * 60_000, {0: minute}) for minute in range(0, 40 * 24 * 60, 20)])
     newest = marks[-1].at_ms
     recent = [mark for mark in marks if mark.at_ms > newest - DAY_MS]
-    old = [mark for mark in marks if mark.at_ms <= newest - DAY_MS]
-    assert len(recent) == 24
+    old = [mark for mark in marks[1:] if mark.at_ms <= newest - DAY_MS]
+    assert [mark.at_ms % HOUR_MS for mark in recent] == [0] * 24
     assert 38 <= len(old) <= 41
-    assert len({mark.at_ms // DAY_MS for mark in old}) == len(old)
+    assert sum(mark.at_ms % DAY_MS == 0 for mark in old) >= len(old) - 1
+    assert marks[0] == Mark(START_MS, {0: 0}), "since when anything is known"
 
 
-@given(st.lists(st.integers(0, 3 * DAY_MS), max_size=60))
+def test_a_date_is_the_table_as_it_was_at_midnight() -> None:
+    """And not as it was a day before, though the commit of that minute came a little later."""
+    first_ms = START_MS // DAY_MS * DAY_MS
+    commits = [(first_ms + minute * 60_000 + 30_000, {0: minute}) for minute in range(4 * 24 * 60)]
+    marks = marks_of(commits)
+    for day in (1, 2, 3):
+        found = mark_at(marks, first_ms + day * DAY_MS)
+        assert found == Mark(first_ms + day * DAY_MS, {0: day * 24 * 60 - 1})
+
+
+def test_what_was_archived_before_a_quiet_time_is_in_the_mark_of_the_hour_after() -> None:
+    first_ms = START_MS // DAY_MS * DAY_MS
+    marks = marks_of([(first_ms, {0: 1}), (first_ms + 60_000, {0: 2}), (first_ms + 9 * HOUR_MS, {0: 3})])
+    assert marks == (Mark(first_ms, {0: 1}), Mark(first_ms + HOUR_MS, {0: 2}))
+
+
+@given(st.lists(st.integers(1, 3 * DAY_MS), max_size=60))
 def test_marks_are_sorted_states_of_the_table_and_survive_as_text(steps: list[int]) -> None:
-    now = START_MS
-    marks: tuple[Mark, ...] = ()
-    states: dict[int, dict[int, int]] = {}
-    for offset, step in enumerate(steps):
-        now += step
-        states[now] = {0: offset, 7: 2 * offset}
-        marks = add_mark(marks, now, states[now])
+    commits = []
+    for offset, at_ms in enumerate(accumulate(steps, initial=START_MS)):
+        commits.append((at_ms, {0: offset, 7: 2 * offset}))
+    marks = marks_of(commits)
     assert all(earlier.at_ms < later.at_ms for earlier, later in pairwise(marks))
-    assert all(mark.at_ms in states for mark in marks)
+    for mark in marks:
+        then = [offsets for at_ms, offsets in commits if at_ms <= mark.at_ms]
+        assert mark.offsets in then[-2:], "the last before it, or the one of that very millisecond"
     assert parse_marks(marks_text(marks)) == marks
 
 
 def test_number_of_marks_is_bounded_also_for_many_partitions() -> None:
-    marks: tuple[Mark, ...] = ()
-    for day in range(MARKS_MAX + 50):
-        marks = add_mark(marks, START_MS + day * DAY_MS, {0: day})
-    assert len(marks) == MARKS_MAX
+    commits = [(START_MS + day * DAY_MS, {0: day}) for day in range(MARKS_MAX + 50)]
+    assert len(marks_of(commits)) == MARKS_MAX
     wide = dict.fromkeys(range(1_000), 5)
-    for day in range(50):
-        marks = add_mark(marks, START_MS + (500 + day) * DAY_MS, wide)
-    assert len(marks) == NUMBERS_MAX // 1_000
+    commits += [(START_MS + (500 + day) * DAY_MS, wide) for day in range(50)]
+    assert len(marks_of(commits)) == NUMBERS_MAX // 1_000
 
 
 def test_date_finds_the_last_mark_before_it() -> None:

@@ -337,6 +337,31 @@ def test_a_checkpoint_that_is_ahead_of_the_topic_is_a_loss(
     assert batch(relaxed, turned)[1] == list(range(8))
 
 
+def test_a_log_that_lost_its_end_is_not_read_from_its_beginning(
+    topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The topic is the same, so what was read was read."""
+    monkeypatch.setattr(stream_reader, "LOWER_LATEST_PAUSE_S", 0.01)
+    here = topic()
+    here.fill(8)
+    relaxed = here.stream(failOnDataLoss="false")
+    batch(relaxed, relaxed.initialOffset())
+    turned, nothing = batch(relaxed, {here.name: {"0": 9}})
+    assert (turned, nothing) == ({here.name: {"0": 8}}, [])
+    here.fill(2, first=20)
+    assert batch(relaxed, turned)[1] == [20, 21]
+
+
+def test_a_batch_of_another_topics_checkpoint_is_not_run_again(topic: Callable[..., Topic]) -> None:
+    """Spark runs a batch again that was not noted as done, before it asks for anything."""
+    here, other = topic(), topic("-other")
+    other.fill(3)
+    noted: tuple[dict[str, Any], dict[str, Any]] = {other.name: {"0": 0}}, {other.name: {"0": 3}}
+    with pytest.raises(DataLoss, match=r"-other is gone, .* or is not subscribed to any more"):
+        here.stream().partitions(*noted)
+    assert list(here.stream(failOnDataLoss="false").partitions(*noted)) == []
+
+
 def test_a_deleted_topic_ends_a_stream_or_is_waited_for(topic: Callable[..., Topic]) -> None:
     here = topic()
     here.fill(5)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.errors import TopicRecreated
+from mansio.spark import listener
 from mansio.spark.listener import offsets_in
 from mansio.spark.pipelines.binding import Binding, CheckpointMismatch, check
 from mansio.spark.pipelines.run import lag_of, reason
@@ -110,6 +111,18 @@ def test_lag_is_what_was_there_and_not_read_over_all_sources() -> None:
         == 8
     )
     assert lag_of(progress(("3", "4"))) is None, "some other source"
+
+
+def test_of_a_topic_that_is_read_twice_what_the_slower_source_needs_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    published: list[dict[TopicPartition, int]] = []
+    publisher = SimpleNamespace(publish=lambda offsets, _query: published.append(dict(offsets)))
+    monkeypatch.setattr(listener, "OffsetPublisher", lambda _name, _bootstrap: publisher)
+    made = progress(('{"t": {"0": 50, "1": 9}}', None), ('{"t": {"0": 70, "1": 3}}', None))
+    made.id = "query"  # type: ignore[misc, assignment]
+    listener.ProgressListener("p", "127.0.0.1:9").publish(made)
+    assert published == [{TopicPartition("t", 0): 50, TopicPartition("t", 1): 3}]
 
 
 def test_reason_is_our_own_line_else_the_innermost_error() -> None:

@@ -9,9 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mansio.spark.lake import rewrite as rewriting
 from mansio.spark.lake.errors import LakeError
 from mansio.spark.lake.layout import TABLE_SCHEMA, LiveFile
 from mansio.spark.lake.moments import Moment, SnapshotNotFound, at_time, find_moment
+from mansio.spark.lake.rewrite import rewrite
 from mansio.spark.lake.scan import Selection, files_of, read_file, scan
 from mansio.spark.lake.sweep import expire_snapshots
 from support.archive_tables import FIRST_US, STEP_US, Archive, row, rows_of
@@ -91,6 +93,20 @@ def test_row_groups_outside_of_the_selection_are_not_read(table: LakeTable, tmp_
 
     assert offsets_read(Selection(starts={0: 42}, ends={0: 51})) == list(range(40, 60))
     assert offsets_read(Selection(from_us=FIRST_US + 95 * STEP_US)) == list(range(90, 100))
+
+
+def test_a_batch_is_bounded_by_bytes_also_of_a_file_that_maintenance_made(
+    table: LakeTable, archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows may be of any size, so a number of rows bounds nothing."""
+    monkeypatch.setattr(rewriting, "ROW_GROUP_BYTES", 100_000)
+    for _ in range(4):
+        first = archive.offsets[0]
+        archive.add(table, {0: [row(0, first + index, value=b"v" * 9_000) for index in range(20)]})
+    rewrite(table)
+    batches = list(scan(table, Selection(partitions=frozenset({0}), starts={0: 30})))
+    assert sum(batch.num_rows for batch in batches) == 80
+    assert max(batch.nbytes for batch in batches) < 4 * 100_000
 
 
 def test_a_record_that_is_there_twice_is_an_error_and_not_an_answer(

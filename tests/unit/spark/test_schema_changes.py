@@ -80,6 +80,23 @@ def test_there_is_the_mirror_of_back() -> None:
             {"type": "object", "additionalProperties": {"type": "integer"}},
             [("$.*", "backward"), ("$.*", "forward")],
         ),
+        # Values that were listed are looked at one by one: some may be beyond the new bounds.
+        ({"enum": [1, 200]}, {"enum": [1, 200], "type": "integer"}, []),
+        ({"enum": [1, 200]}, {"maximum": 100, "type": "integer"}, [("$", "backward"), ("$", "forward")]),
+        ({"enum": [1, 100]}, {"maximum": 100, "type": "integer"}, [("$", "forward")]),
+        ({"const": 5}, {"exclusiveMinimum": 5, "type": "integer"}, [("$", "backward"), ("$", "forward")]),
+        (
+            {"enum": ["EWR", "LGA2"]},
+            {"maxLength": 3, "type": "string"},
+            [("$", "backward"), ("$", "forward")],
+        ),
+        ({"const": "abc"}, {"pattern": "^x", "type": "string"}, [("$", "backward"), ("$", "forward")]),
+        ({"const": [1, 2]}, {"maxItems": 1, "type": "array"}, [("$", "backward"), ("$", "forward")]),
+        ({"const": 3}, {"multipleOf": 2, "type": "integer"}, [("$", "backward"), ("$", "forward")]),
+        # A limit of nothing is none.
+        ({"type": "string"}, {"type": "string", "minLength": 0}, []),
+        ({"type": "string"}, {"type": "string", "maxLength": 0}, [("$", "backward")]),
+        ({"type": "array"}, {"type": "array", "minItems": 0, "uniqueItems": False}, []),
         ({"multipleOf": 4, "type": "integer"}, {"multipleOf": 2, "type": "integer"}, [("$", "forward")]),
     ],
 )

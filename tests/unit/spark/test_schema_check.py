@@ -33,6 +33,8 @@ SCHEMA = {
         (b"\xff\xfe\x00", "$", "json"),
         (b"[" * 100_000, "$", "json"),
         (b"1" * 10_000, "$", "json"),
+        (b"NaN", "$", "json"),
+        (b'{"carrier": "UA", "delay": -Infinity}', "$", "json"),
     ],
 )
 def test_bad_value_is_named_by_place_and_rule(value: bytes, place: str, rule: str) -> None:
@@ -42,6 +44,38 @@ def test_bad_value_is_named_by_place_and_rule(value: bytes, place: str, rule: st
     assert found[2]
     assert "\n" not in found[2]
     assert len(found[2]) <= REASON_LENGTH_MAX
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "place", "reason"),
+    [
+        (
+            {"$ref": "#/$defs/n", "$defs": {"n": {"properties": {"c": {"$ref": "#/$defs/n"}}}}},
+            b'{"c":' * 900 + b"1" + b"}" * 900,
+            "$",
+            "the value is nested too deep",
+        ),
+        ({"multipleOf": 0.01}, b"1e400", "$", "the value has a number that is too large"),
+        (
+            {"additionalProperties": {"type": "string"}},
+            b'{"\\ud800": 1}',
+            "$",
+            "ud800",
+        ),
+        ({"additionalProperties": {"type": "string"}}, b'{"%s": 1}' % (b"k" * 9_999), "$.kkk", "$.kkk"),
+    ],
+    ids=["deep", "large number", "half a character", "long name"],
+)
+def test_one_record_that_nobody_expected_does_not_end_the_check(
+    schema: object, value: bytes, place: str, reason: str
+) -> None:
+    rows = [{"value": value}, {"value": b"no json"}]
+    batch = pa.RecordBatch.from_pylist(rows, record_schema(COLUMNS))
+    (found,) = bad_rows(json.dumps(schema), iter([batch]))
+    assert found.column("place")[0].as_py().startswith(place)
+    assert reason in found.column("reason")[0].as_py()
+    assert found.num_rows == 2
+    assert max(len(text) for text in found.column("place").to_pylist()) <= REASON_LENGTH_MAX
 
 
 @pytest.mark.parametrize("value", [None, b'{"carrier": "UA"}', '{"carrier": "ÄÖ", "more": [1]}'.encode()])

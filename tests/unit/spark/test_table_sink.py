@@ -5,12 +5,24 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
-from mansio.errors import ConfigError
+from mansio.errors import ConfigError, CorruptMessage
 from mansio.spark.lake.catalog import LakeTable, open_table
 from mansio.spark.lake.errors import ArchiveGap
-from mansio.spark.table_sink import TableSink, TableWriter, WrittenParts, read_plan, sink_options
+from mansio.spark.lake.layout import LostRange
+from mansio.spark.options import ERROR_COLUMN
+from mansio.spark.salvage import error_text
+from mansio.spark.table_sink import (
+    TableSink,
+    TableWriter,
+    WrittenParts,
+    merged,
+    read_plan,
+    sink_options,
+    told_apart,
+)
 from support.lake import expected, held, plan, write_parts
 
 if TYPE_CHECKING:
@@ -107,3 +119,57 @@ def test_sink_refuses_what_it_cannot_do() -> None:
         TableSink({}).streamWriter(None, overwrite=True)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="option table is missing"):
         TableSink({}).streamWriter(None, overwrite=False)  # type: ignore[arg-type]
+
+
+def test_dead_letters_are_no_records_and_the_table_lists_what_they_stand_for(
+    table: LakeTable, tmp_path: Path
+) -> None:
+    said = {3: error_text(3, 5, CorruptMessage("CRC")), 8: "any text"}
+    rows = pa.RecordBatch.from_pylist(
+        [
+            {
+                "partition": 1,
+                "offset": offset,
+                "value": b"offsets 0 to 9 cannot be read: ",
+                ERROR_COLUMN: said.get(offset),
+            }
+            for offset in (1, 2, 3, 6, 7, 8)
+        ],
+        pa.schema(
+            [
+                ("partition", pa.int32()),
+                ("offset", pa.int64()),
+                ("value", pa.binary()),
+                (ERROR_COLUMN, pa.string()),
+            ]
+        ),
+    )
+    readable, lost = told_apart(rows)
+    assert readable.column("offset").to_pylist() == [1, 2, 6, 7]
+    assert lost == [LostRange(1, 3, 6), LostRange(1, 8, 9)]
+    assert told_apart(rows.slice(0, 2)) == (rows.slice(0, 2), [])
+
+    note(tmp_path / "checkpoint", 0, {0: 9})
+    parts = tuple(write_parts(table, plan(0, {0: 0}, {0: 3})))
+    of_two_tasks: list[WriterCommitMessage | None] = [
+        WrittenParts(parts, (LostRange(0, 3, 5),)),
+        WrittenParts((), (LostRange(0, 5, 9),)),
+    ]
+    for _ in range(2):
+        writer(table, tmp_path).commit(of_two_tasks, 0)
+    table.refresh()
+    assert table.lost() == (LostRange(0, 3, 9),)
+    committed = table.committed()
+    assert committed is not None
+    assert committed.offsets == {0: 9}
+
+
+def test_ranges_that_touch_or_overlap_become_one() -> None:
+    given = [
+        LostRange(1, 0, 2),
+        LostRange(0, 5, 7),
+        LostRange(0, 6, 9),
+        LostRange(0, 9, 10),
+        LostRange(0, 12, 13),
+    ]
+    assert merged(given) == [LostRange(0, 5, 10), LostRange(0, 12, 13), LostRange(1, 0, 2)]

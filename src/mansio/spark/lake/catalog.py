@@ -31,6 +31,8 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from mansio.errors import ConfigError
+
 from . import layout
 from .commit import FlatTransaction, commit_files, skip_to
 from .errors import CatalogLocked, CatalogUnavailable, ForeignTable, TableNotFound
@@ -50,6 +52,7 @@ CATALOG_NAME = "mansio"
 NAMESPACE = "mansio"
 CATALOG_FILE = "catalog.db"
 FILE_ACCESS = "mansio.spark.lake.durable.DurableFileIO"
+ODD_IN_ADDRESSES = "#?%"
 LOCK_WAIT_S = 5
 LOCK_TRIES = 3
 
@@ -107,7 +110,7 @@ class LakeTable:
         return parse_marks(self.iceberg.properties.get(layout.MARKS_PROPERTY, "[]"))
 
     def lost(self) -> tuple[LostRange, ...]:
-        """Ranges that were deleted in the log before they were archived, and given up, oldest first."""
+        """Ranges that were deleted before they were archived, or could not be read, and given up, oldest first."""
         return layout.read_lost(self.iceberg.properties)
 
     def skip_to(self, begins: Mapping[int, int]) -> tuple[LostRange, ...]:
@@ -115,7 +118,7 @@ class LakeTable:
         with self.guard():
             return skip_to(self.iceberg, begins)
 
-    def commit(self, plan: BatchPlan, files: Sequence[DataPart]) -> Outcome:
+    def commit(self, plan: BatchPlan, files: Sequence[DataPart], lost: Sequence[LostRange] = ()) -> Outcome:
         """Add a batch exactly once; see `commit.commit_files` for what is refused.
 
         A locked catalog is waited for `LOCK_TRIES` times; whether the batch got in is then read anew.
@@ -123,11 +126,11 @@ class LakeTable:
         for _ in range(LOCK_TRIES - 1):
             try:
                 with self.guard():
-                    return commit_files(self.iceberg, plan, files)
+                    return commit_files(self.iceberg, plan, files, lost)
             except CatalogLocked:
                 continue
         with self.guard():
-            return commit_files(self.iceberg, plan, files)
+            return commit_files(self.iceberg, plan, files, lost)
 
     def transaction(self) -> FlatTransaction:
         """A transaction for maintenance: `with table.guard(), table.transaction() as change: ...`.
@@ -169,6 +172,7 @@ def open_table(
     Raises:
         TableNotFound: There is none, and `create` was not asked for.
         ForeignTable: There is one that is not this topic's archive.
+        ConfigError: The warehouse cannot be an address.
         CatalogLocked, CatalogUnavailable: The catalog could not be used now.
     """
     location = warehouse_location(warehouse)
@@ -225,10 +229,19 @@ def check_table(table: Table, topic: str, topic_id: str = "") -> None:
 
 
 def warehouse_location(warehouse: str) -> str:
-    """The warehouse as an address: a plain path becomes `file://` and absolute."""
+    """The warehouse as an address: a plain path becomes `file://` and absolute.
+
+    Raises:
+        ConfigError: The path has a character that has a meaning in addresses: what reads and writes there would not
+            agree on the place, and two warehouses could be one.
+    """
     if "://" in warehouse:
         return warehouse.rstrip("/")
-    return "file://" + os.path.abspath(os.path.expanduser(warehouse))
+    path = os.path.abspath(os.path.expanduser(warehouse))
+    odd = next((one for one in path if one in ODD_IN_ADDRESSES), None)
+    if odd is not None:
+        raise ConfigError(f"the warehouse {path} has a {odd} in its name: choose another directory")
+    return f"file://{path}"
 
 
 @contextmanager

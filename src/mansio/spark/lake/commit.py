@@ -39,7 +39,7 @@ from .layout import (
     read_commit,
     read_lost,
 )
-from .marks import add_mark, marks_text, parse_marks
+from .marks import Mark, add_mark, marks_text, parse_marks
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -112,12 +112,13 @@ def commit_files(
     table: Table,
     plan: BatchPlan,
     parts: Sequence[DataPart],
+    lost: Sequence[LostRange] = (),
     *,
     retries: int = RETRIES,
     snapshots_max: int = SNAPSHOTS_MAX,
     now_ms: int | None = None,
 ) -> Outcome:
-    """Add a batch's files and its offsets to the table, once.
+    """Add a batch's files and its offsets to the table, once. `lost`: what of it could not be read, to be listed.
 
     Raises:
         InvalidParts: The files do not fit the plan; nothing was committed.
@@ -137,8 +138,10 @@ def commit_files(
         if verdict is not Verdict.ACCEPT:
             return _without_adding(verdict, last, plan, attempt)
         commit = advanced(last, plan)
+        listed = {LOST_PROPERTY: lost_text((*read_lost(table.properties), *lost))} if lost else {}
+        at_ms = now_ms or time.time_ns() // 1_000_000
         try:
-            snapshot_id = _append(table, commit, parts, snapshots_max, now_ms or time.time_ns() // 1_000_000)
+            snapshot_id = _append(table, commit, parts, snapshots_max, at_ms, listed)
         except (CommitFailedException, CommitStateUnknownException):
             time.sleep(random.uniform(0, RETRY_BACKOFF_S * attempt))
             table.refresh()
@@ -154,21 +157,28 @@ def commit_files(
 def skip_to(table: Table, begins: Mapping[int, int], *, retries: int = RETRIES) -> tuple[LostRange, ...]:
     """Go on where the log begins now: ranges below that the table has not got are listed in it as lost, and returned.
 
+    A partition that the table does not know came after its first commit, so of that everything was to be archived.
+
     Raises:
         CommitConflict: Other commits came first `retries` times.
     """
     for attempt in range(1, retries + 2):
         table.refresh()
         last = read_commit(table.properties)
-        known = {} if last is None else last.offsets
-        lost = tuple(
-            LostRange(partition, known[partition], first)
-            for partition, first in sorted(begins.items())
-            if known.get(partition, first) < first
-        )
-        if last is None or not lost:
+        if last is None:
             return ()
-        commit = replace(last, offsets=known | {one.partition: one.end for one in lost})
+        lost = tuple(
+            LostRange(partition, last.offsets.get(partition, 0), first)
+            for partition, first in sorted(begins.items())
+            if last.offsets.get(partition, 0) < first
+        )
+        if not lost:
+            return ()
+        commit = replace(
+            last,
+            offsets=last.offsets | {one.partition: one.end for one in lost},
+            first_offsets={one.partition: one.start for one in lost} | last.first_offsets,
+        )
         listed = {LOST_PROPERTY: lost_text((*read_lost(table.properties), *lost))}
         try:
             _append(table, commit, (), SNAPSHOTS_MAX, time.time_ns() // 1_000_000, listed)
@@ -243,7 +253,9 @@ def _append(
     """One transaction: expire old snapshots, add the files, set the properties. The new snapshot's id."""
     properties = {**commit_properties(commit), **(others or {})}
     marks = parse_marks(table.properties.get(MARKS_PROPERTY, "[]"))
-    marked = add_mark(marks, now_ms, commit.offsets)
+    last, newest = read_commit(table.properties), table.current_snapshot()
+    before = None if last is None or newest is None else Mark(newest.timestamp_ms, last.offsets)
+    marked = add_mark(marks, now_ms, commit.offsets, before)
     data_files = [_data_file(table, part) for part in parts]
     with FlatTransaction(table) as transaction:
         expired = expirable(table.metadata, snapshots_max)

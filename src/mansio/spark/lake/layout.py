@@ -122,7 +122,8 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class LostRange:
-    """Offsets from `start` up to, not including, `end` that the log had deleted before they were archived."""
+    """Offsets from `start` up to, not including, `end` that the log had deleted before they were archived, or in which
+    there are records that cannot be read; somebody has said that the archive goes on without them."""
 
     partition: int
     start: int

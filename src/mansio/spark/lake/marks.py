@@ -2,7 +2,8 @@
 
 Snapshots are expired after a few dozen commits, because a commit's cost grows with their number. The table only ever
 gains records, so a time needs no snapshot: the offsets it had then are enough. They are kept as marks in one property
-of the table: of the last day one an hour, of the time before one a day.
+of the table: how it stood when the first commit came, and then at every full hour after a change; of days gone by only
+the last, which is how the table stood at midnight (UTC).
 
 Always true: marks are in the order of time, offsets never fall from one to the next, and their number is bounded, also
 for topics of many partitions (a property travels with every commit).
@@ -34,19 +35,29 @@ class Mark:
     offsets: dict[int, int]
 
 
-def add_mark(marks: Sequence[Mark], at_ms: int, offsets: dict[int, int]) -> tuple[Mark, ...]:
-    """The marks after a commit at `at_ms`. The first commit of an hour makes one; a clock set back makes none."""
-    if marks and at_ms // HOUR_MS <= marks[-1].at_ms // HOUR_MS:
+def add_mark(
+    marks: Sequence[Mark], at_ms: int, offsets: dict[int, int], before: Mark | None = None
+) -> tuple[Mark, ...]:
+    """The marks after a commit at `at_ms`. `before`: the commit before it, since which the table stood so; None: there
+    is none. The first commit of an hour makes a mark of how the hour began; a clock set back makes none."""
+    full_hour_ms = at_ms if before is None else (before.at_ms // HOUR_MS + 1) * HOUR_MS
+    if full_hour_ms > at_ms or (marks and full_hour_ms <= marks[-1].at_ms):
         return tuple(marks)
     kept: list[Mark] = []
     for mark in marks:
-        # Of a day gone by, the first mark stays.
+        # Of a day gone by, midnight at its end included, the last mark stays. So does the first of all.
         is_recent = mark.at_ms > at_ms - DAY_MS
-        if is_recent or not kept or kept[-1].at_ms // DAY_MS != mark.at_ms // DAY_MS:
+        if not is_recent and len(kept) > 1 and _day(kept[-1]) == _day(mark):
+            kept[-1] = mark
+        else:
             kept.append(mark)
-    kept.append(Mark(at_ms, dict(offsets)))
+    kept.append(Mark(full_hour_ms, dict(offsets if before is None else before.offsets)))
     count_max = max(1, min(MARKS_MAX, NUMBERS_MAX // max(1, len(offsets))))
     return tuple(kept[-count_max:])
+
+
+def _day(mark: Mark) -> int:
+    return (mark.at_ms - 1) // DAY_MS
 
 
 def mark_at(marks: Sequence[Mark], at_ms: int) -> Mark | None:

@@ -4,8 +4,8 @@ Snapshots are few and soon expire, so a time is answered by offsets: the table o
 a time is everything below the offsets it had then. Those are known for every kept snapshot of the archive and, longer
 and coarser, for the marks in the table's properties.
 
-Always true: a moment holds no record that was archived after it; records that were archived shortly before a time may
-be missing, never others.
+Always true: a moment holds no record that was archived after it, and says when it was: where the snapshots are gone,
+that is the last full hour before the time that was asked for, and for days gone by the last midnight (UTC).
 """
 
 from __future__ import annotations
@@ -38,6 +38,11 @@ class Moment:
     """When the archive stood so (milliseconds since the epoch); not later than the time that was asked for."""
     snapshot_id: int | None = None
     ends: dict[int, int] | None = None
+
+    @property
+    def is_newest(self) -> bool:
+        """Whether it is the table as it is now, which another time is another table."""
+        return self.snapshot_id is None and self.ends is None
 
     def of(self, selection: Selection) -> Selection:
         """The selection without what came after this moment."""

@@ -4,8 +4,8 @@ Owns what is left out before it is read: whole files by the bounds in the manife
 files, rows at last.
 
 Always true: the batches of a partition come in the order of offsets, each offset at most once, or the read ends with
-an error; one batch is in memory at a time; a read goes by the one state of the table it was given, whatever is
-committed meanwhile.
+an error; one batch is in memory at a time, and holds no more than a row group, so writers bound its bytes; a read goes
+by the one state of the table it was given, whatever is committed meanwhile.
 """
 
 from __future__ import annotations
@@ -153,9 +153,10 @@ def read_file(
     try:
         with io.new_input(file.path).open() as stream:
             parquet = pq.ParquetFile(stream)
-            groups = _wanted_groups(parquet.metadata, file, selection)
-            for batch in parquet.iter_batches(batch_rows, row_groups=groups, use_threads=False):
-                yield batch if batch.schema.equals(TABLE_SCHEMA) else _with_our_types(batch)
+            # One after the other: a batch over several groups would have as many rows as asked for, of any size.
+            for group in _wanted_groups(parquet.metadata, file, selection):
+                for batch in parquet.iter_batches(batch_rows, row_groups=[group], use_threads=False):
+                    yield batch if batch.schema.equals(TABLE_SCHEMA) else _with_our_types(batch)
     except pa.ArrowInvalid as error:
         raise LakeError(f"{file.path} is damaged: {error}") from error
 

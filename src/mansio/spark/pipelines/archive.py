@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final
 from pyspark.errors import StreamingQueryException
 
 from mansio import errors
-from mansio.errors import ConfigError, DataLoss, MansioError
+from mansio.errors import ConfigError, DataLoss, MansioError, UnreadableRecords
 from mansio.link.offsets import READ_COMMITTED, CommittedOffset, commit_offsets
 from mansio.logs import fields
 from mansio.spark.door import door
@@ -34,7 +34,7 @@ from mansio.spark.lake.catalog import open_table
 from mansio.spark.lake.errors import ForeignCommit
 from mansio.spark.lake.layout import offsets_text
 from mansio.spark.offsets import earliest_offsets, find_partitions, latest_offsets
-from mansio.spark.options import SourceOptions
+from mansio.spark.options import DEAD_LETTER, SUSPEND, SourceOptions
 from mansio.spark.pipelines.run import end_between_batches
 from mansio.spark.table_sink import TableSink, sink_options
 from mansio.wire.hold import hold_group, hold_metadata
@@ -81,6 +81,8 @@ class ArchiveJob:
     records_max: int = RECORDS_MAX
     accepts_loss: bool = False
     """Go on where the log begins, if it has deleted what is not archived; the table lists what it lacks."""
+    skips_unreadable: bool = False
+    """Go on without records that cannot be read; the table lists their offsets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,7 @@ def archive(
 
     Raises:
         DataLoss: Records were deleted before they were archived, and that was not accepted.
+        UnreadableRecords: Records are damaged, or not what records have to be, and are not to be skipped.
         ForeignTable, CatalogLocked, CatalogUnavailable: The table cannot be used.
         ForeignCommit: Another archive keeps writing into it.
         ArchiveFailed: The query ended with another error; its reason in one line.
@@ -171,7 +174,8 @@ class _Run:
         return list(found.partitions), found.topic_ids[self._job.topic].hex()
 
     def _start(self) -> dict[int, int]:
-        """Where the query starts: the table's offsets, and the beginning of partitions it does not have."""
+        """Where the query starts: the table's offsets, and the beginning of partitions it does not have. The first
+        commit has all partitions there were, so one that is missing in a later one was added, and is wanted from 0."""
         earliest = {
             p.partition: offset for p, offset in earliest_offsets(self._door, self._find()[0]).items()
         }
@@ -190,9 +194,10 @@ class _Run:
                 f"the table has records of partition {unknown[0]}, which topic {self._job.topic} does not have"
             )
         for partition, first in earliest.items():
-            if held.get(partition, first) < first:
+            wanted = held.get(partition, 0) if held else first
+            if wanted < first:
                 raise DataLoss(
-                    f"records {held[partition]} to {first - 1} of partition {partition} of topic {self._job.topic} were"
+                    f"records {wanted} to {first - 1} of partition {partition} of topic {self._job.topic} were"
                     " deleted before they were archived. Restore them, or go on without them (--accept-loss): the table"
                     " then lists what it lacks"
                 )
@@ -214,6 +219,7 @@ class _Run:
             .option("columns", COLUMNS)
             .option("includeHeaders", "true")
             .option("maxOffsetsPerTrigger", str(job.records_max))
+            .option("onUnreadable", DEAD_LETTER if job.skips_unreadable else SUSPEND)
             .load()
         )
         writer = (
@@ -300,6 +306,8 @@ def _reason(error: StreamingQueryException) -> MansioError:
             f"the query ended: {' '.join(line.partition('=== Streaming Query')[0].split())[:400]}"
         )
     kind, line = found[-1]
+    if kind == UnreadableRecords.__name__:
+        line = f"{line.partition('. Set onUnreadable')[0]}. --skip-unreadable goes on without them, and lists them"
     known = getattr(lake_errors, kind, None) or getattr(errors, kind, None)
     is_ours = isinstance(known, type) and issubclass(known, MansioError)
     return known(line.strip()) if known is not None and is_ours else ArchiveFailed(line.strip())

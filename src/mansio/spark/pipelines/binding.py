@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 FILE = "mansio.json"
-BYTES_MAX = 1 << 20
+PARTIAL = ".partial"
 
 
 class CheckpointMismatch(MansioError):
@@ -91,7 +91,11 @@ class _Directory:
         self._files = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
 
     def holds_anything(self) -> bool:
-        return bool(self._files.exists(self._path)) and len(self._files.listStatus(self._path)) > 0
+        """Whether there is more than what an earlier start of ours left when it was killed while it wrote."""
+        if not self._files.exists(self._path):
+            return False
+        names = [str(one.getPath().getName()) for one in self._files.listStatus(self._path)]
+        return any(PARTIAL not in name for name in names)
 
     def read(self, name: str) -> str | None:
         path = self._jvm.org.apache.hadoop.fs.Path(self._path, name)
@@ -105,7 +109,7 @@ class _Directory:
 
     def write(self, name: str, text: str) -> None:
         """Whole or not at all: under another name first."""
-        partial = self._jvm.org.apache.hadoop.fs.Path(self._path, f".{name}.partial")
+        partial = self._jvm.org.apache.hadoop.fs.Path(self._path, f".{name}{PARTIAL}")
         stream = self._files.create(partial, True)
         try:
             stream.write(bytearray(text.encode()))

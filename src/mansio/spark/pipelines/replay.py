@@ -12,8 +12,10 @@ Why without Spark: order makes the replay of a partition one stream, a process d
 in with acks=all, and a session takes longer to start than most replays take. What Spark would bring is many machines,
 and with them tasks that are run again from their start.
 
-Always true: only acknowledged records count as replayed; memory is a batch per partition of a round. Not covered: two
-replays of the same records into the same topic at the same time, and a target that has deleted what was replayed.
+Always true: only acknowledged records count as replayed; memory is a batch per partition of a round; a topic is
+replayed into itself only as its archive stood at some moment, because the copies are archived as well, and a selection
+without an end would grow by them. Not covered: two replays of the same records into the same topic at the same time,
+and a target that has deleted what was replayed.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from mansio.errors import UnknownTopicOrPartition
-from mansio.link.offsets import EARLIEST, LATEST, list_offsets
+from mansio.errors import InvalidRequest, UnknownTopicOrPartition
+from mansio.link.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
 from mansio.spark.columns.decode import decode_parts
 from mansio.spark.columns.schema import HEADERS_TYPE
 from mansio.spark.columns.schema import TIMESTAMP_TYPE as TIME
@@ -111,13 +113,20 @@ def replay(
     `progress` is told, now and then, how many records have been written.
 
     Raises:
-        InvalidRequest: The target has too few partitions, or would not keep timestamps.
+        InvalidRequest: The target has too few partitions, would not keep timestamps, or is the archived topic itself
+            and `moment` leaves open where the selection ends.
         PolicyViolation: The target would delete or compact what is written into it.
         LakeError, DataLoss, or what the brokers answer.
     """
     began = time.monotonic()
     way = door(bootstrap)
     snapshot_id = None if moment is None else moment.snapshot_id
+    if target == table.topic and (moment is None or moment.is_newest):
+        raise InvalidRequest(
+            f"topic {target} is replayed into itself, and its archive takes in the copies too: another run would write"
+            " all of them again. Say as of when, with --from-snapshot and a snapshot's id, a tag (mansio pipeline"
+            " maintain --tag NAME) or a time before the last batch; or replay into another topic"
+        )
     wanted = selection if moment is None else moment.of(selection)
     if not include_deleted:
         wanted = still_there(way, table, wanted)
@@ -132,7 +141,9 @@ def replay(
         for at in range(0, len(partitions), PARTITIONS_AT_ONCE):
             some = partitions[at : at + PARTITIONS_AT_ONCE]
             streams = [
-                _Stream(way, table, view, one, wanted, snapshot_id, _first_copy(table, target, one, files))
+                _Stream(
+                    way, table, view, one, wanted, snapshot_id, _first_copy(table, target, one, files, wanted)
+                )
                 for one in some
             ]
             done += _write(way, bootstrap, target, streams, progress)
@@ -158,12 +169,15 @@ def _oldest(files: Iterable[LiveFile]) -> int | None:
     return min((file.first_us for file in files if file.first_us is not None), default=None)
 
 
-def _first_copy(table: LakeTable, target: str, partition: int, files: Iterable[LiveFile]) -> int:
+def _first_copy(
+    table: LakeTable, target: str, partition: int, files: Iterable[LiveFile], wanted: Selection
+) -> int:
     """The lowest offset at which a copy can be. Where a topic is replayed into itself the originals are no copies:
-    those come behind everything that is selected."""
-    if target != table.topic:
+    those come behind everything that is selected. A file may reach beyond that, and hold copies itself."""
+    offsets = wanted.offsets(partition)
+    if target != table.topic or offsets is None:
         return 0
-    return 1 + max(file.last_offset for file in files if file.partition == partition)
+    return min(offsets[1], 1 + max(file.last_offset for file in files if file.partition == partition))
 
 
 @dataclass(slots=True)
@@ -250,7 +264,7 @@ def _present(way: Door, view: TopicView, partition: int, first_copy: int) -> Ite
     """What the target's partition has now, from `first_copy` on."""
     one = TopicPartition(view.name, partition)
     start = max(first_copy, way.run(list_offsets(way.cluster, {one: EARLIEST}))[one].offset)
-    end = way.run(list_offsets(way.cluster, {one: LATEST}))[one].offset
+    end = way.run(list_offsets(way.cluster, {one: LATEST}, isolation_level=READ_COMMITTED))[one].offset
     if start >= end:
         return
     for fetched in fetch_range(way, one, start, end, topic_id=view.topic_id):

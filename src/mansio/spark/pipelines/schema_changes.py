@@ -14,6 +14,7 @@ Always true: equal schemas have no changes; `old -> new` of BACKWARD are `new ->
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final
@@ -169,9 +170,10 @@ class _Pair:
                 yield path, f"{self.who} may be anything, and only {_listed(allowed)} is taken"
             elif missing:
                 yield path, f"{self.who} may be {_listed(missing)}, which is not taken"
-            return
         if values is not None:
-            return  # a schema that lists values keeps to its own bounds, whatever the other's are
+            yield from self._of_listed(values, taken, path)
+        if allowed is not None or values is not None:
+            return
         if _may_be(given, "number"):
             for is_upper in (False, True):
                 bound, own = _bound(taken, is_upper), _bound(given, is_upper)
@@ -182,11 +184,20 @@ class _Pair:
                     )
         for keyword in (*_LOWER, *_UPPER, *_SAME_OR_NONE):
             limit, own_limit = taken.get(keyword), given.get(keyword)
-            if limit is None or limit is False or not _may_be(given, _BY_TYPE[keyword]):
+            is_none = limit is None or limit is False or (keyword in _LOWER and limit == 0)
+            if is_none or not _may_be(given, _BY_TYPE[keyword]):
                 continue
             if own_limit is None or _is_stricter(keyword, limit, own_limit):
                 had = "none" if own_limit is None else json.dumps(own_limit)
                 yield path, f"{keyword} is {json.dumps(limit)}, and {self.who} were written with {had}"
+
+    def _of_listed(self, values: Sequence[Any], taken: Schema, path: str) -> Iterator[tuple[str, str]]:
+        """Where a schema lists its values, those count and not its bounds: which of them are beyond the other's."""
+        for keyword in (*_NUMBERS, *_LOWER, *_UPPER, "pattern", "multipleOf"):
+            limit = taken.get(keyword)
+            refused = [one for one in values if limit is not None and not _is_within(keyword, limit, one)]
+            if refused:
+                yield path, f"{keyword} is {json.dumps(limit)}, and {self.who} may be {_listed(refused)}"
 
     def _of_objects(self, given: Schema, taken: Schema, path: str, depth: int) -> Iterator[tuple[str, str]]:
         if not _may_be(given, "object"):
@@ -319,6 +330,21 @@ def _is_stricter(keyword: str, bound: Any, own: Any) -> bool:
     if keyword == "multipleOf":
         return bool(own % bound)
     return bool(bound != own)
+
+
+def _is_within(keyword: str, limit: Any, value: Any) -> bool:
+    """Whether one value is as a keyword wants it, which says nothing of values of other types."""
+    kind = "number" if keyword in _NUMBERS else _BY_TYPE[keyword]
+    if not _is_type_of(_type_of(value), {"type": kind}):
+        return True
+    if keyword == "pattern":
+        return re.search(limit, value) is not None
+    size = value if kind == "number" else len(value)
+    if keyword == "multipleOf":
+        return not size % limit
+    if keyword in ("exclusiveMinimum", "exclusiveMaximum"):
+        return bool(size > limit if keyword == "exclusiveMinimum" else size < limit)
+    return bool(size >= limit if keyword in (*_LOWER, "minimum") else size <= limit)
 
 
 def _listed(values: Sequence[Any]) -> str:

@@ -5,7 +5,8 @@ grouped by what is wrong with them, and can be written to a quarantine topic, wi
 as headers.
 
 Always true: a record without a value is good, because it says nothing; a bad record is counted once, for the reason
-that says most about it. Writing to the quarantine is at least once: a repeated run writes its bad records again.
+that says most about it; no record, whatever is in it, ends the check of the others. Writing to the quarantine is at
+least once: a repeated run writes its bad records again.
 """
 
 from __future__ import annotations
@@ -185,20 +186,32 @@ class ValueCheck:
         if value is None:
             return None
         try:
-            document = json.loads(value)
+            document = json.loads(value, parse_constant=_refuse)
         except RecursionError:
             return "$", NOT_JSON, "the value is nested too deep"
         except ValueError as error:  # of JSON, of UTF-8 and of numbers
             return "$", NOT_JSON, _cut(f"the value is no JSON: {error}")
-        worst = best_match(self._validator.iter_errors(document))
+        # A record that cannot be judged must not end the job: it is told with the bad ones.
+        try:
+            worst = best_match(self._validator.iter_errors(document))
+        except RecursionError:
+            return "$", NOT_JSON, "the value is nested too deep"
+        except OverflowError:
+            return "$", NOT_JSON, "the value has a number that is too large"
         if worst is None:
             return None
         place = _INDEX.sub("[*]", worst.json_path)
         if worst.validator == "required" and (missing := _REQUIRED.match(worst.message)):
             place = f"{place}.{missing[1]}"
-        return place, str(worst.validator), _cut(f"{worst.json_path}: {worst.message}")
+        return _cut(place), str(worst.validator), _cut(f"{worst.json_path}: {worst.message}")
+
+
+def _refuse(word: str) -> None:
+    """Python reads `NaN`, `Infinity` and `-Infinity` as numbers, RFC 8259 does not know them."""
+    raise ValueError(f"{word} is no number")
 
 
 def _cut(text: str) -> str:
-    line = " ".join(text.split())
+    """One line of bounded length, of characters that have a place in UTF-8: JSON may name halves of others."""
+    line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
     return line if len(line) <= REASON_LENGTH_MAX else line[: REASON_LENGTH_MAX - 1] + "…"

@@ -6,7 +6,8 @@ the cut is and however far the archive moves on meanwhile. The log ends where it
 
 Always true: a file whose bounds hold nothing of the selection is not opened, and of the log only the offsets that may
 hold some are fetched; each row is checked against the selection all the same; records that are in neither half (deleted
-from the log before they were archived) are an error unless `failOnDataLoss` is false.
+from the log before they were archived) are an error unless `failOnDataLoss` is false; a topic that was made anew since
+is an error in any case, because offsets of the two halves would mean different records.
 
 The source's own pushdown of filters is not used: Spark keeps what one query has pushed down for the next query of the
 same DataFrame, which would then miss records. The files of a DataFrame stay readable for the grace time of
@@ -21,13 +22,15 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions
 
-from mansio.errors import ConfigError, InvalidRequest
+from mansio.errors import ConfigError, InvalidRequest, TopicRecreated
+from mansio.link.metadata import NO_TOPIC_ID
 from mansio.link.offsets import EARLIEST, LATEST
 from mansio.spark.columns.schema import chosen_columns, spark_schema
 from mansio.spark.door import door
 from mansio.spark.lake.layout import LANE, OFFSET, PARTITION, TIMESTAMP, TIMESTAMP_TYPE
+from mansio.spark.lake.moments import is_archive_of
 from mansio.spark.lake.scan import EVERYTHING, Selection, files_of
-from mansio.spark.offsets import find_partitions, latest_offsets, offsets_at
+from mansio.spark.offsets import earliest_offsets, find_partitions, latest_offsets, offsets_at
 from mansio.spark.options import DEAD_LETTER, SourceOptions
 from mansio.spark.ranges import OffsetRange
 
@@ -111,7 +114,14 @@ def _live_ranges(table: LakeTable, options: SourceOptions, selection: Selection)
     first batch. An end of `LATEST` is the end there is when rows are first read."""
     committed = table.committed()
     way = door(options.bootstrap)
-    every = find_partitions(way, options).partitions
+    found = find_partitions(way, options)
+    if not is_archive_of(table, found.topic_ids.get(table.topic, NO_TOPIC_ID)):
+        raise TopicRecreated(
+            f"topic {table.topic} was deleted and made anew since table {table.name} was begun: its log does not go on"
+            " where the table ends. Archive it into another warehouse, or read the two apart"
+        )
+    every = found.partitions
+    earliest = earliest_offsets(way, every)
     latest = latest_offsets(way, every, options.isolation_level)
     first: dict[TopicPartition, int] = {}
     if selection.from_us is not None and selection.from_us > 0:
@@ -123,8 +133,11 @@ def _live_ranges(table: LakeTable, options: SourceOptions, selection: Selection)
             continue
         cut = EARLIEST if committed is None else committed.offsets.get(one.partition, 0)
         # What is not there yet is not there for this read; an archive beyond the log's end is for the source to tell.
-        lowest = max(wanted[0], latest[one] if first.get(one, 0) < 0 else first.get(one, 0))
-        start = cut if lowest == 0 else max(cut, min(lowest, latest[one]))
+        begin = cut if wanted[0] == 0 else max(cut, min(wanted[0], latest[one]))
+        since = latest[one] if first.get(one, 0) < 0 else min(first.get(one, 0), latest[one])
+        # How old records were that are in neither half nobody knows: that they are gone is for the source to tell, too.
+        are_gone = 0 <= begin < earliest[one]
+        start = begin if are_gone or not since else max(begin, since)
         end = wanted[1] if wanted[1] <= latest[one] else LATEST
         if end == LATEST or start < end:
             ranges[one.partition] = OffsetRange(start, end)

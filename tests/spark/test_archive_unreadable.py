@@ -1,0 +1,49 @@
+"""Records that cannot be read hold an archive up until somebody accepts that they are missing; then they are listed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mansio
+from mansio.client.types import OutgoingRecord
+from mansio.errors import UnreadableRecords
+from mansio.spark.lake.catalog import open_table
+from mansio.spark.lake.layout import LostRange
+from mansio.spark.lake.scan import scan
+from mansio.spark.pipelines.archive import ArchiveJob, archive
+from support.spark_source import Topic
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from support.process import ServedBroker
+
+
+def test_records_that_cannot_be_read_are_an_error_or_are_listed(
+    spark: SparkSession, broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
+) -> None:
+    here = Topic(broker_process, topic_name("in"))
+    here.fill(10)
+    marker = f"header of {here.name}"
+    with mansio.blocking.connect(here.bootstrap) as client:
+        client.publish_many(
+            here.name,
+            [OutgoingRecord(b"%d" % n, headers=[("fine" if n % 4 else marker, b"x")]) for n in range(10, 20)],
+        )
+    here.fill(5, first=20)
+    here.damage(marker.encode(), b"\xff" + marker.encode()[1:], seal=True)
+    job = ArchiveJob(here.name, str(tmp_path), here.bootstrap, here.name, is_once=True)
+    with pytest.raises(UnreadableRecords, match=r"offsets 12 to 12 of partition 0 .* --skip-unreadable"):
+        archive(spark, job)
+    done = archive(spark, replace(job, skips_unreadable=True))
+    assert done.offsets == {0: 25}
+    table = open_table(None, str(tmp_path), here.name)
+    assert table.lost() == (LostRange(0, 12, 13), LostRange(0, 16, 17))
+    offsets = [value for batch in scan(table) for value in batch.column("__offset").to_pylist()]
+    assert offsets == [n for n in range(25) if n not in (12, 16)]
