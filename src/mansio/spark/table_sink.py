@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     import pyarrow as pa
+    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from .lake.catalog import LakeTable
@@ -114,6 +115,18 @@ class TableWriter(DataSourceStreamArrowWriter):
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """The files stay for the sweep: that a commit failed does not say that it did not land."""
+
+
+def without_missing_headers(rows: DataFrame) -> DataFrame:
+    """The same rows, with an empty list for "no headers", which is what the table has null for again.
+
+    Spark 4.3 measures the batch it gathers for Python after each row, and then walks over all rows of a list column
+    since the last one that had a list: quadratic in the rows of a batch where none has.
+    """
+    from pyspark.sql import functions
+
+    headers = functions.coalesce("headers", functions.array().cast(rows.schema["headers"].dataType))
+    return rows.withColumn("headers", headers)
 
 
 def told_apart(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, list[LostRange]]:

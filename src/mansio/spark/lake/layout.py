@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 FORMAT = "1"
+HEADERS = "headers"
 PARTITION = "__partition"
 OFFSET = "__offset"
 TIMESTAMP = "__timestamp"
@@ -44,7 +45,7 @@ TABLE_SCHEMA = pa.schema(
     [
         pa.field("key", pa.binary()),
         pa.field("value", pa.binary()),
-        pa.field("headers", pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
+        pa.field(HEADERS, pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))),
         pa.field(PARTITION, pa.int32()),
         pa.field(OFFSET, pa.int64()),
         pa.field(TIMESTAMP, pa.timestamp("us", tz="UTC")),

@@ -23,7 +23,7 @@ from pyarrow import fs
 
 from .durable import sync_file
 from .errors import InvalidParts
-from .layout import LANE, OFFSET, PARTITION, TABLE_SCHEMA, TIMESTAMP, TIMESTAMP_TYPE, DataPart
+from .layout import HEADERS, LANE, OFFSET, PARTITION, TABLE_SCHEMA, TIMESTAMP, TIMESTAMP_TYPE, DataPart
 
 PART_BYTES = 256 << 20
 """A file that has come so far is closed, and another begun."""
@@ -159,8 +159,17 @@ def table_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
             columns.append(pa.nulls(batch.num_rows, field.type))
             continue
         column = batch.column(index)
+        if field.name == HEADERS:
+            column = _empty_is_none(column)
         columns.append(column if column.type == field.type else column.cast(field.type))
     return pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA)
+
+
+def _empty_is_none(lists: pa.ListArray) -> pa.ListArray:
+    """The same lists, with null in the place of empty ones."""
+    is_none = pc.equal(pc.fill_null(pc.list_value_length(lists), 0), 0)
+    offsets = pa.array(lists.offsets.to_numpy())  # a copy: a slice of offsets goes with no mask
+    return pa.ListArray.from_arrays(offsets, lists.values, type=lists.type, mask=is_none)
 
 
 def file_system(location: str) -> tuple[fs.FileSystem, str]:

@@ -36,7 +36,7 @@ from mansio.spark.lake.layout import offsets_text
 from mansio.spark.offsets import earliest_offsets, find_partitions, latest_offsets
 from mansio.spark.options import DEAD_LETTER, SUSPEND, SourceOptions
 from mansio.spark.pipelines.run import end_between_batches
-from mansio.spark.table_sink import TableSink, sink_options
+from mansio.spark.table_sink import TableSink, sink_options, without_missing_headers
 from mansio.wire.hold import hold_group, hold_metadata
 from mansio.wire.topic_partition import TopicPartition
 
@@ -223,7 +223,8 @@ class _Run:
             .load()
         )
         writer = (
-            rows.writeStream.format(TableSink.name())
+            without_missing_headers(rows)
+            .writeStream.format(TableSink.name())
             .queryName(f"archive {job.name}")
             .outputMode("append")
             .option("checkpointLocation", f"file://{checkpoint}")
