@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
-DEBIAN_TOOLS := kcat
+DEBIAN_TOOLS := kcat etcd-server:etcd
 WORKERS ?= 2
 ARGS ?=
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from support.etcd import Etcd
+
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
 settings.register_profile("nightly", settings.get_profile("default"), max_examples=5_000)
@@ -32,3 +34,12 @@ def served_broker(tmp_path: Path) -> Iterator[ServedBroker]:
         yield broker.start()
     finally:
         broker.kill()
+
+
+@pytest.fixture(scope="session")
+def etcd() -> Iterator[Etcd]:
+    """An etcd that all tests of this process share, one after the other: keys are found by prefixes of one's own."""
+    from support.etcd import one_etcd  # brings gRPC, which few tests need
+
+    with one_etcd() as etcd:
+        yield etcd

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mansio import config_cluster
 from mansio.cluster import topic_config
 from mansio.errors import ConfigError, InvalidConfig
 
@@ -299,6 +300,92 @@ class Settings:
         kafka_name="offsets.retention.minutes",
     )
 
+    # Cluster
+    etcd: str = _setting(
+        "",
+        "URLs of etcd, with commas: http://10.0.0.1:2379,http://10.0.0.2:2379. Given, this broker is one of a cluster "
+        "and etcd decides who leads; empty, it is alone and keeps its metadata itself.",
+    )
+    etcd_user: str = _setting("", "User that etcd knows this broker as. Empty: etcd asks nobody.")
+    etcd_password_file: str = _setting("", "File whose first line is that user's password.")
+    etcd_ca_file: str = _setting("", "Certificates (PEM) that vouch for etcd, where its URLs are https.")
+    etcd_cert_file: str = _setting(
+        "", "This broker's own certificate (PEM) towards etcd. Of an own member: what it shows to everybody."
+    )
+    etcd_key_file: str = _setting("", "The key (PEM) of etcd_cert_file.")
+    etcd_join: str = _setting(
+        "",
+        "Instead of etcd: the members of an etcd that brokers run themselves, with commas, the same list on each of "
+        "them. HOST, HOST:PEER_PORT or HOST:PEER_PORT/CLIENT_PORT (2380 and 2379). This broker then starts the one "
+        "that is its own and looks after it.",
+    )
+    etcd_member: str = _setting(
+        "", "Which entry of etcd_join is this broker's. Empty: the one with the host that clients are told."
+    )
+    etcd_listen_host: str = _setting(
+        "", "Address the own member listens on. Empty: what its host in etcd_join stands for."
+    )
+    etcd_member_state: str = _setting(
+        "new",
+        "How a member without data begins: with all the others, or in the place of one that was removed.",
+        choices=("new", "existing"),
+    )
+    etcd_binary: str = _setting(
+        "",
+        "The etcd program of an own member. Empty: the one in PATH, else the one that `make setup` unpacked.",
+    )
+    etcd_start_ms_max: int = _ms(
+        MINUTE_MS,
+        "How long a start waits for the own member, and with it for a majority of all.",
+        minimum=SECOND_MS,
+        maximum=HOUR_MS,
+    )
+    broker_session_timeout_ms: int = _ms(
+        6 * SECOND_MS,
+        "A broker that etcd has not heard of for this long is dead to the others, and its partitions get other "
+        "leaders. etcd counts in whole seconds.",
+        minimum=2 * SECOND_MS,
+        maximum=5 * MINUTE_MS,
+        kafka_name="broker.session.timeout.ms",
+    )
+    default_replication_factor: int = _count(
+        3,
+        "Copies of each partition of a topic created without a number, the broker's own topics included; refused while "
+        "the cluster has never had so many brokers. A broker that is alone keeps one.",
+        maximum=1000,
+        kafka_name="default.replication.factor",
+    )
+    replica_lag_time_max_ms: int = _ms(
+        30 * SECOND_MS,
+        "A replica that has not caught up with its leader for this long leaves the in-sync set.",
+        minimum=SECOND_MS,
+        kafka_name="replica.lag.time.max.ms",
+    )
+    replica_fetch_wait_ms_max: int = _ms(
+        500,
+        "Longest wait for data in one fetch of a replica.",
+        maximum=MINUTE_MS,
+        kafka_name="replica.fetch.wait.max.ms",
+    )
+    replica_fetch_bytes_max: int = _bytes(
+        MIB,
+        "Bytes of one partition in one fetch of a replica (one batch always fits).",
+        maximum=GIB,
+        kafka_name="replica.fetch.max.bytes",
+    )
+    replica_fetch_response_bytes_max: int = _bytes(
+        10 * MIB,
+        "Bytes of all partitions in one fetch of a replica (one batch always fits).",
+        maximum=GIB,
+        kafka_name="replica.fetch.response.max.bytes",
+    )
+    replica_throttle_bytes_per_second: int = _bytes(
+        0,
+        "Bytes per second that replicas of this broker which are not in sync copy at most, all together. 0: as fast "
+        "as the disks go.",
+        minimum=0,
+    )
+
     # Stopping
     shutdown_drain_ms: int = _ms(
         5 * SECOND_MS, "How long requests being worked on may take to finish when stopping."
@@ -314,6 +401,7 @@ class Settings:
             raise ConfigError("in_flight_bytes_per_connection_max is larger than in_flight_bytes_max")
         if self.group_session_timeout_ms_min > self.group_session_timeout_ms_max:
             raise ConfigError("group_session_timeout_ms_min is larger than group_session_timeout_ms_max")
+        config_cluster.check(self)
 
     def origin(self, name: str) -> Origin:
         """Where the value of `name` came from. `topic_defaults.retention.ms` names one topic default."""
@@ -339,6 +427,21 @@ class Settings:
     def http_address(self) -> Address | None:
         """Where HTTP is listened on; None: off."""
         return parse_address("http_listen", self.http_listen) if self.http_listen else None
+
+    @property
+    def clustered(self) -> bool:
+        """Whether this broker is one of a cluster, with etcd deciding."""
+        return bool(self.etcd or self.etcd_join)
+
+    @property
+    def etcd_endpoints(self) -> tuple[str, ...]:
+        """The URLs of etcd, the one to try first in front; none for a broker that is alone."""
+        return config_cluster.endpoints(self)
+
+    @property
+    def replication_factor(self) -> int:
+        """Copies of each partition of a topic created without a number."""
+        return self.default_replication_factor if self.clustered else 1
 
 
 SPECIFICATIONS: Final[dict[str, Specification]] = {

@@ -382,9 +382,27 @@ class ConcurrentChange(Unavailable):
 
 
 class NotEnoughReplicas(Unavailable):
-    """Fewer in-sync replicas than min.insync.replicas."""
+    """Fewer in-sync replicas than min.insync.replicas: nothing was written."""
 
     kafka_code = 19
+
+
+class NotEnoughReplicasAfterAppend(Unavailable):
+    """Fewer in-sync replicas than min.insync.replicas, seen after the append: the batch may yet be committed."""
+
+    kafka_code = 20
+
+
+class OffsetNotAvailable(Unavailable):
+    """The new leader does not know yet how far its partition is committed (KIP-207)."""
+
+    kafka_code = 78
+
+
+class StaleBrokerEpoch(Unavailable):
+    """The request comes from a session of its broker that is over (KIP-903)."""
+
+    kafka_code = 77
 
 
 class QueueFull(Unavailable):

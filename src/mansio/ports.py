@@ -1,8 +1,9 @@
 """What touches the world, as protocols.
 
-Everything in Mansio that needs a disk, a clock, a timer, a thread or chance gets it through one of these, handed
-over at construction. `mansio.host` holds the real ones; `mansio.testing` the simulated ones. That is how the tests
-crash a disk between two writes, and how a simulator can run the shipped code on virtual time.
+Everything in Mansio that needs a disk, a clock, a timer, a thread, chance or another broker gets it through one of
+these, handed over at construction. `mansio.host` and `mansio.broker.peers` hold the real ones; `mansio.testing` the
+simulated ones. That is how the tests crash a disk between two writes, and how a simulator can run the shipped code on
+virtual time.
 
 Always true: nothing here does anything; no module below `broker` imports `os`, `time`, `random` or `threading` itself.
 """
@@ -118,6 +119,18 @@ class Random(Protocol):
     def bytes(self, length: int) -> bytes: ...
 
     def uniform(self, low: float, high: float) -> float: ...
+
+
+class Peers(Protocol):
+    """The other brokers, to be asked by their node id. A simulator carries the same bytes without a network."""
+
+    async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
+        """Ask a broker: a whole request as `mansio.wire` encodes it, its length first; the whole answer, without its
+        length. The correlation id in it is the implementation's to choose.
+
+        One request at a time and broker is what its caller may count on. Raises `ConnectionLost` when the broker cannot
+        be reached or the connection ended (the request may have been carried out), `RequestTimedOut`.
+        """
 
 
 class Timer(Protocol):

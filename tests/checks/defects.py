@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from checks.planted import Defect
+from checks.replication_defects import MORE_REPLICATION_DEFECTS, REPLICATION_DEFECTS
 
 COMPACTION = "tests/unit/log/test_compaction.py"
 PARTITION = "tests/unit/broker/test_partition.py"
@@ -103,6 +104,7 @@ DEFECTS = (
         "and newest.get(digest_of(key)) < header.base_offset + place.offset_delta",
         (f"{COMPACTION}::test_timestamps_of_the_broker_are_kept",),
     ),
+    *REPLICATION_DEFECTS,
 )
 
 MORE = (
@@ -318,7 +320,7 @@ MORE = (
     ),
     Defect(
         "readers see what is not synced",
-        "broker/partition.py",
+        "broker/partition_reads.py",
         "end = self.replica.high_watermark",
         "end = self.log.end_offset",
         PARTITION_ROOM,
@@ -326,14 +328,14 @@ MORE = (
     Defect(
         "waits are not ended by a failure",
         "broker/partition.py",
-        "self._end_waits(error)",
+        "self.end_waits(error)",
         "pass",
         PARTITION_ROOM,
     ),
     Defect(
         "parked readers are not woken",
-        "broker/partition.py",
-        "for wake in tuple(self._parked):",
+        "broker/partition_reads.py",
+        "for wake in (*self._parked, *self.parked_replicas):",
         "for wake in ():",
         PARTITION_ROOM,
     ),
@@ -347,8 +349,8 @@ MORE = (
     Defect(
         "a sync is not asked for",
         "broker/partition.py",
-        "self._syncer.request(self.log, urgent=urgent or bool(self._parked))",
-        "self._syncer.request(self.log, urgent=False)",
+        "self.syncer.request(self.log, urgent=urgent or bool(self._parked))",
+        "self.syncer.request(self.log, urgent=False)",
         PARTITION_ROOM,
     ),
     Defect(
@@ -526,4 +528,5 @@ MORE = (
         "last = totals.revision - 1",
         METADATA_ROOM,
     ),
+    *MORE_REPLICATION_DEFECTS,
 )

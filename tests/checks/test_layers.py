@@ -18,15 +18,40 @@ if TYPE_CHECKING:
 
 PACKAGE = ROOT / "src" / "mansio"
 
-PURE = ("wire", "state")
+PURE = (
+    "wire",
+    "state",
+    "cluster/model.py",
+    "cluster/patience.py",
+    "cluster/placement.py",
+    "cluster/plan.py",
+    "cluster/session.py",
+    "cluster/topic_plan.py",
+)
 """Neither an effect nor a port: bytes and values in, bytes and values out."""
 
 THROUGH_PORTS = (
     "log",
+    "cluster/changes.py",
+    "cluster/controller.py",
+    "cluster/membership.py",
+    "cluster/metadata.py",
+    "cluster/state.py",
     "broker/partition.py",
+    "broker/partition_reads.py",
+    "broker/roles.py",
+    "broker/replicating.py",
+    "broker/replication.py",
+    "broker/trimming.py",
+    "broker/in_sync.py",
     "broker/internal_topic.py",
+    "broker/internal_view.py",
+    "broker/clustering.py",
+    "broker/core.py",
+    "broker/residence.py",
     "broker/coordinators",
     "broker/follower.py",
+    "broker/fetcher.py",
 )
 """Disk, clock, timers, threads and chance only as objects of `mansio.ports`."""
 

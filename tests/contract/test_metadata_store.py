@@ -1,4 +1,4 @@
-"""What every metadata store promises. A store of another kind runs these unchanged: add its factory to `FACTORIES`.
+"""What every metadata store promises. A store of another kind runs these unchanged: add its factory to `run`.
 
 A factory is an async context manager: (directory of the test) -> an empty store with `events_kept` small enough that
 `fill_past_history` below compacts it.
@@ -7,10 +7,13 @@ A factory is an async context manager: (directory of the test) -> an empty store
 from __future__ import annotations
 
 import asyncio
+from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 
+from mansio.broker.loop import AsyncioScheduler
 from mansio.cluster.metadata import (
     Ambiguous,
     Compacted,
@@ -24,14 +27,18 @@ from mansio.cluster.metadata import (
     transact_surely,
 )
 from mansio.errors import ConcurrentChange, InvalidRequest, StorageError, Unavailable
+from mansio.host import HostClock
+from mansio.testing.metadata import ModelStore
+from support.etcd import store_as_new
 from support.metadata import DEADLINE_SECONDS, sqlite_store
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
     from mansio.cluster.metadata import MetadataStore
+    from support.etcd import Etcd
 
     Factory = Callable[[Path], AbstractAsyncContextManager[MetadataStore]]
     Check = Callable[[MetadataStore], Awaitable[None]]
@@ -44,16 +51,40 @@ def sqlite_file(directory: Path) -> AbstractAsyncContextManager[MetadataStore]:
     return sqlite_store(f"{directory}/metadata.sqlite3", events_kept=EVENTS_KEPT)
 
 
-FACTORIES: dict[str, Factory] = {"sqlite": sqlite_file}
+def on_etcd(etcd: Etcd) -> Factory:
+    return partial(store_as_new, etcd, events_kept=EVENTS_KEPT)
 
 
-@pytest.fixture(params=FACTORIES)
+def in_memory() -> Factory:
+    kept: list[ModelStore] = []
+
+    @asynccontextmanager
+    async def opened(_: Path) -> AsyncIterator[MetadataStore]:
+        scheduler = AsyncioScheduler(asyncio.get_running_loop())
+        if not kept:
+            kept.append(ModelStore(HostClock(), scheduler, events_kept=EVENTS_KEPT))
+        kept[0]._scheduler = scheduler  # opened again, on another loop
+        door = kept[0].door()
+        try:
+            yield door
+        finally:
+            await door.close()
+
+    return opened
+
+
+@pytest.fixture(params=["sqlite", "etcd", "in memory"])
 def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     """Run a coroutine function on a store. Called again in a test, it gets the same store, opened again."""
+    factory: Factory = sqlite_file
+    if request.param == "etcd":
+        factory = on_etcd(request.getfixturevalue("etcd"))
+    elif request.param == "in memory":
+        factory = in_memory()
 
     def run_check(check: Check) -> None:
         async def main() -> None:
-            async with asyncio.timeout(DEADLINE_SECONDS), FACTORIES[request.param](tmp_path) as store:
+            async with asyncio.timeout(DEADLINE_SECONDS), factory(tmp_path) as store:
                 await check(store)
 
         asyncio.run(main())
@@ -398,6 +429,32 @@ def test_lost_answer_and_another_writer_is_a_conflict_not_a_success(run: Run, af
 
         with pytest.raises(ConcurrentChange):
             await take_number(LosesAnswers(store, 1, after=after, meanwhile=other), "me")
+
+    run(check)
+
+
+def test_transaction_that_comes_through_late_is_known_as_our_own(run: Run) -> None:
+    """The first is still on its way when its key is read back, and makes the second fail."""
+
+    class ComesLate(LosesAnswers):
+        late: tuple[Sequence[Compare], Sequence[Put | Delete]] | None = None
+
+        async def transact(
+            self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
+        ) -> Transacted:
+            if self.late is None:
+                self.late = compares, operations
+                raise Ambiguous("the answer was lost")
+            await self.store.transact(*self.late)
+            return await self.store.transact(compares, operations)
+
+    async def check(store: MetadataStore) -> None:
+        done = await take_number(ComesLate(store, 0, after=False), "me")
+        entry = await store.get("/n")
+        assert entry is not None
+        assert done == (True, entry.mod_revision)
+        with pytest.raises(ConcurrentChange):
+            await take_number(ComesLate(store, 0, after=False), "another")
 
     run(check)
 

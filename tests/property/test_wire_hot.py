@@ -142,6 +142,7 @@ def test_fetch_request(version: int, seed: int, tags: bool) -> None:
         for topic in plain.get("forgotten_topics_data", ())
     ]
     replica_id = plain.get("replica_id", plain.get("replica_state", {}).get("replica_id", -1))
+    replica_epoch = plain.get("replica_state", {}).get("replica_epoch", -1)
     frame = memoryview(bytearray(b"\xaa" * 9 + data))
     request = fetch.decode_request(version, frame, 9)
     assert request == (
@@ -155,6 +156,7 @@ def test_fetch_request(version: int, seed: int, tags: bool) -> None:
         topics,
         forgotten,
         plain.get("rack_id", ""),
+        replica_epoch,
     )
     encoded = fetch.encode_request(
         version,
@@ -170,11 +172,19 @@ def test_fetch_request(version: int, seed: int, tags: bool) -> None:
         forgotten=forgotten,
         rack_id=request.rack_id,
         replica_id=replica_id,
+        replica_epoch=replica_epoch,
     )
     body = body_of_request(joined([encoded]), ApiKey.FETCH, version)
     assert fetch.decode_request(version, memoryview(body), 0) == request
     if not tags:
         assert body == data
+
+
+def diverging_of(part: dict[str, Any]) -> tuple[int, int] | None:
+    """The diverging epoch of a partition; None where it is not sent, which is what its default stands for."""
+    told = part.get("diverging_epoch", {})
+    diverging = (told.get("epoch", -1), told.get("end_offset", -1))
+    return None if diverging == (-1, -1) else diverging
 
 
 @pytest.mark.parametrize("version", FETCH)
@@ -200,6 +210,7 @@ def test_fetch_response(version: int, seed: int, tags: bool) -> None:
                     part.get("preferred_read_replica", -1),
                     len(part["records"] or b""),
                     part["records"] or b"",
+                    diverging_of(part),
                 )
                 for part in topic["partitions"]
             ],

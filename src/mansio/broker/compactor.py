@@ -17,7 +17,7 @@ import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mansio.broker.hold_hook import HoldHook
-from mansio.broker.partition import READ_COMMITTED
+from mansio.broker.partition_reads import READ_COMMITTED
 from mansio.broker.producer_hook import ProducerHook
 from mansio.errors import MansioError
 from mansio.log.compaction_filter import FOR_EVER

@@ -14,14 +14,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.broker.holds import BYTES, DISK, TIME
-from mansio.broker.partition import HIGH_WATERMARK
+from mansio.broker.trimming import HIGH_WATERMARK
 from mansio.errors import PolicyViolation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from mansio.broker.holds import Held, Holds
-    from mansio.broker.partition import Appended, Partition
+    from mansio.broker.partition import Partition
+    from mansio.broker.partition_hook import Appended
     from mansio.log.slices import SegmentInfo
     from mansio.ports import Clock
     from mansio.wire.records import BatchHeader
@@ -144,6 +145,8 @@ class HoldHook:
     def on_append(self, header: BatchHeader, base_offset: int) -> None: ...
 
     def on_committed(self, high_watermark: int) -> None: ...
+
+    def on_truncate(self, end_offset: int) -> None: ...
 
     def readable_end(self, isolation_level: int) -> int | None: ...
 

@@ -4,21 +4,29 @@ A coordinator keeps what it knows as a view of an internal topic. It never chang
 records here, and each is applied to the view in the order of the log. After a start `load` applies the log
 again, so the view after a crash is the view before it, less what was never durable.
 
+A single node has all partitions of the topic, from `start` on. In a cluster they come and go one by one, each with its
+leadership: `lead` loads what the log of the new leader says, `resign` takes exactly that out of the view again.
+
 Always true:
 * A record is applied right after its append, so the view's order is the log's order; it is *answered* only
   when committed. Who reads the view for somebody else waits for `committed` first, so nobody is told of a
-  state that a power loss could take back.
+  state that a power loss, or the next leader, could take back.
 * A checkpoint saves time, never data: it holds what the view holds, up to an offset that is committed. If it
-  is missing, torn, or beyond the log's end, the log is read from its start.
+  is missing, torn, or beyond the log's end, the log is read from its start. In a cluster there are none: the next
+  leader is another broker, which could only have an old one; to believe one, its log would have to be proved the same
+  up to there; and every follower would have to keep all tombstones for whoever might.
 * An unreadable record stops the load of its partition, and requests for it are refused: nothing is skipped.
+* What is loaded is applied only while this leadership lasts, however late the reading ends.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
+from mansio.broker.internal_view import HeldView, InternalPartition, View
 from mansio.broker.view_checkpoint import (
     CheckpointRoom,
     ViewCheckpoints,
@@ -30,13 +38,14 @@ from mansio.errors import (
     CoordinatorNotAvailable,
     CorruptLog,
     MansioError,
+    NotCoordinator,
     StorageError,
 )
 from mansio.logs import fields
 from mansio.wire.records import build_batch, check_stored_batch, read_records
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
     from mansio.ports import Clock, Promise, Scheduler
 
@@ -50,54 +59,20 @@ RECORDS_PER_TURN: Final = 2000
 
 RECORDS_PER_BATCH: Final = 1000
 
+LOAD_ATTEMPTS_MAX: Final = 3
+"""In a cluster the log is read while compaction may put other segments into the place of those being read."""
+
+LOAD_AGAIN_MS: Final = 200
+
 KeyValue = tuple[bytes, bytes | None]
-
-
-class PartitionLog(Protocol):
-    """What is needed of a partition's log."""
-
-    @property
-    def start_offset(self) -> int: ...
-
-    def batches(self, from_offset: int) -> Iterator[Any]: ...
-
-
-class InternalPartition(Protocol):
-    """What is needed of a partition: `mansio.broker.partition.Partition` has it."""
-
-    @property
-    def log(self) -> Any: ...
-
-    @property
-    def end_offset(self) -> int: ...
-
-    @property
-    def high_watermark(self) -> int: ...
-
-    def append(self, batch: Any, *, internal: bool = False) -> Any: ...
-
-    def committed(self, end_offset: int) -> Promise[None]: ...
-
-
-class View(Protocol):
-    """The state that an internal topic carries. `snapshot` may be slow to consume: what it yields late may be
-    newer than what it yielded first, which a replay from the snapshot's start puts right."""
-
-    def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:
-        """A record is in the log: take it over. No value: the key is deleted."""
-
-    def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
-        """Key and value of everything the view knows from partition `index`."""
-
-    def loaded(self, index: int) -> None:
-        """All records of partition `index` have been applied."""
 
 
 class InternalTopic:
     """One internal topic and its view. All methods belong to the broker's loop.
 
     `create` makes the topic if need be and returns its open partitions; it is called at most once at a time,
-    on the first write.
+    on the first write. `partition_count` is given in a cluster only: how many partitions the topic has by the metadata,
+    0 while there is none. Then what `create` returns does not count: partitions come by `lead`.
     """
 
     def __init__(
@@ -109,124 +84,222 @@ class InternalTopic:
         scheduler: Scheduler,
         clock: Clock,
         checkpoints: CheckpointRoom | None = None,
+        partition_count: Callable[[], int] | None = None,
     ) -> None:
         self.name = name
         self._view = view
         self._create = create
         self._scheduler = scheduler
         self._clock = clock
-        self._files = None if checkpoints is None else ViewCheckpoints(checkpoints, name, scheduler)
-        self._partitions: list[InternalPartition | StorageError] = []
+        self._count = partition_count
+        self._files: ViewCheckpoints | None = None
+        if checkpoints is not None and partition_count is None:
+            self._files = ViewCheckpoints(checkpoints, name, scheduler)
+        self._held: dict[int, HeldView] = {}
         self._started = False
-        self._loaded: set[int] = set()
-        self._failures: dict[int, MansioError] = {}
         self._creating: Promise[None] | None = None
-        self._appended_bytes: list[int] = []
-        self._checkpointing: set[int] = set()
-        self._tails: dict[int, int] = {}  # partition -> where a replay has to begin after the last checkpoint
+        self._to_load: deque[HeldView] = deque()
+        self._loading = False
 
     # ------------------------------------------------------------------ opening and loading
 
     @property
     def partition_count(self) -> int:
         """0 while the topic does not exist."""
-        return len(self._partitions)
+        return len(self._held) if self._count is None else self._count()
 
     async def start(self, partitions: Sequence[InternalPartition | StorageError]) -> None:
-        """Load what is there; none if the topic has not been created yet."""
-        await self._adopt(partitions)
+        """On a single node: load what is there; none if the topic has not been created yet."""
+        if self._count is None:
+            await self._adopt(partitions)
         self._started = True
 
     async def ready(self) -> None:
-        """Before a write: the topic exists. Creates it the first time."""
-        if not self._started:
-            raise CoordinatorLoadInProgress(f"{self.name} is being loaded")
-        while not self._partitions:
-            if self._creating is not None:
-                await self._creating
-                continue
-            self._creating = self._scheduler.promise()
-            try:
-                await self._adopt(await self._create())
-            finally:
-                creating, self._creating = self._creating, None
-                if not creating.done():
-                    creating.set_result(None)
+        """Before a write: the topic exists. Creates it the first time.
 
-    def _partition(self, index: int) -> InternalPartition:
-        partition = self._partitions[index]
-        if isinstance(partition, StorageError):  # it could not be opened
-            raise StorageError(partition.message)  # a new one: the frames of all who meet it are not kept
-        return partition
+        In a cluster `CoordinatorNotAvailable` where that cannot be done now, or somebody else is at it.
+        """
+        if self._count is not None:
+            await self._ready_in_cluster()
+            return
+        self.check_known()
+        while not self._held:
+            if self._creating is None:
+                await self._create_once()
+            else:
+                await self._creating
+
+    async def _ready_in_cluster(self) -> None:
+        if self.partition_count:
+            return
+        if self._creating is not None:
+            await self._creating
+        else:
+            try:
+                await self._create_once()
+            except MansioError as error:
+                logger.warning("internal topic not made", extra=fields(topic=self.name, reason=error))
+                raise CoordinatorNotAvailable(f"{self.name} cannot be made now: {error}") from error
+        if not self.partition_count:
+            raise CoordinatorNotAvailable(f"{self.name} is being made")
+
+    async def _create_once(self) -> None:
+        self._creating = self._scheduler.promise()
+        try:
+            partitions = await self._create()
+            if self._count is None:
+                await self._adopt(partitions)
+        finally:
+            creating, self._creating = self._creating, None
+            _settle(creating)
+
+    def lead(self, index: int, partition: InternalPartition, leader_epoch: int) -> None:
+        """In a cluster: this broker leads partition `index` in a new epoch. Load its view, after those that were asked
+        for before; what there is of an earlier leadership is forgotten."""
+        self.resign(index)
+        held = self._held[index] = HeldView(index, partition, leader_epoch)
+        self._to_load.append(held)
+        if not self._loading:
+            self._loading = True
+            self._scheduler.spawn(self._load_all(), name=f"load {self.name}")
+
+    def resign(self, index: int) -> None:
+        """In a cluster: this broker does not lead partition `index` any more, if it did."""
+        held = self._held.pop(index, None)
+        if held is not None:
+            held.gone = True
+            self._view.unload(index)
+
+    def leads(self, index: int, partition: InternalPartition, leader_epoch: int) -> bool:
+        """Whether the view of this partition is here, or on its way, for this leadership."""
+        held = self._held.get(index)
+        return held is not None and held.partition is partition and held.leader_epoch == leader_epoch
+
+    def check_known(self) -> None:
+        """Raise `CoordinatorLoadInProgress` or `NotCoordinator` while nobody here can know whether the topic exists."""
+        if self._count is not None:
+            if not self._count():
+                raise NotCoordinator(f"this broker knows of no {self.name}")
+        elif not self._started:
+            raise CoordinatorLoadInProgress(f"{self.name} is being loaded")
 
     def check_loaded(self, index: int) -> None:
-        """Raise `CoordinatorLoadInProgress` or `CoordinatorNotAvailable` unless the view of `index` is
-        whole.
+        """Raise `CoordinatorLoadInProgress`, `CoordinatorNotAvailable` or, in a cluster, `NotCoordinator` unless the
+        view of `index` is here and whole.
         """
-        if index in self._loaded:
+        held = self._held.get(index)
+        if held is not None and held.loaded:
+            partition = held.partition
+            if self._count is not None and not isinstance(partition, StorageError) and partition.outdated:
+                raise NotCoordinator(
+                    f"another broker may lead {self.name}-{index} by now, and know more than this one"
+                )
             return
-        if (failure := self._failures.get(index)) is not None:
-            message = f"{self.name}-{index} could not be loaded: {failure}"
-            raise CoordinatorNotAvailable(message) from failure
+        if held is None and self._count is not None:
+            raise NotCoordinator(f"this broker does not lead {self.name}-{index}")
+        if held is not None and held.failure is not None:
+            message = f"{self.name}-{index} could not be loaded: {held.failure}"
+            raise CoordinatorNotAvailable(message) from held.failure
         raise CoordinatorLoadInProgress(f"{self.name}-{index} is being loaded")
 
-    @property
-    def is_started(self) -> bool:
-        return self._started
+    def check_all_loaded(self) -> None:
+        """Raise as `check_loaded` unless the view of every partition that belongs here is whole."""
+        if self._count is None:
+            self.check_known()
+        for index in list(self._held):
+            self.check_loaded(index)
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the view is whole: every partition of the topic has been loaded, or there is none."""
-        return self._started and len(self._loaded) == len(self._partitions)
+        """Whether the view is whole: every partition of the topic has been loaded here, or there is none. In a cluster
+        that is so only where this broker leads them all."""
+        started = self._started or self._count is not None
+        loaded = sum(1 for held in self._held.values() if held.loaded)
+        return started and loaded == self.partition_count
 
     async def _adopt(self, partitions: Sequence[InternalPartition | StorageError]) -> None:
-        self._partitions = list(partitions)
-        self._appended_bytes = [0] * len(self._partitions)
-        for index in range(len(self._partitions)):
-            try:
-                await self._load(index)
-            except (MansioError, OSError) as error:
-                failure = error if isinstance(error, MansioError) else StorageError(str(error))
-                self._failures[index] = failure
-                logger.error("view not loaded", extra=fields(topic=self.name, partition=index, reason=error))
-            else:
-                self._loaded.add(index)
-                self._view.loaded(index)
+        self._held = {index: HeldView(index, partition) for index, partition in enumerate(partitions)}
+        for held in list(self._held.values()):
+            await self._try_load(held)
 
-    async def _load(self, index: int) -> None:
-        partition = self._partition(index)
-        position = partition.log.start_offset
-        if self._files is not None and (found := self._read_checkpoint(index)) is not None:
+    async def _load_all(self) -> None:
+        """One after the other: the groups of the first are served while the last still wait."""
+        try:
+            while self._to_load:
+                held = self._to_load.popleft()
+                for attempt in range(LOAD_ATTEMPTS_MAX):
+                    if attempt:
+                        await self._pause(LOAD_AGAIN_MS)
+                    if held.gone or await self._try_load(held):
+                        break
+        finally:
+            self._loading = False
+
+    async def _try_load(self, held: HeldView) -> bool:
+        try:
+            await self._load(held)
+        except (MansioError, OSError) as error:
+            if not held.gone:
+                held.failure = error if isinstance(error, MansioError) else StorageError(str(error))
+                known = fields(topic=self.name, partition=held.index, reason=error)
+                logger.error("view not loaded", extra=known)
+                if self._count is not None:
+                    self._view.unload(held.index)
+            return False
+        if not held.gone:
+            held.loaded, held.failure = True, None
+            self._view.loaded(held.index)
+        return True
+
+    async def _load(self, held: HeldView) -> None:
+        """Read all, then apply what is left of it; give up quietly when the leadership ends meanwhile."""
+        position = held.opened().log.start_offset
+        newest: dict[bytes, tuple[bytes, int]] = {}
+        if self._files is not None and (found := self._read_checkpoint(held)) is not None:
             position, pairs = found
-            for count, (key, value) in enumerate(pairs, start=1):
-                self._view.apply(index, key, value, position - 1)
-                if count % RECORDS_PER_TURN == 0:
-                    await self._breathe()
-        self._tails[index] = position
-        if position >= partition.end_offset:
-            return
+            newest = {key: (value, position - 1) for key, value in pairs}
+        held.tail = position
+        if position < held.opened().end_offset:
+            await self._read(held, position, newest)
+        for count, (key, (value, offset)) in enumerate(newest.items(), start=1):
+            if held.gone:
+                return
+            self._view.apply(held.index, key, value, offset)
+            if count % RECORDS_PER_TURN == 0:
+                await self._breathe()
+
+    async def _read(self, held: HeldView, position: int, newest: dict[bytes, tuple[bytes, int]]) -> None:
         since_breath = 0
-        for batch in partition.log.batches(position):
+        for batch in held.opened().log.batches(position):
             check_stored_batch(batch)  # a flipped bit must not become somebody's offset
             for record in read_records(batch, max_output_bytes=BATCH_OUTPUT_BYTES_MAX):
-                if record.offset >= position and record.key is not None:
-                    self._view.apply(index, record.key, record.value, record.offset)
                 since_breath += 1
-            self._appended_bytes[index] += len(batch)
+                if record.offset < position or record.key is None:
+                    continue
+                if record.value is None:
+                    newest.pop(record.key, None)
+                else:
+                    newest[record.key] = (record.value, record.offset)
+            held.appended_bytes += len(batch)
             if since_breath >= RECORDS_PER_TURN:
                 since_breath = 0
                 await self._breathe()
+                if held.gone:  # the log may have been cut since
+                    return
 
-    def replay_start(self, index: int) -> int:
+    def replay_start(self, index: int) -> int | None:
         """From which offset on the next start reads, over a checkpoint that knows what was deleted since as alive:
-        tombstones from here on must stay.
+        tombstones from here on must stay. None where every load reads all there is.
         """
-        return self._tails.get(index, 0)
+        if self._files is None:
+            return None
+        held = self._held.get(index)
+        return 0 if held is None else held.tail
 
-    def _read_checkpoint(self, index: int) -> tuple[int, list[tuple[bytes, bytes]]] | None:
+    def _read_checkpoint(self, held: HeldView) -> tuple[int, list[tuple[bytes, bytes]]] | None:
         assert self._files is not None
-        partition = self._partition(index)
-        data = self._files.read(index)
+        partition = held.opened()
+        data = self._files.read(held.index)
         if data is None:
             return None
         try:
@@ -234,15 +307,15 @@ class InternalTopic:
         except CorruptLog as error:
             logger.warning(
                 "view checkpoint not read; reading the log instead",
-                extra=fields(topic=self.name, partition=index, reason=error),
+                extra=fields(topic=self.name, partition=held.index, reason=error),
             )
             return None
         if not partition.log.start_offset <= end_offset <= partition.end_offset:
             logger.warning(
                 "view checkpoint is not of this log; reading the log instead",
-                extra=fields(topic=self.name, partition=index),
+                extra=fields(topic=self.name, partition=held.index),
             )
-            self._files.remove(index)  # the log must not grow up to it
+            self._files.remove(held.index)  # the log must not grow up to it
             return None
         return end_offset, pairs
 
@@ -251,6 +324,11 @@ class InternalTopic:
         self._scheduler.call_soon(_settle, turn)
         await turn
 
+    async def _pause(self, delay_ms: float) -> None:
+        over = self._scheduler.promise()
+        self._scheduler.call_later(delay_ms, _settle, over)
+        await over
+
     # ------------------------------------------------------------------ writing and reading
 
     def append(self, index: int, records: Sequence[KeyValue]) -> Promise[None]:
@@ -258,7 +336,8 @@ class InternalTopic:
         raises; then nothing was applied of that batch (of 1,000 records) or those after it. The topic must be
         `ready` and the partition loaded."""
         self.check_loaded(index)
-        partition = self._partition(index)
+        held = self._held[index]
+        partition = held.opened()
         now_ms = self._clock.wall_ms()
         for first in range(0, len(records), RECORDS_PER_BATCH):
             part = records[first : first + RECORDS_PER_BATCH]
@@ -266,51 +345,62 @@ class InternalTopic:
             base_offset = partition.append(batch, internal=True).base_offset
             for delta, (key, value) in enumerate(part):
                 self._view.apply(index, key, value, base_offset + delta)
-            self._appended_bytes[index] += len(batch)
-        if self._files is not None and self._appended_bytes[index] >= self._files.due_after_bytes(index):
+            held.appended_bytes += len(batch)
+        if self._files is not None and held.appended_bytes >= self._files.due_after_bytes(index):
             self._begin_checkpoint(index)
         return partition.committed(partition.end_offset)
 
     def is_committed(self, index: int) -> bool:
         """Whether everything the view of `index` holds is committed."""
-        partition = self._partition(index)
+        partition = self._held[index].opened()
         return partition.high_watermark >= partition.end_offset
 
     async def committed(self, index: int) -> None:
-        """Wait until everything the view of `index` holds now is committed; raise if it never will be."""
-        partition = self._partition(index)
+        """Wait until everything the view of `index` holds now is committed; raise if it never will be, as far as this
+        broker can tell."""
+        self.check_loaded(index)
+        held = self._held[index]
+        partition = held.opened()
         if partition.high_watermark < partition.end_offset:
             await partition.committed(partition.end_offset)
+        if held.gone:
+            raise NotCoordinator(f"this broker does not lead {self.name}-{index} any more")
 
     # ------------------------------------------------------------------ checkpoints
 
     async def close(self) -> None:
-        """Write the checkpoints that are not up to date, so that the next start reads little."""
-        for index in sorted(self._loaded):
-            if self._files is not None and self._tails.get(index) != self._partition(index).end_offset:
+        """Write the checkpoints that are not up to date, so that the next start reads little. In a cluster: resign."""
+        if self._count is not None:
+            for index in list(self._held):
+                self.resign(index)
+            return
+        for held in [one for one in self._held.values() if one.loaded]:
+            if self._files is not None and held.tail != held.opened().end_offset:
                 try:
-                    await self._checkpoint(index)
+                    await self._checkpoint(held.index)
                 except (MansioError, OSError) as error:
                     logger.warning(
                         "view checkpoint not written",
-                        extra=fields(topic=self.name, partition=index, reason=error),
+                        extra=fields(topic=self.name, partition=held.index, reason=error),
                     )
-        self._loaded.clear()
+        for held in self._held.values():
+            held.loaded = False
 
     def _begin_checkpoint(self, index: int) -> None:
-        if index not in self._checkpointing:
+        if not self._held[index].checkpointing:
             self._scheduler.spawn(self._checkpoint(index), name=f"checkpoint of {self.name}-{index}")
 
     async def _checkpoint(self, index: int) -> None:
         """The snapshot is taken in slices while writes go on. It is labelled with the offset it began at:
         what
         came later is either in it or replayed over it, with the same result."""
-        if self._files is None or index in self._checkpointing:
+        held = self._held[index]
+        if self._files is None or held.checkpointing:
             return
-        self._checkpointing.add(index)
+        held.checkpointing = True
         try:
-            partition = self._partition(index)
-            self._appended_bytes[index] = 0
+            partition = held.opened()
+            held.appended_bytes = 0
             end_offset = partition.end_offset
             pairs: list[tuple[bytes, bytes]] = []
             snapshot = self._view.snapshot(index)
@@ -319,9 +409,9 @@ class InternalTopic:
                 await self._breathe()
             await partition.committed(partition.end_offset)
             await self._files.write(index, encode_checkpoint(end_offset, pairs))
-            self._tails[index] = end_offset
+            held.tail = end_offset
         finally:
-            self._checkpointing.discard(index)
+            held.checkpointing = False
 
 
 def _settle(promise: Promise[None]) -> None:

@@ -3,9 +3,14 @@
 A bundle with one placement, leader epoch and in-sync set. Features that need to see or steer what happens here
 plug in as hooks (`PartitionHook`) kept in files of their own; the partition calls them and knows none of them.
 
+Here is what happens all the time: appends, commits, reads. The rest, by subject: `roles` (who leads), `replicating`
+(what leader and follower ask of each other), `trimming` (where the log begins). On a single node the partition leads
+from the start and nothing of the first two is ever called.
+
 Always true:
 * a record is readable only below the high watermark, and that is never above what fdatasync has covered;
 * a wait for a commit is answered exactly once: committed, or the error that ended it;
+* only a leader takes records from clients; no wait outlives the leader epoch it began in;
 * after the log failed, no append succeeds and no later commit is reported.
 """
 
@@ -13,8 +18,9 @@ from __future__ import annotations
 
 from collections import deque
 from operator import itemgetter
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from mansio.broker import replicating, roles, trimming
 from mansio.broker.append_rules import (
     CONTROL_OR_TRANSACTIONAL,
     AppendRules,
@@ -23,97 +29,57 @@ from mansio.broker.append_rules import (
     refuse_timestamps,
     refused_by_disk,
 )
+from mansio.broker.partition_hook import Appended
+from mansio.broker.partition_reads import ReadablePartition
 from mansio.broker.record_rules import check_keys
-from mansio.broker.trouble import UNKNOWN_OFFSET, Trouble
+from mansio.broker.trouble import Trouble
 from mansio.cluster import topic_config
 from mansio.errors import (
-    CorruptLog,
     DiskFull,
     FencedLeaderEpoch,
     LogFailed,
     MansioError,
     NotLeaderOrFollower,
-    OffsetOutOfRange,
+    OffsetNotAvailable,
     StorageError,
     UnknownLeaderEpoch,
 )
 from mansio.wire.records import TimestampType, check_batch, read_header, with_log_append_time
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable
     from uuid import UUID
 
+    from mansio.broker.partition_hook import PartitionHook
     from mansio.cluster.topic_config import TopicSettings
-    from mansio.log.log import Log, LogSlice
+    from mansio.log.log import Log
     from mansio.log.sync import Syncer
     from mansio.ports import Buffer, Clock, Promise, Scheduler
-    from mansio.state.replica import ReplicaProgress
+    from mansio.state.replica import Following, ReplicaProgress
     from mansio.wire.records import BatchHeader
-
-READ_UNCOMMITTED = 0
-READ_COMMITTED = 1
-HIGH_WATERMARK = -1  # as an offset in DeleteRecords
 
 H = TypeVar("H")
 
 
-class Appended(NamedTuple):
-    """What an append did. `append_time_ms` is -1 unless the topic stamps log-append time."""
-
-    base_offset: int
-    end_offset: int
-    append_time_ms: int
-    duplicate: bool
-
-
-class PartitionHook(Protocol):
-    """A feature's view into one partition. Every method runs on the broker's loop and must not block."""
-
-    def before_append(self, header: BatchHeader) -> Appended | None:
-        """Refuse the batch by raising, answer it without an append (a duplicate), or let it pass with None."""
-
-    def on_append(self, header: BatchHeader, base_offset: int) -> None:
-        """The batch is in the log (not yet durable)."""
-
-    def on_committed(self, high_watermark: int) -> None:
-        """Everything below is durable and readable."""
-
-    def on_trim(self, start_offset: int) -> None:
-        """Records below are gone."""
-
-    def readable_end(self, isolation_level: int) -> int | None:
-        """A bound on what a reader may see, below the high watermark; None for no bound."""
-
-    def retention_floor(self) -> int | None:
-        """Records from here on must be kept, whatever retention says; None for no wish."""
-
-    def close(self) -> None:
-        """The partition closes cleanly: save what saves time later."""
-
-
-class Partition:
+class Partition(ReadablePartition):
     """See the module. All methods belong to the broker's loop."""
 
     __slots__ = (
-        "_before_append",
-        "_broker_id",
-        "_clock",
         "_commit_waits",
-        "_hooks",
-        "_on_append",
-        "_parked",
-        "_readable_ends",
-        "_scheduler",
-        "_syncer",
-        "_trouble",
+        "_refuses",
+        "_settings",
+        "after_append",
+        "before_append",
+        "broker_id",
+        "clock",
         "closed",
-        "index",
+        "durable_waits",
+        "hooks",
         "internal",
-        "log",
-        "replica",
+        "leads",
+        "on_joinable",
         "rules",
-        "settings",
-        "topic",
+        "scheduler",
         "topic_id",
     )
 
@@ -126,7 +92,7 @@ class Partition:
         broker_id: int,
         log: Log,
         syncer: Syncer,
-        replica: ReplicaProgress,
+        replica: ReplicaProgress | Following,
         rules: AppendRules,
         clock: Clock,
         scheduler: Scheduler,
@@ -135,91 +101,123 @@ class Partition:
         trouble: Trouble | None = None,
     ) -> None:
         """`settings`: what is in force for the topic; `internal`: the broker's own, which clients may not write;
-        `trouble`: who is told of damage and of a full disk.
+        `trouble`: who is told of damage and of a full disk; `replica`: in a cluster a `Following` of nobody, until
+        `lead` or `follow`.
         """
-        self.topic = topic
+        super().__init__(topic, index, log, replica, syncer, trouble or Trouble(clock))
         self.internal = internal
         self.topic_id = topic_id
-        self.index = index
-        self.log = log
-        self.replica = replica
         self.rules = rules
-        self.settings = settings or topic_config.resolve({}, {}, 1)
+        self._settings = settings or topic_config.resolve({}, {}, 1)
         self.closed = False
-        self._broker_id = broker_id
-        self._syncer = syncer
-        self._clock = clock
-        self._scheduler = scheduler
-        self._trouble = trouble or Trouble(clock)
-        self._hooks: list[PartitionHook] = []
-        self._before_append: list[Callable[[BatchHeader], Appended | None]] = []
-        self._on_append: list[Callable[[BatchHeader, int], None]] = []
-        self._readable_ends: list[Callable[[int], int | None]] = []
+        self.broker_id = broker_id
+        self.clock = clock
+        self.scheduler = scheduler
+        self.hooks: list[PartitionHook] = []
+        self.before_append: list[Callable[[BatchHeader], Appended | None]] = []
+        self.after_append: list[Callable[[BatchHeader, int], None]] = []
         self._commit_waits: deque[tuple[int, Callable[[MansioError | None], None]]] = deque()
-        self._parked: dict[Callable[[], None], None] = {}
-        log.on_durable = self._durable
+        self.durable_waits: list[tuple[int, Callable[[], None]]] = []
+        self.on_joinable: Callable[[Partition, int], None] | None = None
+        """Told of a follower that has all it needs to be in sync, and is not."""
+        self.leads = False
+        self._refuses = True
+        self.take_role(replica)
         log.on_failure = self._failed
 
     def plug_in(self, hook: PartitionHook, *, on_path: bool = True) -> None:
         """Let a feature see and steer this partition. `on_path` False: it has no say in appends and reads, so they do
         not ask it.
         """
-        self._hooks.append(hook)
+        self.hooks.append(hook)
         if on_path:
-            self._before_append.append(hook.before_append)
-            self._on_append.append(hook.on_append)
+            self.before_append.append(hook.before_append)
+            self.after_append.append(hook.on_append)
             self._readable_ends.append(hook.readable_end)
 
     def plugged_in(self, kind: type[H]) -> H | None:
         """The hook of this class, if there is one."""
-        return next((hook for hook in self._hooks if isinstance(hook, kind)), None)
+        return next((hook for hook in self.hooks if isinstance(hook, kind)), None)
 
     @property
-    def name(self) -> str:
-        return f"{self.topic}-{self.index}"
+    def settings(self) -> TopicSettings:
+        return self._settings
 
-    @property
-    def leader_epoch(self) -> int:
-        return self.replica.leader_epoch
+    @settings.setter
+    def settings(self, settings: TopicSettings) -> None:
+        self._settings = settings
+        roles.settings_changed(self)
 
-    @property
-    def start_offset(self) -> int:
-        return self.log.start_offset
+    # Who leads (see `roles`)
 
-    @property
-    def end_offset(self) -> int:
-        return self.log.end_offset
+    def lead(
+        self,
+        leader_epoch: int,
+        *,
+        in_sync: Iterable[int],
+        replicas: Iterable[int],
+        gate: Callable[[], bool] | None = None,
+    ) -> None:
+        """Lead from now on. `gate`: is this broker's session sure to live? While it is not, nothing is committed and
+        nothing taken.
 
-    @property
-    def high_watermark(self) -> int:
-        return self.replica.high_watermark
+        Raises `FencedLeaderEpoch` for an epoch that is over, or in which this log was written before this broker was
+        started: whatever that one lost would be given out again under the same epoch. `LogFailed`.
+        """
+        roles.lead(self, leader_epoch, frozenset(in_sync), frozenset(replicas), gate)
+
+    def follow(self, leader: int, leader_epoch: int) -> None:
+        """Copy this broker's log from now on; -1: nobody leads. `FencedLeaderEpoch` for an epoch that is over."""
+        roles.follow(self, leader, leader_epoch)
+
+    def resign(self) -> None:
+        """Lead no more, and follow nobody, until the next epoch."""
+        roles.follow(self, roles.NOBODY, self.replica.leader_epoch)
+
+    def take_role(self, replica: ReplicaProgress | Following) -> None:
+        """Everything about who leads that appends and commits look at, as it follows from `replica`."""
+        self.replica = replica
+        self.leads = roles.is_leader(replica)
+        self._refuses = self.closed or not self.leads or roles.is_under_min(replica)
+        self.log.on_durable = self._durable if self.leads else self._durable_as_follower
+
+    def check_leads(self) -> None:
+        """Raise `NotLeaderOrFollower` unless clients are served here."""
+        if self.closed or not self.leads:
+            raise roles.not_leader(self)
+
+    def check_complete(self) -> None:
+        """Raise `OffsetNotAvailable` while a new leader may not know all that was committed before it (KIP-207)."""
+        if roles.is_leader(self.replica) and not self.replica.complete:
+            raise OffsetNotAvailable(f"{self.name}: its new leader does not know yet what is committed")
 
     def check_leader_epoch(self, epoch: int) -> None:
         """KIP-320: whoever knows another leader epoch must refresh its metadata first. -1: the client knows none."""
         current = self.replica.leader_epoch
-        if epoch in (-1, current):
-            return
-        if epoch < current:
-            raise FencedLeaderEpoch(f"{self.name}: leader epoch {epoch} is older than {current}")
-        raise UnknownLeaderEpoch(f"{self.name}: leader epoch {epoch} is newer than {current}")
+        if epoch not in (-1, current):
+            if epoch < current:
+                raise FencedLeaderEpoch(f"{self.name}: leader epoch {epoch} is older than {current}")
+            raise UnknownLeaderEpoch(f"{self.name}: leader epoch {epoch} is newer than {current}")
+        if not self.leads:
+            raise roles.not_leader(self)
 
     # Writing
 
     def append(self, batch: Buffer, *, internal: bool = False, urgent: bool = True) -> Appended:
-        """Append one closed batch, or raise why not. `urgent`: somebody waits for it to be durable.
+        """Append one closed batch, or raise why not. `urgent`: somebody waits for it to be committed (acks=all).
 
         `internal` is for the broker's own batches: no size limit of the topic, control batches allowed.
         """
         header = check_batch(batch)
         rules = self.rules
         by_client = rules.timestamp_type is TimestampType.CREATE
+        if self._refuses:
+            roles.refuse_append(self, internal=internal, urgent=urgent)
         if not internal:
-            if self.closed:
-                raise NotLeaderOrFollower(f"{self.name} is closed on this broker")
             if len(batch) > rules.message_bytes_max or header.attributes & CONTROL_OR_TRANSACTIONAL:
                 refuse(self.name, rules, header)
             if by_client:
-                now_ms = self._clock.wall_ms()
+                now_ms = self.clock.wall_ms()
                 if (
                     header.max_timestamp_ms > now_ms + rules.timestamp_after_max_ms
                     or 0 <= header.base_timestamp_ms < now_ms - rules.timestamp_before_max_ms
@@ -227,7 +225,7 @@ class Partition:
                     refuse_timestamps(self.name, rules, batch, header, now_ms)
         if self.log.failure is not None:
             raise self._log_failed(self.log.failure)  # also for a repeat: what was not durable never will be
-        for before in self._before_append:
+        for before in self.before_append:
             if (known := before(header)) is not None:
                 return known._replace(append_time_ms=-1) if by_client else known
         if rules.keys_needed and not internal:
@@ -235,17 +233,17 @@ class Partition:
         append_time_ms = -1
         front = None
         if not by_client:
-            append_time_ms = self._clock.wall_ms()
+            append_time_ms = self.clock.wall_ms()
             front = with_log_append_time(batch, header, append_time_ms)
         try:
             base_offset = self.log.append(batch, header, self.replica.leader_epoch, front=front)
         except StorageError as error:
-            raise self._refused_by_disk(error) from error
+            raise self.refused_by_disk(error) from error
         if front is not None:
             header = read_header(front)  # what was written, for whoever remembers it
-        for after in self._on_append:
+        for after in self.after_append:
             after(header, base_offset)
-        self._syncer.request(self.log, urgent=urgent or bool(self._parked))
+        self.syncer.request(self.log, urgent=urgent or bool(self._parked))
         return Appended(base_offset, base_offset + header.last_offset_delta + 1, append_time_ms, False)
 
     @property
@@ -257,28 +255,44 @@ class Partition:
         """An error of its own each time: one that is raised again and again would keep the frames of all who met it."""
         return log_failed(self.name, failed)
 
-    def _refused_by_disk(self, error: StorageError) -> StorageError:
+    def refused_by_disk(self, error: StorageError) -> StorageError:
         """What the client is told of an append that the log refused: which of the ways of a disk it was."""
         if (failure := self.failure) is not None:
             return failure
         refusal = refused_by_disk(self.name, error)
         if isinstance(refusal, DiskFull):
-            self._trouble.no_room(self.topic, self.index, refusal)
-            if self._found_room not in self._on_append:
-                self._on_append = [*self._on_append, self._found_room]
+            self.trouble.no_room(self.topic, self.index, refusal)
+            self.add_after_append(self._room_found)
         return refusal
 
-    def _found_room(self, header: BatchHeader, base_offset: int) -> None:
+    def _room_found(self, header: BatchHeader, base_offset: int) -> None:
         """The first append that goes well after one that found no room."""
         del header, base_offset
-        self._on_append = [hook for hook in self._on_append if hook != self._found_room]
-        self._trouble.room(self.topic, self.index)
+        self.remove_after_append(self._room_found)
+        self.trouble.room(self.topic, self.index)
+
+    def add_after_append(self, call: Callable[[BatchHeader, int], None]) -> None:
+        """Have it called after each append, for a while: whoever does not need it must not pay for it."""
+        if call not in self.after_append:
+            self.after_append = [*self.after_append, call]
+
+    def remove_after_append(self, call: Callable[[BatchHeader, int], None]) -> None:
+        self.after_append = [one for one in self.after_append if one != call]
+
+    def wake_replicas(self, header: BatchHeader, base_offset: int) -> None:
+        """There is an append that followers wait for."""
+        del header, base_offset
+        for wake in tuple(self.parked_replicas):
+            wake()
 
     def wait_committed(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> bool:
-        """True if everything below `end_offset` is committed now. Otherwise `callback` is called once, later,
-        with None or with the error that means it never will be."""
+        """True if everything below `end_offset` is committed now. Otherwise `callback` is called once, later (where
+        nobody leads, at once), with None or with the error that means it never will be."""
         if end_offset <= self.replica.high_watermark:
             return True
+        if not self.leads:
+            callback(roles.not_leader(self))
+            return False
         waits = self._commit_waits
         waits.append((end_offset, callback))
         if (
@@ -289,7 +303,7 @@ class Partition:
 
     def committed(self, end_offset: int) -> Promise[None]:
         """A promise kept when everything below `end_offset` is durable on every in-sync replica."""
-        promise: Promise[None] = self._scheduler.promise()
+        promise: Promise[None] = self.scheduler.promise()
 
         def settle(error: MansioError | None) -> None:
             if promise.done():
@@ -306,99 +320,44 @@ class Partition:
         return promise
 
     def _durable(self, end_offset: int) -> None:
-        if not self.replica.durable(self._broker_id, end_offset):
-            return
+        if self.replica.durable(end_offset):
+            self.advanced()
+
+    def _durable_as_follower(self, end_offset: int) -> None:
+        if self.replica.durable(end_offset):
+            self.advanced()
+        replicating.tell_durable(self, end_offset)
+
+    def advanced(self) -> None:
+        """The high watermark moved: tell everybody who waits for that."""
         high_watermark = self.replica.high_watermark
-        for hook in self._hooks:
+        for hook in self.hooks:
             hook.on_committed(high_watermark)
         waits = self._commit_waits
         while waits and waits[0][0] <= high_watermark:
             waits.popleft()[1](None)
-        self._wake()
+        self.wake()
 
     def _failed(self, error: StorageError) -> None:
         error = self.failure or error
-        self._end_waits(error)
-        self._wake()
+        self.end_waits(error)
+        self.wake()
 
-    def _end_waits(self, error: MansioError) -> None:
+    def end_waits(self, error: MansioError) -> None:
+        """Nothing that is waited for now will be committed, as far as this broker can tell."""
         waits, self._commit_waits = self._commit_waits, deque()
         for _, callback in waits:
             callback(error)
-
-    # Reading
-
-    def readable_end(self, isolation_level: int = READ_UNCOMMITTED) -> int:
-        """The offset below which a reader of this isolation level may read."""
-        end = self.replica.high_watermark
-        for readable_end in self._readable_ends:
-            bound = readable_end(isolation_level)
-            if bound is not None and bound < end:
-                end = bound
-        return end
-
-    def read(self, offset: int, max_bytes: int, isolation_level: int = READ_UNCOMMITTED) -> LogSlice | None:
-        """Whole batches from the one that holds `offset`, below the readable end; None when there are none yet.
-
-        An offset between the readable end and the end of the log is legal and simply has nothing to show.
-        """
-        limit = self.readable_end(isolation_level)
-        if offset >= limit:
-            if offset > self.log.end_offset:
-                raise OffsetOutOfRange(
-                    f"{self.name}: offset {offset} is beyond the end of the log, {self.log.end_offset}"
-                )
-            return None
-        try:
-            return self.log.read(offset, max_bytes, limit)
-        except CorruptLog as error:
-            self._trouble.corrupt(self.topic, self.index, offset, error)
-            raise
-
-    def first_at(self, timestamp_ms: int, limit_offset: int) -> tuple[int, int, int] | None:
-        """(offset, timestamp in ms, leader epoch) of the first record at or after a moment, below `limit_offset`."""
-        try:
-            return self.log.offset_for_time(timestamp_ms, limit_offset)
-        except CorruptLog as error:
-            self._trouble.corrupt(self.topic, self.index, UNKNOWN_OFFSET, error)
-            raise
-
-    def latest_timestamp(self, limit_offset: int) -> tuple[int, int, int] | None:
-        """The same of the first record with the largest timestamp (KIP-734)."""
-        try:
-            return self.log.max_timestamp(limit_offset)
-        except CorruptLog as error:
-            self._trouble.corrupt(self.topic, self.index, UNKNOWN_OFFSET, error)
-            raise
-
-    def park(self, wake: Callable[[], None]) -> None:
-        """Call `wake` whenever more may be readable, until `unpark`.
-
-        What is in the log and not yet synced is made durable now: somebody waits for it.
-        """
-        self._parked[wake] = None
-        if self.log.end_offset > self.replica.high_watermark:
-            self._syncer.request(self.log, urgent=True)
-
-    def unpark(self, wake: Callable[[], None]) -> None:
-        self._parked.pop(wake, None)
-
-    def _wake(self) -> None:
-        for wake in tuple(self._parked):
-            wake()
+        replicating.tell_durable(self, None)
 
     # Keeping and ending
 
     def trim(self, start_offset: int) -> None:
-        """Give up records below `start_offset` (at most the high watermark); whole segments leave the disk."""
-        if not self.log.start_offset <= start_offset <= self.replica.high_watermark:
-            raise OffsetOutOfRange(
-                f"{self.name}: cannot trim to {start_offset}, outside "
-                f"[{self.log.start_offset}, {self.replica.high_watermark}]"
-            )
-        self.log.trim_to(start_offset)
-        for hook in self._hooks:
-            hook.on_trim(start_offset)
+        """Give up records below `start_offset` (at most the high watermark); whole segments leave the disk.
+
+        Raises `NotLeaderOrFollower`, `OffsetOutOfRange`.
+        """
+        trimming.trim(self, start_offset)
 
     def delete_records(self, before_offset: int) -> Promise[int]:
         """Give up the records below an offset (-1: the high watermark) because somebody asked for it (KIP-107).
@@ -407,57 +366,30 @@ class Partition:
         happens then. Nothing a feature still needs (`retention_floor`) is given up. Raises `OffsetOutOfRange`,
         `NotLeaderOrFollower`, `StorageError`.
         """
-        if self.closed:
-            raise NotLeaderOrFollower(f"{self.name} is closed on this broker")
-        if (failure := self.failure) is not None:
-            raise failure
-        high_watermark = self.replica.high_watermark
-        if before_offset == HIGH_WATERMARK:
-            before_offset = high_watermark
-        if not 0 <= before_offset <= high_watermark:
-            raise OffsetOutOfRange(
-                f"{self.name}: records can be deleted below {high_watermark}, the high watermark, not {before_offset}"
-            )
-        promise: Promise[int] = self._scheduler.promise()
-
-        def kept(error: StorageError | None) -> None:
-            if promise.done():
-                return
-            if error is None:
-                promise.set_result(self.log.start_offset)
-            else:
-                promise.set_exception(error)
-
-        start_offset = min(before_offset, *self._floors(), high_watermark)
-        if start_offset > self.log.start_offset:
-            self.trim(start_offset)
-        self._syncer.keep_start(self.log, kept)
-        return promise
+        return trimming.delete_records(self, before_offset)
 
     def roll(self) -> None:
         """Begin a new segment, so that the one before can be let go as a whole."""
         self.log.roll()
-        self._syncer.request(self.log, urgent=False)
+        self.syncer.request(self.log, urgent=False)
 
     def retention_floor(self) -> int | None:
         """The lowest offset any feature still needs; retention must not pass it."""
-        return min(self._floors(), default=None)
-
-    def _floors(self) -> Iterator[int]:
-        for hook in self._hooks:
-            if (floor := hook.retention_floor()) is not None:
-                yield floor
+        return min(trimming.floors(self), default=None)
 
     def close(self, *, save: bool = True) -> None:
         """Take no more; end all waits. With `save`, hooks keep what makes the next start quick."""
         if self.closed:
             return
-        self.closed = True
+        self.closed = self._refuses = True
         if save:
-            for hook in self._hooks:
+            for hook in self.hooks:
                 hook.close()
-        self._hooks.clear()  # one that knows its partition would keep the files open until the collector comes by
-        self._end_waits(NotLeaderOrFollower(f"{self.name} was closed on this broker"))
-        self._wake()
+        self.hooks.clear()  # one that knows its partition would keep the files open until the collector comes by
+        self.end_waits(NotLeaderOrFollower(f"{self.name} was closed on this broker"))
+        self.wake()
         self._parked.clear()
-        self._trouble.forget(self.topic, self.index)
+        self.parked_replicas.clear()
+        self.remove_after_append(self.wake_replicas)
+        self.on_joinable = None
+        self.trouble.forget(self.topic, self.index)

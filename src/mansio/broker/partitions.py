@@ -6,6 +6,8 @@ Owns the directories under `<data>/topics/`. A directory is named after the topi
 Two steps, because a creation has two: `open_partitions` recovers or makes the logs, `serve` lets clients find them
 once the metadata says the topic is live.
 
+In a cluster only the partitions that are placed on this broker are opened; who leads them is for `residence` to apply.
+
 Always true: a partition can be found only when its log is open and its topic live; files are deleted only for a topic
 whose deletion is durable in the metadata. A directory the metadata does not know is reported and left alone.
 """
@@ -22,22 +24,26 @@ from mansio.broker.hold_hook import HoldHook
 from mansio.broker.holds import Holds
 from mansio.broker.partition import Partition
 from mansio.broker.producer_hook import ProducerHook
+from mansio.broker.served import ServedPartitions, ServedTopic
 from mansio.broker.trouble import Trouble
 from mansio.cluster import topic_config
-from mansio.errors import CorruptLog, MansioError, StorageError, UnknownTopicId, UnknownTopicOrPartition
+from mansio.errors import (
+    CorruptLog,
+    StorageError,
+)
 from mansio.log.closing import keep_house
 from mansio.log.log import Log
 from mansio.log.opening import OpenRequest, open_logs
 from mansio.log.settings import LogSettings
 from mansio.logs import fields
-from mansio.state.replica import ReplicaProgress
+from mansio.state.replica import NOBODY, Following, ReplicaProgress
 from mansio.wire.records import TimestampType
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from uuid import UUID
 
-    from mansio.cluster.state import Topic, TopicChange
+    from mansio.cluster.state import PartitionState, Topic, TopicChange
     from mansio.cluster.topic_config import TopicSettings
     from mansio.config import Settings
     from mansio.log.files import FileCache
@@ -63,18 +69,7 @@ def topic_directory(data_dir: str, topic: Topic) -> str:
     return f"{data_dir}/topics/{topic.name[:NAME_BYTES_IN_DIRECTORY]}.{tag}"
 
 
-class ServedTopic:
-    """A live topic and its partitions, by index."""
-
-    __slots__ = ("partitions", "topic")
-
-    def __init__(self, topic: Topic, partitions: list[Partition | StorageError]) -> None:
-        self.topic = topic
-        self.partitions = partitions
-        """In the place of a partition that could not be opened stands the reason."""
-
-
-class PartitionSet:
+class PartitionSet(ServedPartitions):
     """See the module. Everything but the work handed to the threads runs on the broker's loop."""
 
     def __init__(
@@ -89,7 +84,9 @@ class PartitionSet:
         sync_thread: Background,
         file_thread: Background,
     ) -> None:
+        super().__init__()
         self._settings = settings
+        self._clustered = settings.clustered
         self._disk = disk
         self._clock = clock
         self._scheduler = scheduler
@@ -101,69 +98,20 @@ class PartitionSet:
         self.holds = Holds()
         self._opening: Promise[None] | None = None
         self._opened: dict[UUID, dict[int, Partition | StorageError]] = {}
-        self._by_name: dict[str, ServedTopic] = {}
-        self._by_id: dict[bytes, ServedTopic] = {}
 
-    # Finding
-
-    def find(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
-        """By name, or by id where the request carries ids. Raises `UnknownTopicOrPartition` / `UnknownTopicId`."""
-        if topic is not None:
-            found = self._by_name.get(topic)
-            if found is None:
-                raise UnknownTopicOrPartition(f"there is no topic {topic!r} here")
-        else:
-            found = self._by_id.get(topic_id or b"")
-            if found is None:
-                raise UnknownTopicId(f"no topic here has the id {(topic_id or b'').hex()}")
-        if not 0 <= index < len(found.partitions):
-            raise UnknownTopicOrPartition(f"topic {found.topic.name!r} has no partition {index}")
-        partition = found.partitions[index]
-        if isinstance(partition, StorageError):  # raised anew: the frames of all who meet it are not kept
-            kind = CorruptLog if isinstance(partition, CorruptLog) else StorageError
-            raise kind(f"{found.topic.name}-{index} is not open: {partition.message}")
-        return partition
-
-    def get(self, topic: str, index: int) -> Partition | None:
-        """The partition, or None where there is none to be had."""
-        try:
-            return self.find(topic, None, index)
-        except MansioError:
-            return None
-
-    def of(self, topic: str) -> list[Partition]:
-        """All partitions of a topic, none if there is no such topic. Raises the error of one that is not open."""
-        found = self._by_name.get(topic)
-        return (
-            [] if found is None else [self.find(topic, None, index) for index in range(len(found.partitions))]
-        )
-
-    def __iter__(self) -> Iterator[Partition]:
-        """The partitions that are open."""
-        for topic in self._by_name.values():
-            for partition in topic.partitions:
-                if isinstance(partition, Partition):
-                    yield partition
-
-    def __len__(self) -> int:
-        return sum(len(topic.partitions) for topic in self._by_name.values())
-
-    def failures(self) -> dict[str, StorageError]:
-        """Every partition that takes no writes, by name, and why."""
-        found: dict[str, StorageError] = {}
-        for served in self._by_name.values():
-            for index, partition in enumerate(served.partitions):
-                failure = partition if isinstance(partition, StorageError) else partition.log.failure
-                if failure is not None:
-                    found[f"{served.topic.name}-{index}"] = failure
-        return found
+    def kept(self, topic: Topic) -> list[Partition | StorageError | None]:
+        """What is open of a topic, by index, whether or not it is served; or why it could not be opened."""
+        opened = self._opened.get(topic.topic_id, {})
+        return [opened.get(index) for index in range(len(topic.partitions))]
 
     # Opening and serving
 
-    async def open_known(self, topics: Sequence[Topic]) -> None:
+    async def open_known(
+        self, topics: Sequence[Topic], is_new: Callable[[PartitionState], bool] = lambda _: False
+    ) -> None:
         """At start: open and serve the live topics. A log that cannot be opened keeps its own partition from being
-        served, and nobody else's."""
-        for topic, index, error in await self._open(_all_of(topics), known=True):
+        served, and nobody else's. `is_new`: may a partition of which there is no directory never have had one?"""
+        for topic, index, error in await self._open(self._kept_here(topics), is_new):
             logger.error(
                 "partition not served", extra=fields(topic=topic.name, partition=index, reason=error)
             )
@@ -177,13 +125,27 @@ class PartitionSet:
 
         Raises the first `StorageError`; those that are open by then stay so.
         """
-        for _, _, error in await self._open(_all_of([topic]), known=False):
+        for _, _, error in await self._open(self._kept_here([topic])):
             raise error
 
-    async def _open(self, wanted: Sequence[Wanted], *, known: bool) -> list[tuple[Topic, int, StorageError]]:
+    async def renew(self, topic: Topic, index: int) -> None:
+        """Begin a partition anew whose log could not be opened: its directory is set aside, replacing what was set
+        aside before. Raises `StorageError`."""
+        opened = self._opened.get(topic.topic_id, {})
+        if isinstance(opened.get(index), StorageError):
+            directory = f"{self._directory(topic)}/{index}"
+            await self._off_loop(partial(_set_aside, self._disk, directory), self._file_thread)
+            opened.pop(index, None)
+        for _, _, error in await self._open([(topic, index)]):
+            opened[index] = error
+            raise error
+
+    async def _open(
+        self, wanted: Sequence[Wanted], is_new: Callable[[PartitionState], bool] = lambda _: True
+    ) -> list[tuple[Topic, int, StorageError]]:
         """Making and recovering logs waits for the disk, so it is done off the loop, some hundred at a time.
 
-        `known`: they were made before, so a directory that is missing is a loss. Returns those that failed.
+        A directory that is missing, of a partition that is not new, is a loss. Returns those that failed.
         """
         while self._opening is not None:
             await self._opening
@@ -195,9 +157,7 @@ class PartitionSet:
             failed = []
             for first in range(0, len(wanted), OPENED_TOGETHER_MAX):
                 part = wanted[first : first + OPENED_TOGETHER_MAX]
-                made = await self._off_loop(
-                    partial(self._made, part, settings, known=known), self._file_thread
-                )
+                made = await self._off_loop(partial(self._made, part, settings, is_new), self._file_thread)
                 for (topic, index), result in zip(part, made, strict=True):
                     if isinstance(result, StorageError):
                         failed.append((topic, index, result))
@@ -210,7 +170,10 @@ class PartitionSet:
             opening.set_result(None)
 
     def _made(
-        self, wanted: Sequence[Wanted], settings: dict[UUID, TopicSettings], *, known: bool
+        self,
+        wanted: Sequence[Wanted],
+        settings: dict[UUID, TopicSettings],
+        is_new: Callable[[PartitionState], bool],
     ) -> list[tuple[Log, ProducerHook] | StorageError]:
         """On the file thread: nothing but the disk is touched."""
         log_settings = {topic_id: _log_settings(each) for topic_id, each in settings.items()}
@@ -219,7 +182,7 @@ class PartitionSet:
         requests: dict[int, OpenRequest] = {}
         for number, (topic, index) in enumerate(wanted):
             directory = f"{self._directory(topic)}/{index}"
-            if known and not self._disk.exists(directory):
+            if not is_new(topic.partitions[index]) and not self._disk.exists(directory):
                 made[number] = CorruptLog(f"{directory} is missing")
             else:
                 requests[number] = OpenRequest(directory, log_settings[topic.topic_id])
@@ -244,18 +207,17 @@ class PartitionSet:
 
     def serve(self, topic: Topic) -> None:
         """The topic is live (or has changed): its partitions can be found, under the settings now in force."""
-        opened = self._opened[topic.topic_id]
-        served = ServedTopic(topic, [opened[index] for index in range(len(topic.partitions))])
+        served = ServedTopic(topic, self.kept(topic))
         settings = self._settings_of(topic)
         rules, log_settings = _append_rules(settings), _log_settings(settings)
         for partition, state in zip(served.partitions, topic.partitions, strict=True):
             if isinstance(partition, Partition):
-                partition.replica.leader_epoch = state.leader_epoch
+                if not self._clustered:
+                    partition.replica.leader_epoch = state.leader_epoch
                 partition.settings = settings
                 partition.rules = rules
                 partition.log.update_settings(log_settings)
-        self._by_name[topic.name] = served
-        self._by_id[topic.topic_id.bytes] = served
+        self._put(served)
 
     def follow(self, change: TopicChange) -> None:
         """The metadata's view changed: serve what is live, and what is not no more."""
@@ -263,7 +225,11 @@ class PartitionSet:
         if before is not None and (after is None or after.topic_id != before.topic_id):
             self._by_name.pop(before.name, None)
             self._by_id.pop(before.topic_id.bytes, None)
-        if after is not None:
+        if after is None:
+            return
+        if self._clustered and before is not None and _has_same_settings(before, after):
+            self._put(ServedTopic(after, self.kept(after)))  # roles follow the metadata elsewhere
+        else:
             self.serve(after)
 
     def _partition(
@@ -272,6 +238,11 @@ class PartitionSet:
         node_id = self._settings.node_id
         leader_epoch = topic.partitions[index].leader_epoch
         self._syncer.register(log)
+        replica = (
+            Following(NOBODY, -1, log.start_offset, log.durable_end_offset)
+            if self._clustered
+            else ReplicaProgress(node_id, leader_epoch, frozenset({node_id}), log.durable_end_offset)
+        )
         partition = Partition(
             topic=topic.name,
             topic_id=topic.topic_id,
@@ -279,7 +250,7 @@ class PartitionSet:
             broker_id=node_id,
             log=log,
             syncer=self._syncer,
-            replica=ReplicaProgress(node_id, leader_epoch, frozenset({node_id}), log.durable_end_offset),
+            replica=replica,
             rules=_append_rules(settings),
             clock=self._clock,
             scheduler=self._scheduler,
@@ -296,6 +267,16 @@ class PartitionSet:
             self._syncer.request(log, urgent=True)
         return partition
 
+    def _kept_here(self, topics: Iterable[Topic]) -> list[Wanted]:
+        """On a single node all of them."""
+        node_id = self._settings.node_id
+        return [
+            (topic, index)
+            for topic in topics
+            for index, state in enumerate(topic.partitions)
+            if not self._clustered or node_id in state.replicas
+        ]
+
     def _settings_of(self, topic: Topic) -> TopicSettings:
         return topic_config.resolve(topic.configs, self._settings.topic_defaults, topic.replication_factor)
 
@@ -311,9 +292,7 @@ class PartitionSet:
         await self._off_loop(
             lambda: None, self._sync_thread
         )  # a sync or checkpoint of these logs has ended now
-        directory = self._directory(topic)
-        if self._disk.exists(directory):
-            await self._off_loop(lambda: self._disk.remove_tree(directory), self._file_thread)
+        await self._off_loop(partial(_remove, self._disk, self._directory(topic)), self._file_thread)
 
     def close(self, *, save: bool) -> None:
         """Close every partition; with `save`, keep what makes the next start quick. The last sync has been done."""
@@ -383,8 +362,20 @@ class PartitionSet:
         return await promise
 
 
-def _all_of(topics: Iterable[Topic]) -> list[Wanted]:
-    return [(topic, index) for topic in topics for index in range(len(topic.partitions))]
+def _remove(disk: Disk, directory: str) -> None:
+    if disk.exists(directory):
+        disk.remove_tree(directory)
+
+
+def _set_aside(disk: Disk, directory: str) -> None:
+    """Make room for a new log; what may still be of use to somebody stays until the next time."""
+    if not disk.exists(directory):
+        return
+    aside = f"{directory}.damaged"
+    if disk.exists(aside):
+        disk.remove_tree(aside)
+    disk.rename(directory, aside)
+    disk.sync_directory(directory.rpartition("/")[0])
 
 
 def _log_settings(settings: TopicSettings) -> LogSettings:
@@ -392,6 +383,16 @@ def _log_settings(settings: TopicSettings) -> LogSettings:
         segment_bytes=settings.segment_bytes,
         segment_ms=settings.segment_ms,
         index_interval_bytes=settings.index_interval_bytes,
+    )
+
+
+def _has_same_settings(before: Topic, after: Topic) -> bool:
+    """Most changes of a topic are one partition's leader or in-sync set, and there may be thousands of them at once."""
+    return (before.topic_id, len(before.partitions), before.replication_factor, before.configs) == (
+        after.topic_id,
+        len(after.partitions),
+        after.replication_factor,
+        after.configs,
     )
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from mansio.broker.partition import Appended
+from mansio.broker.partition_hook import Appended
 from mansio.errors import CorruptLog
 from mansio.logs import fields
 from mansio.state.producers import ProducerTable
@@ -104,6 +104,19 @@ class ProducerHook:
 
     def on_trim(self, start_offset: int) -> None:
         """Producers are remembered by time, not by whether their batches are still there."""
+
+    def on_truncate(self, end_offset: int) -> None:
+        """What was taken back must not be remembered, nor come back from a snapshot when the log has grown again.
+
+        Reads the headers since the newest snapshot that is left.
+        """
+        self._waiting_snapshot = None
+        self._unsaved_bytes = 0
+        for name in self._names():
+            if int(name.removesuffix(_SUFFIX)) > end_offset:
+                self._disk.remove(self._path(name))
+        self.table = ProducerTable(expiration_ms=self._expiration_ms)
+        self._load()
 
     def readable_end(self, isolation_level: int) -> int | None:  # noqa: ARG002 - the hook's signature
         return None

@@ -118,11 +118,13 @@ class RecordService:
     def look_up(self, partition: Partition, timestamp_ms: int, isolation_level: int) -> tuple[int, int, int]:
         """ListOffsets for one partition: (offset, timestamp in ms, leader epoch), -1 where there is none.
 
-        `timestamp_ms` is a time (the first record at or after it) or one of the constants above.
+        `timestamp_ms` is a time (the first record at or after it) or one of the constants above. Raises
+        `OffsetNotAvailable` while a new leader does not know yet what was committed before it.
         """
         log = partition.log
         end = partition.readable_end(isolation_level)
         if timestamp_ms == LATEST:
+            partition.check_complete()
             return end, -1, partition.leader_epoch
         if timestamp_ms in (EARLIEST, EARLIEST_LOCAL):
             return log.start_offset, -1, partition.leader_epoch

@@ -106,8 +106,8 @@ class RetentionKeeper:
         self._timer = self._scheduler.call_later(self._check_interval_ms, self._round)
 
     def _check(self, partition: Partition) -> None:
-        if partition.closed or partition.log.failure is not None:
-            return
+        if partition.closed or partition.log.failure is not None or not partition.leads:
+            return  # a follower's log begins where its leader's does
         try:
             self.check(partition)
         except MansioError as error:

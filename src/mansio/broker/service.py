@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from mansio.broker.statistics import Statistics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mansio.broker.compactor import Compactor
     from mansio.broker.coordinators.groups import GroupCoordinator
     from mansio.broker.partition import Partition
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from mansio.broker.retention import RetentionKeeper
     from mansio.broker.server import Server
     from mansio.broker.topics import TopicAdmin
+    from mansio.cluster.controller import Controller
     from mansio.config import Settings
     from mansio.ports import Clock, Scheduler
 
@@ -28,8 +31,10 @@ class Service:
     """What one broker can do, by noun."""
 
     __slots__ = (
+        "broker_epoch_of",
         "clock",
         "compactor",
+        "controller",
         "groups",
         "partitions",
         "quotas",
@@ -68,6 +73,10 @@ class Service:
         self.server: Server | None = None
         self.retention: RetentionKeeper | None = None
         self.compactor: Compactor | None = None
+        self.broker_epoch_of: Callable[[int], int] | None = None
+        """In a cluster: the epoch of the session that a broker has now, 0 for none."""
+        self.controller: Controller | None = None
+        """In a cluster: what carries out elections."""
         self.ready = False
         """True from the moment every port accepts until the broker begins to stop."""
 

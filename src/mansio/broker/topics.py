@@ -1,9 +1,8 @@
 """Topics: made, changed, grown, deleted. The one place that decides these, whichever door asks.
 
-Owns the order of steps. A creation is first written as `creating`, then its partitions are opened on disk,
-then it is written as `live`; a deletion is first written as `deleting`, then its data is removed, then its
-keys. So a crash anywhere leaves either a live topic with all its directories, or one that `recover` finishes
-deleting.
+Owns what may be changed, and that whoever asks is told how it ended; `topic_steps` does it, in an order that survives a
+crash anywhere. In a cluster any broker makes and deletes topics; the others open and close their copies when their
+views show the topic live, or no more.
 
 Always true: a topic is in `state.topics` only while it is live and that is durable; partitions that are open
 but not in there belong to nobody yet and must not be served. Two that change the same topic cannot both win:
@@ -17,23 +16,20 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
+from mansio.broker.topic_steps import TopicSteps, chunks
 from mansio.cluster import metadata, topic_config
 from mansio.cluster.config_entries import topic_entries
-from mansio.cluster.metadata import Compare, Delete, Put
+from mansio.cluster.metadata import Compare, Put
 from mansio.cluster.metadata_response import TopicEncoder
 from mansio.cluster.state import (
     CREATING,
-    DELETING,
-    LIVE,
     Topic,
-    new_uuid,
     new_writer,
-    partition_document,
-    topic_document,
 )
 from mansio.cluster.topic_plan import (
     INTERNAL_CONFIGS,
     INTERNAL_TOPICS,
+    Hosts,
     NewTopic,
     check_topic_name,
     colliding,
@@ -53,12 +49,13 @@ from mansio.errors import (
 from mansio.logs import fields
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
 
     from mansio.cluster.config_entries import ConfigEntry
     from mansio.cluster.metadata import MetadataStore
-    from mansio.cluster.state import ClusterState, PartitionState
+    from mansio.cluster.state import ClusterState
     from mansio.cluster.topic_config import Change, TopicSettings
+    from mansio.cluster.topic_plan import Partitions
     from mansio.config import Settings
     from mansio.ports import Promise, Random, Scheduler
 
@@ -94,12 +91,11 @@ class TopicAdmin:
     """
 
     __slots__ = (
-        "_close_partitions",
-        "_open_partitions",
-        "_opening",
+        "_broker_epoch",
         "_random",
         "_scheduler",
         "_settings",
+        "_steps",
         "_store",
         "encoder",
         "state",
@@ -115,16 +111,27 @@ class TopicAdmin:
         random: Random,
         open_partitions: Callable[[Topic], Awaitable[None]],
         close_partitions: Callable[[Topic], Awaitable[None]],
+        broker_epoch: Callable[[], int] | None = None,
     ) -> None:
+        """`broker_epoch` is that of this broker's session in its cluster (0: it has none now, and nothing can be
+        changed). None on a single node."""
         self.state = state
         self.encoder = TopicEncoder()
         self._store = store
         self._settings = settings
         self._scheduler = scheduler
         self._random = random
-        self._open_partitions = open_partitions
-        self._close_partitions = close_partitions
-        self._opening = 0  # partitions promised but not in the view yet
+        self._broker_epoch = broker_epoch
+        self._steps = TopicSteps(
+            store=store,
+            state=state,
+            scheduler=scheduler,
+            random=random,
+            node_id=settings.node_id,
+            open_partitions=open_partitions,
+            close_partitions=close_partitions,
+            broker_epoch=broker_epoch,
+        )
 
     # Looking
 
@@ -185,7 +192,7 @@ class TopicAdmin:
         """
         if topic.internal:
             raise InvalidTopic(f"{topic.name} is the broker's own and cannot be deleted")
-        await self._unbroken(self._delete(topic), name=f"delete topic {topic.name}")
+        await self._unbroken(self._steps.delete(topic), name=f"delete topic {topic.name}")
         logger.info("topic deleted", extra=fields(topic=topic.name, id=topic.topic_id))
 
     async def grow(
@@ -210,6 +217,7 @@ class TopicAdmin:
             node_id=self._settings.node_id,
             replication_factor=topic.replication_factor,
             room=self._room,
+            hosts=self._hosts(start=topic.topic_id.int),
         )
         if validate_only:
             return dataclasses.replace(topic, partitions=topic.partitions + added)
@@ -239,7 +247,7 @@ class TopicAdmin:
             changed = dataclasses.replace(topic, configs=configs)
             if validate_only or configs == topic.configs:
                 return changed
-            if await self._write(changed):
+            if await self._steps.write(changed):
                 logger.info("topic settings changed", extra=fields(topic=name, changed=_told(topic, changed)))
                 return self.find(name)
         raise ConcurrentChange(f"the settings of {name} are being changed by others")
@@ -248,9 +256,12 @@ class TopicAdmin:
         """This broker leads these partitions (topic, index) anew: what it writes from now on carries a leader epoch of
         its own. One change for all of them: each would have every view of the topic made anew.
 
-        Needed after a recovery that cut a torn tail, because the offsets of that tail are given out again.
+        Needed after a recovery that cut a torn tail, because the offsets of that tail are given out again. Not in a
+        cluster: there a leader is chosen for one session, so after a start there is another epoch in any case.
         """
-        for chunk in _chunks(places, self._store.operations_max):
+        if self._broker_epoch is not None:
+            return
+        for chunk in chunks(places, self._store.operations_max):
             await self._begin_leader_epochs(chunk)
 
     async def _begin_leader_epochs(self, places: Sequence[tuple[str, int]]) -> None:
@@ -275,10 +286,11 @@ class TopicAdmin:
 
     async def recover(self) -> None:
         """At start: finish deleting what a crash left half made or half deleted; bring the broker's own topics, if
-        an earlier version made them, to the settings they are made with now."""
-        for topic in tuple(self.state.unfinished.values()):
+        an earlier version made them, to the settings they are made with now. In a cluster others may be at what is
+        unfinished: the controller knows."""
+        for topic in tuple(self.state.unfinished.values()) if self._broker_epoch is None else ():
             logger.warning("unfinished topic is deleted", extra=fields(topic=topic.name, state=topic.state))
-            await self._remove(topic)
+            await self._steps.remove(topic)
         for topic in tuple(self.state.topics.values()):
             if topic.internal and (missing := INTERNAL_CONFIGS.keys() - topic.configs.keys()):
                 settings = ",".join(sorted(missing))
@@ -286,7 +298,7 @@ class TopicAdmin:
                     "topic gets the settings it lacks", extra=fields(topic=topic.name, settings=settings)
                 )
                 configs = {**INTERNAL_CONFIGS, **topic.configs}
-                await self._write(dataclasses.replace(topic, configs=configs))
+                await self._steps.write(dataclasses.replace(topic, configs=configs))
 
     # Planning: no effects
 
@@ -299,8 +311,9 @@ class TopicAdmin:
         if (unfinished := self.state.unfinished.get(new.name)) is not None:
             doing = "made" if unfinished.state == CREATING else "deleted"
             raise TopicAlreadyExists(f"topic {new.name!r} is being {doing}")
+        start = 0 if self._broker_epoch is None else int.from_bytes(self._random.bytes(4))
         partitions, replication_factor = plan_partitions(
-            new, self._settings.node_id, self._settings.num_partitions, self._room
+            new, self._settings.node_id, self._settings.num_partitions, self._room, self._hosts(start)
         )
         configs = topic_config.checked(new.configs, replication_factor, self._settings.topic_defaults)
         return Topic(
@@ -316,100 +329,27 @@ class TopicAdmin:
 
     @property
     def _room(self) -> int:
-        return self._settings.partitions_max - self.state.partition_count - self._opening
+        return self._settings.partitions_max - self.state.partition_count - self._steps.opening
+
+    def _hosts(self, start: int) -> Hosts | None:
+        """The brokers partitions can be placed on; None on a single node."""
+        if self._broker_epoch is None:
+            return None
+        brokers = {
+            node_id: one for node_id, one in self.state.brokers.items() if self.state.may_lead(node_id)
+        }
+        known = frozenset((*self.state.registrations, *self.state.brokers))
+        return Hosts(brokers, known, self._settings.replication_factor, start)
 
     # Doing
 
-    async def _create(self, planned: Topic) -> Topic:
-        count = len(planned.partitions)
-        self._opening += count
-        try:
-            topic = dataclasses.replace(planned, topic_id=new_uuid(self._random))
-            puts = self._partition_puts(topic, 0)
-            if not await self._write(topic, with_puts=puts[: self._room_beside_topic]):
-                raise TopicAlreadyExists(f"topic {topic.name!r} exists")
-            written = self.state.unfinished[topic.name]
-            await self._put_partitions(written, puts[self._room_beside_topic :])
-            try:
-                await self._open_partitions(topic)
-                made = await self._write(
-                    dataclasses.replace(topic, state=LIVE, mod_revision=written.mod_revision)
-                )
-            except MansioError:
-                await self._remove(written)
-                raise
-            if not made:
-                raise ConcurrentChange(f"topic {topic.name} was changed while it was made")
-            return self.find(topic.name)
-        finally:
-            self._opening -= count
+    async def _create(self, topic: Topic) -> Topic:
+        await self._steps.create(topic)
+        return self.find(topic.name)
 
-    async def _delete(self, topic: Topic) -> None:
-        for _ in range(CONFLICT_ATTEMPTS_MAX):
-            if await self._write(dataclasses.replace(topic, state=DELETING)):
-                await self._remove(self.state.unfinished[topic.name])
-                return
-            topic = self.find_by_id(topic.topic_id)
-        raise ConcurrentChange(f"topic {topic.name} is being changed by others")
-
-    async def _grow(self, topic: Topic, added: tuple[PartitionState, ...]) -> Topic:
-        there = len(topic.partitions)
-        grown = dataclasses.replace(topic, partitions=topic.partitions + added)
-        self._opening += len(added)
-        try:
-            await self._open_partitions(grown)
-            puts = self._partition_puts(grown, there)
-            first = max(0, len(puts) - self._room_beside_topic)
-            await self._put_partitions(topic, puts[:first])
-            if not await self._write(grown, with_puts=puts[first:]):
-                raise ConcurrentChange(f"topic {topic.name} was changed by another; look and try again")
-            return self.find(topic.name)
-        finally:
-            self._opening -= len(added)
-
-    async def _remove(self, topic: Topic) -> None:
-        """Remove the data, then the partitions' keys, then the topic's."""
-        await self._close_partitions(topic)
-        listing = await self._store.list(f"{self.state.keys.partitions}{topic.topic_id}/")
-        key = self.state.keys.topic(topic.name)
-        deletes = [Delete(entry.key) for entry in listing.entries]
-        for chunk in _chunks(deletes, self._store.operations_max):
-            await self._store.transact([Compare(key, mod_revision=topic.mod_revision)], chunk)
-        done = await self._store.transact([Compare(key, mod_revision=topic.mod_revision)], [Delete(key)])
-        await self.state.reached(done.revision, self._scheduler)
-
-    async def _write(self, topic: Topic, with_puts: Sequence[Put] = ()) -> bool:
-        """Write a topic's key over revision `topic.mod_revision`; False when another was first. The view has
-        caught up
-        in either case."""
-        key = self.state.keys.topic(topic.name)
-        writer = new_writer(self._random)
-        puts = [Put(key, metadata.encode(topic_document(topic), writer)), *with_puts]
-        done = await metadata.transact_surely(
-            self._store, [Compare(key, mod_revision=topic.mod_revision)], puts, writer
-        )
-        await self.state.reached(done.revision, self._scheduler)
-        return done.succeeded
-
-    @property
-    def _room_beside_topic(self) -> int:
-        return self._store.operations_max - 1
-
-    def _partition_puts(self, topic: Topic, start: int) -> list[Put]:
-        writer = new_writer(self._random)
-        return [
-            Put(
-                self.state.keys.partition(topic.topic_id, index),
-                metadata.encode(partition_document(partition), writer),
-            )
-            for index, partition in enumerate(topic.partitions[start:], start)
-        ]
-
-    async def _put_partitions(self, topic: Topic, puts: Sequence[Put]) -> None:
-        guard = Compare(self.state.keys.topic(topic.name), mod_revision=topic.mod_revision)
-        for chunk in _chunks(puts, self._store.operations_max):
-            if not (await self._store.transact([guard], chunk)).succeeded:
-                raise ConcurrentChange(f"topic {topic.name} was changed by another")
+    async def _grow(self, topic: Topic, added: Partitions) -> Topic:
+        await self._steps.grow(topic, added)
+        return self.find(topic.name)
 
     async def _unbroken(self, work: Coroutine[Any, Any, T], *, name: str) -> T:
         """Carry `work` to its end even when whoever asked goes away in the middle."""
@@ -452,7 +392,3 @@ def _told(before: Topic, after: Topic) -> str:
         for name in names
         if before.configs.get(name) != after.configs.get(name)
     )
-
-
-def _chunks(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
-    return (items[start : start + size] for start in range(0, len(items), size))

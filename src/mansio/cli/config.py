@@ -7,7 +7,19 @@ from typing import Any
 import typer
 
 from mansio.cli.output import Output, OutputOption, show_rows
-from mansio.cli.serve import ConfigOption, DataOption, HttpOption, KafkaOption, SetOption, settings_from
+from mansio.cli.serve_options import (
+    AdvertiseOption,
+    ConfigOption,
+    DataOption,
+    EtcdOption,
+    HttpOption,
+    JoinOption,
+    KafkaOption,
+    NodeIdOption,
+    RackOption,
+    SetOption,
+    settings_from,
+)
 
 app = typer.Typer(no_args_is_help=True, help="The settings of a broker.")
 
@@ -22,6 +34,11 @@ def show(
     data: DataOption = None,
     kafka: KafkaOption = None,
     http: HttpOption = None,
+    node_id: NodeIdOption = None,
+    advertise: AdvertiseOption = None,
+    rack: RackOption = None,
+    etcd: EtcdOption = None,
+    join: JoinOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
     output: OutputOption = Output.TABLE,
@@ -32,7 +49,17 @@ def show(
     """
     from mansio.config import SPECIFICATIONS
 
-    settings = settings_from(data, kafka, http, config, set_)
+    named = {
+        "data_dir": data,
+        "kafka_listen": kafka,
+        "http_listen": http,
+        "node_id": node_id,
+        "kafka_advertise": advertise,
+        "rack": rack,
+        "etcd": etcd,
+        "etcd_join": join,
+    }
+    settings = settings_from(named, config, set_)
     rows: list[dict[str, Any]] = []
     for name, specification in SPECIFICATIONS.items():
         value = getattr(settings, name)

@@ -14,7 +14,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mansio.cli import config, consume, demo, doctor, group, pipeline, produce, quota, serve, topic
+from mansio.cli import (
+    cluster,
+    config,
+    consume,
+    demo,
+    dev_cluster,
+    doctor,
+    group,
+    pipeline,
+    produce,
+    quota,
+    serve,
+    topic,
+)
 from mansio.cli.common import complain
 from mansio.errors import MansioError
 from mansio.version import __version__
@@ -31,6 +44,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("serve")(serve.serve)
+app.command("dev-cluster")(dev_cluster.dev_cluster)
+app.add_typer(cluster.app, name="cluster")
 app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)

@@ -1,20 +1,33 @@
-"""`mansio serve`: one broker in the foreground, with its HTTP door.
+"""`mansio serve`: one broker in the foreground, with its HTTP door, and its member of etcd where it has one.
 
 Always true: the line with `ready` comes when every port accepts and not before; SIGTERM or SIGINT stops
 accepting, lets requests being worked on finish for at most `shutdown_drain_ms`, closes every log and exits 0;
-a second signal does not wait.
+a second signal does not wait. The member is healthy before the broker starts, and ends after it.
 """
 
 from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import typer
 
 from mansio import logs
-from mansio.cli.common import complain, key_values, refuse
+from mansio.cli.common import complain
+from mansio.cli.serve_options import (
+    AdvertiseOption,
+    ConfigOption,
+    DataOption,
+    EtcdOption,
+    HttpOption,
+    JoinOption,
+    KafkaOption,
+    NodeIdOption,
+    RackOption,
+    SetOption,
+    settings_from,
+)
 from mansio.errors import ConfigError
 from mansio.version import __version__
 
@@ -24,6 +37,7 @@ if TYPE_CHECKING:
     from mansio.api.http.server import HttpServer
     from mansio.api.http.service_view import ServiceView
     from mansio.broker.broker import Broker
+    from mansio.broker.etcd_member.member import EtcdMember
     from mansio.cli.notify import SystemdNotifier
     from mansio.config import Address, Settings
     from mansio.logs import LineHandler
@@ -36,54 +50,26 @@ LISTEN_ERRNOS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
 RELEASE_S = 1.0
 """How often log lines that were held back are looked at."""
 
-FLAGS = {"data_dir": "--data", "kafka_listen": "--kafka", "http_listen": "--http"}
-"""Settings with a flag of their own."""
-
 IMPATIENT_EXIT_CODE = 130
 """After a second signal. Nothing acknowledged is lost; the next start recovers."""
-
-DataOption = Annotated[
-    str | None,
-    typer.Option("--data", metavar="DIR", help="Directory that holds everything. [default: mansio-data]"),
-]
-KafkaOption = Annotated[
-    str | None,
-    typer.Option(
-        "--kafka", metavar="HOST:PORT", help="Kafka protocol; port 0: a free one. [default: 127.0.0.1:9092]"
-    ),
-]
-HttpOption = Annotated[
-    str | None,
-    typer.Option(
-        "--http", metavar="HOST:PORT", help="Health and metrics; empty: off. [default: 127.0.0.1:8080]"
-    ),
-]
-ConfigOption = Annotated[
-    str | None,
-    typer.Option(
-        "--config",
-        envvar="MANSIO_CONFIG",
-        metavar="FILE",
-        help="Settings as YAML or TOML; see config.example.yaml.",
-    ),
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; may be given again."),
-]
 
 
 def serve(
     data: DataOption = None,
     kafka: KafkaOption = None,
     http: HttpOption = None,
+    node_id: NodeIdOption = None,
+    advertise: AdvertiseOption = None,
+    rack: RackOption = None,
+    etcd: EtcdOption = None,
+    join: JoinOption = None,
     config: ConfigOption = None,
     set_: SetOption = None,
 ) -> None:
     """Run a broker until SIGTERM or Ctrl-C.
 
-    Prints one line with `ready` and the addresses when it accepts connections. Log lines go to standard
-    error.
+    Alone, or one of a cluster with --etcd or --join. Prints one line with `ready` and the addresses when it
+    accepts connections. Log lines go to standard error.
     """
     import asyncio
 
@@ -92,7 +78,17 @@ def serve(
     from mansio.wire import messages
     from mansio.wire.versions import ApiKey
 
-    settings = settings_from(data, kafka, http, config, set_)
+    named = {
+        "data_dir": data,
+        "kafka_listen": kafka,
+        "http_listen": http,
+        "node_id": node_id,
+        "kafka_advertise": advertise,
+        "rack": rack,
+        "etcd": etcd,
+        "etcd_join": join,
+    }
+    settings = settings_from(named, config, set_)
     lines = logs.set_up(settings.log_level, settings.log_format)
     descriptors.raise_limit()
     # The schemas' own imports take a fifth of a second in one piece, which no first request should find on the loop.
@@ -100,27 +96,6 @@ def serve(
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
         code = runner.run(_serve(settings, lines))
     raise typer.Exit(code)
-
-
-def settings_from(
-    data: str | None, kafka: str | None, http: str | None, config: str | None, set_: list[str] | None
-) -> Settings:
-    """The settings these flags, the environment and the file make.
-
-    A flag that is wrong is a wrong command line (exit code 2); `ConfigError` says what is wrong with the others.
-    """
-    from mansio.config import Origin, load_settings
-
-    flags: dict[str, Any] = dict(key_values(set_ or (), "--set"))
-    named = {"data_dir": data, "kafka_listen": kafka, "http_listen": http}
-    flags.update({name: value for name, value in named.items() if value is not None})
-    try:
-        return load_settings(config, flags)
-    except ConfigError as error:
-        complaint = error.message.removesuffix(f" (from the {Origin.FLAG})")
-        if complaint != error.message:
-            refuse(complaint, FLAGS.get(complaint.partition(":")[0], "--set"))
-        raise
 
 
 async def _serve(settings: Settings, lines: LineHandler) -> int:
@@ -140,24 +115,52 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
     broker = Broker(settings, warm_up=True)
     manager = SystemdNotifier()
     pulse = asyncio.create_task(_beat(manager, lines), name="pulse")
-    http = None
+    http = member = None
     if settings.http_address is not None:
         http = _http_server(settings, view, settings.http_address)
         http_address = await http.start()
     try:
-        await _start(broker)
-        _calm_the_collector()
-        view.attach(broker.service)
-        _say_ready(settings, broker, http_address if http else None)
-        manager.ready(f"kafka={broker.kafka_address}")
-        await stop.wait()
+        member = await _etcd_member(settings, stop)
+        if not stop.is_set() and await _started(broker, stop):
+            _calm_the_collector()
+            view.attach(broker.service)
+            _say_ready(settings, broker, http_address if http else None)
+            manager.ready(f"kafka={broker.kafka_address}")
+            await stop.wait()
     finally:
         manager.stopping()
-        code = await _close(settings, broker, http)
+        try:
+            code = await _close(settings, broker, http)
+        finally:
+            if member is not None:
+                await member.stop()
         pulse.cancel()
         lines.release_held(at_end=True)
         manager.close()
     return code
+
+
+async def _etcd_member(settings: Settings, stop: asyncio.Event) -> EtcdMember | None:
+    """This broker's own member of etcd, healthy. None: it has none, or was told to stop meanwhile."""
+    import asyncio
+
+    if not settings.etcd_join:
+        return None
+    from mansio.broker.etcd_settings import own_member
+
+    member = await own_member(settings)
+    starting = asyncio.ensure_future(member.start(settings.etcd_start_ms_max / 1000))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            return member
+        return None
+    finally:
+        starting.cancel()  # it undoes what it began
+        stopping.cancel()
+        await asyncio.wait((starting, stopping))
 
 
 async def _beat(manager: SystemdNotifier, lines: LineHandler) -> None:
@@ -198,6 +201,27 @@ def _calm_the_collector() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
+
+
+async def _started(broker: Broker, stop: asyncio.Event) -> bool:
+    """Whether it has started: in a cluster that may take for ever, and is given up when told to stop meanwhile."""
+    import asyncio
+
+    if not broker.settings.clustered:
+        await _start(broker)
+        return True
+    starting = asyncio.ensure_future(_start(broker))
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            await starting
+            return True
+        return False
+    finally:
+        starting.cancel()  # it undoes what it began
+        stopping.cancel()
+        await asyncio.wait((starting, stopping))
 
 
 async def _start(broker: Broker) -> None:

@@ -25,6 +25,7 @@ from mansio.link.retry import raise_for
 from mansio.wire.consumer_protocol import decode_assignment
 from mansio.wire.versions import ApiKey
 
+from .admin_cluster import ClusterAdmin
 from .admin_quotas import QuotaAdmin
 from .positions import start_offsets
 from .types import TopicPartition, milliseconds
@@ -125,6 +126,7 @@ class Admin:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.quotas = QuotaAdmin(cluster)
+        self.cluster = ClusterAdmin(cluster)
 
     # -- topics and cluster --------
 

@@ -23,6 +23,7 @@ from mansio.errors import MansioError
 from mansio.link.blocking import Call, LoopThread, Twin, blocking, on_loop
 
 from . import admin as asyncio_admin
+from . import admin_cluster as asyncio_cluster
 from . import admin_quotas as asyncio_quotas
 from . import client as asyncio_client
 from . import consumer as asyncio_consumer
@@ -52,12 +53,21 @@ class QuotaAdmin(Twin[asyncio_quotas.QuotaAdmin]):
     delete = blocking(asyncio_quotas.QuotaAdmin.delete)
 
 
+class ClusterAdmin(Twin[asyncio_cluster.ClusterAdmin]):
+    """The state of one cluster, and elections in it; `client.admin.cluster` is it."""
+
+    status = blocking(asyncio_cluster.ClusterAdmin.status)
+    partitions = blocking(asyncio_cluster.ClusterAdmin.partitions)
+    elect = blocking(asyncio_cluster.ClusterAdmin.elect)
+
+
 class Admin(Twin[asyncio_admin.Admin]):
     """Administration of one cluster; `client.admin` is one."""
 
     def __init__(self, thread: LoopThread, original: asyncio_admin.Admin) -> None:
         super().__init__(thread, original)
         self.quotas = QuotaAdmin(thread, original.quotas)
+        self.cluster = ClusterAdmin(thread, original.cluster)
 
     describe_cluster = blocking(asyncio_admin.Admin.describe_cluster)
     list_topics = blocking(asyncio_admin.Admin.list_topics)

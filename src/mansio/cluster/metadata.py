@@ -26,11 +26,17 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION: Final = 1
 ROOT: Final = "/mansio/"
+FIRST_CLUSTER: Final = f"{ROOT}first"
+"""Written with the first cluster of a store, and never again: so there is one first."""
 AMBIGUOUS_ATTEMPTS_MAX: Final = 5
 
 
 class Compacted(MansioError):
     """The changes asked for are no longer kept; list again and watch from there."""
+
+
+class LeaseEnded(Unavailable):
+    """The lease has ended or never was; what was written with it is gone."""
 
 
 class Ambiguous(Unavailable):
@@ -62,10 +68,11 @@ class Compare(NamedTuple):
 
 
 class Put(NamedTuple):
-    """Write a key."""
+    """Write a key. With a `lease` it goes when the lease ends; written without one, it stays."""
 
     key: str
     value: bytes
+    lease: int = 0
 
 
 class Delete(NamedTuple):
@@ -117,12 +124,38 @@ class MetadataStore(Protocol):
     async def close(self) -> None: ...
 
 
+class Leases(Protocol):
+    """What ends by itself when nobody keeps it alive; a store of several brokers has it, a single node's has not.
+
+    Ids are not 0. Errors: `Unavailable`, and `LeaseEnded` where the lease is no more.
+    """
+
+    async def grant(self, ttl_s: float) -> int:
+        """A new lease that ends `ttl_s` seconds after the store last heard of it; its id."""
+
+    async def keep_alive_once(self, lease: int) -> float:
+        """Let it live for its whole time again; the seconds it has left. Raises `LeaseEnded`."""
+
+    async def revoke(self, lease: int) -> None:
+        """End it now, and the keys written with it. Nothing happens if it has ended."""
+
+
 class Keys:
     """The keys of one cluster. Partitions go by the topic's uuid: a topic made again never meets the old
     one's.
     """
 
-    __slots__ = ("brokers", "format", "partitions", "prefix", "producer_ids", "quotas", "topics")
+    __slots__ = (
+        "brokers",
+        "controller",
+        "format",
+        "partitions",
+        "prefix",
+        "producer_ids",
+        "quotas",
+        "tick",
+        "topics",
+    )
 
     def __init__(self, cluster_id: str) -> None:
         self.prefix = f"{ROOT}{cluster_id}/"
@@ -130,8 +163,10 @@ class Keys:
         self.topics = f"{self.prefix}topics/"
         self.partitions = f"{self.prefix}parts/"
         self.brokers = f"{self.prefix}brokers/"
+        self.controller = f"{self.prefix}controller"
         self.producer_ids = f"{self.prefix}pids/next"
         self.quotas = f"{self.prefix}quotas/"
+        self.tick = f"{self.prefix}tick"
 
     def topic(self, name: str) -> str:
         return f"{self.topics}{name}"
@@ -140,7 +175,12 @@ class Keys:
         return f"{self.partitions}{topic_id}/{index}"
 
     def session(self, node_id: int) -> str:
+        """{host, port, rack, run}, with a lease. Its create revision is the broker's epoch."""
         return f"{self.brokers}{node_id}/session"
+
+    def registration(self, node_id: int) -> str:
+        """{state: fenced, active or draining}; stays when the session ends."""
+        return f"{self.brokers}{node_id}/reg"
 
 
 def encode(document: Mapping[str, Any], writer: str) -> bytes:
@@ -168,20 +208,42 @@ async def transact_surely(
     """`store.transact`, with lost answers cleared up by reading back who wrote last.
 
     The compares must make a second run harmless: at least one must fail after the first has happened, on a
-    key that the transaction puts. Raises `ConcurrentChange` when that key was changed by another in the
-    meantime, because then nobody can tell whether ours came before; read again and decide anew.
+    key that the transaction puts. That second run may fail because the first came through late; so it is
+    read back, too. Raises `ConcurrentChange` when that key was changed by another in the meantime, because
+    then nobody can tell whether ours came before; read again and decide anew. Raises `Ambiguous` when the
+    answers stay lost.
     """
     marked = {put.key for put in operations if isinstance(put, Put)}
     witness = next(compare for compare in compares if compare.key in marked)
-    for _ in range(AMBIGUOUS_ATTEMPTS_MAX):
+    done: Transacted | None = None
+    for attempt in range(AMBIGUOUS_ATTEMPTS_MAX):
         try:
-            return await store.transact(compares, operations)
-        except Ambiguous:
-            entry = await store.get(witness.key)
+            done = await store.transact(compares, operations)
+        except Ambiguous as error:
+            lost = error
+        else:
+            if done.succeeded or attempt == 0:
+                return done
+        entry = await store.get(witness.key)
         if entry is not None and decode(entry.key, entry.value).get("writer") == writer:
             return Transacted(True, entry.mod_revision)
         if not _holds(witness, entry):
             raise ConcurrentChange(f"{witness.key} was changed by another while our answer was lost")
+        if done is not None:
+            return done
+    raise lost
+
+
+async def transact_repeatedly(
+    store: MetadataStore, compares: Sequence[Compare], operations: Sequence[Put | Delete]
+) -> Transacted:
+    """`store.transact`, run again where an answer was lost: for one that does no harm when it happens twice. That it
+    did not succeed says nothing, then, about what happened before."""
+    for _ in range(AMBIGUOUS_ATTEMPTS_MAX):
+        try:
+            return await store.transact(compares, operations)
+        except Ambiguous:
+            continue
     raise Unavailable("the metadata store does not answer")
 
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")
 _LEADER_NOT_AVAILABLE: Final = 5
+_NO_LEADER: Final = -1
 _NO_UUID: Final = bytes(16)
 _FIRST_FLEXIBLE: Final = 9
 _FORMS: Final = (10, 9, 8, 7, 5, 1, 0)  # the versions in which the encoding of a topic changed
@@ -40,7 +41,8 @@ class TopicEncoder:
         self._alive: frozenset[int] = frozenset()
 
     def encode(self, version: int, topic: Topic, alive: frozenset[int], operations: int) -> bytes:
-        """A topic without error. `alive`: the brokers that are there; the others' replicas are told to be offline."""
+        """A topic without error. `alive`: the brokers that are there; the others' replicas are told to be offline, and
+        nobody else leads."""
         if alive != self._alive:
             self._alive = alive
             self._kept.clear()
@@ -117,16 +119,21 @@ def _topic_body(
         pieces.append(b"\1" if internal else b"\0")
     pieces.append(_count(len(partitions), flexible))
     head = Struct(">hiii" if version >= 7 else ">hii")
-    tails: dict[PartitionState, bytes] = {}  # many partitions of a topic differ in nothing but their index
+    tails: dict[
+        tuple[tuple[int, ...], tuple[int, ...]], bytes
+    ] = {}  # many partitions of a topic have the same
     for index, partition in enumerate(partitions):
-        tail = tails.get(partition)
+        replicas = partition.replicas, partition.isr
+        tail = tails.get(replicas)
         if tail is None:
-            tail = tails[partition] = _partition_tail(version, partition, alive)
-        error = 0 if partition.leader >= 0 else _LEADER_NOT_AVAILABLE
+            tail = tails[replicas] = _partition_tail(version, partition, alive)
+        leader, error = partition.leader, 0
+        if leader not in alive:  # as Kafka: a client could not find it among the brokers
+            leader, error = _NO_LEADER, _LEADER_NOT_AVAILABLE
         if version >= 7:
-            pieces.append(head.pack(error, index, partition.leader, partition.leader_epoch) + tail)
+            pieces.append(head.pack(error, index, leader, partition.leader_epoch) + tail)
         else:
-            pieces.append(head.pack(error, index, partition.leader) + tail)
+            pieces.append(head.pack(error, index, leader) + tail)
     return b"".join(pieces)
 
 

@@ -145,6 +145,8 @@ class SqliteStore:
             raise InvalidRequest(f"more than {OPERATIONS_MAX} conditions or operations in a transaction")
         if len({operation.key for operation in operations}) != len(operations):
             raise InvalidRequest("a key is named by two operations of a transaction")
+        if any(isinstance(operation, Put) and operation.lease for operation in operations):
+            raise InvalidRequest("a key with a lease, in a store that has none")
         return await self._run(self._transact, tuple(compares), tuple(operations), then=self._transacted)
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:

@@ -1,13 +1,12 @@
 """What this broker knows of the cluster: brokers, topics, partitions. A view of the metadata store, kept by a
 watch.
 
-Owns `ClusterState`, the only in-memory copy of metadata in a broker, and its immutable parts (`Topic`,
-`PartitionState`, `BrokerState`). It is changed by the store's events and by nothing else: whoever changes
-metadata writes to the store and awaits `reached(revision)`.
+Owns `ClusterState`, the only in-memory copy of metadata in a broker; what it holds are values of `model`. It is
+changed by the store's events and by nothing else: whoever changes metadata writes to the store and awaits
+`reached(revision)`.
 
-Always true: a `Topic` object never changes; a change of anything about a topic or its partitions makes a new
-one, so that whatever was derived from it (an encoded answer, say) can be kept with the object itself. A topic
-is in `topics` only while it is live: one that is being created or deleted is in `unfinished`.
+Always true: a topic is in `topics` only while it is live: one that is being created or deleted is in `unfinished`. A
+broker is in `brokers` only while it has a session. A single node has no session and no controller.
 """
 
 from __future__ import annotations
@@ -18,6 +17,27 @@ from uuid import UUID
 
 from mansio.cluster import metadata
 from mansio.cluster.metadata import Compacted, Compare, Event, Keys, Put
+from mansio.cluster.model import (
+    ACTIVE,
+    CREATING,
+    DELETING,
+    DRAINING,
+    FENCED,
+    LIVE,
+    NO_LEADER,
+    BrokerChange,
+    BrokerState,
+    ControllerState,
+    Maker,
+    PartitionState,
+    QuotaEntry,
+    Registration,
+    Topic,
+    TopicChange,
+    partition_document,
+    partition_of,
+    topic_document,
+)
 from mansio.errors import ConfigError, StorageError, Unavailable
 
 if TYPE_CHECKING:
@@ -26,60 +46,35 @@ if TYPE_CHECKING:
     from mansio.cluster.metadata import Listing, MetadataStore
     from mansio.ports import Promise, Random, Scheduler, Timer
 
-CREATING: Final = "creating"
-LIVE: Final = "live"
-DELETING: Final = "deleting"
-NO_LEADER: Final = -1
+__all__ = [
+    "ACTIVE",
+    "CREATING",
+    "DELETING",
+    "DRAINING",
+    "FENCED",
+    "LIVE",
+    "NO_LEADER",
+    "BrokerChange",
+    "BrokerState",
+    "ClusterState",
+    "ControllerState",
+    "Maker",
+    "PartitionState",
+    "QuotaEntry",
+    "Registration",
+    "Topic",
+    "TopicChange",
+    "new_cluster_id",
+    "new_uuid",
+    "new_writer",
+    "partition_document",
+    "topic_document",
+]
 
-
-class BrokerState(NamedTuple):
-    """A broker that is there. `rack` is None where none is told."""
-
-    node_id: int
-    host: str
-    port: int
-    rack: str | None
-
-
-class PartitionState(NamedTuple):
-    """Who keeps a partition, who leads it (-1: nobody), who is in sync."""
-
-    replicas: tuple[int, ...]
-    leader: int
-    leader_epoch: int
-    isr: tuple[int, ...]
-    partition_epoch: int = 0
-    adding: tuple[int, ...] = ()
-    removing: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Topic:
-    """One topic. Identity is equality: see the module. `mod_revision` is that of the topic's own key."""
-
-    name: str
-    topic_id: UUID
-    partitions: tuple[PartitionState, ...]
-    replication_factor: int
-    configs: Mapping[str, str]
-    internal: bool
-    state: str
-    mod_revision: int
-
-
-class QuotaEntry(NamedTuple):
-    """One key under `quotas/`: whom for, and rates by name; `broker.quotas` reads it."""
-
-    document: Mapping[str, Any]
-    mod_revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class TopicChange:
-    """What happened to a topic: `before` is None when it became live, `after` when it stopped being."""
-
-    before: Topic | None
-    after: Topic | None
+NUDGE_MS: Final = 250
+"""A wait for the view that takes longer is brought to its end by a write of our own."""
+FOLLOW_AGAIN_MS: Final = 250
+MAKE_ATTEMPTS_MAX: Final = 5
 
 
 class _Draft(NamedTuple):
@@ -101,6 +96,8 @@ class ClusterState:
     topics_by_id: dict[UUID, Topic] = field(default_factory=dict)
     unfinished: dict[str, Topic] = field(default_factory=dict)
     quotas: dict[str, QuotaEntry] = field(default_factory=dict)
+    registrations: dict[int, Registration] = field(default_factory=dict)
+    controller: ControllerState | None = None
     partition_count: int = 0
     failure: Exception | None = None
     _drafts: dict[str, _Draft] = field(default_factory=dict)
@@ -109,8 +106,13 @@ class ClusterState:
     _callbacks: list[Callable[[TopicChange], None]] = field(default_factory=list)
     _quota_callbacks: list[Callable[[], None]] = field(default_factory=list)
     _quotas_moved: bool = False
+    _broker_callbacks: list[Callable[[BrokerChange], None]] = field(default_factory=list)
+    _progress_callbacks: list[Callable[[], None]] = field(default_factory=list)
+    _broker_changes: list[BrokerChange] = field(default_factory=list)
     _waits: list[tuple[int, Promise[None]]] = field(default_factory=list)
     _following: Timer | None = None
+    _store: MetadataStore | None = None
+    _shared: bool = False
 
     @classmethod
     async def load(cls, store: MetadataStore, cluster_id: str, random: Random) -> ClusterState:
@@ -123,15 +125,21 @@ class ClusterState:
         state._relist(await store.list(state.keys.prefix))
         return state
 
-    def start(self, store: MetadataStore, scheduler: Scheduler) -> None:
-        """Follow the store from now on."""
-        self._following = scheduler.spawn(self._follow(store), name="follow metadata")
+    def start(self, store: MetadataStore, scheduler: Scheduler, *, shared: bool = False) -> None:
+        """Follow the store from now on.
+
+        `shared`: other clusters may write to it too, and it may be away for a while. Then it is followed on from where
+        it was left; and because revisions grow by what those others write, which no event here tells, a wait that takes
+        long is brought to its end by a write of our own.
+        """
+        self._store, self._shared = store, shared
+        self._following = scheduler.spawn(self._follow(store, scheduler), name="follow metadata")
 
     def stop(self) -> None:
         """Follow no more; waits end with `Unavailable`."""
         if self._following is not None:
             self._following.cancel()
-            self._following = None
+            self._following = self._store = None
         self._end_waits(Unavailable("the broker is stopping"))
 
     def on_change(self, callback: Callable[[TopicChange], None]) -> None:
@@ -142,6 +150,25 @@ class ClusterState:
         """Call `callback` after `quotas` has changed, on the loop."""
         self._quota_callbacks.append(callback)
 
+    def on_broker_change(self, callback: Callable[[BrokerChange], None]) -> None:
+        """Call `callback` after each change of a session or registration, on the loop, once the view shows it (and
+        possibly more). Called before those of `on_change` for the same events."""
+        self._broker_callbacks.append(callback)
+
+    def on_progress(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once after each batch of events, whatever they were, after all other callbacks."""
+        self._progress_callbacks.append(callback)
+
+    def epoch_of(self, node_id: int) -> int:
+        """The epoch of a broker's session; 0 where it has none."""
+        broker = self.brokers.get(node_id)
+        return 0 if broker is None else broker.epoch
+
+    def may_lead(self, node_id: int) -> bool:
+        """Whether a broker is there and neither draining nor fenced."""
+        registration = self.registrations.get(node_id)
+        return node_id in self.brokers and registration is not None and registration.state == ACTIVE
+
     async def reached(self, revision: int, scheduler: Scheduler) -> None:
         """Wait until the view shows everything up to `revision`. Raises what ended the watch, if it ended."""
         if self.revision >= revision:
@@ -150,28 +177,57 @@ class ClusterState:
             raise self.failure
         promise: Promise[None] = scheduler.promise()
         self._waits.append((revision, promise))
-        await promise
+        timer = scheduler.call_later(NUDGE_MS, self._nudge, scheduler) if self._shared else None
+        try:
+            await promise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def _nudge(self, scheduler: Scheduler) -> None:
+        if self._waits and self._store is not None:
+            scheduler.spawn(self._nudged(self._store, scheduler), name="nudge metadata")
+
+    async def _nudged(self, store: MetadataStore, scheduler: Scheduler) -> None:
+        try:
+            await store.transact([], [Put(self.keys.tick, metadata.encode({}, ""))])
+        except Unavailable:  # it may have happened; if not, try again
+            scheduler.call_later(NUDGE_MS, self._nudge, scheduler)
 
     @property
     def controller_id(self) -> int:
-        """The broker clients send changes to: any can take them; the lowest one there is named. -1: none."""
+        """The broker clients send changes to. Any can take them: where there is no controller now, the lowest one
+        there is named. -1: none."""
+        if self.controller is not None and self.controller.node_id in self.brokers:
+            return self.controller.node_id
         return min(self.brokers, default=-1)
 
     # Following
 
-    async def _follow(self, store: MetadataStore) -> None:
+    async def _follow(self, store: MetadataStore, scheduler: Scheduler) -> None:
         try:
             while True:
                 try:
-                    async for events in store.watch(self.keys.prefix, self.revision + 1):
-                        self._apply(events)
+                    await self._follow_from_here(store)
                     break
-                except Compacted:
-                    self._relist(await store.list(self.keys.prefix))
+                except Unavailable:
+                    if not self._shared:
+                        raise
+                    await _after(FOLLOW_AGAIN_MS, scheduler)
             self._end_waits(Unavailable("the metadata store was closed"))
         except (StorageError, Unavailable) as error:
             self._end_waits(error)
             raise
+
+    async def _follow_from_here(self, store: MetadataStore) -> None:
+        """Until the store closes."""
+        while True:
+            try:
+                async for events in store.watch(self.keys.prefix, self.revision + 1):
+                    self._apply(events)
+                return
+            except Compacted:
+                self._relist(await store.list(self.keys.prefix))
 
     def _end_waits(self, error: Exception) -> None:
         self.failure = error
@@ -204,7 +260,10 @@ class ClusterState:
             for topic_id, known in self._partitions.items()
             for index in known
         ]
-        return [*topics, *partitions, *map(self.keys.session, self.brokers), *self.quotas]
+        sessions = map(self.keys.session, self.brokers)
+        registrations = map(self.keys.registration, self.registrations)
+        controller = [] if self.controller is None else [self.keys.controller]
+        return [*topics, *partitions, *sessions, *registrations, *controller, *self.quotas]
 
     def _take(self, event: Event, touched: dict[str, None]) -> None:
         """Note one change; the names of topics to look at again go to `touched`."""
@@ -222,28 +281,55 @@ class ClusterState:
             topic_id, _, index = event.key.removeprefix(keys.partitions).partition("/")
             known = self._partitions.setdefault(topic_id, {})
             if document is not None:
-                known[int(index)] = _partition(document)
+                known[int(index)] = partition_of(document, event.mod_revision)
             elif known.pop(int(index), None) is not None and not known:
                 del self._partitions[topic_id]
             if topic_id in self._names:
                 touched[self._names[topic_id]] = None
-        elif event.key.startswith(keys.brokers) and event.key.endswith("/session"):
-            self._take_session(event.key, document)
+        elif event.key.startswith(keys.brokers):
+            self._take_broker(event, document)
+        elif event.key == keys.controller:
+            self.controller = (
+                None if document is None else ControllerState(document["broker"], event.create_revision)
+            )
         elif event.key.startswith(keys.quotas):
             self._quotas_moved = True
             self.quotas.pop(event.key, None)
             if document is not None:
                 self.quotas[event.key] = QuotaEntry(document, event.mod_revision)
 
-    def _take_session(self, key: str, document: dict[str, Any] | None) -> None:
-        node_id = int(key.removeprefix(self.keys.brokers).partition("/")[0])
-        if document is None:
-            self.brokers.pop(node_id, None)
+    def _take_broker(self, event: Event, document: dict[str, Any] | None) -> None:
+        node, _, kind = event.key.removeprefix(self.keys.brokers).partition("/")
+        node_id = int(node)
+        before = self.brokers.get(node_id)
+        after = before
+        if kind == "session":
+            after = None
+            if document is not None:
+                host, port, rack = document["host"], document["port"], document["rack"]
+                after = BrokerState(node_id, host, port, rack, event.create_revision)
+            if after is None:
+                self.brokers.pop(node_id, None)
+            else:
+                self.brokers[node_id] = after
+        elif kind == "reg":
+            self.registrations.pop(node_id, None)
+            if document is not None:
+                self.registrations[node_id] = Registration(document["state"], event.mod_revision)
+        if before is not None and after is not None and before.epoch != after.epoch:
+            self._broker_changes += [
+                BrokerChange(node_id, before, None),
+                BrokerChange(node_id, None, after),
+            ]
         else:
-            self.brokers[node_id] = BrokerState(node_id, document["host"], document["port"], document["rack"])
+            self._broker_changes.append(BrokerChange(node_id, before, after))
 
     def _settle(self, touched: Iterable[str]) -> None:
         changes = [change for name in touched for change in self._renew(name)]
+        broker_changes, self._broker_changes = self._broker_changes, []
+        for broker_change in broker_changes:
+            for tell in self._broker_callbacks:
+                tell(broker_change)
         for change in changes:
             for callback in self._callbacks:
                 callback(change)
@@ -251,6 +337,8 @@ class ClusterState:
             self._quotas_moved = False
             for look_again in self._quota_callbacks:
                 look_again()
+        for look in self._progress_callbacks:
+            look()
         due = [promise for revision, promise in self._waits if revision <= self.revision]
         self._waits = [wait for wait in self._waits if wait[0] > self.revision]
         for promise in due:
@@ -294,60 +382,45 @@ def _topic(name: str, draft: _Draft, known: Mapping[int, PartitionState]) -> Top
         internal=document["internal"],
         state=document["state"],
         mod_revision=draft.mod_revision,
-    )
-
-
-def topic_document(topic: Topic) -> dict[str, Any]:
-    """The value of the key `topics/<name>`."""
-    return {
-        "uuid": str(topic.topic_id),
-        "partitions": len(topic.partitions),
-        "replication_factor": topic.replication_factor,
-        "configs": dict(topic.configs),
-        "internal": topic.internal,
-        "state": topic.state,
-    }
-
-
-def partition_document(partition: PartitionState) -> dict[str, Any]:
-    """The value of the key `parts/<topic-uuid>/<p>`."""
-    return {
-        "replicas": partition.replicas,
-        "adding": partition.adding,
-        "removing": partition.removing,
-        "leader": partition.leader,
-        "leader_epoch": partition.leader_epoch,
-        "isr": partition.isr,
-        "part_epoch": partition.partition_epoch,
-    }
-
-
-def _partition(document: Mapping[str, Any]) -> PartitionState:
-    return PartitionState(
-        replicas=tuple(document["replicas"]),
-        leader=document["leader"],
-        leader_epoch=document["leader_epoch"],
-        isr=tuple(document["isr"]),
-        partition_epoch=document["part_epoch"],
-        adding=tuple(document["adding"]),
-        removing=tuple(document["removing"]),
+        maker=Maker(*document["maker"]) if document.get("maker") else None,
     )
 
 
 async def _find_or_make_cluster(store: MetadataStore, wanted: str, random: Random) -> str:
-    listing = await store.list(metadata.ROOT)
-    found = [entry.key.split("/")[2] for entry in listing.entries if entry.key.endswith("/format")]
-    if wanted in found:
-        return wanted
-    if found and not wanted and len(found) == 1:
-        return found[0]
-    if found:
-        raise ConfigError(f"cluster_id: {wanted!r} is not the cluster kept here, {', '.join(found)}")
-    cluster_id = wanted or new_cluster_id(random)
-    key = Keys(cluster_id).format
-    value = metadata.encode({"cluster_id": cluster_id, "incarnation": 0}, new_writer(random))
-    await store.transact([Compare(key, create_revision=0)], [Put(key, value)])
-    return cluster_id
+    for _ in range(MAKE_ATTEMPTS_MAX):
+        listing = await store.list(metadata.ROOT)
+        found = [entry.key.split("/")[2] for entry in listing.entries if entry.key.endswith("/format")]
+        if wanted in found:
+            return wanted
+        if found and not wanted and len(found) == 1:
+            return found[0]
+        if found:
+            raise ConfigError(f"cluster_id: {wanted!r} is not the cluster kept here, {', '.join(found)}")
+        cluster_id, writer = wanted or new_cluster_id(random), new_writer(random)
+        keys = (
+            metadata.FIRST_CLUSTER,
+            Keys(cluster_id).format,
+        )  # brokers that start together make one, not one each
+        value = metadata.encode({"cluster_id": cluster_id, "incarnation": 0}, writer)
+        compares = [Compare(key, create_revision=0) for key in keys]
+        puts = [Put(key, value) for key in keys]
+        if (await metadata.transact_surely(store, compares, puts, writer)).succeeded:
+            return cluster_id
+    raise Unavailable("the cluster is being made by others")
+
+
+async def _after(delay_ms: float, scheduler: Scheduler) -> None:
+    promise: Promise[None] = scheduler.promise()
+
+    def over() -> None:
+        if not promise.done():
+            promise.set_result(None)
+
+    timer = scheduler.call_later(delay_ms, over)
+    try:
+        await promise
+    finally:
+        timer.cancel()
 
 
 def new_uuid(random: Random) -> UUID:

@@ -21,6 +21,7 @@ from mansio.errors import (
     MansioError,
     NotController,
     NotCoordinator,
+    RequestTimedOut,
     UnknownTopicOrPartition,
 )
 from mansio.wire import messages
@@ -317,8 +318,8 @@ class Cluster:
             if self.controller_id not in self.nodes:
                 await self.refresh(())
             known = self.controller_id in self.nodes
-            connection = await (self.connection(self.controller_id) if known else self.any_connection())
             try:
+                connection = await (self.connection(self.controller_id) if known else self.any_connection())
                 return _checked(await connection.request(api_key, fields), check)
             except (NotController, ConnectionLost):
                 self.controller_id = -1
@@ -363,8 +364,8 @@ class Cluster:
             try:
                 connection = await self.coordinator(group, lane)
                 return _checked(await connection.request(api_key, fields, timeout_ms=timeout_ms), check)
-            except (NotCoordinator, CoordinatorNotAvailable, ConnectionLost):
-                self.forget_coordinator(group)
+            except (NotCoordinator, CoordinatorNotAvailable, ConnectionLost, RequestTimedOut):
+                self.forget_coordinator(group)  # one that does not answer may not be it any more
                 raise
 
         return await self.retry(attempt, timeout_ms=retry_timeout_ms, final=final)

@@ -104,6 +104,11 @@ class Ledger:
         self._garbage += segments
         self._indexes_due = [segment for segment in self._indexes_due if segment not in segments]
 
+    def take_garbage(self) -> list[Segment]:
+        """The trimmed segments whose files are still there: whoever takes them removes them."""
+        garbage, self._garbage = self._garbage, []
+        return garbage
+
     def sync_closed_before(self, segment: Segment) -> None:
         """Sync, here and now, the closed segments before one that a truncation makes the last. Raises `OSError`."""
         for closed in self._closed:
@@ -121,6 +126,11 @@ class Ledger:
         self._times_due = True  # the file went with the truncation
         self._slots = (min(self._slots[0], segment.base_offset), min(self._slots[1], segment.base_offset))
         self._settle_offset = 0
+
+    def begun_anew(self, segment: Segment) -> None:
+        """Nothing is left of the log but this segment, which is empty, and that is durable."""
+        self.truncated(segment, 0, segment.base_offset)
+        self._indexes_due.clear()
 
     def prepare_sync(self, active: Segment, epochs: EpochList) -> SyncWork | None:
         """What makes the log durable up to the end of its active segment as it is now; None when it is."""

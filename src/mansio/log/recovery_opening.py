@@ -163,6 +163,7 @@ class Opening:
             if isinstance(header, str):
                 reason = "" if self._leave_out_room(segment, position) else header
                 break
+            epoch_start = offset  # of a gap the later epoch has all: see `replicated`
             if offset < header.base_offset <= sparse_end:
                 offset = header.base_offset
             if header.base_offset != offset:
@@ -171,7 +172,7 @@ class Opening:
             if header.leader_epoch < self.epochs.last:
                 reason = f"a batch of the old leader epoch {header.leader_epoch}"
                 break
-            if self.epochs.assign(header.leader_epoch, offset):
+            if self.epochs.assign(header.leader_epoch, epoch_start):
                 self.epochs_changed = True
             index.add(offset - segment.base_offset, batch_position, header.max_timestamp_ms)
             position = batch_position + header.batch_length + PREFIX_BYTES

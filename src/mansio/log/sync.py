@@ -21,7 +21,7 @@ from mansio.log.sync_work import Chores, NoRoom, SyncWork, run_chores
 from mansio.logs import fields
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mansio.log.log import Log
     from mansio.ports import Background, Clock, Disk, Scheduler, Timer
@@ -129,6 +129,14 @@ class Syncer:
                 self._later_timer = self._scheduler.call_later(
                     self._background_sync_interval_ms, self._later_is_now
                 )
+
+    def request_all(self, logs: Iterable[Log]) -> None:
+        """The same for several, urgently: they share a sync, where the first of single requests would have its own."""
+        for log in logs:
+            self._dirty[log] = None
+            self._later.pop(log, None)
+        if self._dirty and not self._running:
+            self._start()
 
     @property
     def idle(self) -> bool:

@@ -71,6 +71,14 @@ class SegmentTable:
         self.active = segment
         segment.recorded_end_offset = None
 
+    def begin(self, segment: Segment) -> None:
+        """Nothing else is left: the log begins anew with this one."""
+        for dropped in self.segments:
+            self._files.forget(dropped)
+        self.segments[:], self._bases[:] = [segment], [segment.base_offset]
+        self._highest.clear()
+        self.active = segment
+
     def holds(self, segments: Sequence[Segment]) -> bool:
         """Are these, which are neighbours, in the log?"""
         at = bisect_left(self._bases, segments[0].base_offset)

@@ -379,6 +379,9 @@ class SimulatedDisk:
 
     def rename(self, source: str, target: str) -> None:
         self.called("rename", source)
+        if source in self._directories:
+            self._rename_directory(source, target)
+            return
         inode = self._inode(source)
         directory, name = self._parent(source)
         target_directory, target_name = self._parent(target)
@@ -387,6 +390,12 @@ class SimulatedDisk:
         else:
             target_directory.change({target_name: inode})
             directory.change({name: None})
+        self.changed()
+
+    def _rename_directory(self, source: str, target: str) -> None:
+        """With all in it; names of directories always survive here."""
+        for path in [p for p in self._directories if p == source or p.startswith(source + "/")]:
+            self._directories[target + path[len(source) :]] = self._directories.pop(path)
         self.changed()
 
     def remove(self, path: str) -> None:

@@ -60,8 +60,8 @@ class FetchPartition(NamedTuple):
 
 
 class FetchRequest(NamedTuple):
-    """What a consumer (replica_id -1) asks. `topics` are (name or None, id or None, [FetchPartition]);
-    `forgotten` are (name or None, id or None, [partition])."""
+    """What a consumer (replica_id -1) or a follower asks. `topics` are (name or None, id or None, [FetchPartition]);
+    `forgotten` are (name or None, id or None, [partition]). `replica_epoch`: the session of the follower's broker."""
 
     replica_id: int
     max_wait_ms: int
@@ -73,6 +73,7 @@ class FetchRequest(NamedTuple):
     topics: list[Topic]
     forgotten: list[Forgotten]
     rack_id: str
+    replica_epoch: int = -1
 
 
 def _partition_layout(version: int) -> Struct:
@@ -103,7 +104,7 @@ def decode_request(version: int, frame: memoryview, position: int) -> FetchReque
 
 def _decode_request(version: int, frame: memoryview, position: int) -> tuple[FetchRequest, int]:
     flexible = version >= _FLEXIBLE
-    replica_id, session_id, session_epoch = -1, 0, -1
+    replica_id, session_id, session_epoch, replica_epoch = -1, 0, -1, -1
     if version < _REPLICA_STATE:
         (replica_id,) = _INT.unpack_from(frame, position)
         position += 4
@@ -128,7 +129,7 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Fet
         if frame[position] == 0:
             position += 1
         else:
-            replica_id, position = _read_request_tags(version, frame, position, replica_id)
+            replica_id, replica_epoch, position = _read_request_tags(version, frame, position, replica_id)
     wait_ms, min_bytes, max_bytes, isolation_level = wait[:4]
     request = FetchRequest(
         replica_id,
@@ -141,6 +142,7 @@ def _decode_request(version: int, frame: memoryview, position: int) -> tuple[Fet
         topics,
         forgotten,
         rack_id,
+        replica_epoch,
     )
     return request, position
 
@@ -204,8 +206,11 @@ def _read_forgotten(version: int, frame: memoryview, position: int, room: int) -
     return forgotten, position
 
 
-def _read_request_tags(version: int, frame: memoryview, position: int, replica_id: int) -> tuple[int, int]:
-    """(the replica's id, position after the tagged fields of the request)."""
+def _read_request_tags(
+    version: int, frame: memoryview, position: int, replica_id: int
+) -> tuple[int, int, int]:
+    """(the replica's id, its broker's epoch, position after the tagged fields of the request)."""
+    replica_epoch = -1
     count, position = read_unsigned_varint(frame, position)
     for _ in range(count):
         tag, position = read_unsigned_varint(frame, position)
@@ -216,9 +221,9 @@ def _read_request_tags(version: int, frame: memoryview, position: int, replica_i
         if tag == _REPLICA_STATE_TAG and version >= _REPLICA_STATE:
             if length < _REPLICA.size:
                 raise WireError("a replica state that is too short")
-            replica_id, _epoch = _REPLICA.unpack_from(frame, position)
+            replica_id, replica_epoch = _REPLICA.unpack_from(frame, position)
         position = end
-    return replica_id, position
+    return replica_id, replica_epoch, position
 
 
 def encode_request(
@@ -236,6 +241,7 @@ def encode_request(
     forgotten: Sequence[Forgotten] = (),
     rack_id: str = "",
     replica_id: int = -1,
+    replica_epoch: int = -1,
 ) -> bytes:
     """The whole request: frame length, header, body. Fields this version lacks are dropped."""
     flexible = version >= _FLEXIBLE
@@ -261,9 +267,10 @@ def encode_request(
             parts.append(tags)
     if version >= 11:
         parts.append(pack_compact_string(rack_id) if flexible else pack_string(rack_id))
-    if version >= _REPLICA_STATE and replica_id != -1:
-        # One tagged field of 13 bytes: replica id, an unknown epoch, no tagged fields inside.
-        parts.append(bytes((1, _REPLICA_STATE_TAG, _REPLICA.size + 1)) + _REPLICA.pack(replica_id, -1) + tags)
+    if version >= _REPLICA_STATE and (replica_id, replica_epoch) != (-1, -1):
+        # One tagged field of 13 bytes: replica id, its broker's epoch, no tagged fields inside.
+        state = _REPLICA.pack(replica_id, replica_epoch)
+        parts.append(bytes((1, _REPLICA_STATE_TAG, _REPLICA.size + 1)) + state + tags)
     else:
         parts.append(tags)
     body = b"".join(parts)

@@ -52,10 +52,17 @@ _FETCHED_WITHOUT_START: Final = Struct(">ihqq")
 # The same, null for the aborted transactions, preferred read replica.
 _FETCHED_NO_ABORTED: Final = Struct(">ihqqqBi")
 _FETCHED_NO_ABORTED_CLASSIC: Final = Struct(">ihqqqii")
+_DIVERGING_TAG: Final = 0
+_DIVERGING: Final = Struct(">iq")  # leader epoch, end offset
+# The tagged fields of a partition with a diverging epoch: one, its tag and length; and none inside it.
+_DIVERGING_START: Final = bytes((1, _DIVERGING_TAG, _DIVERGING.size + 1))
 
 
 class FetchedPartition(NamedTuple):
-    """One partition's part of the answer. `aborted` are (producer id, first offset), or None."""
+    """One partition's part of the answer. `aborted` are (producer id, first offset), or None.
+
+    `diverging`: (leader epoch, end offset) where the asking follower's log leaves the leader's (KIP-595), or None.
+    """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     error_code: int = 0
@@ -68,6 +75,7 @@ class FetchedPartition(NamedTuple):
     records: Any = None
     """When encoding: anything the caller can send, `records_bytes` long. When decoded: a view of the
     response."""
+    diverging: tuple[int, int] | None = None
 
 
 class FetchResponse(NamedTuple):
@@ -110,7 +118,7 @@ def encode_response(
                 pieces += (b"".join(head), partition.records)
                 head = []
             if flexible:
-                head.append(b"\x00")
+                head.append(b"\x00" if partition.diverging is None else _pack_diverging(partition.diverging))
         if flexible:
             head.append(b"\x00")
     if flexible:
@@ -125,9 +133,9 @@ def encode_response(
 
 def _pack_partition(version: int, partition: FetchedPartition, count: Callable[[int], bytes]) -> bytes:
     """One partition up to and with the length of its records."""
-    index, error_code, high_watermark, last_stable, log_start, aborted, preferred, records_bytes, _ = (
-        partition
-    )
+    index, error_code, high_watermark, last_stable, log_start, aborted, preferred, records_bytes = partition[
+        :8
+    ]
     flexible = version >= _FLEXIBLE
     if version >= 11 and aborted is None:  # the answer to nearly every fetch, in one go
         layout, null = (_FETCHED_NO_ABORTED, 0) if flexible else (_FETCHED_NO_ABORTED_CLASSIC, -1)
@@ -145,6 +153,10 @@ def _pack_partition(version: int, partition: FetchedPartition, count: Callable[[
     if version >= 11:
         start += _INT.pack(preferred)
     return start + count(records_bytes)
+
+
+def _pack_diverging(diverging: tuple[int, int]) -> bytes:
+    return _DIVERGING_START + _DIVERGING.pack(*diverging) + b"\x00"
 
 
 def decode_response(version: int, buffer: Buffer) -> FetchResponse:
@@ -212,9 +224,34 @@ def _read_fetched(
     if end > len(frame):
         raise WireError("record batches are longer than the response")
     records = frame[position:end]
-    position = skip_tagged_fields(frame, end) if flexible else end
-    partition = FetchedPartition._make((*fields, aborted, preferred_read_replica, length, records))
+    diverging = None
+    position = end
+    if flexible:
+        if frame[end] == 0:
+            position = end + 1
+        else:
+            diverging, position = _read_partition_tags(frame, end)
+    partition = FetchedPartition._make((*fields, aborted, preferred_read_replica, length, records, diverging))
     return partition, position, room
+
+
+def _read_partition_tags(frame: memoryview, position: int) -> tuple[tuple[int, int] | None, int]:
+    """(the diverging epoch, position after the tagged fields of a partition)."""
+    diverging = None
+    count, position = read_unsigned_varint(frame, position)
+    for _ in range(count):
+        tag, position = read_unsigned_varint(frame, position)
+        length, position = read_unsigned_varint(frame, position)
+        end = position + length
+        if end > len(frame):
+            raise WireError("a tagged field is longer than the message")
+        if tag == _DIVERGING_TAG:
+            if length < _DIVERGING.size:
+                raise WireError("a diverging epoch that is too short")
+            epoch, end_offset = _DIVERGING.unpack_from(frame, position)
+            diverging = epoch, end_offset
+        position = end
+    return diverging, position
 
 
 def _read_aborted(

@@ -172,7 +172,7 @@ _ROWS: Final = (
         0,
         2,
         "replicas.elect_leaders",
-        note="A partition has one replica, which leads it: ELECTION_NOT_NEEDED.",
+        note="On a single node a partition has one replica, which leads it: ELECTION_NOT_NEEDED.",
     ),
     Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "configs.incremental_alter_configs"),
     Api(

@@ -51,9 +51,9 @@ def shown_topic(topic: Topic, alive: set[int], operations: int) -> dict[str, obj
         "is_internal": topic.internal,
         "partitions": [
             {
-                "error_code": 0 if partition.leader >= 0 else 5,
+                "error_code": 0 if partition.leader in alive else 5,
                 "partition_index": index,
-                "leader_id": partition.leader,
+                "leader_id": partition.leader if partition.leader in alive else -1,
                 "leader_epoch": partition.leader_epoch,
                 "replica_nodes": list(partition.replicas),
                 "isr_nodes": list(partition.isr),
@@ -101,7 +101,10 @@ def test_same_bytes_as_kio(
             cluster_operations=operations,
         )
         fields = {
-            "brokers": [broker._asdict() for broker in brokers],
+            "brokers": [
+                {name: getattr(broker, name) for name in ("node_id", "host", "port", "rack")}
+                for broker in brokers
+            ],
             "cluster_id": cluster_id,
             "controller_id": controller_id,
             "topics": [shown_topic(topic, alive, operations) for topic in topics]

@@ -104,13 +104,14 @@ def test_brokers_come_and_go() -> None:
     async def check(admin: Admin) -> None:
         state = admin.state
         assert state.controller_id == -1
-        document = {"schema": 1, "writer": "w", "host": "h", "port": 9, "rack": None}
+        document = {"schema": 1, "writer": "w", "host": "h", "port": 9, "rack": None, "state": "active"}
         value = json.dumps(document).encode()
-        keys = [state.keys.session(2), state.keys.session(1), f"{state.keys.brokers}1/reg"]
+        keys = [state.keys.session(2), state.keys.session(1), state.keys.registration(1)]
         done = await admin.store.transact([], [Put(key, value) for key in keys])
         await state.reached(done.revision, admin.scheduler)
         assert sorted(state.brokers) == [1, 2]
-        assert state.brokers[2] == (2, "h", 9, None)
+        assert state.brokers[2] == (2, "h", 9, None, done.revision)
+        assert [state.may_lead(node_id) for node_id in (1, 2, 3)] == [True, False, False]
         assert state.controller_id == 1
         done = await admin.store.transact([], [Delete(keys[1])])
         await state.reached(done.revision, admin.scheduler)

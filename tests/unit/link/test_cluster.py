@@ -22,7 +22,7 @@ from mansio.link.offsets import EARLIEST, commit_offsets, list_offsets
 from mansio.link.retry import Backoff, error_for, retrying
 from mansio.wire.topic_partition import TopicPartition
 from mansio.wire.versions import ApiKey
-from unit.link.stub_broker import HANG_UP, StubBroker
+from unit.link.stub_broker import HANG_UP, SAY_NOTHING, StubBroker
 
 FAST = Backoff(first_ms=1, longest_ms=5)
 
@@ -112,6 +112,32 @@ def test_lost_connection_is_replaced_and_the_request_repeated() -> None:
     asyncio.run(scenario())
 
 
+def test_request_for_a_controller_that_died_goes_to_the_next_one() -> None:
+    """The client had heard of the dead one, and goes on hearing of it for a while."""
+
+    async def scenario() -> None:
+        async with StubBroker() as broker, StubBroker() as dead:
+            controllers = [2, 2, 2, 1]
+
+            def metadata(request: Any) -> dict[str, Any]:
+                told = broker.metadata(request)
+                other = {"node_id": 2, "host": "127.0.0.1", "port": dead.port, "rack": None}
+                controller = controllers.pop(0) if len(controllers) > 1 else controllers[0]
+                return {**told, "brokers": [*told["brokers"], other], "controller_id": controller}
+
+            broker.answers[ApiKey.METADATA] = metadata
+            broker.answers[ApiKey.LIST_GROUPS] = lambda request: {"error_code": 0, "groups": []}
+            cluster = cluster_of(broker.address, retry_timeout_ms=5_000)
+            await cluster.start()
+            await dead.__aexit__()
+            await cluster.request_controller(ApiKey.LIST_GROUPS, {}, check=check_top_level)
+            assert controllers == [1]
+            assert len(broker.asked(ApiKey.LIST_GROUPS)) == 1
+            await cluster.close()
+
+    asyncio.run(scenario())
+
+
 def test_error_that_cannot_pass_is_raised_at_once() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
@@ -192,6 +218,31 @@ def test_moved_coordinator_is_found_again() -> None:
     asyncio.run(scenario())
 
 
+def test_a_coordinator_that_does_not_answer_is_looked_for_elsewhere() -> None:
+    """It may be stopped, and its groups at another broker: a connection that is open says nothing."""
+
+    async def scenario() -> None:
+        async with StubBroker({"t": 1}) as stopped, StubBroker({"t": 1}) as broker:
+            ports = [stopped.port, broker.port]
+            broker.answers[ApiKey.FIND_COORDINATOR] = lambda request: {
+                "coordinators": [
+                    {"key": "g", "node_id": 1, "host": "127.0.0.1", "port": ports.pop(0), "error_code": 0}
+                ]
+            }
+            stopped.answers[ApiKey.HEARTBEAT] = lambda request: SAY_NOTHING
+            broker.answers[ApiKey.HEARTBEAT] = lambda request: {"error_code": 0}
+            cluster = cluster_of(broker.address)
+            fields = {"group_id": "g", "generation_id": 1, "member_id": "m", "group_instance_id": None}
+            await cluster.ask_coordinator(
+                "g", ApiKey.HEARTBEAT, fields, check=check_top_level, timeout_ms=100
+            )
+            assert len(stopped.asked(ApiKey.HEARTBEAT)) == len(broker.asked(ApiKey.HEARTBEAT)) == 1
+            assert not ports
+            await cluster.close()
+
+    asyncio.run(scenario())
+
+
 def test_close_fails_what_waits_and_opens_nothing_more() -> None:
     async def scenario() -> None:
         async with StubBroker() as broker:
@@ -232,4 +283,6 @@ def test_backoff_grows_to_its_bound() -> None:
 def test_codes_without_a_class_are_still_retriable_where_the_protocol_says_so() -> None:
     assert error_for(72).retriable
     assert not error_for(58).retriable
+    assert error_for(83).retriable  # ELIGIBLE_LEADERS_NOT_AVAILABLE
+    assert not error_for(84).retriable  # ELECTION_NOT_NEEDED: nothing will come of waiting
     assert isinstance(error_for(6), NotLeaderOrFollower)

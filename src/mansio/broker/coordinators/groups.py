@@ -8,7 +8,11 @@ Always true:
   timer: it fires, finds nothing due, and is set again.
 * A timer that fires much too late means that we stood still, not the members: before anybody's session is
   ended, the heartbeats that lie in the sockets get the chance to be read.
-* Nothing here blocks, and nothing waits without a bound: a parked join or sync ends with the group's phase.
+* Nothing here blocks, and nothing waits without a bound: a parked join or sync ends with the group's phase, or with
+  this broker's leadership of the partition the group lives in.
+
+In a cluster (`places`) a broker coordinates the groups of those partitions of `__consumer_offsets` that it leads, from
+when their view is loaded until it leads them no more. What a member is told elsewhere makes it look for the right one.
 """
 
 from __future__ import annotations
@@ -23,7 +27,9 @@ from mansio.broker.coordinators.settings import OFFSETS_TOPIC, GroupSettings
 from mansio.broker.coordinators.store import GroupEntry, GroupStore
 from mansio.broker.internal_topic import InternalTopic
 from mansio.errors import (
+    CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
+    FencedLeaderEpoch,
     GroupIdNotFound,
     InvalidGroupId,
     InvalidRequest,
@@ -31,6 +37,7 @@ from mansio.errors import (
     MansioError,
     NotCoordinator,
     NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
     RequestTimedOut,
     StorageError,
@@ -44,8 +51,9 @@ from mansio.state.group_types import Answer, Persist
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
+    from mansio.broker.coordinators.places import GroupPlaces, OffsetsPartition
     from mansio.broker.coordinators.store import OffsetListener
-    from mansio.broker.internal_topic import InternalPartition
+    from mansio.broker.internal_view import InternalPartition
     from mansio.broker.view_checkpoint import CheckpointRoom
     from mansio.ports import Clock, Random, Scheduler
     from mansio.state.group_types import Effect, Join, JoinAnswer, Sync, SyncAnswer
@@ -62,7 +70,10 @@ class GroupCoordinator:
     """See the module. All methods belong to the broker's loop.
 
     `create_topic` creates `__consumer_offsets` if need be and returns its open partitions. `end_offset` is
-    the high watermark of a topic's partition, or None if there is no such partition. `on_offset`: see `GroupStore`.
+    the high watermark of a topic's partition, or None if there is no such partition here. `on_offset`: see
+    `GroupStore`.
+    `places` is given in a cluster: there `create_topic` only makes the topic, nothing is ever written to `checkpoints`,
+    and instead of `start` having partitions, `role_changed` tells of them.
     """
 
     def __init__(
@@ -76,14 +87,16 @@ class GroupCoordinator:
         end_offset: Callable[[str, int], int | None],
         checkpoints: CheckpointRoom | None = None,
         on_offset: OffsetListener = lambda *_: None,
+        places: GroupPlaces | None = None,
     ) -> None:
         self.settings = settings
+        self.places = places
         self._clock = clock
         self._scheduler = scheduler
         self._random = random
         self._closed = False
         self._expiry_timer: Any = None
-        self._waiting: dict[Any, None] = {}  # promises of parked joins and syncs
+        self._waiting: dict[Any, GroupEntry] = {}  # promises of parked joins and syncs
         self.store = GroupStore(settings, clock, on_offset)
         self.topic = InternalTopic(
             OFFSETS_TOPIC,
@@ -92,17 +105,41 @@ class GroupCoordinator:
             scheduler=scheduler,
             clock=clock,
             checkpoints=checkpoints,
+            partition_count=None if places is None else places.partition_count,
         )
         self.store.topic = self.topic
-        self.offsets = Offsets(self.store, settings, clock, end_offset)
+        self.store.on_unloaded = self._unloaded
+        if places is not None:
+            self.store.on_loaded = self._loaded
+            self.offsets = Offsets(self.store, settings, clock, places.has_partition)
+        else:
+            self.offsets = Offsets(
+                self.store, settings, clock, lambda topic, index: end_offset(topic, index) is not None
+            )
         self.inspection = Inspection(self.store, end_offset)
 
     async def start(self, partitions: Sequence[InternalPartition | StorageError]) -> None:
-        """Load the groups from `__consumer_offsets`; no partitions if it has not been created yet."""
+        """Load the groups from `__consumer_offsets`; no partitions if it has not been created yet, or in a cluster."""
         await self.topic.start(partitions)
         for entry in list(self.store.entries.values()):
             self._arm(entry)
         self._schedule_expiry()
+
+    def role_changed(self, partition: OffsetsPartition) -> None:
+        """In a cluster: a partition of `__consumer_offsets` leads here, in this leader epoch, or it does not. To be
+        told after each change of its role, and before it is closed; telling it again changes nothing."""
+        index, leader_epoch = partition.index, partition.leader_epoch
+        if self._closed or not partition.leads or partition.closed:
+            self.topic.resign(index)
+        elif not self.topic.leads(index, partition, leader_epoch):
+            self.topic.lead(index, partition, leader_epoch)
+
+    async def ready(self) -> None:
+        """Make sure that `__consumer_offsets` exists. Raises what a member is told otherwise."""
+        try:
+            await self.topic.ready()
+        except MansioError as error:
+            raise as_coordinator_error(error) from error
 
     async def close(self) -> None:
         """End all waits (clients find the coordinator again after the restart) and write the checkpoints."""
@@ -116,6 +153,28 @@ class GroupCoordinator:
         for promise in list(self._waiting):
             _give(promise, NotCoordinator("the broker is stopping"))
         await self.topic.close()
+
+    # ------------------------------------------------------------------ partitions come and go (in a cluster)
+
+    def _loaded(self, index: int) -> None:
+        entries = self.store.of_partition(index)
+        for entry in entries:
+            self._arm(entry)
+        logger.info("groups loaded", extra=fields(partition=index, groups=len(entries)))
+        self._begin_forgetting(entries)
+
+    def _unloaded(self, index: int) -> None:
+        for promise, entry in list(self._waiting.items()):
+            if entry.index == index:
+                _give(promise, NotCoordinator("this broker does not coordinate the group any more"))
+
+    def _begin_forgetting(self, entries: list[GroupEntry]) -> None:
+        """Offsets of topics that were deleted while nobody could write that down. The metadata that say that this
+        broker leads are newer than any offset committed under the leaders before it: a topic that is not there is gone.
+        """
+        if self.places is not None:
+            work = self.offsets.forget_missing(entries, self.places.has_topic)
+            self._scheduler.spawn(work, name="forget offsets of topics that are gone")
 
     # ------------------------------------------------------------------ members
 
@@ -142,11 +201,21 @@ class GroupCoordinator:
     async def sync(self, group_id: str, request: Sync) -> SyncAnswer:
         """A member asks for its assignment; returns when the leader has given it and it is stored."""
         check_group_id(group_id)
+        if self.places is not None:
+            await self._committed(group_id)
         entry = self._entry(group_id)
         promise = self._scheduler.promise()
         effects = entry.group.sync(request, promise, self.store.monotonic_ms())
         answer: SyncAnswer = await self._performed(entry, effects, promise)
         return answer
+
+    async def _committed(self, group_id: str) -> None:
+        """What a new leader found at the end of its log may yet be lost with it: no assignment is given out of that."""
+        self._entry(group_id)
+        try:
+            await self.store.committed(group_id)
+        except MansioError as error:
+            raise as_coordinator_error(error) from error
 
     def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> None:
         """A member is alive; raises what it has to do about its group."""
@@ -179,7 +248,7 @@ class GroupCoordinator:
     # ------------------------------------------------------------------ effects and timers
 
     async def _performed(self, entry: GroupEntry, effects: list[Effect], promise: Any) -> Any:
-        self._waiting[promise] = None
+        self._waiting[promise] = entry
         if self._closed:
             _give(promise, NotCoordinator("the broker is stopping"))
         try:
@@ -217,7 +286,7 @@ class GroupCoordinator:
         promise.add_done_callback(settled)
 
     def _persisted(self, entry: GroupEntry, token: int, error: MansioError | None) -> None:
-        if self._closed:
+        if self._closed or entry.gone:
             return
         if error is not None:
             logger.error("group not stored", extra=fields(group=entry.group.group_id, reason=error))
@@ -257,6 +326,7 @@ class GroupCoordinator:
 
     def _begin_expiry(self) -> None:
         self._scheduler.spawn(self.expire_offsets(), name="expiry of committed offsets")
+        self._begin_forgetting(list(self.store.entries.values()))
         self._schedule_expiry()
 
     async def expire_offsets(self) -> int:
@@ -277,6 +347,8 @@ class GroupCoordinator:
                     await self.delete(group_id)
                 elif expired:
                     await self.store.append(group_id, tombstones(entry, only=expired))
+            except (CoordinatorLoadInProgress, NotCoordinator):
+                continue
             except MansioError as error:
                 logger.warning("offsets not expired", extra=fields(group=group_id, reason=error))
         return gone
@@ -312,9 +384,12 @@ def check_group_id(group_id: str | None) -> None:
 
 def as_coordinator_error(error: MansioError) -> MansioError:
     """What a member is told when the internal topic fails: the errors its client knows how to handle."""
-    if isinstance(error, StorageError | NotLeaderOrFollower):
+    if isinstance(error, StorageError | NotLeaderOrFollower | FencedLeaderEpoch):
         return NotCoordinator(error.message)
-    if isinstance(error, NotEnoughReplicas | RequestTimedOut | UnknownTopicOrPartition):
+    if isinstance(
+        error,
+        NotEnoughReplicas | NotEnoughReplicasAfterAppend | RequestTimedOut | UnknownTopicOrPartition,
+    ):
         return CoordinatorNotAvailable(error.message)
     return error
 

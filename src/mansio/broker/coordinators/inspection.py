@@ -77,12 +77,9 @@ class Inspection:
         self._end_offset = end_offset
 
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
-        """The groups in one of `states` and of one of `types` (any case); empty filters let all pass.
+        """The groups of this broker in one of `states` and of one of `types` (any case); empty filters let all pass.
         Raises `CoordinatorLoadInProgress` while some may be missing."""
-        topic = self._store.topic
-        self._store.find("")
-        for index in range(topic.partition_count):
-            topic.check_loaded(index)
+        self._store.topic.check_all_loaded()
         wanted_states = {each.lower() for each in states}
         wanted_types = {each.lower() for each in types}
         if wanted_types and CLASSIC not in wanted_types:

@@ -10,6 +10,7 @@ without transactions every committed offset is stable).
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.broker.coordinators.inspection import topics_of_subscription
@@ -24,6 +25,7 @@ from mansio.errors import (
     OffsetMetadataTooLarge,
     UnknownTopicOrPartition,
 )
+from mansio.logs import fields
 from mansio.state.classic_group import DEAD, EMPTY, STABLE
 from mansio.state.group_records import (
     CommittedOffset,
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from mansio.broker.coordinators.store import GroupEntry, GroupStore
     from mansio.broker.internal_topic import KeyValue
     from mansio.ports import Clock
+
+logger = logging.getLogger(__name__)
 
 CONSUMER: Final = "consumer"
 """The protocol type of groups whose members' bytes we can read."""
@@ -66,12 +70,13 @@ class Offsets:
         store: GroupStore,
         settings: GroupSettings,
         clock: Clock,
-        end_offset: Callable[[str, int], int | None],
+        exists: Callable[[str, int], bool],
     ) -> None:
+        """`exists(topic, partition)`: is there such a partition, here or elsewhere?"""
         self._store = store
         self._settings = settings
         self._clock = clock
-        self._end_offset = end_offset
+        self._exists = exists
 
     async def commit(
         self,
@@ -125,14 +130,14 @@ class Offsets:
             return {}
         if entry.group.state is DEAD:
             raise GroupIdNotFound(f"group {group_id} is being deleted")
-        await self._store.committed(group_id)
-        if wanted is None:
-            return {(topic, partition): found for topic, partition, found in entry.each_offset()}
         found = {}
-        for topic, partition in wanted:
-            committed = entry.offsets.get(topic, {}).get(partition)
-            if committed is not None:
-                found[topic, partition] = committed
+        if wanted is None:
+            found = {(topic, partition): committed for topic, partition, committed in entry.each_offset()}
+        else:
+            for topic, partition in wanted:
+                if (committed := entry.offsets.get(topic, {}).get(partition)) is not None:
+                    found[topic, partition] = committed
+        await self._store.committed(group_id)  # what is committed meanwhile may not be durable when this ends
         return found
 
     async def delete(self, group_id: str, wanted: Sequence[tuple[str, int]]) -> list[MansioError | None]:
@@ -150,7 +155,7 @@ class Offsets:
             known = partition in entry.offsets.get(topic, {})
             if topic in subscribed:
                 results.append(GroupSubscribedToTopic(f"group {group_id} reads {topic}"))
-            elif not known and self._end_offset(topic, partition) is None:
+            elif not known and not self._exists(topic, partition):
                 results.append(UnknownTopicOrPartition(f"there is no partition {topic}-{partition}"))
             else:
                 results.append(None)
@@ -163,11 +168,31 @@ class Offsets:
         return results
 
     async def forget_topic(self, topic: str) -> None:
-        """The topic was deleted: its offsets would be wrong for another topic of that name."""
-        for group_id, entry in list(self._store.entries.items()):
-            if partitions := entry.offsets.get(topic):
-                gone = [(topic, partition) for partition in partitions]
+        """The topic was deleted: its offsets would be wrong for another topic of that name. Each coordinator forgets
+        those of the groups it has."""
+        await self._forget(list(self._store.entries.values()), lambda name: name == topic)
+
+    async def forget_missing(self, entries: Iterable[GroupEntry], is_there: Callable[[str], bool]) -> None:
+        """Forget what these groups have committed of topics that are there no more: nobody may have coordinated them
+        when those were deleted."""
+        await self._forget(entries, lambda name: not is_there(name))
+
+    async def _forget(self, entries: Iterable[GroupEntry], is_gone: Callable[[str], bool]) -> None:
+        for entry in entries:
+            gone = [
+                (topic, partition)
+                for topic, partitions in entry.offsets.items()
+                if is_gone(topic)
+                for partition in partitions
+            ]
+            if not gone or entry.gone:
+                continue
+            group_id = entry.group.group_id
+            try:
                 await self._store.append(group_id, tombstones(entry, only=gone))
+            except MansioError as error:  # whoever coordinates the group next looks again
+                known = fields(group=group_id, topics=len({topic for topic, _ in gone}), reason=error)
+                logger.warning("offsets of deleted topics not forgotten", extra=known)
 
     def expired(self, entry: GroupEntry, now_ms: int) -> list[tuple[str, int]]:
         """The offsets of a group whose time is over (KIP-211): a group without members keeps them for the
@@ -198,7 +223,7 @@ class Offsets:
     def _problem(self, offset: OffsetToCommit) -> MansioError | None:
         if len(offset.metadata.encode()) > self._settings.offset_metadata_bytes_max:
             return OffsetMetadataTooLarge()
-        if self._end_offset(offset.topic, offset.partition) is None:
+        if not self._exists(offset.topic, offset.partition):
             return UnknownTopicOrPartition(f"there is no partition {offset.topic}-{offset.partition}")
         return None
 

@@ -5,14 +5,15 @@ last stored. Offsets and stored records change only in `apply`, that is: after t
 machine runs ahead of its stored record between the start of a rebalance and its end.
 
 Always true: a group lives in the partition its id hashes to (Java's string hash, as Kafka has it, so that the
-topic means the same to both); an entry that holds nothing is dropped.
+topic means the same to both); an entry that holds nothing is dropped; one that was unloaded is never used again, not
+even when its group is loaded here once more.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable
+from mansio.errors import CoordinatorNotAvailable
 from mansio.state.classic_group import ClassicGroup
 from mansio.state.group_records import (
     CommittedOffset,
@@ -40,12 +41,27 @@ _HASH_MASK: Final = 0xFFFFFFFF
 
 
 class GroupEntry:
-    """One group. `offsets`: topic -> partition -> committed offset. `stored`: its record's value in the log."""
+    """One group. `offsets`: topic -> partition -> committed offset. `stored`: its record's value in the log.
 
-    __slots__ = ("grace_until_ms", "group", "offsets", "stored", "stored_ms", "timer", "timer_due_ms")
+    `index`: the partition of `__consumer_offsets` it lives in. `gone`: another broker, or a later load, has it now.
+    """
 
-    def __init__(self, group: ClassicGroup) -> None:
+    __slots__ = (
+        "gone",
+        "grace_until_ms",
+        "group",
+        "index",
+        "offsets",
+        "stored",
+        "stored_ms",
+        "timer",
+        "timer_due_ms",
+    )
+
+    def __init__(self, group: ClassicGroup, index: int) -> None:
         self.group = group
+        self.index = index
+        self.gone = False
         self.offsets: dict[str, dict[int, CommittedOffset]] = {}
         self.stored: bytes | None = None
         self.stored_ms = -1  # wall clock: when it came into the state that is stored
@@ -76,7 +92,8 @@ def java_string_hash(text: str) -> int:
 class GroupStore:
     """See the module. `topic` is set right after construction: the two refer to each other.
 
-    `on_offset` is told of every committed offset of any group that is stored, or deleted (None).
+    `on_offset` is told of every committed offset of any group that is stored, or deleted or unloaded (None).
+    `on_loaded` and `on_unloaded` are told of a partition whose groups have come to life, or are gone.
     """
 
     def __init__(
@@ -87,6 +104,9 @@ class GroupStore:
         self._on_offset = on_offset
         self.topic: InternalTopic
         self.entries: dict[str, GroupEntry] = {}
+        self._of: dict[int, dict[str, GroupEntry]] = {}
+        self.on_loaded: Callable[[int], None] = lambda _: None
+        self.on_unloaded: Callable[[int], None] = lambda _: None
 
     def monotonic_ms(self) -> float:
         return self._clock.monotonic() * 1000
@@ -96,9 +116,9 @@ class GroupStore:
         return (java_string_hash(group_id) & 0x7FFFFFFF) % self.topic.partition_count
 
     def find(self, group_id: str) -> GroupEntry | None:
-        """The group's entry if there is one. Raises `CoordinatorLoadInProgress` while nobody can know."""
-        if not self.topic.is_started:
-            raise CoordinatorLoadInProgress("the groups are being loaded")
+        """The group's entry if there is one. Raises `CoordinatorLoadInProgress` while nobody can know, in a cluster
+        `NotCoordinator` where another broker may."""
+        self.topic.check_known()
         if self.topic.partition_count:
             self.topic.check_loaded(self.index_of(group_id))
         return self.entries.get(group_id)
@@ -110,7 +130,7 @@ class GroupStore:
         if entry is None:
             if len(self.entries) >= self._settings.groups_max:
                 raise CoordinatorNotAvailable(f"there are {self._settings.groups_max} groups already")
-            entry = self._create(group_id)
+            entry = self._create(group_id, self.index_of(group_id))
         return entry
 
     def drop_if_unused(self, entry: GroupEntry) -> None:
@@ -121,7 +141,14 @@ class GroupStore:
         if entry.timer is not None:
             entry.timer.cancel()
             entry.timer = None
-        self.entries.pop(entry.group.group_id, None)
+        group_id = entry.group.group_id
+        if self.entries.get(group_id) is entry:
+            del self.entries[group_id]
+            del self._of[entry.index][group_id]
+
+    def of_partition(self, index: int) -> list[GroupEntry]:
+        """The groups that live in one partition."""
+        return list(self._of.get(index, {}).values())
 
     def append(self, group_id: str, records: Sequence[KeyValue]) -> Promise[None]:
         """Append records of one group; the promise is kept when they are committed."""
@@ -137,15 +164,15 @@ class GroupStore:
     def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:  # noqa: ARG002 - the signature of `View`
         decoded = decode_key(key)
         if isinstance(decoded, OffsetKey):
-            self._apply_offset(decoded, value)
+            self._apply_offset(index, decoded, value)
         elif isinstance(decoded, GroupKey):
-            self._apply_group(decoded, value)
+            self._apply_group(index, decoded, value)
 
-    def _apply_offset(self, key: OffsetKey, value: bytes | None) -> None:
+    def _apply_offset(self, index: int, key: OffsetKey, value: bytes | None) -> None:
         entry = self.entries.get(key.group)
         if value is not None:
-            entry = entry or self._create(key.group)
             committed = decode_offset_value(value)
+            entry = entry or self._create(key.group, index)
             entry.offsets.setdefault(key.topic, {})[key.partition] = committed
             self._on_offset(key.group, key.topic, key.partition, committed)
         elif entry is not None and (partitions := entry.offsets.get(key.topic)) is not None:
@@ -154,21 +181,21 @@ class GroupStore:
                 del entry.offsets[key.topic]
             self._on_offset(key.group, key.topic, key.partition, None)
 
-    def _apply_group(self, key: GroupKey, value: bytes | None) -> None:
+    def _apply_group(self, index: int, key: GroupKey, value: bytes | None) -> None:
         entry = self.entries.get(key.group)
         if value is None:
             if entry is not None:
                 entry.stored = None
                 entry.stored_ms = -1
             return
-        entry = entry or self._create(key.group)
+        state_ms = decode_group_value(value).state_ms
+        entry = entry or self._create(key.group, index)
         entry.stored = value
-        entry.stored_ms = decode_group_value(value).state_ms
+        entry.stored_ms = state_ms
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
-        for group_id, entry in list(self.entries.items()):
-            if self.index_of(group_id) != index:
-                continue
+        for entry in self.of_partition(index):
+            group_id = entry.group.group_id
             if entry.stored is not None:
                 yield encode_group_key(GroupKey(group_id)), entry.stored
             for topic, partition, committed in entry.each_offset():
@@ -178,23 +205,36 @@ class GroupStore:
                 )
 
     def loaded(self, index: int) -> None:
-        """Bring the groups of a partition to life from their stored records."""
+        """Bring the groups of a partition to life from their stored records; the sessions of their members begin
+        anew."""
         now_ms = self.monotonic_ms()
-        for group_id, entry in list(self.entries.items()):
-            if self.index_of(group_id) != index:
-                continue
+        for entry in self.of_partition(index):
             if entry.stored is not None:
                 entry.group.restore(decode_group_value(entry.stored), now_ms)
             self.drop_if_unused(entry)
+        self.on_loaded(index)
+
+    def unload(self, index: int) -> None:
+        """Timers end, entries are let go. What is under way on behalf of one finds it `gone`."""
+        for group_id, entry in self._of.pop(index, {}).items():
+            entry.gone = True
+            if entry.timer is not None:
+                entry.timer.cancel()
+                entry.timer = None
+            del self.entries[group_id]
+            for topic, partition, _ in entry.each_offset():
+                self._on_offset(group_id, topic, partition, None)
+        self.on_unloaded(index)
 
     def stored_metadata(self, entry: GroupEntry) -> GroupMetadata | None:
         return None if entry.stored is None else decode_group_value(entry.stored)
 
-    def _create(self, group_id: str) -> GroupEntry:
+    def _create(self, group_id: str, index: int) -> GroupEntry:
         group = ClassicGroup(
             group_id,
             initial_delay_ms=self._settings.initial_rebalance_delay_ms,
             size_max=self._settings.members_max,
         )
-        entry = self.entries[group_id] = GroupEntry(group)
+        entry = self.entries[group_id] = GroupEntry(group, index)
+        self._of.setdefault(index, {})[group_id] = entry
         return entry

@@ -4,8 +4,9 @@ Behaviour: without authorisation every operation is allowed, and that is what is
 authorized operations (KIP-430); who does not ask gets Kafka's "not told".
 
 Non-obvious: this broker's own address is the one of the listener the request came through, not the one in the
-metadata. In Metadata 0 an empty list of topics means all of them, from 1 on null does; `allow_auto_topic_creation`
-is true where the version has no such field.
+metadata. In a cluster the others are those that have a session, and nobody is named leader who has none; a registered
+broker without a session is *fenced*, and nothing is known of its address. In Metadata 0 an empty list of topics means
+all of them, from 1 on null does; `allow_auto_topic_creation` is true where the version has no such field.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from mansio.cluster.metadata_response import encode_metadata, encode_missing_topic
-from mansio.cluster.state import BrokerState
+from mansio.cluster.state import NO_LEADER, BrokerState
 from mansio.cluster.topic_plan import INTERNAL_TOPICS, check_topic_name
 from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
 from mansio.logs import fields
@@ -38,6 +39,8 @@ ALL_OF_CLUSTER: Final = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11,
 BROKERS_ENDPOINT: Final = 1
 MISMATCHED_ENDPOINT_TYPE: Final = 114
 LEADER_NOT_AVAILABLE: Final = 5
+NO_CONTROLLER: Final = -1
+NO_PORT: Final = -1
 PARTITIONS_PER_PAGE_MAX: Final = 2000  # Kafka's max.request.partition.size.limit
 
 
@@ -88,7 +91,7 @@ async def metadata(service: Service, request: Struct, context: RequestContext) -
 
 
 async def describe_cluster(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """The cluster's id, controller and brokers (KIP-700)."""
+    """The cluster's id, controller and brokers (KIP-700); also those that are fenced, if asked (KIP-1073)."""
     if context.api_version >= 1 and request.endpoint_type != BROKERS_ENDPOINT:
         return {
             "error_code": MISMATCHED_ENDPOINT_TYPE,
@@ -97,14 +100,22 @@ async def describe_cluster(service: Service, request: Struct, context: RequestCo
         }
     brokers = _brokers(service, context)
     asked = request.include_cluster_authorized_operations
+    described = [
+        {"broker_id": broker.node_id, "host": broker.host, "port": broker.port, "rack": broker.rack}
+        for broker in brokers
+    ]
+    if context.api_version >= 2 and request.include_fenced_brokers:
+        alive = {broker.node_id for broker in brokers}
+        described += [
+            {"broker_id": node_id, "host": "", "port": NO_PORT, "rack": None, "is_fenced": True}
+            for node_id in sorted(service.topics.state.registrations)
+            if node_id not in alive
+        ]
     return {
         "endpoint_type": BROKERS_ENDPOINT,
         "cluster_id": service.topics.state.cluster_id,
         "controller_id": _controller(service, brokers),
-        "brokers": [
-            {"broker_id": broker.node_id, "host": broker.host, "port": broker.port, "rack": broker.rack}
-            for broker in brokers
-        ],
+        "brokers": described,
         "cluster_authorized_operations": ALL_OF_CLUSTER if asked else NOT_TOLD,
     }
 
@@ -116,8 +127,8 @@ async def describe_topic_partitions(
 
     A page ends before the partition that `next_cursor` names; a cursor whose topic is gone goes on with the next one.
     """
-    del context
     state = service.topics.state
+    alive = frozenset(broker.node_id for broker in _brokers(service, context))
     names = sorted({topic.name for topic in request.topics} or state.topics)
     first_name, first_index = "", 0
     if request.cursor is not None:
@@ -143,7 +154,7 @@ async def describe_topic_partitions(
                 "name": name,
                 "topic_id": topic.topic_id,
                 "is_internal": topic.internal,
-                "partitions": [_partition(service, topic, index) for index in range(start, end)],
+                "partitions": [_partition(topic, index, alive) for index in range(start, end)],
                 "topic_authorized_operations": ALL_OF_TOPIC,
             }
         )
@@ -153,13 +164,12 @@ async def describe_topic_partitions(
     return {"topics": topics, "next_cursor": None}
 
 
-def _partition(service: Service, topic: Topic, index: int) -> dict[str, Any]:
+def _partition(topic: Topic, index: int, alive: frozenset[int]) -> dict[str, Any]:
     partition = topic.partitions[index]
-    alive = {*service.topics.state.brokers, service.settings.node_id}
     return {
         "partition_index": index,
         "error_code": 0 if partition.leader in alive else LEADER_NOT_AVAILABLE,
-        "leader_id": partition.leader if partition.leader in alive else -1,
+        "leader_id": partition.leader if partition.leader in alive else NO_LEADER,
         "leader_epoch": partition.leader_epoch,
         "replica_nodes": partition.replicas,
         "isr_nodes": partition.isr,
@@ -191,12 +201,21 @@ async def _find(
 
 
 def _brokers(service: Service, context: RequestContext) -> list[BrokerState]:
-    own = service.settings.node_id
-    host, port = context.listener
-    known = {**service.topics.state.brokers, own: BrokerState(own, host, port, service.settings.rack or None)}
+    """The brokers that are there. A client that has reached this one is never told that nobody is."""
+    own, state = service.settings.node_id, service.topics.state
+    here = BrokerState(own, *context.listener, service.settings.rack or None)
+    known = dict(state.brokers)
+    if own in known or not known:
+        known[own] = here
     return [known[node_id] for node_id in sorted(known)]
 
 
 def _controller(service: Service, brokers: list[BrokerState]) -> int:
-    controller_id = service.topics.state.controller_id
-    return controller_id if controller_id >= 0 else brokers[0].node_id
+    """A single node is its own; in a cluster the one there is now, as long as it is there."""
+    state = service.topics.state
+    if not state.registrations:
+        return brokers[0].node_id
+    controller = state.controller
+    if controller is None or controller.node_id not in state.brokers:
+        return NO_CONTROLLER
+    return controller.node_id

@@ -2,21 +2,24 @@
 
 Version notes: 4 first with record batches v2 and isolation level; 7 sessions (KIP-227: none are kept, session id 0
 tells the client to send full requests); 9 fences by leader epoch (KIP-320); 12 flexible and diverging epochs (KIP-595);
-13 names topics by id (KIP-516).
+13 names topics by id (KIP-516); 15 says which session of which broker a follower asks from (KIP-903).
 
 A request that finds less than `min_bytes` is parked with its partitions and tried again when one of them moves on, or
-answered with what there is when `max_wait_ms` is over.
+answered with what there is when `max_wait_ms` is over. A follower's request (in a cluster) gets all of the log, up to
+its end, and says what the follower has durable; parked, it is woken by appends and not by commits.
 
-Always true: no record at or above the partition's readable end leaves; a request is answered once; the first batch of
-a response is sent even when it is larger than the limits (KIP-74), so that a reader always makes progress.
+Always true: no record at or above the partition's readable end leaves for a client; a request is answered once; the
+first batch of a response is sent even when it is larger than the limits (KIP-74), so that a reader always makes
+progress.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from mansio.broker import replicating
 from mansio.broker.statistics import SAMPLE_MASK
-from mansio.errors import CorruptLog, CorruptMessage, MansioError
+from mansio.errors import CorruptLog, CorruptMessage, MansioError, OffsetOutOfRange, StaleBrokerEpoch
 from mansio.wire import fetch as wire
 from mansio.wire.versions import ApiKey
 
@@ -38,11 +41,16 @@ TopicAnswers = list[tuple[str | None, bytes | None, list[wire.FetchedPartition]]
 
 
 class Gathered(NamedTuple):
-    """One try at answering: the answers, how many bytes they carry, whether one of them is an error."""
+    """One try at answering: the answers, how many bytes they carry, whether one of them is an error.
+
+    `error_code`: why the whole request is refused.
+    """
 
     topics: TopicAnswers
     total_bytes: int
     has_error: bool
+    error_code: int = 0
+    by_replica: bool = False
 
 
 def fetch(
@@ -52,7 +60,7 @@ def fetch(
     sampled = not service.records.counters.fetches & SAMPLE_MASK
     stopwatch = service.statistics.time(service.statistics.fetch) if sampled else None
     request = wire.decode_request(header.api_version, frame, header.body)
-    gathered = gather(service, request, header.client_id)
+    gathered = gather(service, request, header.client_id, first=True)
     if (
         gathered.total_bytes >= request.min_bytes
         or gathered.has_error
@@ -68,8 +76,12 @@ def fetch(
     return None
 
 
-def gather(service: Service, request: wire.FetchRequest, client_id: str | None) -> Gathered:
-    """Read every partition of the request, within its byte limits and its client's quota."""
+def gather(
+    service: Service, request: wire.FetchRequest, client_id: str | None, *, first: bool = False
+) -> Gathered:
+    """Read every partition of the request, within its byte limits and its client's quota. `first`: it has just come."""
+    if request.replica_id >= 0 and service.broker_epoch_of is not None:
+        return _gather_for_replica(service, request, first=first)
     room = min(request.max_bytes, service.settings.fetch_bytes_max)
     quotas = service.quotas.active
     if quotas is not None and (burst_bytes := quotas.fetch_bytes_max(client_id)) is not None:
@@ -101,6 +113,60 @@ def gather(service: Service, request: wire.FetchRequest, client_id: str | None) 
                 room -= part.length
         topics.append((name, topic_id, answers))
     return Gathered(topics, total, has_error)
+
+
+def _gather_for_replica(service: Service, request: wire.FetchRequest, *, first: bool) -> Gathered:
+    """The same for a follower, which is refused as a whole when its broker has a newer session than the request."""
+    assert service.broker_epoch_of is not None
+    node_id, broker_epoch = request.replica_id, request.replica_epoch
+    if broker_epoch < service.broker_epoch_of(node_id):
+        service.statistics.refused(API_KEY, StaleBrokerEpoch.kafka_code)
+        return Gathered([], 0, True, StaleBrokerEpoch.kafka_code, by_replica=True)
+    room = min(request.max_bytes, service.settings.fetch_bytes_max)
+    total = 0
+    has_error = False
+    topics: TopicAnswers = []
+    for name, topic_id, wanted in request.topics:
+        answers = []
+        for want in wanted:
+            partition = None
+            try:
+                partition = service.records.readable(name, topic_id, want.index)
+                part, diverging = replicating.read(
+                    partition, node_id, broker_epoch, want, min(room, want.max_bytes), first=first
+                )
+            except MansioError as error:
+                has_error = True
+                service.statistics.refused(API_KEY, error.kafka_code)
+                answers.append(_refused_replica(partition, want.index, error))
+                continue
+            size = 0 if part is None else len(part) if isinstance(part, bytes) else part.length
+            if total and size > room:
+                part, size = None, 0  # the first batch is over what is left: next time
+            has_error = has_error or diverging is not None  # something to be told at once, that is
+            total += size
+            room -= size
+            answers.append(
+                wire.FetchedPartition(
+                    index=want.index,
+                    high_watermark=partition.high_watermark,
+                    last_stable_offset=partition.high_watermark,
+                    log_start_offset=partition.start_offset,
+                    records_bytes=size,
+                    records=part,
+                    diverging=diverging,
+                )
+            )
+        topics.append((name, topic_id, answers))
+    return Gathered(topics, total, has_error, by_replica=True)
+
+
+def _refused_replica(partition: Partition | None, index: int, error: MansioError) -> wire.FetchedPartition:
+    """A follower that asks for what is not there learns where this log begins."""
+    refused = _refused(index, error)
+    if partition is None or not isinstance(error, OffsetOutOfRange):
+        return refused
+    return refused._replace(high_watermark=partition.high_watermark, log_start_offset=partition.start_offset)
 
 
 def _fetched(partition: Partition, part: LogSlice | None, isolation_level: int) -> wire.FetchedPartition:
@@ -135,14 +201,17 @@ def _refused(index: int, error: MansioError) -> wire.FetchedPartition:
 def _encode(
     service: Service, connection: Connection, header: RequestHeader, gathered: Gathered
 ) -> Sequence[Piece]:
-    quotas = service.quotas.active
+    quotas = None if gathered.by_replica else service.quotas.active  # a copy is not a client's
     throttle_ms = 0
     if quotas is not None:
         if quotas.must_pause(header.client_id):
             gathered = _without_records(gathered)
         throttle_ms = quotas.fetched(connection, header.client_id, gathered.total_bytes)
-    service.records.counters.fetched(gathered.total_bytes)
-    return wire.encode_response(header.api_version, header.correlation_id, gathered.topics, throttle_ms)
+    if not gathered.by_replica:
+        service.records.counters.fetched(gathered.total_bytes)
+    return wire.encode_response(
+        header.api_version, header.correlation_id, gathered.topics, throttle_ms, gathered.error_code
+    )
 
 
 def _without_records(gathered: Gathered) -> Gathered:
@@ -191,10 +260,14 @@ class ParkedFetch:
     def park(self) -> None:
         """Begin to wait."""
         service = self._service
+        by_replica = self._request.replica_id >= 0 and service.broker_epoch_of is not None
         for name, topic_id, wanted in self._request.topics:
             for want in wanted:
                 partition = service.records.readable(name, topic_id, want.index)
-                partition.park(self.wake)
+                if by_replica:
+                    replicating.park(partition, self.wake)
+                else:
+                    partition.park(self.wake)
                 self._partitions.append(partition)
         wait_ms = min(self._request.max_wait_ms, service.settings.fetch_wait_ms_max)
         self._timer = service.scheduler.call_later(wait_ms, self.answer_now)
@@ -232,6 +305,8 @@ class ParkedFetch:
             self._timer = None
         for partition in self._partitions:
             partition.unpark(self.wake)
+            if self.wake in partition.parked_replicas:
+                replicating.unpark(partition, self.wake)
         self._partitions.clear()
         self._service.records.parked_fetches.pop(self, None)
 

@@ -13,7 +13,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.coordinators.groups import check_group_id
-from mansio.errors import GroupIdNotFound, InvalidRequest, MansioError, TransactionsNotOffered
+from mansio.errors import (
+    CoordinatorNotAvailable,
+    GroupIdNotFound,
+    InvalidRequest,
+    MansioError,
+    TransactionsNotOffered,
+)
 from mansio.state.group_types import Join, Protocol, Sync
 
 if TYPE_CHECKING:
@@ -31,15 +37,17 @@ NO_NODE: Final = {"node_id": -1, "host": "", "port": -1}
 
 
 async def find_coordinator(service: Service, request: Struct, context: RequestContext) -> Fields:
-    """This broker coordinates every group there is on it."""
+    """A single node coordinates every group; in a cluster the leader of the partition does that it lives in."""
     keys = [request.key] if context.api_version < 4 else request.coordinator_keys
-    found = [{"key": key, **_coordinator(service, request.key_type, key or "", context)} for key in keys]
+    found = [
+        {"key": key, **await _coordinator(service, request.key_type, key or "", context)} for key in keys
+    ]
     if context.api_version < 4:
         return {name: value for name, value in found[0].items() if name != "key"}
     return {"coordinators": found}
 
 
-def _coordinator(service: Service, key_type: int, key: str, context: RequestContext) -> Fields:
+async def _coordinator(service: Service, key_type: int, key: str, context: RequestContext) -> Fields:
     try:
         if key_type == KEY_TRANSACTION:
             raise TransactionsNotOffered
@@ -48,10 +56,24 @@ def _coordinator(service: Service, key_type: int, key: str, context: RequestCont
         if key_type != KEY_GROUP:
             raise InvalidRequest(f"there is no coordinator of type {key_type}")
         check_group_id(key)
+        node_id, host, port = await _place_of(service, key, context)
     except MansioError as error:
         return {**NO_NODE, "error_code": error.kafka_code, "error_message": error.message}
-    host, port = context.listener
-    return {"node_id": service.settings.node_id, "host": host, "port": port, "error_code": 0}
+    return {"node_id": node_id, "host": host, "port": port, "error_code": 0}
+
+
+async def _place_of(service: Service, group_id: str, context: RequestContext) -> tuple[int, str, int]:
+    """Who coordinates a group, and where clients reach that broker."""
+    own, groups = service.settings.node_id, service.groups
+    if groups.places is None:
+        return own, *context.listener
+    await groups.ready()
+    broker = groups.places.leader(groups.store.index_of(group_id))
+    if broker is None:
+        raise CoordinatorNotAvailable(f"nobody leads the partition that group {group_id!r} lives in")
+    if broker.node_id == own:
+        return own, *context.listener
+    return broker.node_id, broker.host, broker.port
 
 
 async def join_group(service: Service, request: Struct, context: RequestContext) -> Fields:
@@ -135,6 +157,7 @@ async def leave_group(service: Service, request: Struct, context: RequestContext
         return {"error_code": _leave(service, request.group_id, request.member_id, None)}
     try:
         check_group_id(request.group_id)
+        service.groups.store.find(request.group_id)  # whoever is not the coordinator says so for all of them
     except MansioError as error:
         return {"error_code": error.kafka_code}
     return {

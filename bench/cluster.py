@@ -1,0 +1,263 @@
+"""What three synced copies cost: a cluster of three brokers and etcd, against three bare loops that copy and sync the
+same bytes.
+
+    python -m bench.cluster [--times N] [--seconds S] [--directory DIR] [--only CASE]
+
+Both run at the same time and are measured in turn, in pairs; who goes first alternates, and the ratio is taken per
+pair, because the figures of a shared machine drift. Producers speak acks=all to the leader of a partition with three
+replicas; with several, each of the three leaders has one. All of it is on one machine and one disk: absolute figures
+say what such a machine does, ratios what Mansio adds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bench.servers import free_port
+from mansio.client import blocking
+from mansio.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+READY_S = 120.0
+STOP_S = 30.0
+LOAD_S = 120.0
+BROKERS = 3
+RATIO_MIN = 0.6
+WARM_UP_S = 0.5
+TOPICS_MAX = 20
+BYTES_MAX = 512 << 20
+"""Of one producer in one run: all copies of a case are on the disk at the same time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One load. `producers`: processes, each with a leader of its own."""
+
+    name: str
+    records: int
+    producers: int
+    connections: int
+    depth: int
+    ratio_min: float | None = None
+
+
+CASES = (
+    Case("1 record, 1 producer, one at a time", 1, 1, 1, 1),
+    Case("1 record, 3 producers of 64", 1, 3, 4, 16),
+    Case("100 records, 1 producer", 100, 1, 1, 8, RATIO_MIN),
+    Case("100 records, 3 producers", 100, 3, 2, 8, RATIO_MIN),
+    Case("1000 records, 1 producer", 1000, 1, 1, 4, RATIO_MIN),
+    Case("1000 records, 3 producers", 1000, 3, 2, 4, RATIO_MIN),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a producer sends: a leader's port, and a topic with one partition there."""
+
+    port: int
+    topic: str
+
+
+class Started:
+    """A process that said it is ready, with everything it started."""
+
+    def __init__(self, command: list[str], log: Path) -> None:
+        self.log = log
+        with log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            )
+
+    def wait_for(self, word: str) -> str:
+        """The line with this word."""
+        end = time.monotonic() + READY_S
+        while True:
+            text = self.log.read_text(errors="replace")
+            for line in text.splitlines(keepends=True):
+                if word in line and line.endswith("\n"):
+                    return line
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"not ready:\n{text}")
+            time.sleep(0.02)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(STOP_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+@contextmanager
+def floor(directory: Path) -> Iterator[list[Place]]:
+    """Three bare loops, each the leader of one log; what they wrote is gone afterwards."""
+    clients, copies = ([free_port() for _ in range(BROKERS)] for _ in range(2))
+    ports = [",".join(map(str, each)) for each in (clients, copies)]
+    directory.mkdir()
+    started: list[Started] = []
+    try:
+        for number in range(BROKERS):
+            command = [sys.executable, "-m", "bench.cluster_floor", str(number), *ports]
+            own = directory / f"floor-{number}"
+            started.append(Started([*command, str(own)], own.with_suffix(".log")))
+        for one in started:
+            one.wait_for("ready")
+        yield [Place(port, "floor") for port in clients]
+    finally:
+        for one in started:
+            one.stop()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def brokers(directory: Path) -> Iterator[str]:
+    """A cluster; its addresses."""
+    command = [sys.executable, "-m", "mansio.cli.main", "dev-cluster", "--brokers", str(BROKERS)]
+    started = Started([*command, "--data", str(directory / "cluster")], directory / "cluster.log")
+    try:
+        line = started.wait_for("dev-cluster ready")
+        yield next(word for word in line.split() if word.startswith("kafka=")).removeprefix("kafka=")
+    finally:
+        started.stop()
+
+
+@contextmanager
+def topics(bootstrap: str, name: str) -> Iterator[list[Place]]:
+    """A topic for each leader, deleted afterwards."""
+    made: list[str] = []
+    found: dict[int, str] = {}
+    with blocking.connect(bootstrap) as client:
+        try:
+            ports = {one.node_id: one.port for one in client.admin.cluster.status().brokers}
+            while len(found) < BROKERS:
+                if len(made) == TOPICS_MAX:
+                    raise RuntimeError(f"only brokers {sorted(found)} lead anything")
+                made.append(f"{name}-{len(made)}")
+                client.admin.create_topic(made[-1], partitions=1, replication_factor=BROKERS)
+                (partition,) = client.admin.cluster.partitions([made[-1]])
+                found.setdefault(partition.leader, made[-1])
+            yield [Place(ports[node_id], topic) for node_id, topic in sorted(found.items())]
+        finally:
+            for topic in made:
+                client.admin.delete_topic(topic)
+
+
+def load(case: Case, places: list[Place], seconds: float) -> dict[str, float]:
+    """Run the producers of a case at once; their sums, and the worst of their percentiles."""
+    command = [sys.executable, "-m", "bench.load", "produce", "--acks", "-1", "--size", "100"]
+    command += [
+        "--records",
+        str(case.records),
+        "--connections",
+        str(case.connections),
+        "--depth",
+        str(case.depth),
+    ]
+    command += ["--seconds", str(seconds), "--warm-up", str(WARM_UP_S), "--bytes", str(BYTES_MAX)]
+    running = [
+        subprocess.Popen(
+            [*command, "--port", str(place.port), "--topic", place.topic], stdout=subprocess.PIPE, text=True
+        )
+        for place in places[: case.producers]
+    ]
+    results: list[dict[str, Any]] = []
+    for process in running:
+        output, _ = process.communicate(timeout=LOAD_S)
+        if process.returncode:
+            raise RuntimeError(f"the load ended with {process.returncode}")
+        results.append(json.loads(output))
+    return {
+        "records_per_s": sum(one["records_per_s"] for one in results),
+        "megabytes_per_s": sum(one["megabytes_per_s"] for one in results),
+        "p50_ms": max(one["p50_us"] for one in results) / 1000,
+        "p99_ms": max(one["p99_us"] for one in results) / 1000,
+    }
+
+
+def measure(case: Case, sides: dict[str, list[Place]], times: int, seconds: float) -> dict[str, Any]:
+    """`times` pairs; the medians, the spread and the ratio per pair."""
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in sides}
+    for number in range(times):
+        for name in sorted(sides, reverse=bool(number % 2)):
+            runs[name].append(load(case, sides[name], seconds))
+    ratios = [
+        ours["records_per_s"] / theirs["records_per_s"]
+        for ours, theirs in zip(runs["mansio"], runs["floor"], strict=True)
+    ]
+    return {"case": case.name, "ratio_min": case.ratio_min, "ratios": ratios, **runs}
+
+
+def show(outcome: dict[str, Any]) -> str:
+    ours, theirs = outcome["mansio"], outcome["floor"]
+
+    def middle(runs: list[dict[str, float]], figure: str) -> float:
+        return statistics.median(run[figure] for run in runs)
+
+    rates = [run["records_per_s"] for run in ours]
+    ratios = outcome["ratios"]
+    missed = outcome["ratio_min"] and statistics.median(ratios) < outcome["ratio_min"]
+    below = f"  BELOW {outcome['ratio_min']}" if missed else ""
+    return (
+        f"{outcome['case']:38} {middle(ours, 'records_per_s'):10,.0f} ({min(rates):,.0f}-{max(rates):,.0f}) records/s "
+        f"{middle(ours, 'megabytes_per_s'):7.1f} MB/s  p50 {middle(ours, 'p50_ms'):6.1f}  p99 "
+        f"{middle(ours, 'p99_ms'):6.1f} ms  floor {middle(theirs, 'records_per_s'):10,.0f}  ratio "
+        f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}){below}"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--times", type=int, default=5, help="pairs of each case")
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each run, after the warm-up")
+    parser.add_argument("--directory", help="where to write; a new directory is made in it and removed")
+    parser.add_argument("--only", help="the cases whose name has this in it")
+    parser.add_argument("--json", type=Path, help="also write every run there")
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="mansio-bench-cluster-", dir=options.directory))
+    outcomes = []
+    try:
+        with brokers(directory) as bootstrap:
+            processors = len(os.sched_getaffinity(0))
+            print(
+                f"Mansio {__version__}, 3 brokers, 3 replicas, acks=all, 100 B; {processors} processors",
+                flush=True,
+            )
+            for number, case in enumerate(CASES):
+                if options.only and options.only not in case.name:
+                    continue
+                with floor(directory / f"case-{number}") as bare, topics(bootstrap, f"case-{number}") as led:
+                    sides = {"floor": bare, "mansio": led}
+                    outcomes.append(measure(case, sides, options.times, options.seconds))
+                print(show(outcomes[-1]), flush=True)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if options.json:
+        options.json.write_text(json.dumps(outcomes, indent=1))
+    missed = [
+        one for one in outcomes if one["ratio_min"] and statistics.median(one["ratios"]) < one["ratio_min"]
+    ]
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

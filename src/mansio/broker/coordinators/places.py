@@ -1,0 +1,72 @@
+"""Where in a cluster each group is coordinated: by the leader of the partition of `__consumer_offsets` it lives in.
+
+Only reads the metadata's view, so every broker answers for every group, whether or not it has a copy of the topic.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from mansio.broker.coordinators.settings import OFFSETS_TOPIC
+from mansio.broker.internal_view import InternalPartition
+
+if TYPE_CHECKING:
+    from mansio.cluster.state import BrokerState, ClusterState
+
+
+class OffsetsPartition(InternalPartition, Protocol):
+    """A partition of the topic, with its role: `mansio.broker.partition.Partition` has it."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def leads(self) -> bool: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def leader_epoch(self) -> int: ...
+
+
+class GroupPlaces(Protocol):
+    """What a coordinator has to know of its cluster."""
+
+    def partition_count(self) -> int:
+        """Of `__consumer_offsets`; 0 while it is not there."""
+
+    def leader(self, index: int) -> BrokerState | None:
+        """Who leads one of its partitions, if that broker is there."""
+
+    def has_topic(self, topic: str) -> bool:
+        """Whether there is a topic."""
+
+    def has_partition(self, topic: str, index: int) -> bool:
+        """Whether there is a partition, on whichever broker."""
+
+
+class ClusterPlaces:
+    """`GroupPlaces` of the metadata's view."""
+
+    def __init__(self, state: ClusterState) -> None:
+        self._state = state
+
+    def partition_count(self) -> int:
+        topic = self._state.topics.get(OFFSETS_TOPIC)
+        return 0 if topic is None else len(topic.partitions)
+
+    def leader(self, index: int) -> BrokerState | None:
+        topic = self._state.topics.get(OFFSETS_TOPIC)
+        if topic is None or index >= len(topic.partitions):
+            return None
+        partition = topic.partitions[index]
+        broker = self._state.brokers.get(partition.leader)
+        return broker if broker is not None and partition.led_by(broker.node_id, broker.epoch) else None
+
+    def has_topic(self, topic: str) -> bool:
+        return topic in self._state.topics
+
+    def has_partition(self, topic: str, index: int) -> bool:
+        found = self._state.topics.get(topic)
+        return found is not None and 0 <= index < len(found.partitions)

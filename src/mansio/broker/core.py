@@ -1,0 +1,282 @@
+"""One broker without its sockets: metadata, logs, coordinators and what looks after them, on ports alone.
+
+`broker` puts it on a real machine and listens; a simulator runs the same object on a simulated one. Owns every part of
+a broker that no socket, thread or process is needed for; none of them knows this one.
+
+Always true: a part is closed after those that use it, because each step that opens one puts its closing on the stack
+of the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mansio.broker.compactor import Compactor
+from mansio.broker.coordinators.groups import GroupCoordinator
+from mansio.broker.coordinators.places import ClusterPlaces
+from mansio.broker.coordinators.settings import OFFSETS_TOPIC, GroupSettings
+from mansio.broker.holds import DiskLimit
+from mansio.broker.partitions import PartitionSet
+from mansio.broker.producer_ids import ProducerIds
+from mansio.broker.quotas import Quotas
+from mansio.broker.records import RecordService
+from mansio.broker.retention import RetentionKeeper
+from mansio.broker.service import Service
+from mansio.broker.statistics import Statistics
+from mansio.broker.topics import NewTopic, TopicAdmin
+from mansio.broker.view_checkpoint import CheckpointRoom
+from mansio.errors import StorageError, TopicAlreadyExists
+from mansio.log.files import FileCache
+from mansio.log.sync import Syncer
+from mansio.logs import fields
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+    from contextlib import AsyncExitStack
+
+    from mansio.broker.clustering import Clustering
+    from mansio.broker.machine import Machine
+    from mansio.broker.partition import Partition
+    from mansio.cluster.metadata import MetadataStore
+    from mansio.cluster.state import ClusterState, Topic, TopicChange
+    from mansio.config import Settings
+    from mansio.ports import Promise
+    from mansio.state.group_records import CommittedOffset
+
+logger = logging.getLogger(__name__)
+
+SYNC_POLL_MS = 1
+
+
+class Core:
+    """See the module. `open` once, on the loop; closing the stack that it was given closes it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        machine: Machine,
+        store: MetadataStore,
+        state: ClusterState,
+        clustering: Clustering | None = None,
+    ) -> None:
+        """`state` is loaded from `store` and not followed yet. `clustering` is None on a single node."""
+        self.settings = settings
+        self.machine = machine
+        self.store = store
+        self.state = state
+        self.clustering = clustering
+        self.statistics = Statistics(machine.clock)
+        self.syncer = Syncer(
+            machine.disk,
+            machine.sync_thread,
+            settings.data_dir,
+            scheduler=machine.scheduler,
+            background_sync_interval_ms=settings.background_sync_interval_ms,
+            checkpoint_interval_ms=settings.checkpoint_interval_ms,
+            clock=machine.clock,
+            observe_s=self.statistics.sync.observe,
+        )
+        self.partitions = PartitionSet(
+            settings=settings,
+            disk=machine.disk,
+            clock=machine.clock,
+            scheduler=machine.scheduler,
+            syncer=self.syncer,
+            files=FileCache(machine.disk, files_max=settings.open_files_max),
+            sync_thread=machine.sync_thread,
+            file_thread=machine.file_thread,
+        )
+        self.compactor = Compactor(
+            self.partitions,
+            disk=machine.disk,
+            clock=machine.clock,
+            scheduler=machine.scheduler,
+            background=machine.compaction_thread,
+            interval_ms=settings.log_cleaner_interval_ms,
+            map_bytes_max=settings.log_cleaner_map_bytes_max,
+            bytes_per_second=settings.log_cleaner_bytes_per_second,
+            tombstone_floor=self._tombstone_floor,
+        )
+        self.topics = TopicAdmin(
+            store=store,
+            state=state,
+            settings=settings,
+            scheduler=machine.scheduler,
+            random=machine.random,
+            open_partitions=self.partitions.open_partitions,
+            close_partitions=self._close_partitions_of,
+            broker_epoch=None if clustering is None else clustering.broker_epoch,
+        )
+        records = RecordService(
+            self.partitions,
+            ProducerIds(store, state.keys, machine.random).take,
+            settings.produce_wait_ms_max,
+        )
+        self.groups = GroupCoordinator(
+            settings=_group_settings(settings),
+            clock=machine.clock,
+            scheduler=machine.scheduler,
+            random=machine.random,
+            create_topic=self._offsets_partitions,
+            places=None if clustering is None else ClusterPlaces(state),
+            end_offset=self._high_watermark,
+            checkpoints=CheckpointRoom(machine.disk, machine.file_thread, f"{settings.data_dir}/views"),
+            on_offset=self.partitions.holds.note if clustering is None else _nothing_is_held,
+        )
+        # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.
+        self.partitions.holds.follow(lambda: clustering is not None or self.groups.topic.is_loaded)
+        quotas = Quotas(
+            store=store,
+            state=state,
+            scheduler=machine.scheduler,
+            random=machine.random,
+            clock=machine.clock,
+            burst_ms=settings.quota_burst_ms,
+        )
+        self.service = Service(
+            settings=settings,
+            clock=machine.clock,
+            scheduler=machine.scheduler,
+            partitions=self.partitions,
+            records=records,
+            topics=self.topics,
+            groups=self.groups,
+            quotas=quotas,
+            statistics=self.statistics,
+        )
+        self.service.compactor = self.compactor
+
+    async def open(self, stack: AsyncExitStack, end_work: Callable[[], Awaitable[object]]) -> None:
+        """Recover every log and load the groups. Clients may come then; `look_after` comes after them.
+
+        `end_work` ends what the scheduler still runs, when this is closed.
+        """
+        settings, partitions, scheduler = self.settings, self.partitions, self.machine.scheduler
+        stack.push_async_callback(self._close_partitions)
+        known = tuple(self.state.topics.values())
+        if self.clustering is None:
+            await partitions.open_known(known)
+            self.state.on_change(partitions.follow)
+        else:
+            await partitions.open_known(known, await self.clustering.may_be_new())
+        partitions.report_unknown_directories()
+        self.state.start(self.store, scheduler, shared=self.clustering is not None)
+        stack.callback(self.state.stop)
+        stack.push_async_callback(end_work)
+        stack.push_async_callback(self.compactor.stop)
+        if self.clustering is None:
+            await self._lead_everything()
+            await self.groups.start(partitions.of(OFFSETS_TOPIC))
+        else:
+            self.clustering.live_with(
+                partitions, remove=self._close_partitions_of, on_role=self._role_changed
+            )
+            self.service.controller = self.clustering.controller
+            self.service.broker_epoch_of = self.clustering.broker_epoch_of
+        stack.push_async_callback(self.groups.close)
+        self.state.on_change(self._forget_offsets)
+        self.service.retention = RetentionKeeper(
+            partitions,
+            clock=self.machine.clock,
+            scheduler=scheduler,
+            check_interval_ms=settings.retention_check_interval_ms,
+        )
+        stack.callback(self.service.retention.stop)
+        self._disk_limit = DiskLimit(
+            partitions.holds,
+            scheduler=scheduler,
+            background=self.machine.file_thread,
+            free_bytes=partial(self.machine.disk.free_bytes, settings.data_dir),
+            free_bytes_min=settings.hold_disk_free_bytes_min,
+            on_low=self.service.retention.check_soon,
+        )
+        stack.callback(self._disk_limit.stop)
+
+    def look_after(self) -> None:
+        """Begin what goes on beside requests: retention, compaction, the disk's room."""
+        assert self.service.retention is not None, "open comes first"
+        self._disk_limit.start()
+        self.service.retention.start()
+        self.compactor.start()
+
+    async def _lead_everything(self) -> None:
+        """A single node leads what it has; in a new epoch where a recovery cut the log."""
+        await self.topics.recover()
+        shortened = self.partitions.shortened()
+        await self.topics.begin_leader_epochs([(partition.topic, partition.index) for partition in shortened])
+        for partition in shortened:
+            partition.log.epoch_begun()
+
+    def _role_changed(self, partition: Partition) -> None:
+        """In a cluster: a partition leads, follows or rests here from now on."""
+        if partition.topic == OFFSETS_TOPIC:
+            self.groups.role_changed(partition)
+
+    async def _offsets_partitions(self) -> Sequence[Partition | StorageError]:
+        """The partitions of `__consumer_offsets`, made on the first commit or join. In a cluster they come one by one,
+        as this broker is to lead them (`_role_changed`)."""
+        settings = self.settings
+        count, copies = settings.offsets_topic_partitions, settings.replication_factor
+        with contextlib.suppress(TopicAlreadyExists):
+            await self.topics.create(NewTopic(OFFSETS_TOPIC, count, copies), internal=True)
+        return self.partitions.of(OFFSETS_TOPIC) if self.clustering is None else ()
+
+    def _forget_offsets(self, change: TopicChange) -> None:
+        """The offsets of a deleted topic mean nothing to the next one of its name."""
+        before, after = change.before, change.after
+        if before is not None and (after is None or after.topic_id != before.topic_id):
+            work = self.groups.offsets.forget_topic(before.name)
+            self.machine.scheduler.spawn(work, name=f"forget offsets of {before.name}")
+
+    def _high_watermark(self, topic: str, index: int) -> int | None:
+        partition = self.partitions.get(topic, index)
+        return None if partition is None else partition.high_watermark
+
+    def _tombstone_floor(self, partition: Partition) -> int | None:
+        if partition.topic != OFFSETS_TOPIC:
+            return None
+        return self.groups.topic.replay_start(partition.index)
+
+    async def _close_partitions_of(self, topic: Topic) -> None:
+        await self.compactor.leave(topic.topic_id)
+        await self.partitions.close_partitions(topic)
+
+    async def _close_partitions(self) -> None:
+        """One last sync of everything, then close the logs. A disk that hangs is not waited for longer than the
+        drain."""
+        wait_ms, clock = self.settings.shutdown_drain_ms, self.machine.clock
+        for partition in self.partitions:
+            self.syncer.request(partition.log, urgent=True)
+        end = clock.monotonic() + wait_ms / 1000
+        while not self.syncer.idle:
+            if clock.monotonic() >= end:
+                known = fields(waited_ms=wait_ms)
+                logger.error("the last sync did not end in time; closing without it", extra=known)
+                self.partitions.close(save=False)
+                return
+            await self._sleep(SYNC_POLL_MS)
+        self.partitions.close(save=True)
+        self.syncer.close()
+
+    async def _sleep(self, delay_ms: float) -> None:
+        promise: Promise[None] = self.machine.scheduler.promise()
+        self.machine.scheduler.call_later(delay_ms, promise.set_result, None)
+        await promise
+
+
+def _nothing_is_held(group_id: str, topic: str, partition: int, committed: CommittedOffset | None) -> None:
+    del group_id, topic, partition, committed
+
+
+def _group_settings(settings: Settings) -> GroupSettings:
+    return GroupSettings(
+        session_timeout_ms_min=settings.group_session_timeout_ms_min,
+        session_timeout_ms_max=settings.group_session_timeout_ms_max,
+        initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
+        members_max=settings.group_members_max,
+        offset_metadata_bytes_max=settings.offset_metadata_bytes_max,
+        offsets_retention_ms=settings.offsets_retention_ms,
+    )

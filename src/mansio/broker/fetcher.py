@@ -1,0 +1,385 @@
+"""Copies from one leader: the loop that asks, appends, syncs, and asks again. `follower` has all of them.
+
+Always true: an answer changes a partition only if its role is the one it had when the request left; a partition that
+fails is set aside for a while, one whose log has failed for good, and the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.broker import replicating
+from mansio.errors import (
+    ConcurrentChange,
+    MansioError,
+    OffsetOutOfRange,
+    StorageError,
+    UnknownTopicId,
+    error_for_code,
+)
+from mansio.logs import fields
+from mansio.state.quota import Bucket
+from mansio.wire.fetch import FetchPartition, decode_response, encode_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mansio.broker.partition import Partition
+    from mansio.ports import Clock, Peers, Promise, Random, Scheduler, Timer
+    from mansio.state.replica import Following
+    from mansio.wire.fetch import FetchedPartition, FetchResponse
+
+logger = logging.getLogger(__name__)
+
+VERSION: Final = 17
+"""Of Fetch, which brokers speak among each other."""
+
+CLIENT_ID: Final = "mansio-follower"
+BUSY_WAIT_MS: Final = 20
+"""How soon a log that has to be cut is looked at again when a sync holds it."""
+
+LIVELY_S: Final = 0.5
+"""So long after its last news a partition is taken to have more soon."""
+
+QUIET_ROUND_S: Final = 0.0001
+"""Times the number of partitions: so often the quiet ones are asked for, too, while others are lively."""
+
+CATCH_UP_BURST_MS: Final = 1000
+JITTER: Final = 0.2
+
+
+class FollowerSettings(NamedTuple):
+    """How to copy, and how much at a time. `catch_up_bytes_per_second`: 0 for as fast as it goes."""
+
+    fetch_wait_ms: int = 500
+    partition_bytes_max: int = 1 << 20
+    response_bytes_max: int = 10 << 20
+    request_timeout_ms: int = 10_000
+    backoff_ms: int = 50
+    backoff_ms_max: int = 2000
+    catch_up_bytes_per_second: int = 0
+    all_partitions_max: int = 200
+    """Of more partitions than that, those where nothing happens are asked for less often."""
+
+
+class _Copied:
+    """One partition that is copied. `until_s`: it is set aside until then."""
+
+    __slots__ = ("attempts", "behind", "error", "lively_until_s", "partition", "replica", "until_s")
+
+    def __init__(self, partition: Partition, replica: Following) -> None:
+        self.partition = partition
+        self.replica = replica
+        self.attempts = 0
+        self.until_s = 0.0
+        self.lively_until_s = 0.0
+        self.behind = False
+        self.error: MansioError | None = None
+
+    @property
+    def current(self) -> bool:
+        """Does the partition have the role still that this was made for?"""
+        return self.partition.replica is self.replica and not self.partition.closed
+
+
+class Throttle:
+    """The bytes per second that replicas far behind may take, of all leaders together."""
+
+    __slots__ = ("_bucket", "_clock", "_free_at_s")
+
+    def __init__(self, bytes_per_second: int, clock: Clock) -> None:
+        now = clock.monotonic()
+        self._clock = clock
+        self._bucket = Bucket(bytes_per_second, CATCH_UP_BURST_MS, now) if bytes_per_second else None
+        self._free_at_s = now
+
+    def took(self, size_bytes: int) -> None:
+        """So much was copied."""
+        if self._bucket is not None and size_bytes:
+            now = self._clock.monotonic()
+            self._free_at_s = now + self._bucket.take(size_bytes, now) / 1000
+
+    @property
+    def free_at_s(self) -> float:
+        """From when on more may be taken."""
+        return self._free_at_s
+
+
+class Means(NamedTuple):
+    """What the fetchers of a broker share. `broker_epoch`: that of this broker's session now."""
+
+    node_id: int
+    peers: Peers
+    scheduler: Scheduler
+    clock: Clock
+    random: Random
+    broker_epoch: Callable[[], int]
+    settings: FollowerSettings
+    throttle: Throttle
+
+
+class Fetcher:
+    """What is copied from one leader."""
+
+    def __init__(self, means: Means, leader: int) -> None:
+        self._means = means
+        self._leader = leader
+        self.copies: dict[Partition, _Copied] = {}
+        self._work: Timer | None = None
+        self._pause: Promise[None] | None = None
+        self._attempts = 0
+        self._told: str | None = None
+        self._all_due_s = 0.0
+
+    def copy(self, partition: Partition, replica: Following) -> None:
+        """Copy it, from the next request on."""
+        known = self.copies.get(partition)
+        if known is not None and known.replica is replica:
+            return
+        self.copies[partition] = _Copied(partition, replica)
+        self._poke()
+        if self._work is None:
+            name = f"follow broker {self._leader}"
+            self._work = self._means.scheduler.spawn(self._run(), name=name)
+
+    def leave(self, partition: Partition) -> None:
+        """Copy it no more; an answer that is under way changes nothing of it."""
+        self.copies.pop(partition, None)
+
+    def stop(self) -> None:
+        self.copies.clear()
+        if self._work is not None:
+            self._work.cancel()
+            self._work = None
+
+    # The loop
+
+    async def _run(self) -> None:
+        means = self._means
+        settings = means.settings
+        while True:
+            asked, wait_ms = self._turn(self._due())
+            if not asked:
+                await self._sleep(self._wait_ms())
+                continue
+            try:
+                frame = await means.peers.send(
+                    self._leader,
+                    self._request(asked, wait_ms),
+                    timeout_ms=settings.request_timeout_ms,
+                )
+                response = decode_response(VERSION, frame)
+                if response.error_code:
+                    raise error_for_code(response.error_code, "the leader refused the request")
+            except MansioError as error:
+                self._attempts += 1
+                self._tell(error)
+                await self._sleep(self._backoff_ms(self._attempts))
+                continue
+            self._attempts = 0
+            self._told = None
+            await self._synced(self._take(asked, response))
+
+    def _due(self) -> list[_Copied]:
+        """The partitions to ask for now, those first that got nothing for longest."""
+        now = self._means.clock.monotonic()
+        for copied in [one for one in self.copies.values() if not one.current]:
+            del self.copies[copied.partition]
+        throttled = now < self._means.throttle.free_at_s
+        due = []
+        for one in self.copies.values():
+            log = one.partition.log
+            if one.until_s > now or (throttled and one.behind):
+                continue
+            if (failure := one.partition.failure) is not None:
+                self._set_aside(one, failure)
+            elif (
+                log.end_offset > log.durable_end_offset
+            ):  # it led before; what it asks from has to be durable
+                one.until_s = now + BUSY_WAIT_MS / 1000
+            else:
+                due.append(one)
+        return due
+
+    def _turn(self, due: list[_Copied]) -> tuple[list[_Copied], int]:
+        """Whom to ask for this time, and how long the leader may wait for something to answer.
+
+        A request costs both sides some time for each partition. Of many, most are quiet while some have news all the
+        time: those are asked for alone for a while.
+        """
+        settings = self._means.settings
+        if len(due) <= settings.all_partitions_max:
+            return due, settings.fetch_wait_ms
+        now = self._means.clock.monotonic()
+        lively = [one for one in due if one.lively_until_s > now]
+        left_ms = (self._all_due_s - now) * 1000
+        if lively and left_ms >= 1:
+            return lively, min(int(left_ms), settings.fetch_wait_ms)
+        self._all_due_s = now + len(due) * QUIET_ROUND_S
+        return due, settings.fetch_wait_ms
+
+    def _wait_ms(self) -> float:
+        """Until one that is set aside, or held back, is due."""
+        now = self._means.clock.monotonic()
+        due = [
+            max(one.until_s, self._means.throttle.free_at_s if one.behind else 0.0)
+            for one in self.copies.values()
+        ]
+        at = min(due, default=now + self._means.settings.backoff_ms_max / 1000)
+        return max(1.0, (at - now) * 1000)
+
+    def _request(self, asked: Iterable[_Copied], wait_ms: int) -> bytes:
+        settings = self._means.settings
+        topics: dict[bytes, list[FetchPartition]] = {}
+        for copied in asked:
+            partition = copied.partition
+            log = partition.log
+            topics.setdefault(partition.topic_id.bytes, []).append(
+                FetchPartition(
+                    partition.index,
+                    copied.replica.leader_epoch,
+                    log.durable_end_offset,
+                    log.leader_epochs.epoch_at(log.durable_end_offset - 1),
+                    log.start_offset,
+                    settings.partition_bytes_max,
+                )
+            )
+        return encode_request(
+            VERSION,
+            0,
+            CLIENT_ID,
+            [(None, topic_id, partitions) for topic_id, partitions in topics.items()],
+            max_wait_ms=wait_ms,
+            min_bytes=1,
+            max_bytes=settings.response_bytes_max,
+            replica_id=self._means.node_id,
+            replica_epoch=self._means.broker_epoch(),
+        )
+
+    # Answers
+
+    def _take(self, asked: Sequence[_Copied], response: FetchResponse) -> list[_Copied]:
+        """Carry out an answer; the partitions that have something to sync now."""
+        by_place = {(one.partition.topic_id.bytes, one.partition.index): one for one in asked}
+        grown = []
+        for _, topic_id, answers in response.topics:
+            for answer in answers:
+                copied = by_place.pop((topic_id or b"", answer.index), None)
+                if copied is None or not copied.current:
+                    continue
+                try:
+                    if self._take_one(copied, answer):
+                        grown.append(copied)
+                except MansioError as error:
+                    self._set_aside(copied, error)
+                else:
+                    copied.attempts, copied.error = 0, None
+        for copied in by_place.values():
+            if copied.current:
+                self._set_aside(copied, UnknownTopicId("the leader left the partition out of its answer"))
+        logs = [one.partition.log for one in asked if one.current]
+        unsynced = [log for log in logs if log.end_offset > log.durable_end_offset]
+        if unsynced:
+            asked[0].partition.syncer.request_all(unsynced)  # a broker has one
+        for copied in grown:  # the others come first next time
+            if self.copies.pop(copied.partition, None) is copied:
+                self.copies[copied.partition] = copied
+        return grown
+
+    def _take_one(self, copied: _Copied, answer: FetchedPartition) -> bool:
+        """Carry out one partition's answer. True when the log has something to sync."""
+        partition = copied.partition
+        log = partition.log
+        if answer.error_code:
+            error = error_for_code(answer.error_code, f"{partition.name}: its leader refused to be copied")
+            if isinstance(error, OffsetOutOfRange) and (
+                log.end_offset < answer.log_start_offset
+                or (answer.log_start_offset >= 0 and log.start_offset == log.end_offset)
+            ):
+                replicating.begin_anew(partition, answer.log_start_offset)
+                return False
+            raise error
+        if answer.diverging is not None:
+            replicating.agree(partition, answer.diverging)
+            return False
+        appended = 0
+        if answer.records_bytes:
+            appended = replicating.append(partition, answer.records, answer.high_watermark)
+            copied.lively_until_s = self._means.clock.monotonic() + LIVELY_S
+        copied.behind = log.end_offset < answer.high_watermark
+        if copied.behind:
+            self._means.throttle.took(appended)
+        replicating.heard(partition, answer.high_watermark, answer.log_start_offset)
+        return log.end_offset > log.durable_end_offset
+
+    def _set_aside(self, copied: _Copied, error: MansioError) -> None:
+        """It failed: try it again in a while, or, when the log has failed, never."""
+        partition = copied.partition
+        now = self._means.clock.monotonic()
+        if isinstance(error, ConcurrentChange):  # its log is being synced
+            copied.until_s = now + BUSY_WAIT_MS / 1000
+            return
+        copied.attempts += 1
+        if copied.error is None or str(copied.error) != str(error):
+            known = fields(
+                topic=partition.topic, partition=partition.index, leader=self._leader, reason=error.message
+            )
+            logger.warning("replica set aside", extra=known)
+        copied.error = error
+        if partition.failure is not None:
+            copied.until_s = float("inf")
+        elif isinstance(error, StorageError):
+            copied.until_s = now + self._means.settings.backoff_ms_max / 1000
+        else:
+            copied.until_s = now + self._backoff_ms(copied.attempts) / 1000
+
+    async def _synced(self, grown: Iterable[_Copied]) -> None:
+        """Wait until what was appended is durable; who fails or changes its role meanwhile is not waited for."""
+        left = 0
+        promise: Promise[None] = self._means.scheduler.promise()
+
+        def one_less() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and not promise.done():
+                promise.set_result(None)
+
+        for copied in grown:
+            if copied.current and not replicating.when_durable(
+                copied.partition, copied.partition.end_offset, one_less
+            ):
+                left += 1
+        if left:
+            await promise
+        for copied in grown:
+            if copied.current and (failure := copied.partition.failure) is not None:
+                self._set_aside(copied, failure)
+
+    # Waiting
+
+    def _backoff_ms(self, attempts: int) -> float:
+        settings = self._means.settings
+        wait_ms = min(settings.backoff_ms << min(attempts - 1, 20), settings.backoff_ms_max)
+        return wait_ms * self._means.random.uniform(1 - JITTER, 1 + JITTER)
+
+    async def _sleep(self, wait_ms: float) -> None:
+        """Until the time is over, or something new is to be copied."""
+        self._pause = self._means.scheduler.promise()
+        timer = self._means.scheduler.call_later(min(wait_ms, 1e6), self._poke)
+        try:
+            await self._pause
+        finally:
+            timer.cancel()
+            self._pause = None
+
+    def _poke(self) -> None:
+        if self._pause is not None and not self._pause.done():
+            self._pause.set_result(None)
+
+    def _tell(self, error: MansioError) -> None:
+        """One line for a spell of the same trouble."""
+        told = type(error).__name__
+        if told != self._told:
+            logger.warning("leader not reached", extra=fields(leader=self._leader, reason=error.message))
+        self._told = told

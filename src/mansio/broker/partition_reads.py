@@ -1,0 +1,153 @@
+"""The reading side of a partition: what may be read, where it is, and who waits for more of it.
+
+Owns the fetches that are parked here. Always true: no reader gets a record at or above the readable end; whoever is
+parked is woken by what it waits for, and by whatever ends the wait.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from mansio.broker.trouble import UNKNOWN_OFFSET
+from mansio.errors import CorruptLog, NotLeaderOrFollower, OffsetOutOfRange
+from mansio.state.replica import ReplicaProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.broker.trouble import Trouble
+    from mansio.log.log import Log, LogSlice
+    from mansio.log.sync import Syncer
+    from mansio.state.replica import Following
+
+READ_UNCOMMITTED: Final = 0
+READ_COMMITTED: Final = 1
+
+
+class ReadablePartition:
+    """A log that is read up to its replicas' high watermark. All methods belong to the broker's loop."""
+
+    __slots__ = (
+        "_parked",
+        "_readable_ends",
+        "index",
+        "log",
+        "parked_replicas",
+        "replica",
+        "syncer",
+        "topic",
+        "trouble",
+    )
+
+    def __init__(
+        self,
+        topic: str,
+        index: int,
+        log: Log,
+        replica: ReplicaProgress | Following,
+        syncer: Syncer,
+        trouble: Trouble,
+    ) -> None:
+        self.topic = topic
+        self.index = index
+        self.log = log
+        self.replica = replica
+        self.syncer = syncer
+        self.trouble = trouble
+        self._readable_ends: list[Callable[[int], int | None]] = []
+        self._parked: dict[Callable[[], None], None] = {}
+        self.parked_replicas: dict[Callable[[], None], None] = {}
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.index}"
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.replica.leader_epoch
+
+    @property
+    def start_offset(self) -> int:
+        return self.log.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self.log.end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self.replica.high_watermark
+
+    @property
+    def outdated(self) -> bool:
+        """May another broker lead by now? So it is while the session of the one that leads here is not sure to live."""
+        return isinstance(self.replica, ReplicaProgress) and self.replica.gate_shut
+
+    def readable_end(self, isolation_level: int = READ_UNCOMMITTED) -> int:
+        """The offset below which a reader of this isolation level may read."""
+        end = self.replica.high_watermark
+        for readable_end in self._readable_ends:
+            bound = readable_end(isolation_level)
+            if bound is not None and bound < end:
+                end = bound
+        return end
+
+    def read(self, offset: int, max_bytes: int, isolation_level: int = READ_UNCOMMITTED) -> LogSlice | None:
+        """Whole batches from the one that holds `offset`, below the readable end; None when there are none yet.
+
+        An offset between the readable end and the end of the log is legal and simply has nothing to show.
+        """
+        limit = self.readable_end(isolation_level)
+        if offset >= limit:
+            if offset > self.log.end_offset:
+                self._refuse_beyond_end(offset)
+            return None
+        try:
+            return self.log.read(offset, max_bytes, limit)
+        except CorruptLog as error:
+            self.trouble.corrupt(self.topic, self.index, offset, error)
+            raise
+
+    def _refuse_beyond_end(self, offset: int) -> NoReturn:
+        """A client that is told "out of range" begins elsewhere, and reads again or leaves out what is there. So only a
+        leader says it that is sure to be one: another may have written what it does not know of."""
+        if self.outdated:
+            raise NotLeaderOrFollower(
+                f"{self.name}: offset {offset} is not here, and another broker may lead by now"
+            )
+        raise OffsetOutOfRange(
+            f"{self.name}: offset {offset} is beyond the end of the log, {self.log.end_offset}"
+        )
+
+    def first_at(self, timestamp_ms: int, limit_offset: int) -> tuple[int, int, int] | None:
+        """(offset, timestamp in ms, leader epoch) of the first record at or after a moment, below `limit_offset`."""
+        try:
+            return self.log.offset_for_time(timestamp_ms, limit_offset)
+        except CorruptLog as error:
+            self.trouble.corrupt(self.topic, self.index, UNKNOWN_OFFSET, error)
+            raise
+
+    def latest_timestamp(self, limit_offset: int) -> tuple[int, int, int] | None:
+        """The same of the first record with the largest timestamp (KIP-734)."""
+        try:
+            return self.log.max_timestamp(limit_offset)
+        except CorruptLog as error:
+            self.trouble.corrupt(self.topic, self.index, UNKNOWN_OFFSET, error)
+            raise
+
+    def park(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever more may be readable, until `unpark`.
+
+        What is in the log and not yet synced is made durable now: somebody waits for it.
+        """
+        self._parked[wake] = None
+        if self.log.end_offset > self.replica.high_watermark:
+            self.syncer.request(self.log, urgent=True)
+
+    def unpark(self, wake: Callable[[], None]) -> None:
+        self._parked.pop(wake, None)
+
+    def wake(self) -> None:
+        """Have all parked fetches look again."""
+        for wake in (*self._parked, *self.parked_replicas):
+            wake()

@@ -1,0 +1,271 @@
+"""What a partition's leader and its followers ask of each other.
+
+Functions of `Partition`, which hands itself in. As leader: reads for followers, whose requests say what they have
+durable. As follower: appends of the leader's batches as they are, and cuts where the logs part.
+
+A follower is given everything up to the end of the leader's log, durable there or not, so that all replicas sync at the
+same time. That costs no safety: the high watermark counts what each has durable, the leader as well; and what a leader
+lost in a crash is cut off the followers by epoch, because it leads again only in a new one (`roles`).
+
+Always true:
+* what a follower says counts only if it has this leader's epoch, and if its log is this leader's up to there;
+* a follower's log is cut only where its epochs and its leader's part (KIP-101, KIP-279), never at a high watermark.
+
+Sources: KIP-101, KIP-279, KIP-595 (diverging epochs in Fetch), KIP-903.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, NamedTuple
+
+from mansio.broker import roles, trimming
+from mansio.errors import (
+    CorruptMessage,
+    FencedLeaderEpoch,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    StorageError,
+    UnknownLeaderEpoch,
+)
+from mansio.log import replicated
+from mansio.logs import fields
+from mansio.state.replica import Following
+from mansio.wire.records import BatchHeader, check_stored_batch, iterate_batches, seal_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.broker.partition import Partition
+    from mansio.log.slices import LogSlice
+    from mansio.wire.fetch import FetchPartition
+
+logger = logging.getLogger(__name__)
+
+OFFSET_DELTA_MAX = (1 << 31) - 1
+
+
+class ReplicaRead(NamedTuple):
+    """What a follower gets: `part` is a stretch of the log, or one batch without records; None when there is nothing.
+
+    `diverging`: (epoch, end offset) where its log parts from this one, instead.
+    """
+
+    part: LogSlice | bytes | None = None
+    diverging: tuple[int, int] | None = None
+
+
+# As leader
+
+
+def read(
+    partition: Partition,
+    node_id: int,
+    broker_epoch: int,
+    wanted: FetchPartition,
+    max_bytes: int,
+    *,
+    first: bool,
+) -> ReplicaRead:
+    """What a follower gets for its request. `first`: the request has just come; what it says is noted only then.
+
+    Raises `FencedLeaderEpoch`, `UnknownLeaderEpoch`, `NotLeaderOrFollower`, `OffsetOutOfRange`, `StorageError`.
+    """
+    replica, log = partition.replica, partition.log
+    _check_request(partition, node_id, wanted.current_leader_epoch)
+    assert roles.is_leader(replica)
+    offset = wanted.fetch_offset
+    if wanted.last_fetched_epoch >= 0:
+        epoch, end = log.end_offset_for_epoch(wanted.last_fetched_epoch)
+        if epoch < 0:
+            raise OffsetOutOfRange(
+                f"{partition.name}: leader epoch {wanted.last_fetched_epoch} of broker {node_id} is unknown"
+            )
+        if epoch != wanted.last_fetched_epoch or end < offset:
+            return ReplicaRead(diverging=(epoch, end))
+    if not log.start_offset <= offset <= log.end_offset:
+        raise OffsetOutOfRange(
+            f"{partition.name}: broker {node_id} asks for offset {offset}, "
+            f"the log holds {log.start_offset} to {log.end_offset}"
+        )
+    if first:
+        if replica.fetched(node_id, broker_epoch, offset, log.end_offset, roles.now_ms(partition)):
+            partition.advanced()
+        if node_id not in replica.in_sync and partition.on_joinable is not None and replica.may_join(node_id):
+            partition.on_joinable(partition, node_id)
+    if max_bytes <= 0 or offset == log.end_offset:
+        return ReplicaRead()
+    return ReplicaRead(log.read(offset, max_bytes, log.end_offset) or _compacted_away(partition, offset))
+
+
+def _check_request(partition: Partition, node_id: int, leader_epoch: int) -> None:
+    current = partition.replica.leader_epoch
+    if leader_epoch < current:
+        raise FencedLeaderEpoch(f"{partition.name}: leader epoch {leader_epoch} is older than {current}")
+    if leader_epoch > current:
+        raise UnknownLeaderEpoch(f"{partition.name}: leader epoch {leader_epoch} is newer than {current}")
+    replica = partition.replica
+    if partition.closed or not roles.is_leader(replica):
+        raise roles.not_leader(partition)
+    if node_id not in replica.copies():
+        raise NotLeaderOrFollower(f"{partition.name}: broker {node_id} keeps no replica of it")
+
+
+def _compacted_away(partition: Partition, offset: int) -> bytes:
+    """Compaction left nothing up to the end of the log: a batch without records stands for what was there."""
+    log = partition.log
+    delta = min(log.end_offset - 1 - offset, OFFSET_DELTA_MAX)
+    epoch = log.leader_epochs.epoch_at(offset + delta)
+    return seal_batch(BatchHeader(offset, 0, epoch, 2, 0, 0, delta, -1, -1, -1, -1, -1, 0), b"")
+
+
+def park(partition: Partition, wake: Callable[[], None]) -> None:
+    """Call `wake` after each append, and when this broker leads no more, until `unpark`."""
+    if not partition.parked_replicas:
+        partition.add_after_append(partition.wake_replicas)
+    partition.parked_replicas[wake] = None
+
+
+def unpark(partition: Partition, wake: Callable[[], None]) -> None:
+    """It waits no more."""
+    partition.parked_replicas.pop(wake, None)
+    if not partition.parked_replicas:
+        partition.remove_after_append(partition.wake_replicas)
+
+
+# As follower
+
+
+def append(partition: Partition, records: memoryview, gaps_below: int) -> int:
+    """Append the whole batches in what the leader sent; how many bytes. The caller has them synced.
+
+    One that is not sound keeps all of them out, so that what is there was sent as it should be.
+
+    `gaps_below`: the leader's high watermark; below, compaction may have left gaps. Raises `CorruptMessage` and its
+    kind for bytes that are not the leader's next batches, `ConcurrentChange` when the log has to be begun anew and is
+    busy, `StorageError` as an append does. What was appended before stays.
+    """
+    following(partition)
+    log = partition.log
+    headers = []
+    size = 0
+    for position, header in iterate_batches(records):
+        size = position + header.size
+        check_stored_batch(records[position:size])
+        if header.leader_epoch > partition.replica.leader_epoch:
+            raise CorruptMessage(
+                f"{partition.name}: a batch of leader epoch {header.leader_epoch} from a leader of "
+                f"{partition.replica.leader_epoch}"
+            )
+        headers.append(header)
+    if not headers:
+        raise CorruptMessage(f"{partition.name}: its leader sent {len(records)} bytes, and no whole batch")
+    first = headers[0]
+    if first.base_offset < log.end_offset <= first.last_offset and log.start_offset == log.end_offset:
+        begin_anew(partition, first.base_offset)  # the leader's log begins inside this batch
+    before = log.end_offset
+    try:
+        replicated.append_as_is(log, records[:size], headers, gaps_below=gaps_below)
+    except StorageError as error:
+        raise partition.refused_by_disk(error) from error
+    finally:
+        if log.end_offset > before:
+            for header in headers:
+                if header.last_offset < log.end_offset:
+                    for after in partition.after_append:
+                        after(header, header.base_offset)
+    return size
+
+
+def heard(partition: Partition, leader_high_watermark: int, leader_start_offset: int) -> None:
+    """The leader told its high watermark and where its log begins."""
+    replica, log = following(partition), partition.log
+    if replica.heard(leader_high_watermark):
+        partition.advanced()
+    if log.start_offset < leader_start_offset <= replica.high_watermark:
+        trimming.move_start(partition, leader_start_offset)
+
+
+def agree(partition: Partition, diverging: tuple[int, int]) -> None:
+    """The leader's epoch `diverging[0]`, the last one it knows of those here, ended at `diverging[1]`: take back what
+    is beyond. The next request tells whether the logs agree then. Blocks.
+
+    Raises `ConcurrentChange` while the log is being synced, `StorageError`.
+    """
+    epoch, leader_end = diverging
+    log = partition.log
+    _, own_end = log.end_offset_for_epoch(epoch)
+    end = min(leader_end, own_end)
+    if own_end < 0 or end >= log.end_offset:
+        raise CorruptMessage(
+            f"{partition.name}: its leader says that the logs part at {leader_end} of epoch {epoch}, "
+            f"but there is nothing to take back"
+        )
+    before = log.end_offset
+    if end < log.start_offset:
+        begin_anew(partition, end)
+    else:
+        log.truncate_to(end)
+        _was_cut(partition)
+    logger.info(
+        "log truncated",
+        extra=fields(
+            topic=partition.topic, partition=partition.index, end=before, to=log.end_offset, epoch=epoch
+        ),
+    )
+
+
+def begin_anew(partition: Partition, offset: int) -> None:
+    """Forget what is here, and go on at `offset`, where the leader's log has something. Blocks.
+
+    Raises `ConcurrentChange` while the log is being synced, `StorageError`.
+    """
+    following(partition)
+    log = partition.log
+    was_empty = log.start_offset == log.end_offset
+    replicated.begin_anew(log, offset)
+    _was_cut(partition, was_empty=was_empty)
+
+
+def _was_cut(partition: Partition, *, was_empty: bool = False) -> None:
+    replica, log = following(partition), partition.log
+    known = replica.high_watermark
+    if not replica.cut(log.start_offset, log.end_offset) and not was_empty:
+        logger.error(
+            "committed records taken back",
+            extra=fields(
+                topic=partition.topic, partition=partition.index, high_watermark=known, to=log.end_offset
+            ),
+        )
+    for hook in partition.hooks:
+        hook.on_truncate(log.end_offset)
+
+
+def when_durable(partition: Partition, end_offset: int, callback: Callable[[], None]) -> bool:
+    """True if everything below is on stable storage here. Otherwise `callback` is called once: when it is, when the log
+    fails, or when the role ends."""
+    log = partition.log
+    if end_offset <= log.durable_end_offset or log.failure is not None or partition.closed:
+        return True
+    partition.durable_waits.append((end_offset, callback))
+    return False
+
+
+def tell_durable(partition: Partition, end_offset: int | None) -> None:
+    """What waits for no more than this end is told; None: all."""
+    if not partition.durable_waits:
+        return
+    waits, partition.durable_waits = partition.durable_waits, []
+    for wanted, callback in waits:
+        if end_offset is None or wanted <= end_offset:
+            callback()
+        else:
+            partition.durable_waits.append((wanted, callback))
+
+
+def following(partition: Partition) -> Following:
+    """What a follower knows; `NotLeaderOrFollower` when this is none (any more)."""
+    replica = partition.replica
+    if not isinstance(replica, Following) or partition.closed:
+        raise NotLeaderOrFollower(f"{partition.name} does not follow anybody here")
+    return replica

@@ -1,0 +1,228 @@
+"""Who leads a partition: leader, follower, or neither, and what changes when that does.
+
+Functions of `Partition`, which hands itself in. A role lasts for a leader epoch; the metadata decides both, and whoever
+follows the metadata calls `Partition.lead`, `follow` and `resign` here.
+
+Always true:
+* an epoch that is over never comes back, and no broker leads in an epoch that its log knew before it was started: what
+  it had not synced then is lost, and its offsets would be given out again under the same epoch, unnoticed;
+* a leader's epoch begins at the end of its log; nothing is cut off by becoming leader;
+* the waits of a role end with it. Whoever waited cannot know what the next leader makes of the batch.
+
+Sources: KIP-101 (epochs), KIP-497 and KIP-966 (in-sync sets), and Kafka's answers: NOT_LEADER_OR_FOLLOWER when the
+leader changed, NOT_ENOUGH_REPLICAS before and NOT_ENOUGH_REPLICAS_AFTER_APPEND after the append.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, TypeGuard
+
+from mansio.errors import (
+    FencedLeaderEpoch,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+)
+from mansio.logs import fields
+from mansio.state.replica import NOBODY, Following, ReplicaProgress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.broker.partition import Partition
+    from mansio.broker.partition_hook import Appended
+    from mansio.cluster.topic_config import TopicSettings
+    from mansio.wire.records import BatchHeader
+
+__all__ = ["NOBODY", "check_session", "follow", "in_sync_committed", "lead", "not_leader", "refuse_append"]
+
+logger = logging.getLogger(__name__)
+
+
+def is_leader(replica: ReplicaProgress | Following) -> TypeGuard[ReplicaProgress]:
+    """Is this what a leader knows?"""
+    return isinstance(replica, ReplicaProgress)
+
+
+def is_under_min(replica: ReplicaProgress | Following) -> bool:
+    """Has a leader fewer in-sync replicas than min.insync.replicas?"""
+    return isinstance(replica, ReplicaProgress) and replica.under_min
+
+
+def now_ms(partition: Partition) -> float:
+    """The steady clock that replicas are watched by."""
+    return partition.clock.monotonic() * 1000
+
+
+def not_leader(partition: Partition) -> NotLeaderOrFollower:
+    """What a client is told that should look for the leader elsewhere."""
+    if partition.closed:
+        return NotLeaderOrFollower(f"{partition.name} is closed on this broker")
+    leader = partition.replica.leader
+    where = "nobody that this broker knows leads it" if leader == NOBODY else f"broker {leader} does"
+    return NotLeaderOrFollower(f"this broker does not lead {partition.name}; {where}")
+
+
+def refuse_append(partition: Partition, *, internal: bool, urgent: bool) -> None:
+    """Say why an append is refused here and now, if it is. `urgent`: acks=all."""
+    replica = partition.replica
+    if not is_leader(replica):
+        raise not_leader(partition)
+    if partition.closed and not internal:
+        raise not_leader(partition)
+    if urgent and replica.under_min:
+        raise NotEnoughReplicas(
+            f"{partition.name}: {len(replica.in_sync)} replicas are in sync, "
+            f"min.insync.replicas={replica.in_sync_min}; nothing was written"
+        )
+
+
+def lead(
+    partition: Partition,
+    leader_epoch: int,
+    in_sync: frozenset[int],
+    replicas: frozenset[int],
+    gate: Callable[[], bool] | None,
+) -> None:
+    """See `Partition.lead`."""
+    before, log = partition.replica, partition.log
+    if partition.leads and before.leader_epoch == leader_epoch:
+        return
+    _check_epoch(partition, leader_epoch)
+    if leader_epoch <= log.leader_epochs.last:
+        raise FencedLeaderEpoch(
+            f"{partition.name}: leader epoch {leader_epoch} is not new, its log has {log.leader_epochs.last}"
+        )
+    if (failure := partition.failure) is not None:
+        raise failure
+    log.assign_leader_epoch(leader_epoch)
+    high_watermark = max(before.high_watermark, log.start_offset)
+    replica = ReplicaProgress(
+        partition.broker_id,
+        leader_epoch,
+        in_sync,
+        high_watermark,
+        durable_end=log.durable_end_offset,
+        start_of_epoch=log.end_offset,
+        replicas=replicas,
+        in_sync_min=_in_sync_min(partition.settings, len(replicas)),
+        gate=gate,
+        now_ms=now_ms(partition),
+    )
+    _change(partition, replica, f"broker {partition.broker_id} leads it in a new epoch, {leader_epoch}")
+    if gate is not None:
+        partition.before_append.insert(0, _GateCheck(partition.name, gate))
+    partition.syncer.request(log, urgent=True)  # the epoch; and what was not durable has to be
+    if replica.high_watermark > high_watermark:
+        partition.advanced()
+
+
+def follow(partition: Partition, leader: int, leader_epoch: int) -> None:
+    """See `Partition.follow`."""
+    before, log = partition.replica, partition.log
+    if (leader, leader_epoch) == (before.leader, before.leader_epoch) and not partition.leads:
+        return
+    _check_epoch(partition, leader_epoch)
+    if leader == partition.broker_id or (
+        leader != NOBODY and before.leader != NOBODY and leader_epoch == before.leader_epoch
+    ):
+        raise FencedLeaderEpoch(
+            f"{partition.name}: broker {leader} cannot be followed in leader epoch {leader_epoch}, in which broker "
+            f"{before.leader} leads"
+        )
+    known = max(before.high_watermark, log.start_offset)
+    replica = Following(leader, leader_epoch, known, log.durable_end_offset)
+    gone = "nobody leads it" if leader == NOBODY else f"broker {leader} leads it"
+    _change(partition, replica, f"{gone} in epoch {leader_epoch}")
+    if log.end_offset > log.durable_end_offset:
+        partition.syncer.request(log, urgent=True)  # a follower tells its durable end
+
+
+def _check_epoch(partition: Partition, leader_epoch: int) -> None:
+    current = partition.replica.leader_epoch
+    if leader_epoch < current:
+        raise FencedLeaderEpoch(f"{partition.name}: leader epoch {leader_epoch} is older than {current}")
+
+
+def _change(partition: Partition, replica: ReplicaProgress | Following, why: str) -> None:
+    partition.before_append = [one for one in partition.before_append if not isinstance(one, _GateCheck)]
+    partition.take_role(replica)
+    ended = NotLeaderOrFollower(f"{partition.name}: {why}; whether the batch stays is not known here")
+    partition.end_waits(ended)
+    partition.wake()
+    logger.info(
+        "partition role",
+        extra=fields(
+            topic=partition.topic,
+            partition=partition.index,
+            leader=replica.leader,
+            leader_epoch=replica.leader_epoch,
+            end=partition.end_offset,
+        ),
+    )
+
+
+class _GateCheck:
+    """Refuses clients' batches while the session of a leader is not sure to live. Stands before the hooks."""
+
+    __slots__ = ("_gate", "_name")
+
+    def __init__(self, name: str, gate: Callable[[], bool]) -> None:
+        self._name = name
+        self._gate = gate
+
+    def __call__(self, header: BatchHeader) -> Appended | None:  # noqa: ARG002 - stands among hooks
+        if not self._gate():
+            raise _session_over(self._name)
+        return None
+
+
+def _session_over(name: str) -> NotLeaderOrFollower:
+    return NotLeaderOrFollower(
+        f"{name}: this broker has not reached the metadata store in time, so another may lead by now"
+    )
+
+
+def in_sync_committed(partition: Partition, in_sync: frozenset[int]) -> None:
+    """The leader's in-sync set is this one, and no other can be any more: see `ReplicaProgress.committed`."""
+    replica = partition.replica
+    if not is_leader(replica):
+        return
+    moved = replica.committed(in_sync, now_ms(partition))
+    partition.take_role(replica)
+    if moved:
+        partition.advanced()
+    if replica.under_min:
+        partition.end_waits(
+            NotEnoughReplicasAfterAppend(
+                f"{partition.name}: {len(in_sync)} replicas are in sync, min.insync.replicas={replica.in_sync_min}; "
+                f"the batch is written and may be committed later"
+            )
+        )
+
+
+def settings_changed(partition: Partition) -> None:
+    """min.insync.replicas may be another one now; it counts only as far as there are replicas."""
+    replica = partition.replica
+    if not is_leader(replica):
+        return
+    moved = replica.require(_in_sync_min(partition.settings, 1 + len(replica.copies())))
+    partition.take_role(replica)
+    if moved:
+        partition.advanced()
+
+
+def check_session(partition: Partition) -> None:
+    """Look at the gate: end the waits of a session that is not sure to live, or go on. To be called now and then."""
+    replica = partition.replica
+    if not is_leader(replica):
+        return
+    if replica.gate_shut:
+        partition.end_waits(_session_over(partition.name))
+    elif replica.advance():
+        partition.advanced()
+
+
+def _in_sync_min(settings: TopicSettings, replicas: int) -> int:
+    return min(settings.min_insync_replicas, replicas)

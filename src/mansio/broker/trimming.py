@@ -1,0 +1,75 @@
+"""The start of a partition's log: who may move it, how far, and when that is kept.
+
+Functions of `Partition`, which hands itself in. Always true: only the leader decides; a follower's log begins where its
+leader's does. Nothing above the high watermark goes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import OffsetOutOfRange
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mansio.broker.partition import Partition
+    from mansio.errors import StorageError
+    from mansio.ports import Promise
+
+HIGH_WATERMARK: Final = -1  # as an offset in DeleteRecords
+
+
+def trim(partition: Partition, start_offset: int) -> None:
+    """See `Partition.trim`."""
+    partition.check_leads()
+    start, high_watermark = partition.log.start_offset, partition.high_watermark
+    if not start <= start_offset <= high_watermark:
+        raise OffsetOutOfRange(
+            f"{partition.name}: cannot trim to {start_offset}, outside [{start}, {high_watermark}]"
+        )
+    move_start(partition, start_offset)
+
+
+def move_start(partition: Partition, start_offset: int) -> None:
+    """The log begins there from now on, and whoever plugged in is told."""
+    partition.log.trim_to(start_offset)
+    for hook in partition.hooks:
+        hook.on_trim(start_offset)
+
+
+def delete_records(partition: Partition, before_offset: int) -> Promise[int]:
+    """See `Partition.delete_records`."""
+    partition.check_leads()
+    if (failure := partition.failure) is not None:
+        raise failure
+    high_watermark = partition.high_watermark
+    if before_offset == HIGH_WATERMARK:
+        before_offset = high_watermark
+    if not 0 <= before_offset <= high_watermark:
+        raise OffsetOutOfRange(
+            f"{partition.name}: records can be deleted below {high_watermark}, the high watermark, "
+            f"not {before_offset}"
+        )
+    promise: Promise[int] = partition.scheduler.promise()
+
+    def kept(error: StorageError | None) -> None:
+        if promise.done():
+            return
+        if error is None:
+            promise.set_result(partition.log.start_offset)
+        else:
+            promise.set_exception(error)
+
+    start_offset = min(before_offset, *floors(partition), high_watermark)
+    if start_offset > partition.log.start_offset:
+        trim(partition, start_offset)
+    partition.syncer.keep_start(partition.log, kept)
+    return promise
+
+
+def floors(partition: Partition) -> Iterator[int]:
+    """From which offsets on the features that are plugged in keep records."""
+    for hook in partition.hooks:
+        if (floor := hook.retention_floor()) is not None:
+            yield floor

@@ -1,0 +1,55 @@
+"""Decisions on partitions, made into transactions: all of a batch, or none of it.
+
+Owns the conditions: each partition's key is as it was seen, and each broker that a decision relied on has the very
+session, or the very absence of one, that it was made on. What else must hold (the writer is still the controller, or
+still has its session) the caller adds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mansio.cluster import metadata
+from mansio.cluster.metadata import Compare, Put
+from mansio.cluster.state import new_writer, partition_document
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mansio.cluster.metadata import Keys, MetadataStore, Transacted
+    from mansio.cluster.plan import Change
+    from mansio.ports import Random
+
+BATCH_CHANGES_MAX: Final = 50
+
+
+def batches(changes: Sequence[Change], operations_max: int, size: int) -> Iterator[list[Change]]:
+    """`changes` in transactions of at most `size`, with no more conditions than the store takes (one is left for the
+    caller's own)."""
+    batch: list[Change] = []
+    brokers: set[int] = set()
+    for change in changes:
+        together = brokers | change.relied.keys()
+        if batch and (len(batch) == size or len(batch) + 1 + len(together) + 1 > operations_max):
+            yield batch
+            batch, together = [], set(change.relied)
+        batch.append(change)
+        brokers = together
+    if batch:
+        yield batch
+
+
+async def commit(
+    store: MetadataStore, keys: Keys, changes: Sequence[Change], guard: Compare | None, random: Random
+) -> Transacted:
+    """One transaction. Not succeeded: something is not as it was seen; look again and decide anew."""
+    writer = new_writer(random)
+    compares = [] if guard is None else [guard]
+    relied = {node_id: epoch for change in changes for node_id, epoch in change.relied.items()}
+    compares += [Compare(keys.session(node_id), create_revision=epoch) for node_id, epoch in relied.items()]
+    puts = []
+    for change in changes:
+        key = keys.partition(change.topic_id, change.partition)
+        compares.append(Compare(key, mod_revision=change.before.mod_revision))
+        puts.append(Put(key, metadata.encode(partition_document(change.after), writer)))
+    return await metadata.transact_surely(store, compares, puts, writer)

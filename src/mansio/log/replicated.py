@@ -1,0 +1,197 @@
+"""What only a follower does to a log: append its leader's batches as they are, and begin the log anew elsewhere.
+
+The leader gave out the offsets and stamped its epoch into each batch; both are kept. Where its log was compacted there
+are gaps between its batches, and there are the same ones here: they are allowed up to an end that is written down
+first, so that an opening does not take them for damage.
+
+Always true: a batch is appended whole, checked and in line, or not at all; an epoch begins here no later than it began
+on the leader; a crash while a log begins anew leaves one that opens, empty, before or at the new start.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mansio.errors import ConcurrentChange, CorruptMessage, FencedLeaderEpoch
+from mansio.log import turning
+from mansio.log.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
+from mansio.log.compaction_state import NamesNotSynced, write_state
+from mansio.log.epochs import EpochList
+from mansio.log.index import SparseIndex
+from mansio.log.recovery import EPOCHS_NAME, remove_segment_files
+from mansio.log.sealed import write_sealed
+from mansio.log.segment import Segment
+from mansio.log.times import TIMES_NAME
+from mansio.log.turning import RELATIVE_OFFSET_MAX
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.log.log import Log
+    from mansio.wire.records import BatchHeader
+
+
+def append_as_is(log: Log, records: memoryview, headers: Sequence[BatchHeader], *, gaps_below: int) -> int:
+    """Append the leader's batches in `records`, each checked by `check_stored_batch`; how many were appended.
+
+    Nothing is durable yet. What goes into one segment without a gap is written with one system call. `gaps_below`:
+    below this offset the leader's log may have gaps. Raises `CorruptMessage` for a batch out of line,
+    `FencedLeaderEpoch` for one of an epoch that is over, `ConcurrentChange` while compaction holds the log, and
+    `StorageError` as `Log.append` does; `log.end_offset` says what was appended before.
+    """
+    done = position = 0
+    while done < len(headers):
+        count, size = _run(log, headers, done)
+        _append_run(log, records[position : position + size], headers[done : done + count], gaps_below)
+        done += count
+        position += size
+    return done
+
+
+def _run(log: Log, headers: Sequence[BatchHeader], first: int) -> tuple[int, int]:
+    """(how many batches from `first` on can be written together, their bytes)."""
+    header = headers[first]
+    epoch, following, size = header.leader_epoch, header.last_offset + 1, header.size
+    room = log.settings.segment_bytes - log.active.size
+    highest = log.active.base_offset + RELATIVE_OFFSET_MAX
+    count = 1
+    for at in range(first + 1, len(headers)):
+        header = headers[at]
+        if (
+            header.base_offset != following
+            or header.leader_epoch != epoch
+            or size + header.size > room
+            or header.last_offset > highest
+        ):
+            break
+        following = header.last_offset + 1
+        size += header.size
+        count += 1
+    return count, size
+
+
+def _append_run(log: Log, run: memoryview, headers: Sequence[BatchHeader], gaps_below: int) -> None:
+    first, last = headers[0], headers[-1]
+    end_before, base_offset, leader_epoch = log.end_offset, first.base_offset, first.leader_epoch
+    if base_offset < end_before or (base_offset > end_before and base_offset > gaps_below):
+        raise CorruptMessage(
+            f"{log.directory} ends at {end_before}, a batch from its leader begins at {base_offset}"
+        )
+    if leader_epoch < log.leader_epochs.last and log.leader_epochs.truncate_to(end_before):
+        # This broker led and wrote nothing: its epoch left no trace on the leader.
+        log.ledger.epochs_dirty = True
+    if leader_epoch < log.leader_epochs.last:
+        raise FencedLeaderEpoch(
+            f"{log.directory}: a batch of leader epoch {leader_epoch} after one of {log.leader_epochs.last}"
+        )
+    if base_offset > end_before:
+        _hop(log, base_offset, leader_epoch, gaps_below)
+    size = len(run)
+    active = log.active
+    position = active.size
+    if (
+        log.failure is not None
+        or position + size > log.room.usual_bytes
+        or leader_epoch != log.leader_epochs.last
+        or log.clock.monotonic() >= log.roll_at
+        or last.last_offset - active.base_offset > RELATIVE_OFFSET_MAX
+    ):
+        active = turning.prepare_append(log, position, size, leader_epoch, first)
+        position = active.size
+    try:
+        active.file.write_at([run], position)  # type: ignore[union-attr]  # an active segment holds its file
+    except OSError as error:
+        raise turning.append_failed(log, error, position) from error
+    index: SparseIndex = active.index  # type: ignore[assignment]  # an active segment holds its index
+    segment_base = active.base_offset
+    for header in headers:
+        if position >= index.due_position or header.max_timestamp_ms > index.max_timestamp_ms:
+            index.add(header.base_offset - segment_base, position, header.max_timestamp_ms)
+        position += header.size
+    active.size = position
+    log.end_offset = active.end_offset = last.last_offset + 1
+
+
+def _hop(log: Log, offset: int, leader_epoch: int, gaps_below: int) -> None:
+    """The log goes on at `offset`; what would be between was compacted away on the leader.
+
+    Which epoch wrote what is missing is not known: the new one takes it. Were the old one believed to reach further
+    than it did, a replica with records of it that never counted could keep them.
+    """
+    if log.failure is not None:
+        raise log.failure
+    if gaps_below > log.compaction.state.sparse_end_offset:
+        if log.compaction.busy:
+            raise ConcurrentChange(f"{log.directory} is being compacted; append when that is done")
+        state = log.compaction.state._replace(sparse_end_offset=gaps_below)
+        try:
+            write_state(log.disk, log.directory, state)
+        except (OSError, NamesNotSynced) as error:
+            raise log.fail(error, f"cannot note the gaps of {log.directory}") from error
+        log.compaction.state = state
+    log.table.sparse_end_offset = max(log.table.sparse_end_offset, gaps_below)
+    if log.leader_epochs.assign(leader_epoch, log.end_offset):
+        log.ledger.epochs_dirty = True
+    log.end_offset = log.active.end_offset = offset
+
+
+def begin_anew(log: Log, offset: int) -> None:
+    """Forget everything and go on at `offset`, empty. Durable on return; blocks.
+
+    Not while a sync of this log runs (`busy`): `ConcurrentChange`. Raises `StorageError`; then the log has failed.
+    """
+    if log.failure is not None:
+        raise log.failure
+    if log.busy or log.compaction.busy:
+        raise ConcurrentChange(f"{log.directory} is being synced; begin it anew when that is done")
+    log.places.clear()
+    try:
+        _empty(log)
+        _restart(log, offset)
+    except (OSError, NamesNotSynced) as error:
+        raise log.fail(error, f"cannot begin {log.directory} anew") from error
+
+
+def _empty(log: Log) -> None:
+    """Nothing is left but a checkpoint that says so: an opening makes a new log of it, that begins where this ended.
+
+    The checkpoint first, or missing segments would be loss. Then the segments, in two steps: were the one that the
+    checkpoint speaks of gone while one before it is not, an opening would miss what was between.
+    """
+    disk, directory, ledger = log.disk, log.directory, log.ledger
+    ledger.generation += 1
+    ledger.checkpoint = write_both_slots(
+        disk, f"{directory}/{CHECKPOINT_NAME}", ledger.next_checkpoint(ledger.end_offset)
+    )
+    at = log.table.segments.index(ledger.segment) if ledger.segment in log.table.segments else 0
+    older = [*ledger.take_garbage(), *log.table.segments[:at]]
+    for step in (older, log.table.segments[at:]):
+        for segment in step:
+            log.files.forget(segment)
+            segment.file = None
+            remove_segment_files(disk, segment)
+        disk.sync_directory(directory)
+    if disk.exists(f"{directory}/{TIMES_NAME}"):
+        disk.remove(f"{directory}/{TIMES_NAME}")
+    log.compaction.truncating(disk, 0)
+    write_sealed(disk, f"{directory}/{EPOCHS_NAME}", EpochList().encode(), durable=True)
+
+
+def _restart(log: Log, offset: int) -> None:
+    """An empty log gets a new beginning: the checkpoint, then a segment, as when a log is made."""
+    disk, ledger = log.disk, log.ledger
+    checkpoint = Checkpoint(ledger.checkpoint.sequence + 1, offset, offset, 0, offset, ledger.epoch_due)
+    ledger.checkpoint = write_both_slots(disk, f"{log.directory}/{CHECKPOINT_NAME}", checkpoint)
+    segment = Segment(log.directory, offset)
+    segment.file = disk.open(segment.path, create=True)
+    segment.file.truncate(0)
+    segment.file.sync()
+    disk.sync_directory(log.directory)
+    segment.index = SparseIndex(log.settings.index_interval_bytes)
+    log.leader_epochs.truncate_to(0)
+    log.table.begin(segment)
+    ledger.begun_anew(segment)
+    log.active = segment
+    log.room.begin(0)
+    log.start_offset = log.end_offset = log.durable_end_offset = offset
+    log.roll_at = log.clock.monotonic() + log.settings.segment_ms / 1000

@@ -1,0 +1,316 @@
+"""A metadata store in memory, as etcd has it, with leases on a clock that the test moves, and faults.
+
+Owns `ModelStore`, which all brokers of a simulated cluster share, and `Door`, one broker's way to it. A door is what a
+broker gets as its `MetadataStore` and `Leases`; faults are set on a door, or on the store for all.
+
+Always true: what the store did is in `history`, whatever the doors answered; when the clock has passed a lease's time
+the keys written with it go, all in one revision.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from mansio.cluster.metadata import (
+    Ambiguous,
+    Compacted,
+    Compare,
+    Delete,
+    Entry,
+    Event,
+    LeaseEnded,
+    Listing,
+    Put,
+    Transacted,
+)
+from mansio.errors import InvalidRequest, MansioError, Unavailable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from mansio.ports import Clock, Promise, Scheduler, Timer
+
+    Events = list[Event]
+
+T = TypeVar("T")
+
+OPERATIONS_MAX: Final = 128
+WATCH_BATCH_EVENTS_MAX: Final = 512
+
+
+class ModelStore:
+    """See the module. Everything happens at once and in the order of calls; delays are the doors' business."""
+
+    def __init__(self, clock: Clock, scheduler: Scheduler, *, events_kept: int = 1 << 30) -> None:
+        self._clock = clock
+        self._scheduler = scheduler
+        self._events_kept = events_kept
+        self._entries: dict[str, Entry] = {}
+        self._lease_of: dict[str, int] = {}
+        self._leases: dict[int, tuple[float, float]] = {}  # time to live, and when it ends
+        self._last_lease = 1000
+        self._waiting: list[Promise[None]] = []
+        self._timer: Timer | None = None
+        self.revision = 0
+        self.compacted = 0
+        self.history: list[Event] = []
+        """Every change since the beginning (also what watches are not told any more)."""
+
+    def door(self, scheduler: Scheduler | None = None) -> Door:
+        """One broker's way to the store; answers come on `scheduler`, its own or the store's."""
+        return Door(self, scheduler or self._scheduler)
+
+    def get(self, key: str) -> Entry | None:
+        self.expire_leases()
+        return self._entries.get(key)
+
+    def list(self, prefix: str) -> Listing:
+        self.expire_leases()
+        found = [self._entries[key] for key in sorted(self._entries) if key.startswith(prefix)]
+        return Listing(self.revision, found)
+
+    def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Transacted:
+        self.expire_leases()
+        if max(len(compares), len(operations)) > OPERATIONS_MAX:
+            raise InvalidRequest(f"more than {OPERATIONS_MAX} conditions or operations in a transaction")
+        if len({operation.key for operation in operations}) != len(operations):
+            raise InvalidRequest("a key is named by two operations of a transaction")
+        if not all(self._holds(compare) for compare in compares):
+            return Transacted(False, self.revision)
+        for operation in operations:
+            if isinstance(operation, Put) and operation.lease and operation.lease not in self._leases:
+                raise LeaseEnded
+        self._apply(operations)
+        return Transacted(True, self.revision)
+
+    def grant(self, ttl_s: float) -> int:
+        self._last_lease += 1
+        self._leases[self._last_lease] = (ttl_s, self._clock.monotonic() + ttl_s)
+        self._watch_expiry()
+        return self._last_lease
+
+    def keep_alive(self, lease: int) -> float:
+        self.expire_leases()
+        if lease not in self._leases:
+            raise LeaseEnded
+        ttl_s, _ = self._leases[lease]
+        self._leases[lease] = (ttl_s, self._clock.monotonic() + ttl_s)
+        return ttl_s
+
+    def lengthen_leases(self) -> None:
+        """What an election among the store's own members does: all leases live for their whole time again."""
+        for lease in tuple(self._leases):
+            self.keep_alive(lease)
+
+    def end_lease(self, lease: int) -> None:
+        """Revoke it, or let it end before its time."""
+        if self._leases.pop(lease, None) is not None:
+            keys = sorted(key for key, held in self._lease_of.items() if held == lease)
+            self._apply([Delete(key) for key in keys])
+
+    def end_all_leases(self) -> None:
+        """What a store that stood still for long does."""
+        for lease in tuple(self._leases):
+            self.end_lease(lease)
+
+    def expire_leases(self) -> None:
+        """End those whose time has passed. It is done by a timer, and before anything is read or written."""
+        now = self._clock.monotonic()
+        for lease in [lease for lease, (_, ends_at) in self._leases.items() if ends_at <= now]:
+            self.end_lease(lease)
+
+    def _watch_expiry(self) -> None:
+        if self._leases and self._timer is None:
+            left_s = min(ends_at for _, ends_at in self._leases.values()) - self._clock.monotonic()
+            self._timer = self._scheduler.call_later(max(1.0, 1000 * left_s), self._look_at_leases)
+
+    def _look_at_leases(self) -> None:
+        self._timer = None
+        self.expire_leases()
+        self._watch_expiry()
+
+    def compact(self) -> None:
+        """Watches from before now must list again."""
+        self.compacted = self.revision
+
+    def events(self, prefix: str, position: int) -> tuple[Sequence[Event], int]:
+        """Whole revisions from `position` on, and where to go on."""
+        if position <= self.compacted:
+            raise Compacted(f"changes up to revision {self.compacted} are not kept; asked for {position}")
+        found: Events = []
+        for event in self.history[self._first_at(position) :]:
+            if len(found) >= WATCH_BATCH_EVENTS_MAX and event.mod_revision != found[-1].mod_revision:
+                return found, event.mod_revision
+            if event.key.startswith(prefix):
+                found.append(event)
+        return found, self.revision + 1
+
+    def woken(self) -> Promise[None]:
+        """Ends with the next change or fault."""
+        promise: Promise[None] = self._scheduler.promise()
+        self._waiting.append(promise)
+        return promise
+
+    def wake(self) -> None:
+        """Let every watch look again."""
+        waiting, self._waiting = self._waiting, []
+        for promise in waiting:
+            if not promise.done():
+                promise.set_result(None)
+
+    def _first_at(self, position: int) -> int:
+        low, high = 0, len(self.history)
+        while low < high:
+            middle = (low + high) // 2
+            if self.history[middle].mod_revision < position:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _holds(self, compare: Compare) -> bool:
+        entry = self._entries.get(compare.key)
+        modified, created = (entry.mod_revision, entry.create_revision) if entry else (0, 0)
+        return compare.mod_revision in (None, modified) and compare.create_revision in (None, created)
+
+    def _apply(self, operations: Sequence[Put | Delete]) -> None:
+        revision = self.revision + 1
+        events = []
+        for operation in operations:
+            key = operation.key
+            before = self._entries.get(key)
+            self._lease_of.pop(key, None)
+            if isinstance(operation, Put):
+                created = revision if before is None else before.create_revision
+                self._entries[key] = Entry(key, operation.value, created, revision)
+                if operation.lease:
+                    self._lease_of[key] = operation.lease
+                events.append(Event(key, operation.value, created, revision))
+            elif before is not None:
+                del self._entries[key]
+                events.append(Event(key, None, 0, revision))
+        if events:
+            self.revision = revision
+            self.history += events
+            self.compacted = max(self.compacted, revision - self._events_kept)
+            self.wake()
+
+
+class Door:
+    """`MetadataStore` and `Leases` of one broker. Set the faults at any time; they hold from the next call on."""
+
+    def __init__(self, store: ModelStore, scheduler: Scheduler) -> None:
+        self.store = store
+        self._scheduler = scheduler
+        self.delay_ms: Callable[[], float] | None = None
+        """How long a request, and an answer, is under way; None: until the next turn of the loop."""
+        self._closed = False
+        self.unreachable = False
+        """No call gets there."""
+        self.answers_lost = 0
+        """So many transactions happen, and nobody hears of it."""
+        self.requests_lost = 0
+        """So many transactions do not happen, and nobody hears of that either."""
+        self.watch_stalls = False
+        """Changes happen, and are told later."""
+        self.before_transaction: Callable[[], None] | None = None
+        """Called once, right before the next transaction: what another did in between."""
+
+    @property
+    def operations_max(self) -> int:
+        return OPERATIONS_MAX
+
+    async def get(self, key: str) -> Entry | None:
+        return await self._read(lambda: self.store.get(key))
+
+    async def list(self, prefix: str) -> Listing:
+        return await self._read(lambda: self.store.list(prefix))
+
+    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Transacted:
+        done = await self._call(lambda: self._transact(compares, operations))
+        if self.answers_lost > 0 or self.unreachable or self._closed:
+            self.answers_lost = max(0, self.answers_lost - 1)
+            raise Ambiguous("the answer was lost")
+        return done
+
+    def _transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Transacted:
+        if self.requests_lost > 0:
+            self.requests_lost -= 1
+            raise Ambiguous("the request was lost")
+        between, self.before_transaction = self.before_transaction, None
+        if between is not None:
+            between()
+        return self.store.transact(compares, operations)
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:
+        position = from_revision
+        while not self._closed:
+            if self.unreachable or self.watch_stalls or position > self.store.revision:
+                await self.store.woken()
+                continue
+            events, position = self.store.events(prefix, position)
+            if events:
+                yield events
+
+    def heal(self) -> None:
+        """No faults any more."""
+        self.unreachable = self.watch_stalls = False
+        self.answers_lost = self.requests_lost = 0
+        self.store.wake()
+
+    async def grant(self, ttl_s: float) -> int:
+        return await self._read(lambda: self.store.grant(ttl_s))
+
+    async def keep_alive_once(self, lease: int) -> float:
+        return await self._read(lambda: self.store.keep_alive(lease))
+
+    async def revoke(self, lease: int) -> None:
+        await self._read(lambda: self.store.end_lease(lease))
+
+    async def close(self) -> None:
+        """End this door's watches; the store goes on."""
+        self._closed = True
+        self.store.wake()
+
+    async def _read(self, read: Callable[[], T]) -> T:
+        """A call that does no harm when its answer is lost."""
+        answer = await self._call(read)
+        self._check()
+        return answer
+
+    async def _call(self, work: Callable[[], T]) -> T:
+        """A request is on its way, also when whoever sent it goes away; then its answer."""
+        self._check()
+        promise: Promise[T] = self._scheduler.promise()
+
+        def arrive() -> None:
+            try:
+                self._check()
+                self._later(_succeed, promise, work())
+            except MansioError as error:
+                self._later(_fail, promise, error)
+
+        self._later(arrive)
+        return await promise
+
+    def _later(self, step: Callable[..., object], *args: Any) -> None:
+        if self.delay_ms is None:
+            self._scheduler.call_soon(step, *args)
+        else:
+            self._scheduler.call_later(self.delay_ms(), step, *args)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Unavailable("the metadata store is closed")
+        if self.unreachable:
+            raise Unavailable("the metadata store cannot be reached")
+
+
+def _succeed(promise: Promise[T], answer: T) -> None:
+    if not promise.done():
+        promise.set_result(answer)
+
+
+def _fail(promise: Promise[Any], error: MansioError) -> None:
+    if not promise.done():
+        promise.set_exception(error)

@@ -1,0 +1,279 @@
+"""`mansio dev-cluster`: the processes it starts, what it says of them, and that none is left.
+
+Brokers are played by a program that takes a broker's arguments and prints a broker's ready line; etcd is real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mansio
+from mansio.cli.dev_cluster import processes
+from mansio.cli.dev_cluster.plan import BrokerPlan, ClusterPlan, check_settings, plan_for
+from mansio.cli.main import main
+from mansio.errors import ConfigError, Unavailable
+from support.places import ROOT, required_tool
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+READY_S = 60.0
+
+BROKER = """\
+import os, signal, sys, time
+given = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+if os.path.exists(f"fails-{given['--node-id']}"):
+    sys.exit("mansio: the disk of this broker is on fire")
+def stop(number, frame):
+    print("stopped by", signal.Signals(number).name, flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGINT, stop)
+print("a line before", flush=True)
+print(f"mansio 0 ready kafka={given['--kafka']} http={given['--http']} data=x pid={os.getpid()}", flush=True)
+while True: time.sleep(1)
+"""
+
+DRIVER = """\
+import asyncio, os, sys
+from mansio.cli.dev_cluster.plan import plan_for
+from mansio.cli.dev_cluster.processes import run_until_stopped
+from mansio.cli.common import complain
+from mansio.errors import MansioError
+async def formed(plan): ...
+try:
+    plan = plan_for(os.path.abspath("cluster"), brokers=3, members=int(sys.argv[1]), first_port=None, settings={})
+    sys.exit(asyncio.run(run_until_stopped(plan, command=[sys.executable, "-S", "broker.py"], formed=formed)))
+except MansioError as error:
+    sys.exit(complain(error.message))
+"""
+
+
+class Started:
+    """A dev-cluster in a process group of its own, as a terminal would have it."""
+
+    def __init__(self, directory: Path, members: int) -> None:
+        required_tool("etcd")
+        (directory / "broker.py").write_text(BROKER)
+        (directory / "driver.py").write_text(DRIVER)
+        (directory / "cluster").mkdir(exist_ok=True)
+        self.directory = directory
+        self.out = directory / "out"
+        self.errors = directory / "errors"
+        with self.out.open("wb") as out, self.errors.open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "driver.py", str(members)],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=errors,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+            )
+
+    def ready(self) -> dict[str, str]:
+        """The fields of its ready line."""
+        wait_until(lambda: "ready" in self.out.read_text() or self.ended(), READY_S, "the ready line")
+        assert not self.ended(), self.said()
+        return dict(word.split("=", 1) for word in self.out.read_text().split() if "=" in word)
+
+    def ended(self) -> bool:
+        return self.process.poll() is not None
+
+    def said(self) -> str:
+        return self.errors.read_text()
+
+    def left(self) -> list[str]:
+        """Processes that were started for this cluster and are still there."""
+        found = []
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                with open(f"/proc/{pid}/cmdline", "rb") as file:
+                    line = file.read().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if str(self.directory / "cluster") in line:
+                found.append(line)
+        return found
+
+
+@contextmanager
+def dev_cluster(directory: Path, members: int = 1) -> Iterator[Started]:
+    started = Started(directory, members)
+    try:
+        yield started
+    finally:
+        started.process.kill()
+        started.process.wait()
+        wait_until(lambda: not started.left(), 15, "nothing is left")
+
+
+def test_a_broker_that_dies_is_told_with_the_end_of_its_log_and_ctrl_c_leaves_nothing_behind(
+    tmp_path: Path,
+) -> None:
+    with dev_cluster(tmp_path) as cluster:
+        ready = cluster.ready()
+        assert len(ready["kafka"].split(",")) == 3
+        pids = [int(pid) for pid in ready["pids"].split(",")]
+        assert len(cluster.left()) == 4  # three brokers and etcd
+        os.kill(pids[1], signal.SIGKILL)
+        wait_until(lambda: "broker 2" in cluster.said() and "start it again" in cluster.said(), 10)
+        said = cluster.said()
+        assert f"broker 2 (pid {pids[1]}) has ended: killed by SIGKILL" in said
+        assert "    a line before" in said
+        assert "mansio serve --node-id 2" in said
+        assert not cluster.ended()
+
+        os.killpg(cluster.process.pid, signal.SIGINT)  # what a terminal does
+        assert cluster.process.wait(20) == 0, cluster.said()
+        assert cluster.left() == []
+        assert "stopped by SIGTERM" in (tmp_path / "cluster/broker-1.log").read_text()
+        assert "did not stop cleanly" not in cluster.said()
+
+
+def test_a_broker_that_does_not_start_ends_everything_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "fails-3").touch()
+    with dev_cluster(tmp_path) as cluster:
+        assert cluster.process.wait(READY_S) == 1
+        assert "    mansio: the disk of this broker is on fire" in cluster.said()
+        assert "mansio: broker 3 did not start: exit code 1" in cluster.said()
+        assert cluster.left() == []
+        assert cluster.out.read_text() == ""
+
+
+def test_when_no_broker_is_left_it_ends_and_says_so(tmp_path: Path) -> None:
+    with dev_cluster(tmp_path) as cluster:
+        for pid in cluster.ready()["pids"].split(","):
+            os.kill(int(pid), signal.SIGKILL)
+        assert cluster.process.wait(20) == 1
+        assert "no broker is left" in cluster.said()
+        assert cluster.left() == []
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux can tie a process to its parent")
+def test_nothing_outlives_a_sigkill_of_dev_cluster(tmp_path: Path) -> None:
+    with dev_cluster(tmp_path) as cluster:
+        cluster.ready()
+        assert len(cluster.left()) == 4
+        cluster.process.kill()
+        wait_until(lambda: not cluster.left(), 15, "nothing is left")
+
+
+def test_three_members_of_etcd_start_and_stop_together(tmp_path: Path) -> None:
+    with dev_cluster(tmp_path, members=3) as cluster:
+        assert len(cluster.ready()["etcd"].split(",")) == 3
+        assert len(cluster.left()) == 6
+        cluster.process.terminate()
+        assert cluster.process.wait(20) == 0, cluster.said()
+        assert cluster.left() == []
+
+
+def test_a_terminal_that_is_closed_stops_it_like_ctrl_c(tmp_path: Path) -> None:
+    with dev_cluster(tmp_path) as cluster:
+        wait_until(lambda: "starting" in cluster.said() or cluster.ended(), READY_S)
+        cluster.process.send_signal(signal.SIGHUP)
+        assert cluster.process.wait(20) == 0, cluster.said()
+        assert cluster.left() == []
+
+
+def test_it_is_ready_when_a_client_sees_every_broker_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a real broker, which is a whole cluster of one and not one of two."""
+    monkeypatch.setattr(processes, "FORMED_S_MAX", 2.0)
+    with mansio.Broker(tmp_path / "data", kafka_listen="127.0.0.1:0") as broker:
+        port = int(broker.address.rpartition(":")[2])
+        one = BrokerPlan(1, port, 0, "")
+        asyncio.run(processes._until_formed(ClusterPlan("", (), (one,), {})))
+        with pytest.raises(Unavailable, match="after 2 s 1 of 2 brokers see each other"):
+            asyncio.run(processes._until_formed(ClusterPlan("", (), (one, one), {})))
+
+
+# -- the plan --------
+
+
+def plan(directory: Path, **given: object) -> ClusterPlan:
+    wanted: dict[str, object] = {"brokers": 3, "members": 1, "first_port": None, "settings": {}, **given}
+    return plan_for(str(directory), **wanted)  # type: ignore[arg-type]  # as given
+
+
+def test_a_directory_keeps_its_ports_and_every_port_is_used_once(tmp_path: Path) -> None:
+    first = plan(tmp_path, brokers=5, members=3)
+    ports = [port for broker in first.brokers for port in (broker.kafka_port, broker.http_port)]
+    ports += [port for one in first.members for port in (one.own.peer_port, one.own.client_port)]
+    assert len(set(ports)) == len(ports) == 16
+    assert plan(tmp_path, brokers=2, members=3).brokers == first.brokers[:2]
+    assert plan(tmp_path, brokers=5, members=3) == first
+    with pytest.raises(ConfigError, match="has 3, and their number cannot be changed"):
+        plan(tmp_path, members=1)
+
+
+def test_a_broker_gets_another_port_when_its_own_is_taken_a_member_of_etcd_cannot(tmp_path: Path) -> None:
+    import socket
+
+    first = plan(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first.brokers[0].kafka_port))
+        taken.listen()
+        second = plan(tmp_path)
+        assert second.brokers[0].kafka_port != first.brokers[0].kafka_port
+        assert second.brokers[1:] == first.brokers[1:]
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", first.members[0].own.peer_port))
+        taken.listen()
+        with pytest.raises(ConfigError, match="is taken by another program"):
+            plan(tmp_path)
+
+
+def test_a_directory_that_is_something_else_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        plan(tmp_path)
+    assert os.listdir(tmp_path) == ["thesis.tex"]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"num_partitions": "many"}, {"numpartitions": "3"}, {"kafka_listen": "127.0.0.1:9092"}]
+)
+def test_settings_that_no_broker_takes_are_refused_before_anything_starts(settings: dict[str, str]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(settings))):
+        check_settings(settings)
+
+
+def test_what_a_broker_is_told_makes_the_settings_it_should(tmp_path: Path) -> None:
+    made = plan(tmp_path, first_port=None, settings={"num_partitions": "4"})
+    arguments = made.arguments(made.brokers[2])
+    assert arguments[0] == "serve"
+    given = dict(zip(arguments[1::2], arguments[2::2], strict=True))
+    assert (given["--node-id"], given["--etcd"]) == ("3", made.members[0].client_url)
+    assert "default_replication_factor=3" in arguments
+    assert "num_partitions=4" in arguments
+    assert "default_replication_factor=2" in plan(tmp_path, brokers=2).arguments(made.brokers[0])
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (["--etcd-members", "2"], "2 survive no more failures than 1"),
+        (["--set", "node_id=3"], "node_id: it is different for each broker"),
+        (["--set", "num_partitions=0"], "num_partitions: 0 is below the least"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_before_anything_is_made(
+    tmp_path: Path, flags: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["dev-cluster", "--data", str(tmp_path / "data"), *flags])
+    assert end.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()

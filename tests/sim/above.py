@@ -1,0 +1,139 @@
+"""What is seen of a simulated cluster from above, where no client can look: disks, logs and etcd of all at once.
+
+`check_durable` is asked at every acknowledgement, `reasons` until it is all well again, `check_end` at the end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mansio.broker.partition import Partition
+from mansio.cluster.metadata import decode
+from mansio.wire.records import read_records
+from sim.clients import TOPIC
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from uuid import UUID
+
+    from sim.brokers import SimulatedBroker
+    from sim.world import World
+
+
+def partitions_of(broker: SimulatedBroker) -> Iterator[Partition]:
+    """All that are open there; of one that was stopped those that were."""
+    if broker.closed:
+        yield from broker.closed
+    elif hasattr(broker, "core"):  # it has come that far
+        for topic in broker.core.state.topics.values():
+            for kept in broker.core.partitions.kept(topic):
+                if isinstance(kept, Partition):
+                    yield kept
+
+
+def copies(world: World, topic_id: UUID, index: int) -> list[Partition]:
+    """Of one partition, on all brokers as they are now."""
+    return [
+        partition
+        for broker in world.brokers()
+        for partition in partitions_of(broker)
+        if (partition.topic_id, partition.index) == (topic_id, index)
+    ]
+
+
+def check_durable(world: World, leader: SimulatedBroker, partition: Partition, offset: int) -> None:
+    """An acknowledged batch was, or is, on stable storage of every broker that is in sync, and of as many as
+    min.insync.replicas says."""
+    epoch = partition.log.leader_epochs.epoch_at(offset)
+    having = {
+        broker.node_id
+        for broker in world.lives
+        for one in partitions_of(broker)
+        if (one.topic_id, one.index) == (partition.topic_id, partition.index)
+        and one.log.durable_end_offset > offset
+        and one.log.leader_epochs.epoch_at(offset) == epoch
+    }
+    needed = {leader.node_id, *_in_sync(world, leader, partition)}
+    if not needed <= having or len(having) < partition.settings.min_insync_replicas:
+        what = (
+            f"{partition.name}/{offset}, which {sorted(needed)} must have durable and {sorted(having)} have"
+        )
+        world.checker.broken(f"{leader.name} acknowledges {what}")
+
+
+def _in_sync(world: World, leader: SimulatedBroker, partition: Partition) -> list[int]:
+    """What etcd says, as long as it has no newer leader."""
+    key = leader.core.state.keys.partition(partition.topic_id, partition.index)
+    entry = world.etcd._entries.get(key)
+    document = {} if entry is None else decode(key, entry.value)
+    known: bool = document.get("leader_epoch") == partition.leader_epoch
+    return document["isr"] if known else []
+
+
+def reasons(world: World) -> Iterator[str]:
+    """Why it is not all well yet."""
+    brokers = world.brokers()
+    for broker in brokers:
+        if not (broker.ready and broker.running):
+            yield f"{broker.name} is not ready"
+        elif broker.clustering.session is None:
+            yield f"{broker.name} has no session"
+    if not all(broker.ready for broker in brokers):
+        return
+    state = brokers[0].core.state
+    for topic in state.topics.values():
+        for index, one in enumerate(topic.partitions):
+            if set(one.isr) != set(one.replicas) or one.leader not in one.isr:
+                yield f"{topic.name}-{index}: leader {one.leader}, in sync {one.isr} of {one.replicas}"
+    if state.unfinished:
+        yield f"topics half made or half deleted: {sorted(state.unfinished)}"
+    if not world.administrator.done:
+        yield "the administrator is at work"
+    yield from unlike(world, TOPIC)  # the other topic goes on, because groups do
+    for producer in world.producers:
+        if producer.waits_since_ms:
+            yield f"{producer.name} waits since {producer.waits_since_ms:.0f}: {producer.last_error}"
+    for reader in world.readers:
+        end = max(
+            (one.end_offset for one in copies(world, state.topics[TOPIC].topic_id, reader.index)), default=0
+        )
+        if reader.position != end:
+            yield f"{reader.name} is at {reader.position} of {end}: {reader.last_error}"
+    for client in (*world.committers, *world.members):
+        if client.good_at_ms < world.healed_ms:
+            yield f"{client.name} got through last at {client.good_at_ms:.0f}: {client.last_error}"
+
+
+def unlike(world: World, only: str | None = None) -> Iterator[str]:
+    """Partitions whose copies are not all of one length, and committed."""
+    for topic in world.brokers()[0].core.state.topics.values():
+        for index in range(len(topic.partitions)) if only in (None, topic.name) else ():
+            ends = {(one.end_offset, one.high_watermark) for one in copies(world, topic.topic_id, index)}
+            if len(ends) != 1 or len({*next(iter(ends))}) != 1:
+                yield f"{topic.name}-{index}: ends and high watermarks {sorted(ends)}"
+
+
+def check_end(world: World) -> None:
+    """Every copy is sound, like the others, and has what was promised; etcd keeps nothing of topics that are gone."""
+    topics = world.brokers()[0].core.state.topics
+    live = {str(topic.topic_id) for topic in topics.values()}
+    kept = {
+        entry.key.split("/")[4] for entry in world.etcd.list("/mansio/").entries if "/parts/" in entry.key
+    }
+    if kept != live:
+        world.checker.broken(f"etcd keeps partitions of {sorted(kept - live)}, which are no topics")
+    for topic in topics.values():
+        for index in range(len(topic.partitions)):
+            logs = [partition.log for partition in copies(world, topic.topic_id, index)]
+            if len(logs) != topic.replication_factor:
+                world.checker.broken(f"{topic.name}-{index} has {len(logs)} copies")
+            for log in logs:
+                log.verify()
+            if topic.internal:
+                continue  # compacted by each broker for itself
+            batches = [list(log.batches(0)) for log in logs]
+            if any(one != batches[0] for one in batches):
+                world.checker.broken(f"{topic.name}-{index} is not the same everywhere")
+            if topic.name == TOPIC:
+                records = [read_records(batch, max_output_bytes=1 << 24) for batch in batches[0]]
+                world.checker.finish(index, [one.value.strip() for batch in records for one in batch])

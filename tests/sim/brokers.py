@@ -1,0 +1,313 @@
+"""One life of one broker: the shipped `Core` and `Clustering` on a simulated machine.
+
+The order of steps at start and stop is that of `broker.broker`; sockets, threads and etcd are the simulator's. A disk
+outlives its broker; a broker that died is kept until the run is over, so that nothing of it ends at a time of the
+collector's choosing.
+"""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+from mansio.broker.clustering import Clustering
+from mansio.broker.core import Core
+from mansio.broker.handlers import fetch
+from mansio.broker.machine import Machine
+from mansio.broker.server import Limits, Server
+from mansio.cluster.state import ClusterState
+from mansio.config import Settings
+from mansio.errors import MansioError
+from mansio.testing.scheduler import (
+    WALL_START_MS,
+    SimulatedBackground,
+    SimulatedRandom,
+    SimulatedScheduler,
+    Simulation,
+    Task,
+)
+from mansio.wire import produce as produce_wire
+from sim import above
+from sim.etcd import KeepAliveTurns, SimulatedDoor
+from sim.network import SimulatedPeers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from mansio.broker.partition import Partition
+    from mansio.cluster.membership import Membership
+    from mansio.testing.disk import SimulatedDisk
+    from sim.world import World
+
+TTL_MS = 3000
+LAG_MS_MAX = 2500
+
+LIMITS = Limits(
+    frame_bytes_max=1 << 22,
+    requests_max=16,
+    backlog_bytes_max=1 << 22,
+    unsent_bytes_max=1 << 22,
+    in_flight_bytes_max=1 << 24,
+    connections_max=1000,
+    connections_per_ip_max=0,
+    idle_ms_max=600_000,
+)
+
+
+def settings_of(node_id: int) -> Settings:
+    return Settings(
+        data_dir="data",
+        node_id=node_id,
+        etcd="http://etcd:2379",
+        broker_session_timeout_ms=TTL_MS,
+        replica_lag_time_max_ms=LAG_MS_MAX,
+        hold_disk_free_bytes_min=0,
+        offsets_topic_partitions=2,
+        group_session_timeout_ms_min=500,
+        shutdown_drain_ms=2000,
+        checkpoint_interval_ms=500,
+        log_cleaner_interval_ms=5000,
+        replica_fetch_bytes_max=4096,
+    )
+
+
+class DriftingClock:
+    """`mansio.ports.Clock`: the wall's time is wrong and jumps, the steady one goes a little too fast or too slow."""
+
+    def __init__(self, simulation: Simulation, *, rate: float, wall_offset_ms: float) -> None:
+        self._simulation = simulation
+        self._rate = rate
+        self.wall_offset_ms = wall_offset_ms
+
+    def wall_ms(self) -> int:
+        return int(WALL_START_MS + self._simulation.now_ms + self.wall_offset_ms)
+
+    def monotonic(self) -> float:
+        return 1000.0 + self._rate * self._simulation.now_ms / 1000
+
+
+class BrokerScheduler(SimulatedScheduler):
+    """A broker's loop. Work that fails is reported, as on a real one; only what is no error of ours ends the run."""
+
+    def __init__(
+        self, simulation: Simulation, name: str, failed: Callable[[str, BaseException], None]
+    ) -> None:
+        super().__init__(simulation, name)
+        self._failed = failed
+        self._tasks: list[_Work] = []
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Task:
+        task = _Work(self, work, name, caught=True)
+        self._tasks.append(task)
+        return task
+
+    def ended(self, task: _Work) -> None:
+        self._tasks.remove(task)
+        if isinstance(task.error, (MansioError, OSError)):
+            self._failed(task.name, task.error)
+        elif task.error is not None:
+            task.error.add_note(f"in {task.name!r} of {self.name!r}")
+            raise task.error
+
+    async def close(self) -> None:
+        """Cancel what runs, and wait until it has ended."""
+        for task in list(self._tasks):
+            task.cancel()
+        while self._tasks:
+            promise = self.promise()
+            self.call_later(1, promise.set_result, None)
+            await promise
+
+
+class _Work(Task):
+    def _step(self, wait: int, error: BaseException | None = None) -> None:
+        before = self.done
+        super()._step(wait, error)
+        if self.done and not before:
+            self._scheduler.ended(self)  # type: ignore[attr-defined]
+
+
+class LoopOnPorts:
+    """What the Kafka port asks of an asyncio loop."""
+
+    def __init__(self, scheduler: SimulatedScheduler, clock: DriftingClock) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+
+    def call_soon(self, call: Callable[..., object], *args: Any) -> None:
+        self._scheduler.call_soon(call, *args)
+
+    def call_later(self, delay_s: float, call: Callable[..., object], *args: Any) -> Any:
+        return self._scheduler.call_later(delay_s * 1000, call, *args)
+
+    def call_at(self, when_s: float, call: Callable[..., object], *args: Any) -> Any:
+        return self.call_later(when_s - self.time(), call, *args)
+
+    def time(self) -> float:
+        return self._clock.monotonic()
+
+
+class SimulatedBroker:
+    """See the module. `listening`: connections are taken."""
+
+    server: Server
+    core: Core
+    clustering: Clustering
+    door: SimulatedDoor
+
+    def __init__(self, world: World, node_id: int, disk: SimulatedDisk, life: int) -> None:
+        simulation = world.simulation
+        self.world = world
+        self.node_id = node_id
+        self.disk = disk
+        self.name = f"broker {node_id}.{life}"
+        self.clock = world.clocks[node_id]
+        self.scheduler = BrokerScheduler(simulation, self.name, world.work_failed)
+        self.thread = simulation.scheduler(f"{self.name} keep-alive")
+        self.listening = False
+        self.ready = False
+        self.stopping = False
+        self.closed: list[Partition] = []
+        """What was open when it was stopped in order."""
+        self.disk_ms = (0.3, 2.5)
+        self._stack: AsyncExitStack | None = None
+        disk.locks.clear()
+        world.network.brokers[node_id] = self
+        self.scheduler.spawn(self._live(), name="start")
+
+    @property
+    def running(self) -> bool:
+        return not self.scheduler.stopped
+
+    # Life
+
+    async def _live(self) -> None:
+        stack = AsyncExitStack()
+        try:
+            await self._start(stack)
+        except (MansioError, OSError) as error:
+            self.world.tell("start failed", self.node_id, repr(error))
+            await stack.aclose()
+            self.die()
+        self._stack = stack
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        world, settings = self.world, settings_of(self.node_id)
+        self.disk.make_directory(settings.data_dir)
+        stack.callback(self.disk.lock(f"{settings.data_dir}/lock").release)
+        random = SimulatedRandom(world.simulation)
+        machine = Machine(
+            self.disk,
+            self.clock,
+            random,
+            self.scheduler,
+            sync_thread=self._background(),
+            file_thread=self._background(),
+            compaction_thread=self._background(),
+        )
+        door = self.door = SimulatedDoor(world.etcd, self.scheduler, world.etcd_scheduler)
+        world.set_up_door(self.node_id, door)
+        stack.push_async_callback(door.close)
+        state = await ClusterState.load(door, "", random)
+        self.clustering = Clustering(
+            settings,
+            machine,
+            store=door,
+            leases=door,
+            state=state,
+            peers=SimulatedPeers(self, lambda node_id: node_id in state.brokers),
+            keep_alive=self._keep_alive,
+        )
+        core = self.core = Core(settings, machine, door, state, self.clustering)
+        await core.open(stack, self.scheduler.close)
+        stack.push_async_callback(self.clustering.leave)
+        self.server = core.service.server = Server(
+            core.service,
+            LIMITS,
+            LoopOnPorts(self.scheduler, self.clock),  # type: ignore[arg-type]  # what of it is used
+        )
+        self.server.listener = (f"host-{self.node_id}", 9092)
+        self.server._sweep_idle()
+        self.listening = True
+        await self.clustering.join(*self.server.listener)
+        core.service.ready = True
+        core.look_after()
+        self.ready = True
+
+    def _background(self) -> SimulatedBackground:
+        random = self.world.simulation.random
+        return SimulatedBackground(self.scheduler, lambda: random.uniform(*self.disk_ms))
+
+    def _keep_alive(self, membership: Membership) -> KeepAliveTurns:
+        return KeepAliveTurns(
+            membership,
+            self.door,
+            clock=self.clock,
+            scheduler=self.scheduler,
+            thread=self.thread,
+            ttl_s=TTL_MS / 1000,
+        )
+
+    def terminate(self) -> None:
+        """As SIGTERM does."""
+        if self._stack is not None and not self.stopping:
+            self.stopping = True
+            Task(self.scheduler, self._stop(self._stack), "stop")
+
+    async def _stop(self, stack: AsyncExitStack) -> None:
+        service = self.core.service
+        service.ready = False
+        service.quotas.stop()
+        await self.clustering.hand_off(2000)
+        fetch.answer_parked(service)
+        self.listening = False
+        for connection in list(self.server._connections):
+            connection.close()
+        self.closed = list(above.partitions_of(self))
+        try:
+            await stack.aclose()
+        except (MansioError, OSError) as error:
+            self.world.tell("stop failed", self.node_id, repr(error))
+        self.die()
+
+    def die(self, *, told: bool = True) -> None:
+        """Nothing happens in this process any more. `told`: its machine goes on, and ends its connections."""
+        self.listening = False
+        self.scheduler.stop()
+        self.thread.stop()
+        self.world.network.died(self, told=told)
+
+    def pause(self) -> None:
+        """As SIGSTOP does."""
+        self.scheduler.pause()
+        self.thread.pause()
+
+    def hang(self) -> None:
+        """The main loop stands still, threads go on."""
+        self.scheduler.pause()
+
+    def resume(self) -> None:
+        for scheduler in (self.scheduler, self.thread):
+            if scheduler.paused and not scheduler.stopped:
+                scheduler.resume()
+
+    # What it promises
+
+    def confirms(self, version: int, answer: bytes) -> None:
+        """It answers a produce request now, after a wait. What acks=all means (CLUSTER.md, 5 and 6), seen from above:
+        the session lives, and enough brokers have the batch on stable storage."""
+        for name, topic_id, results in produce_wire.decode_response(version, answer[4:]).topics:
+            for result in results:
+                if result.error_code == 0:
+                    self._check_session()
+                    partition = self.core.partitions.find(name, topic_id, result.index)
+                    above.check_durable(self.world, self, partition, result.base_offset)
+
+    def _check_session(self) -> None:
+        session = self.clustering.session
+        if session is None:
+            self.world.checker.broken(f"{self.name} acknowledges without a session")
+        model = self.world.etcd
+        late_ms = model.simulation.now_ms - model.renewed_ms[session.lease] - model.ttl_ms[session.lease]
+        if late_ms >= 0:
+            self.world.checker.broken(f"{self.name} acknowledges {late_ms:.0f} ms after its lease was over")

@@ -1,0 +1,339 @@
+"""The network of a simulated cluster: it carries the bytes of requests and answers, late, twice or not at all.
+
+A `Link` is one TCP connection: what arrives on it arrives in order. What a network does to requests beyond that comes
+by other connections: a frame that was held up arrives when its sender has long given up (`late`), or comes a second
+time (`duplicate`); a link that lost something stays silent for good (`drop`).
+
+On the broker's side stands the shipped connection (`broker.connection.Connection`) with another socket: the same
+frames, backlog, order of answers and entry into the handlers.
+
+Always true: bytes are carried as they are; nothing passes between two ends that are cut off from each other, in that
+direction; what was sent before it was cut off arrives, or arrives when the cut is over.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mansio.broker.connection import Connection
+from mansio.broker.handlers.produce import PendingBatch, PendingProduce
+from mansio.errors import ConnectionLost, RequestTimedOut
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.testing.scheduler import SimulatedScheduler, Simulation
+    from sim.brokers import SimulatedBroker
+
+Source = int | str
+"""A broker's number, or a client's name."""
+
+
+class Network:
+    """See the module. Rates are shares of frames."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.random = simulation.random
+        self.brokers: dict[int, SimulatedBroker] = {}
+        self.links: list[Link] = []
+        self.cut: set[tuple[Source, Source]] = set()
+        self.late = 0.0
+        self.duplicate = 0.0
+        self.drop = 0.0
+        self.slow = 1.0
+        self._held: list[tuple[Source, Source, Callable[[], None]]] = []
+        self.counts: dict[str, int] = {}
+        self._wires = simulation.scheduler("network")
+
+    def count(self, name: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def delay_ms(self) -> float:
+        return self.random.uniform(0.1, 1.2) * self.slow
+
+    def isolate(self, node_id: int) -> None:
+        """From all other brokers; clients and etcd reach it."""
+        for other in self.brokers:
+            if other != node_id:
+                self.cut |= {(node_id, other), (other, node_id)}
+
+    def heal(self) -> None:
+        """All ways are open and quick again; what was held back goes on."""
+        self.late = self.duplicate = self.drop = 0.0
+        self.slow = 1.0
+        self.mend()
+
+    def mend(self) -> None:
+        """Nobody is cut off any more."""
+        self.cut.clear()
+        held, self._held = self._held, []
+        for _, _, deliver in held:
+            deliver()
+
+    def carry(self, source: Source, target: Source, deliver: Callable[[], None]) -> None:
+        """Now, or when the way is open again."""
+        if (source, target) in self.cut:
+            self.count("held by a cut")
+            self._held.append((source, target, deliver))
+        else:
+            deliver()
+
+    def link(self, source: Source, scheduler: SimulatedScheduler, target: int) -> Link:
+        found = Link(self, source, scheduler, target)
+        self.links.append(found)
+        return found
+
+    def died(self, broker: SimulatedBroker, *, told: bool) -> None:
+        """A process ended; unless its machine went with it, its kernel ends the connections."""
+        for link in self.links:
+            if link.served_by is broker and told:
+                link.end_soon()
+        self.links = [link for link in self.links if not link.closed and link.source != broker.node_id]
+
+
+class Link:
+    """One connection to a broker, seen from who made it. Frames come whole, without their length."""
+
+    def __init__(self, network: Network, source: Source, scheduler: SimulatedScheduler, target: int) -> None:
+        self._network = network
+        self.source = source
+        self.target = target
+        self._scheduler = scheduler
+        self.served_by: SimulatedBroker | None = None
+        self._far: SimulatedConnection | None = None
+        self._silent = False
+        self._there_ms = self._back_ms = 0.0
+        self._received = bytearray()
+        self.closed = False
+        self.faithful = False
+        """Nothing comes late or twice: for requests that carry no number by which a repeat is known."""
+        self.on_frame: Callable[[bytes], None] = lambda _: None
+        self.on_lost: Callable[[], None] = lambda: None
+
+    def send(self, data: bytes) -> None:
+        """One frame, with its length."""
+        network, random = self._network, self._network.random
+        if self.closed or self._silent:
+            return
+        if network.drop and random.random() < network.drop:
+            network.count("drop")
+            self._silent = True
+            return
+        if network.duplicate and not self.faithful and random.random() < network.duplicate:
+            network.count("duplicate")
+            self._ghost(data, random.uniform(1, 4000))
+        if network.late and not self.faithful and random.random() < network.late:
+            network.count("late")
+            self._silent = True
+            self._ghost(data, random.uniform(300, 6000))
+            return
+        network.carry(self.source, self.target, lambda: self._leave(data))
+
+    def _ghost(self, data: bytes, delay_ms: float) -> None:
+        """The same bytes by another connection, whose answers nobody reads."""
+        ghost = Link(self._network, self.source, self._network._wires, self.target)
+        self._network._wires.call_later(delay_ms, ghost.send_surely, data)
+
+    def send_surely(self, data: bytes) -> None:
+        self._network.carry(self.source, self.target, lambda: self._leave(data))
+
+    def _leave(self, data: bytes) -> None:
+        broker = self._network.brokers.get(self.target)
+        now = self._network.simulation.now_ms
+        self._there_ms = max(self._there_ms, now + self._network.delay_ms())
+        if broker is None or broker.scheduler.stopped or not broker.listening:
+            self.end_soon()
+        else:
+            broker.scheduler.call_later(self._there_ms - now, self._arrive, broker, data)
+
+    def _arrive(self, broker: SimulatedBroker, data: bytes) -> None:
+        if self.served_by is None:
+            if not broker.listening:
+                self.end_soon()
+                return
+            self.served_by = broker
+            self._far = SimulatedConnection(broker, self)
+        if self.served_by is not broker or self._far is None or self._far.closed:
+            self.end_soon()
+            return
+        self._far.take(data)
+
+    def answer(self, data: bytes) -> None:
+        """The broker sends this."""
+        if self._silent:
+            return
+        self._network.carry(self.target, self.source, lambda: self._return(data))
+
+    def _return(self, data: bytes) -> None:
+        now = self._network.simulation.now_ms
+        self._back_ms = max(self._back_ms, now + self._network.delay_ms())
+        self._scheduler.call_later(self._back_ms - now, self._receive, data)
+
+    def _receive(self, data: bytes) -> None:
+        if self.closed:
+            return
+        self._received += data
+        while len(self._received) >= 4:
+            size = int.from_bytes(self._received[:4], "big")
+            if len(self._received) < 4 + size:
+                return
+            frame = bytes(self._received[4 : 4 + size])
+            del self._received[: 4 + size]
+            self.on_frame(frame)
+
+    def end_soon(self) -> None:
+        """The other side is gone, and says so."""
+        if not self._silent and not self.closed:
+            self._network.carry(
+                self.target,
+                self.source,
+                lambda: self._scheduler.call_later(self._network.delay_ms(), self._lost) and None,
+            )
+
+    def _lost(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self.on_lost()
+
+    def close(self) -> None:
+        """By who made it."""
+        self.closed = True
+        far = self._far
+        if far is not None and self.served_by is not None and not self._silent:
+            self._network.carry(
+                self.source,
+                self.target,
+                lambda: self.served_by.scheduler.call_later(self._network.delay_ms(), far.end),  # type: ignore[union-attr]
+            )
+
+
+class _Transport:
+    """What a connection asks of its socket."""
+
+    def __init__(self, connection: SimulatedConnection) -> None:
+        self._connection = connection
+        self.paused = False
+
+    def pause_reading(self) -> None:
+        self.paused = True
+
+    def resume_reading(self) -> None:
+        self.paused = False
+        self._connection.broker.scheduler.call_soon(self._connection.go_on)
+
+    def abort(self) -> None:
+        self._connection.link.end_soon()
+        self._connection.broker.scheduler.call_soon(self._connection.end)
+
+    close = abort
+
+
+class _Egress:
+    """The way out: everything leaves at once."""
+
+    waiting_bytes = held_bytes = waiting_pieces = 0
+    descriptor = -1
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def send(self, pieces: Sequence[Any]) -> None:
+        whole = b"".join(piece if isinstance(piece, bytes) else piece.read() for piece in pieces)
+        if whole:
+            self._link.answer(whole)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class SimulatedConnection(Connection):
+    """The shipped connection of a broker, on a link."""
+
+    __slots__ = ("_ended", "_inbox", "broker", "link")
+
+    def __init__(self, broker: SimulatedBroker, link: Link) -> None:
+        super().__init__(broker.server)
+        self.broker = broker
+        self.link = link
+        self._inbox = bytearray()
+        self._ended = False
+        self._transport = _Transport(self)  # type: ignore[assignment]
+        self._egress = _Egress(link)  # type: ignore[assignment]
+        self.client_host = str(link.source)
+        self.last_active = broker.server.now
+        broker.server.connected(self)
+
+    def take(self, data: bytes) -> None:
+        self._inbox += data
+        self.go_on()
+
+    def go_on(self) -> None:
+        """As the loop of a socket does: read while reading is on."""
+        transport = self._transport
+        while self._inbox and not self.closed and not transport.paused:  # type: ignore[union-attr]
+            room = self.get_buffer(-1)
+            size = min(len(room), len(self._inbox))
+            room[:size] = self._inbox[:size]
+            del self._inbox[:size]
+            self.buffer_updated(size)
+
+    def answered(self, slot: Any) -> None:
+        if isinstance(slot, PendingBatch | PendingProduce) and slot.pieces:
+            version = slot._pattern.version if isinstance(slot, PendingBatch) else slot._version
+            self.broker.confirms(version, bytes(slot.pieces[0]))
+        super().answered(slot)
+
+    def end(self) -> None:
+        if not self._ended:
+            self._ended = True
+            self.connection_lost(None)
+
+
+class SimulatedPeers:
+    """`mansio.ports.Peers` of one broker: one link to each other, made when it is needed."""
+
+    def __init__(self, broker: SimulatedBroker, knows: Callable[[int], bool]) -> None:
+        self._broker = broker
+        self._knows = knows
+        self._links: dict[int, Link] = {}
+        self._count = 0
+
+    async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
+        """See `mansio.ports.Peers`."""
+        if not self._knows(node_id):
+            raise ConnectionLost(f"broker {node_id} is not there")
+        scheduler = self._broker.scheduler
+        link = self._links.get(node_id)
+        if link is None or link.closed:
+            link = self._links[node_id] = self._broker.world.network.link(
+                self._broker.node_id, scheduler, node_id
+            )
+        self._count += 1
+        number = self._count.to_bytes(4, "big")
+        promise = scheduler.promise()
+
+        def answered(frame: bytes) -> None:
+            if frame[:4] == number and not promise.done():
+                promise.set_result(frame)
+
+        def lost() -> None:
+            if not promise.done():
+                promise.set_exception(ConnectionLost(f"broker {node_id}"))
+
+        def late() -> None:
+            if not promise.done():
+                promise.set_exception(RequestTimedOut(f"broker {node_id}"))
+
+        link.on_frame, link.on_lost = answered, lost
+        timer = scheduler.call_later(timeout_ms, late)
+        done = False
+        try:
+            link.send(request[:8] + number + request[12:])
+            answer: bytes = await promise
+            done = True
+            return answer
+        finally:
+            timer.cancel()
+            if not done:
+                link.close()

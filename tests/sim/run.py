@@ -1,0 +1,180 @@
+"""Runs simulated histories: `python -m sim.run --seeds 0:150` (with `src` and `tests` on PYTHONPATH).
+
+Prints what broke, seed by seed, and in the end what there was: seeds, faults by kind, acknowledged, lost, stalls with
+their reasons, time. Ends with 1 when a promise was broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import signal
+import sys
+import time
+import traceback
+from collections import Counter
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from sim.world import Stalled, World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CPU_S_MAX = 60
+"""A history that takes longer does not wait for anything, somewhere."""
+
+
+class Outcome(NamedTuple):
+    """What came of one seed. `failure`: one line; `report`: more of it."""
+
+    seed: int
+    trace: int
+    acknowledged: int
+    read: int
+    committed: int
+    topics: int
+    faults: dict[str, int]
+    network: dict[str, int]
+    recovered_ms: float
+    failure: str = ""
+    stalled: bool = False
+    report: str = ""
+
+
+class Hangs(AssertionError):
+    """The program goes round and round at one moment of simulated time."""
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """End what takes too much of the processor, where it is. In the main thread only."""
+
+    def end(*_: object) -> None:
+        raise Hangs(f"more than {CPU_S_MAX} s of the processor for one history")
+
+    before = signal.signal(signal.SIGPROF, end)
+    signal.setitimer(signal.ITIMER_PROF, CPU_S_MAX)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
+
+
+def run_seed(seed: int) -> Outcome:
+    """One history from beginning to end."""
+    logging.disable(logging.CRITICAL)
+    world = World(seed)
+    failure, stalled, report = "", False, ""
+    try:
+        with watched():
+            world.run()
+    except Exception as error:  # noqa: BLE001 - whatever ends a history is what this is for
+        failure = f"{type(error).__name__}: {error}"
+        stalled = isinstance(error, Stalled)
+        report = "".join(traceback.format_exception(error))
+    finally:
+        logging.disable(logging.NOTSET)
+    return Outcome(
+        seed,
+        world.simulation.trace,
+        world.acknowledged,
+        world.checker.records_read,
+        world.committed,
+        world.administrator.made if hasattr(world, "administrator") else 0,
+        world.faults,
+        world.network.counts,
+        world.recovered_ms,
+        failure,
+        stalled,
+        report,
+    )
+
+
+class Summary:
+    """Of many seeds."""
+
+    def __init__(self) -> None:
+        self.seeds = self.acknowledged = self.read = self.committed = self.topics = 0
+        self.faults: Counter[str] = Counter()
+        self.failures: list[Outcome] = []
+        self.recovered_ms: list[float] = []
+
+    def add(self, outcome: Outcome) -> None:
+        self.seeds += 1
+        self.acknowledged += outcome.acknowledged
+        self.read += outcome.read
+        self.committed += outcome.committed
+        self.topics += outcome.topics
+        self.faults.update(outcome.faults)
+        self.faults.update({f"frames: {name}": count for name, count in outcome.network.items()})
+        if outcome.failure:
+            self.failures.append(outcome)
+        else:
+            self.recovered_ms.append(outcome.recovered_ms)
+
+    def lines(self) -> list[str]:
+        stalls = [one for one in self.failures if one.stalled]
+        healed = sorted(self.recovered_ms) or [0.0]
+        return [
+            f"seeds {self.seeds}, acknowledged {self.acknowledged}, read {self.read}, commits {self.committed}, "
+            f"topics made again {self.topics}",
+            f"broken promises (lost, taken back, conflicting, doubled): {len(self.failures) - len(stalls)}",
+            f"stalls: {len(stalls)}",
+            f"well again after {healed[len(healed) // 2]:.0f} ms (median), {healed[-1]:.0f} ms (longest)",
+            "faults: " + ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items())),
+            *(f"seed {one.seed}: {one.failure}" for one in self.failures),
+        ]
+
+
+def summed(path: str) -> list[str]:
+    """One line for all of a night, and one for its faults by kind."""
+    total: Counter[str] = Counter()
+    faults: Counter[str] = Counter()
+    longest_ms = 0.0
+    for line in Path(path).read_text().splitlines():
+        one = json.loads(line)
+        faults.update(one.pop("faults"))
+        longest_ms = max(longest_ms, one.pop("longest_recovery_ms"))
+        total.update(one)
+    return [
+        ", ".join(f"{count} {name}" for name, count in total.items())
+        + f", well again within {longest_ms:.0f} ms",
+        f"{sum(faults.values())} faults: "
+        + ", ".join(f"{name} {count}" for name, count in sorted(faults.items())),
+    ]
+
+
+def main() -> int:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--seeds", default="0:10", help="first:end")
+    arguments.add_argument("--keep-going", action="store_true", help="go on after a seed that failed")
+    arguments.add_argument("--verbose", action="store_true")
+    arguments.add_argument("--sum", help="instead: add up what `make nightly` left in this file")
+    chosen = arguments.parse_args()
+    if chosen.sum:
+        print(*summed(chosen.sum), sep="\n")
+        return 0
+    first, _, end = chosen.seeds.partition(":")
+    summary = Summary()
+    began = time.process_time()
+    for seed in range(int(first), int(end or int(first) + 1)):
+        outcome = run_seed(seed)
+        summary.add(outcome)
+        if outcome.failure:
+            print(outcome.report if chosen.verbose else f"seed {seed}: {outcome.failure}", flush=True)
+            if not chosen.keep_going:
+                break
+        elif chosen.verbose:
+            print(f"seed {seed}: trace {outcome.trace:08x}, {outcome.acknowledged} acknowledged", flush=True)
+    for line in summary.lines():
+        print(line)
+    print(f"{time.process_time() - began:.1f} s of the processor")
+    return 1 if summary.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,76 @@
+"""The simulator itself: one seed is one history, and every fault of the menu does something."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from sim.checker import Broken, Checker
+from sim.faults import FAULTS
+from sim.run import run_seed
+from sim.world import World
+from support.places import ROOT
+
+SEED = 6
+
+
+def test_the_same_seed_is_the_same_history_also_in_another_process() -> None:
+    first, second = run_seed(SEED), run_seed(SEED)
+    assert first == second
+    assert first.trace != run_seed(SEED + 1).trace
+    environment = {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT / 'tests'}",
+        "PYTHONHASHSEED": "1",
+    }
+    code = f"from sim.run import run_seed; print(run_seed({SEED}).trace)"
+    other = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert int(other.stdout) == first.trace
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_every_fault_of_the_menu_can_be_injected(name: str) -> None:
+    """Each alone, several times, over a short history."""
+    world = World(3, faults_ms=6000, only=name)
+    world.run()
+    assert world.faults == {name: world.faults.get(name, 0)}
+    assert world.faults[name] > 0
+    assert world.acknowledged > 0
+
+
+def told(checker: Checker) -> Checker:
+    checker.sent(0, [b"a", b"b", b"c"], once=True)
+    checker.acknowledged(0, 0, [b"a"], where=1)
+    return checker
+
+
+def test_the_checker_sees_a_lost_write() -> None:
+    with pytest.raises(Broken, match="lost"):
+        told(Checker()).finish(0, [])
+
+
+def test_the_checker_sees_two_records_at_one_offset() -> None:
+    with pytest.raises(Broken, match="0/0"):
+        told(Checker()).read(0, 0, b"b", by="a reader")
+
+
+def test_the_checker_sees_a_record_twice() -> None:
+    with pytest.raises(Broken, match="at 0 and at 1"):
+        told(Checker()).read(0, 1, b"a", by="a reader")
+
+
+def test_the_checker_sees_what_was_committed_being_taken_back() -> None:
+    checker = told(Checker())
+    checker.high_watermark(0, 2)
+    with pytest.raises(Broken, match="committed up to 2"):
+        checker.finish(0, [b"a"])
+
+
+def test_the_checker_sees_what_nobody_sent() -> None:
+    with pytest.raises(Broken, match="nobody sent"):
+        told(Checker()).read(0, 1, b"x", by="a reader")

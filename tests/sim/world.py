@@ -1,0 +1,330 @@
+"""One simulated cluster and its history, drawn from one seed.
+
+A history: the brokers start on empty disks and a topic is made; for a while clients write and read while faults are
+drawn; then everything heals, and within a minute every partition must have a leader and all its replicas in sync, every
+client must get through, and all replicas must be the same.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.broker.topics import NewTopic
+from mansio.cluster.metadata import decode
+from mansio.errors import MansioError, TopicAlreadyExists
+from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
+from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task
+from sim import above
+from sim.admin import Administrator
+from sim.brokers import DriftingClock, SimulatedBroker
+from sim.checker import Checker
+from sim.clients import TOPIC, Committer, Producer, Reader
+from sim.etcd import EtcdModel, SimulatedDoor
+from sim.faults import DOWN_MS_MAX, FAULTS
+from sim.members import GroupChecker, Member
+from sim.network import Network
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PARTITIONS: Final = 2
+READY_MS_MAX: Final = 30_000
+FAULTS_MS: Final = 20_000
+FAULT_EVERY_MS: Final = (400, 800, 1500, 3000)
+"""A history has one of these paces: dense faults meet each other, sparse ones meet much that was acknowledged."""
+HEALED_MS_MAX: Final = 60_000
+CONFIGS: Final = {"min.insync.replicas": "2", "segment.bytes": "16384", "index.interval.bytes": "512"}
+
+
+class Stalled(AssertionError):
+    """It did not go on within a minute of everything being well again."""
+
+
+class World:
+    """See the module. Make it, `run` it."""
+
+    def __init__(self, seed: int, *, faults_ms: float = FAULTS_MS, only: str = "") -> None:
+        """`only`: draw no other fault than this."""
+        self.seed = seed
+        self.only = only
+        self.faults_ms = faults_ms
+        self.simulation = Simulation(seed)
+        self.random = self.simulation.random
+        self.network = Network(self.simulation)
+        self.checker = Checker()
+        self.etcd_scheduler = self.simulation.scheduler("etcd")
+        self.etcd = EtcdModel(self.simulation, SimulatedClock(self.simulation), self.etcd_scheduler)
+        self.driver = self.simulation.scheduler("driver")
+        self.node_ids = tuple(range(1, self.random.choice((3, 3, 4, 5)) + 1))
+        self.clocks = {
+            node_id: DriftingClock(
+                self.simulation,
+                rate=self.random.uniform(0.97, 1.03),
+                wall_offset_ms=self.random.choice((0, 0, -5000, 60_000)),
+            )
+            for node_id in self.node_ids
+        }
+        self.pace_ms = self.random.choice(FAULT_EVERY_MS)
+        self.lives: list[SimulatedBroker] = []
+        self.no_etcd: set[int] = set()
+        self.faults: dict[str, int] = {}
+        self.told: list[str] = []
+        self.writes_end = self.over = False
+        self.clients: list[Any] = []
+        self.healed_ms = self.recovered_ms = 0.0
+
+    # The parts
+
+    def brokers(self) -> list[SimulatedBroker]:
+        """The newest life of each."""
+        return [self.network.brokers[node_id] for node_id in self.node_ids]
+
+    def start(self, node_id: int, disk: SimulatedDisk) -> None:
+        life = sum(broker.node_id == node_id for broker in self.lives)
+        self.lives.append(SimulatedBroker(self, node_id, disk, life))
+
+    def set_up_door(self, node_id: int, door: SimulatedDoor) -> None:
+        """A new life comes into the world as it is."""
+        door.unreachable = node_id in self.no_etcd
+
+    def wall_ms(self) -> int:
+        return int(WALL_START_MS + self.simulation.now_ms)
+
+    def tell(self, what: str, *known: object) -> None:
+        """Kept for whoever reads about a failure."""
+        self.told.append(f"{self.simulation.now_ms:.1f} {what} {' '.join(map(str, known))}")
+
+    def work_failed(self, name: str, error: BaseException) -> None:
+        self.tell("work failed", name, repr(error))
+
+    # What faults do
+
+    def later(self, call: Callable[[], object], ms_min: float, ms_max: float) -> None:
+        self.driver.call_later(self.random.uniform(ms_min, ms_max), call)
+
+    def restart_later(self, broker: SimulatedBroker, ms_max: float = DOWN_MS_MAX) -> None:
+        self.later(lambda: self._restart(broker), 20, ms_max)
+
+    def _restart(self, broker: SimulatedBroker) -> None:
+        if self.network.brokers[broker.node_id] is not broker:
+            return
+        if broker.running:  # it is being stopped
+            self.later(lambda: self._restart(broker), 100, 300)
+            return
+        self.start(broker.node_id, broker.disk)
+
+    def lose_power(self, broker: SimulatedBroker) -> None:
+        broker.die(told=False)
+        broker.disk = broker.disk.crash(self.random)
+
+    def lose_disk(self, broker: SimulatedBroker) -> None:
+        broker.die(told=False)
+        broker.disk = SimulatedDisk()
+
+    def is_last_in_sync(self, node_id: int) -> bool:
+        """Is there a partition of which etcd says that this broker alone is in sync?"""
+        return any(
+            decode(entry.key, entry.value)["isr"] == [node_id]
+            for entry in self.etcd.list("/mansio/").entries
+            if "/parts/" in entry.key
+        )
+
+    def make_room(self) -> None:
+        for broker in self.brokers():
+            broker.disk.capacity_bytes = CAPACITY_BYTES
+
+    def reach_etcd(self, node_id: int, *, reach: bool) -> None:
+        self.no_etcd.discard(node_id) if reach else self.no_etcd.add(node_id)
+        broker = self.network.brokers[node_id]
+        if hasattr(broker, "door"):
+            broker.door.unreachable = not reach
+            self.etcd.wake()
+
+    def hear_again(self, broker: SimulatedBroker) -> None:
+        broker.door.watch_stalls = False
+        self.etcd.wake()
+
+    def move_a_leader(self) -> bool:
+        ready = [one for one in self.brokers() if one.ready and one.running and not one.scheduler.paused]
+        if not ready:
+            return False
+        broker = self.random.choice(ready)
+
+        async def move() -> None:
+            try:
+                await broker.clustering.controller.elect_preferred(TOPIC, self.random.randrange(PARTITIONS))
+            except MansioError:
+                return
+
+        broker.scheduler.spawn(move(), name="move a leader")
+        return True
+
+    def holds(self, node_id: int) -> bool:
+        """Does that broker think that its session lives?"""
+        broker = self.network.brokers[node_id]
+        return hasattr(broker, "clustering") and broker.clustering.holds()
+
+    def is_misled(self, node_id: int) -> bool:
+        """Did etcd end that broker's session before its time, and it has not heard of it? It cannot know better."""
+        broker = self.network.brokers[node_id]
+        if not self.holds(node_id):
+            return False
+        entry = self.etcd._entries.get(broker.core.state.keys.session(node_id))
+        return entry is None or entry.create_revision != broker.clustering.broker_epoch()
+
+    # The history
+
+    def run(self) -> None:
+        """Raises `AssertionError` when a promise is broken."""
+        gc.collect()
+        gc.disable()
+        try:
+            self._run()
+        except BaseException as error:
+            for line in self.told[-40:]:
+                error.add_note(line)
+            raise
+        finally:
+            gc.enable()
+
+    def _run(self) -> None:
+        for node_id in self.node_ids:
+            self.start(node_id, SimulatedDisk(can_sync_all=self.random.random() < 0.8))
+        self._until(lambda: all(broker.ready for broker in self.brokers()), READY_MS_MAX, "start")
+        self._make_topic()
+        self._begin_clients()
+        self.driver.call_later(500, self._fault)
+        end_ms = self.simulation.now_ms + self.faults_ms
+        self._until(lambda: self.simulation.now_ms >= end_ms, self.faults_ms + 1000, "end")
+        self.writes_end = True
+        self._heal()
+        self.healed_ms = self.simulation.now_ms
+        self._until(lambda: not any(above.reasons(self)), HEALED_MS_MAX, "recovery")
+        self.recovered_ms = self.simulation.now_ms - self.healed_ms
+        self.over = True
+        self._until(lambda: not any(above.unlike(self)), HEALED_MS_MAX, "rest")
+        above.check_end(self)
+
+    def _until(self, condition: Callable[[], bool], within_ms: float, what: str) -> None:
+        end_ms = self.simulation.now_ms + within_ms
+        while self.checker.first is not None or not condition():
+            if self.checker.first is not None:
+                raise self.checker.first
+            if self.simulation.now_ms >= end_ms:
+                raise Stalled(f"no {what} in {within_ms} ms: {'; '.join(above.reasons(self))}")
+            self.simulation.run_for(100)
+
+    def _make_topic(self) -> None:
+        broker = self.brokers()[0]
+
+        async def make() -> None:
+            while True:
+                try:
+                    await broker.core.topics.create(
+                        NewTopic(TOPIC, PARTITIONS, 3, configs=tuple(CONFIGS.items()))
+                    )
+                except TopicAlreadyExists:
+                    return
+                except MansioError as error:
+                    self.tell("topic not made", repr(error))
+                else:
+                    return
+
+        Task(broker.scheduler, make(), "make the topic")
+        self._until(lambda: TOPIC in broker.core.state.topics, READY_MS_MAX, "topic")
+
+    def _begin_clients(self) -> None:
+        producers = [
+            Producer(self, f"i{index}", index, idempotent=True, pace_ms=60) for index in range(PARTITIONS)
+        ]
+        producers += [
+            Producer(self, f"p{index}", index, idempotent=False, pace_ms=120) for index in range(PARTITIONS)
+        ]
+        weak = [
+            Producer(self, "w0", 0, idempotent=False, acks=1, pace_ms=150),
+            Producer(self, "z1", 1, idempotent=False, acks=0, pace_ms=200),
+        ]
+        readers = [Reader(self, f"r{index}", index, fences=index == 0) for index in range(PARTITIONS)]
+        self.producers, self.readers = producers + weak, readers
+        self.administrator = Administrator(self)
+        self.group = GroupChecker(self)
+        self.committers = [Committer(self, "g1")]
+        self.members = [Member(self, "g2", number, self.group) for number in range(2)]
+
+    def _fault(self) -> None:
+        if self.writes_end:
+            return
+        names = [self.only] if self.only else list(FAULTS)
+        weights = [FAULTS[name][1] for name in names]
+        name = self.random.choices(names, weights)[0]
+        if FAULTS[name][0](self):
+            self.faults[name] = self.faults.get(name, 0) + 1
+            self.tell("fault", name)
+        self.driver.call_later(self.random.uniform(0.2, 1.8) * self.pace_ms, self._fault)
+
+    def _heal(self) -> None:
+        self.tell("heal")
+        self.network.heal()
+        self.make_room()
+        for clock in self.clocks.values():
+            clock.wall_offset_ms = 0.0
+        self.no_etcd.clear()
+        if self.etcd.without_majority:
+            self.etcd.elect()
+        self.driver = self.simulation.scheduler("driver after")
+        for broker in self.brokers():
+            broker.disk.fail_no_more()
+            broker.disk_ms = (0.3, 2.5)
+            if hasattr(broker, "door"):
+                broker.door.late_requests = 0
+                broker.door.heal()
+            broker.resume()
+            if broker.running and broker.ready and self._has_failed(broker):
+                broker.die()
+            if not broker.running:
+                self.start(broker.node_id, broker.disk)
+        self.etcd.wake()
+        self.driver.call_later(500, self._look_after)
+
+    def _has_failed(self, broker: SimulatedBroker) -> bool:
+        return any(partition.log.failure is not None for partition in above.partitions_of(broker))
+
+    def _look_after(self) -> None:
+        """Who looks after processes and disks: a process that ended is started again, and one whose disk failed."""
+        for broker in self.brokers():
+            if broker.running and broker.ready and self._has_failed(broker):
+                broker.die()
+            if not broker.running:
+                self.start(broker.node_id, broker.disk)
+        if all(broker.running and broker.ready for broker in self.brokers()):
+            self._help_out()
+        self.driver.call_later(500, self._look_after)
+
+    def _help_out(self) -> None:
+        """What an operator does where a disk was lost and the others were not in sync any more: have the copy that is
+        the furthest lead. Nothing acknowledged may be missing there."""
+        broker = self.brokers()[0]
+        for topic in broker.core.state.topics.values():
+            for index, one in enumerate(topic.partitions):
+                if one.isr or "lost disk" not in self.faults:
+                    continue
+                best = max(
+                    above.copies(self, topic.topic_id, index),
+                    key=lambda copy: (copy.log.leader_epochs.last, copy.end_offset),
+                )
+                self.tell("operator elects", topic.name, index, best.broker_id)
+                self.network.count("unclean elections")
+                work = broker.clustering.controller.elect_unclean(topic.name, index, best.broker_id)
+                broker.scheduler.spawn(work, name="elect")
+
+    @property
+    def committed(self) -> int:
+        """Offsets of groups that were acknowledged."""
+        if not hasattr(self, "group"):
+            return 0
+        return self.group.acknowledged + sum(one.acknowledged for one in self.committers)
+
+    @property
+    def acknowledged(self) -> int:
+        return len(self.checker.acks)

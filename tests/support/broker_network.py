@@ -1,0 +1,205 @@
+"""The network of a cluster under test: every way between brokers, clients and etcd leads through a door that can be
+shut or slow, in one direction or both.
+
+A broker advertises one address to everybody, so who is on the other side of a connection is found out by the process
+that holds its socket. Owns one thread with a loop, and all listening ports and connections on it.
+
+Always true: what is lost, is lost in silence, and no connection ends by it, as where packets are dropped; a connection
+that has lost bytes is closed before bytes pass again, because a stream has no holes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import struct
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
+
+from support.places import free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Mapping
+
+PIECE_BYTES: Final = 1 << 17
+DEADLINE_S: Final = 10.0
+
+CLIENTS: Final = 0
+ETCD: Final = -1
+"""Ends of a way that are no broker; brokers go by their numbers."""
+
+
+class Way(NamedTuple):
+    """What travels from one end to another."""
+
+    source: int
+    target: int
+
+
+class _Passage:
+    """One connection, both halves of it."""
+
+    __slots__ = ("called", "caller", "ends", "lost")
+
+    def __init__(
+        self, caller: int, called: int, ends: tuple[asyncio.StreamWriter, asyncio.StreamWriter]
+    ) -> None:
+        self.caller = caller
+        self.called = called
+        self.ends = ends
+        self.lost: set[Way] = set()
+        """Directions in which something was lost."""
+
+    def close(self) -> None:
+        for end in self.ends:
+            end.transport.abort()
+
+
+class Network:
+    """See the module. `pids`: the processes of the brokers now, by their numbers."""
+
+    def __init__(self, pids: Callable[[], Mapping[int, int]]) -> None:
+        self._pids = pids
+        self._shut: frozenset[Way] = frozenset()
+        self._slow: dict[Way, float] = {}
+        self._passages: set[_Passage] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="network under test", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        async def end() -> None:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await asyncio.sleep(0)  # what was closed just now is let go in the loop's next turn
+
+        self._call(end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(DEADLINE_S)
+        self._loop.close()
+
+    def door(self, called: int, port: int, *, caller: int | None = None) -> int:
+        """A port that leads to `port`, where `called` listens. `caller`: who uses it; None: whoever it is each time."""
+        own = free_port()
+
+        def accepted(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.ensure_future(self._pass_on(reader, writer, called, port, caller))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        async def listen() -> None:
+            server = await asyncio.start_server(accepted, "127.0.0.1", own)
+            self._tasks.add(asyncio.ensure_future(server.serve_forever()))
+
+        self._call(listen())
+        return own
+
+    def shut(self, ways: Iterable[Way]) -> None:
+        """From now on nothing gets through on these ways, on all others everything."""
+
+        async def change() -> None:
+            self._shut = frozenset(ways)
+            for passage in [one for one in self._passages if not one.lost <= self._shut]:
+                passage.close()
+
+        self._call(change())
+
+    def part(self, *pairs: tuple[int, int]) -> None:
+        """Nothing between the two of a pair any more, in either direction; everything between all others."""
+        self.shut(way for one, other in pairs for way in (Way(one, other), Way(other, one)))
+
+    def slow(self, ways: Iterable[Way], delay_s: float) -> None:
+        """From now on every piece on these ways takes so much longer, and what comes behind it waits."""
+
+        async def change() -> None:
+            self._slow = dict.fromkeys(ways, delay_s)
+
+        self._call(change())
+
+    def heal(self) -> None:
+        self.slow((), 0)
+        self.shut(())
+
+    def _call(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE_S)
+
+    async def _pass_on(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        called: int,
+        port: int,
+        caller: int | None,
+    ) -> None:
+        if caller is None:
+            caller = self._who(writer.get_extra_info("peername")[1])
+        try:
+            answers, to_called = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            writer.transport.abort()
+            return
+        passage = _Passage(caller, called, (writer, to_called))
+        self._passages.add(passage)
+        try:
+            await asyncio.gather(
+                self._copy(passage, reader, to_called, Way(caller, called)),
+                self._copy(passage, answers, writer, Way(called, caller)),
+            )
+        finally:
+            self._passages.discard(passage)
+            passage.close()
+
+    async def _copy(
+        self, passage: _Passage, source: asyncio.StreamReader, target: asyncio.StreamWriter, way: Way
+    ) -> None:
+        with suppress(OSError):
+            while piece := await source.read(PIECE_BYTES):
+                if way in self._slow:
+                    await asyncio.sleep(self._slow[way])
+                if way in self._shut:
+                    passage.lost.add(way)
+                    continue
+                target.write(piece)
+                await target.drain()
+        if way in self._shut:  # nobody hears that it ended
+            passage.lost.add(way)
+        else:
+            passage.close()
+
+    def _who(self, port: int) -> int:
+        """The broker whose socket on this machine has this port; `CLIENTS` for anybody else's."""
+        inode = _socket_of(port)
+        if inode is not None:
+            for node_id, pid in self._pids().items():
+                if _holds_socket(pid, inode):
+                    return node_id
+        return CLIENTS
+
+
+LOOPBACK: Final = struct.unpack("=I", bytes((127, 0, 0, 1)))[0]
+
+
+def _socket_of(port: int) -> str | None:
+    """The inode of the socket with this address on loopback."""
+    wanted = f"{LOOPBACK:08X}:{port:04X}"
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1] == wanted and fields[9] != "0":
+            return fields[9]
+    return None
+
+
+def _holds_socket(pid: int, inode: str) -> bool:
+    with suppress(OSError):
+        for descriptor in os.listdir(f"/proc/{pid}/fd"):
+            with suppress(OSError):
+                if os.readlink(f"/proc/{pid}/fd/{descriptor}") == f"socket:[{inode}]":
+                    return True
+    return False

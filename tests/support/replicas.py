@@ -1,0 +1,467 @@
+"""Brokers that copy each other's partitions, on virtual time: shipped partitions, followers, in-sync keepers and the
+shipped handler of Fetch, over simulated disks, a network in memory and a model of the metadata store.
+
+There is no controller here: the test is one (`Cluster.elect`), and it says who hears of it when.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from mansio.broker.append_rules import AppendRules
+from mansio.broker.follower import Follower, FollowerSettings
+from mansio.broker.handlers.fetch import fetch
+from mansio.broker.in_sync import InSyncKeeper
+from mansio.broker.partition import Partition
+from mansio.broker.producer_hook import ProducerHook
+from mansio.broker.records import RecordService
+from mansio.broker.replication import Replication
+from mansio.broker.statistics import Statistics
+from mansio.cluster import topic_config
+from mansio.cluster.metadata import Compare, Keys, Put, decode, encode
+from mansio.cluster.state import BrokerChange, BrokerState, PartitionState, partition_document
+from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnknownTopicId
+from mansio.log.log import Log
+from mansio.log.settings import LogSettings
+from mansio.log.sync import Syncer
+from mansio.state.replica import NOBODY, Following
+from mansio.testing.disk import SimulatedDisk
+from mansio.testing.metadata import Door, ModelStore
+from mansio.testing.scheduler import SimulatedBackground, SimulatedClock, SimulatedRandom, Simulation
+from mansio.wire.headers import read_request_header
+from mansio.wire.records import TimestampType, build_batch, read_records
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RULES = AppendRules(1 << 20, TimestampType.CREATE, 1 << 62, 1 << 62)
+TOPIC = UUID(int=7)
+KEYS = Keys("test")
+LAG_MS_MAX = 3000
+
+
+class Network:
+    """Carries frames between brokers. `cut` holds the (from, to) pairs between which nothing passes."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.nodes: dict[int, Node] = {}
+        self.cut: set[tuple[int, int]] = set()
+        self.delay_ms: Callable[[], float] = lambda: simulation.random.uniform(0.2, 1.5)
+        self.spy: Callable[[int, int, bytes], None] | None = None
+        self.late_copies = 0.0
+        """So many of the requests come a second time, much later: what an old connection had under way."""
+
+    def isolate(self, node_id: int) -> None:
+        for other in self.nodes:
+            if other != node_id:
+                self.cut |= {(node_id, other), (other, node_id)}
+
+
+class MemoryPeers:
+    """`mansio.ports.Peers` of one broker."""
+
+    def __init__(self, network: Network, node: Node) -> None:
+        self._network = network
+        self._node = node
+
+    async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
+        network, node = self._network, self._node
+        if network.spy is not None:
+            network.spy(node.node_id, node_id, request)
+        promise = node.scheduler.promise()
+
+        def fail(error: MansioError) -> None:
+            if not promise.done():
+                promise.set_exception(error)
+
+        timer = node.scheduler.call_later(timeout_ms, fail, RequestTimedOut(f"broker {node_id}"))
+        target = network.nodes[node_id]
+
+        def answer(frame: bytes) -> None:
+            if (node_id, node.node_id) not in network.cut:
+                node.scheduler.call_later(network.delay_ms(), arrive, frame)
+
+        def arrive(frame: bytes) -> None:
+            if not promise.done():
+                promise.set_result(frame)
+
+        if target.scheduler.stopped:
+            node.scheduler.call_later(network.delay_ms(), fail, ConnectionLost(f"broker {node_id} is down"))
+        elif (node.node_id, node_id) not in network.cut:
+            target.scheduler.call_later(network.delay_ms(), target.receive, request, answer)
+            if network.late_copies and network.simulation.random.random() < network.late_copies:
+                late_ms = network.simulation.random.uniform(1, 4000)
+                target.scheduler.call_later(late_ms, target.receive, request, lambda _: None)
+        try:
+            return await promise
+        finally:
+            timer.cancel()
+
+
+class MemorySlot:
+    """What the handler sees of a connection that waits for its answer."""
+
+    def __init__(self, answer: Callable[[Sequence[Any]], None]) -> None:
+        self._answer = answer
+        self.on_lost: Callable[[], None] | None = None
+        self.abandoned = False
+
+    def answer(self, pieces: Sequence[Any]) -> None:
+        self._answer(pieces)
+
+
+class MemoryConnection:
+    def __init__(self, answer: Callable[[Sequence[Any]], None]) -> None:
+        self._answer = answer
+
+    def defer(self) -> MemorySlot:
+        return MemorySlot(self._answer)
+
+
+class SlowStore:
+    """A broker's door with a way to it that takes time; `held` keeps transactions from getting there."""
+
+    def __init__(self, door: Door, node: Node) -> None:
+        self.door = door
+        self._node = node
+        self.held = False
+        self._waiting: list[Any] = []
+
+    def release(self) -> None:
+        self.held = False
+        waiting, self._waiting = self._waiting, []
+        for promise in waiting:
+            promise.set_result(None)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    async def _way(self) -> None:
+        promise = self._node.scheduler.promise()
+        self._node.scheduler.call_later(self._node.cluster.network.delay_ms(), promise.set_result, None)
+        await promise
+
+    async def get(self, key: str) -> Any:
+        await self._way()
+        return await self.door.get(key)
+
+    async def transact(self, compares: Any, operations: Any) -> Any:
+        await self._way()
+        if self.held:
+            promise = self._node.scheduler.promise()
+            self._waiting.append(promise)
+            await promise
+        done = await self.door.transact(compares, operations)
+        await self._way()
+        return done
+
+
+class Node:
+    """One broker. `disk` survives its death, as far as a disk does."""
+
+    def __init__(self, cluster: Cluster, node_id: int, disk: SimulatedDisk) -> None:
+        simulation = cluster.simulation
+        self.cluster = cluster
+        self.node_id = node_id
+        self.disk = disk
+        self.clock = SimulatedClock(simulation)
+        self.scheduler = simulation.scheduler(f"node {node_id}")
+        self.background = SimulatedBackground(self.scheduler, lambda: simulation.random.uniform(0.5, 3))
+        self.syncer = Syncer(disk, self.background, "data", scheduler=self.scheduler)
+        self.store = SlowStore(cluster.store.door(), self)
+        self.session_until_s = float("inf")
+        self.broker_epoch = cluster.register(node_id)
+        random = SimulatedRandom(simulation)
+        self.partitions: dict[tuple[bytes, int], Partition] = {}
+        self.follower = Follower(
+            node_id,
+            MemoryPeers(cluster.network, self),
+            scheduler=self.scheduler,
+            clock=self.clock,
+            random=random,
+            broker_epoch=lambda: self.broker_epoch,
+            settings=cluster.follower_settings,
+        )
+        self.keeper = InSyncKeeper(
+            self.store,  # type: ignore[arg-type]  # enough of one
+            KEYS,
+            node_id=node_id,
+            scheduler=self.scheduler,
+            random=random,
+            broker_epoch_of=lambda other: (
+                self.broker_epoch if other == node_id else cluster.epochs.get(other, 0)
+            ),
+            may_join=lambda _: True,
+            gate=self.gate,
+            lag_ms_max=LAG_MS_MAX,
+        )
+        self.replication = Replication(
+            node_id,
+            follower=self.follower,
+            keeper=self.keeper,
+            broker_epoch=lambda: self.broker_epoch,
+            gate=self.gate,
+        )
+        self.service = SimpleNamespace(
+            settings=SimpleNamespace(fetch_bytes_max=50 << 20, fetch_wait_ms_max=500),
+            records=RecordService(self, None, 30_000),  # type: ignore[arg-type]  # it only finds
+            quotas=SimpleNamespace(active=None),
+            statistics=Statistics(self.clock),
+            scheduler=self.scheduler,
+            broker_epoch_of=lambda other: cluster.epochs.get(other, 0),
+        )
+        cluster.network.nodes[node_id] = self
+        for index in range(cluster.partition_count):
+            self._open(index)
+        self.replication.start()
+
+    def gate(self) -> bool:
+        return self.clock.monotonic() < self.session_until_s
+
+    def _open(self, index: int) -> None:
+        log = Log.open(self.disk, self.clock, f"data/t-{index}", self.cluster.log_settings)
+        self.syncer.register(log)
+        partition = Partition(
+            topic="t",
+            topic_id=TOPIC,
+            index=index,
+            broker_id=self.node_id,
+            log=log,
+            syncer=self.syncer,
+            replica=Following(NOBODY, -1, log.start_offset, log.durable_end_offset),
+            rules=RULES,
+            clock=self.clock,
+            scheduler=self.scheduler,
+            settings=topic_config.resolve(self.cluster.topic_configs, {}, len(self.cluster.node_ids)),
+        )
+        partition.plug_in(
+            ProducerHook(
+                self.disk, self.clock, self.background, f"data/t-{index}", log, expiration_ms=1 << 40
+            )
+        )
+        self.partitions[TOPIC.bytes, index] = partition
+
+    def find(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
+        """As `PartitionSet.find`."""
+        del topic
+        found = self.partitions.get((topic_id or b"", index))
+        if found is None:
+            raise UnknownTopicId("no such partition")
+        return found
+
+    @property
+    def partition(self) -> Partition:
+        return self.partitions[TOPIC.bytes, 0]
+
+    @property
+    def log(self) -> Log:
+        return self.partition.log
+
+    def receive(self, request: bytes, answer: Callable[[bytes], None]) -> None:
+        """A frame arrived; `answer` sends one back."""
+
+        def send(pieces: Sequence[Any]) -> None:
+            whole = b"".join(piece if isinstance(piece, bytes) else piece.read() for piece in pieces)
+            answer(whole[4:])
+
+        frame = memoryview(request)[4:]
+        header = read_request_header(frame)
+        connection = MemoryConnection(send)
+        pieces = fetch(self.service, connection, header, frame)  # type: ignore[arg-type]  # enough of them
+        if pieces is not None:
+            send(pieces)
+
+    def append(self, *values: bytes, index: int = 0) -> Ack:
+        """Append as a client with acks=all; whether and how it was acknowledged."""
+        partition = self.partitions[TOPIC.bytes, index]
+        batch = build_batch([(0, None, value, ()) for value in values])
+        ack = Ack(list(values))
+        appended = partition.append(batch)
+        ack.offset = appended.base_offset
+        if partition.wait_committed(appended.end_offset, ack.settle):
+            ack.settle(None)
+        return ack
+
+    def values(self, index: int = 0, *, committed: bool = False) -> list[bytes | None]:
+        """All values in its log; `committed`: as readers see them."""
+        partition = self.partitions[TOPIC.bytes, index]
+        end = partition.high_watermark if committed else partition.end_offset
+        return [
+            record.value
+            for batch in partition.log.batches(partition.start_offset)
+            for record in read_records(batch, max_output_bytes=1 << 24)
+            if partition.start_offset <= record.offset < end
+        ]
+
+
+class Ack:
+    """What a client with acks=all hears."""
+
+    def __init__(self, values: list[bytes]) -> None:
+        self.values = values
+        self.offset = -1
+        self.settled = False
+        self.error: MansioError | None = None
+
+    def settle(self, error: MansioError | None) -> None:
+        assert not self.settled, "a wait is answered once"
+        self.settled, self.error = True, error
+
+    @property
+    def acknowledged(self) -> bool:
+        return self.settled and self.error is None
+
+
+class Cluster:
+    """See the module."""
+
+    def __init__(
+        self,
+        brokers: int = 3,
+        *,
+        seed: int = 0,
+        partitions: int = 1,
+        configs: dict[str, str] | None = None,
+        log_settings: LogSettings | None = None,
+        follower_settings: FollowerSettings | None = None,
+    ) -> None:
+        self.simulation = Simulation(seed)
+        self.network = Network(self.simulation)
+        self.store = ModelStore(SimulatedClock(self.simulation), self.simulation.scheduler("store"))
+        self.topic_configs = configs or {}
+        self.log_settings = log_settings or LogSettings()
+        self.follower_settings = follower_settings or FollowerSettings()
+        self.partition_count = partitions
+        self.epochs: dict[int, int] = {}
+        """Of the sessions that live, as every broker sees them."""
+        self.node_ids = tuple(range(1, brokers + 1))
+        for node_id in self.node_ids:
+            Node(self, node_id, SimulatedDisk())
+        for index in range(partitions):
+            state = PartitionState(self.node_ids, 1, 0, self.node_ids, 0, leader_broker_epoch=self.epochs[1])
+            self._write(index, state)
+        self.tell()
+
+    def __getitem__(self, node_id: int) -> Node:
+        return self.network.nodes[node_id]
+
+    # The store, and who is told what
+
+    def register(self, node_id: int) -> int:
+        key = KEYS.session(node_id)
+        self.store.transact([Compare(key, create_revision=0)], [Put(key, encode({}, "r"))])
+        entry = self.store.get(key)
+        assert entry is not None
+        self.epochs[node_id] = entry.create_revision
+        return entry.create_revision
+
+    def end_session(self, node_id: int) -> None:
+        """The session is over, in the store and in what brokers see of it; they act on it when told."""
+        from mansio.cluster.metadata import Delete
+
+        epoch = self.epochs.pop(node_id)
+        self.store.transact([], [Delete(KEYS.session(node_id))])
+        before = BrokerState(node_id, "", 0, None, epoch)
+        for node in self.network.nodes.values():
+            if node.node_id != node_id and not node.scheduler.stopped:
+                node.scheduler.call_soon(node.replication.broker_changed, BrokerChange(node_id, before, None))
+
+    def state(self, index: int = 0) -> PartitionState:
+        entry = self.store.get(KEYS.partition(TOPIC, index))
+        assert entry is not None
+        document = decode(entry.key, entry.value)
+        return PartitionState(
+            tuple(document["replicas"]),
+            document["leader"],
+            document["leader_epoch"],
+            tuple(document["isr"]),
+            document["part_epoch"],
+            leader_broker_epoch=document["leader_broker_epoch"],
+            mod_revision=entry.mod_revision,
+        )
+
+    def _write(self, index: int, state: PartitionState) -> None:
+        self.store.transact(
+            [], [Put(KEYS.partition(TOPIC, index), encode(partition_document(state), "test"))]
+        )
+
+    def elect(self, leader: int, *, isr: Sequence[int] | None = None, index: int = 0) -> None:
+        """As the controller would: a leader of the in-sync set, in a new epoch. Nobody is told yet."""
+        state = self.state(index)
+        members = tuple(isr) if isr is not None else state.isr
+        assert leader in state.isr, "an unclean election"
+        self._write(
+            index,
+            state._replace(
+                leader=leader,
+                leader_epoch=state.leader_epoch + 1,
+                isr=members,
+                partition_epoch=state.partition_epoch + 1,
+                leader_broker_epoch=self.epochs[leader],
+            ),
+        )
+
+    def tell(self, *node_ids: int) -> None:
+        """What the store says now reaches these brokers (all, where none is named)."""
+        for node_id in node_ids or self.node_ids:
+            node = self[node_id]
+            if not node.scheduler.stopped:
+                for index in range(self.partition_count):
+                    partition = node.partitions[TOPIC.bytes, index]
+                    node.scheduler.call_soon(node.replication.apply, partition, self.state(index))
+
+    # What happens to brokers
+
+    def kill(self, node_id: int, *, power: bool = False) -> None:
+        """SIGKILL; with `power`, what was not synced may be gone, too."""
+        node = self[node_id]
+        node.scheduler.stop()
+        if power:
+            node.disk = node.disk.crash(self.simulation.random)
+
+    def restart(self, node_id: int) -> Node:
+        """Its session has ended by now; it gets another one, and hears what the store says."""
+        if node_id in self.epochs:
+            self.end_session(node_id)
+        node = Node(self, node_id, self[node_id].disk)
+        self.tell(node_id)
+        return node
+
+    def run_for(self, duration_ms: float) -> None:
+        self.simulation.run_for(duration_ms)
+
+    def run_until(self, condition: Callable[[], object], within_ms: float = 30_000) -> None:
+        self.simulation.run_until(condition, within_ms=within_ms)
+
+    def settled(self) -> bool:
+        """All that run have the same log, all of it committed everywhere."""
+        nodes = [node for node in self.network.nodes.values() if not node.scheduler.stopped]
+        return all(
+            len(
+                {
+                    (n.partitions[TOPIC.bytes, i].end_offset, n.partitions[TOPIC.bytes, i].high_watermark)
+                    for n in nodes
+                }
+            )
+            == 1
+            and nodes[0].partitions[TOPIC.bytes, i].end_offset
+            == nodes[0].partitions[TOPIC.bytes, i].high_watermark
+            for i in range(self.partition_count)
+        )
+
+    def check_same(self, index: int = 0) -> None:
+        """Every running replica holds the same bytes, and every log is sound."""
+        logs = [
+            node.partitions[TOPIC.bytes, index].log
+            for node in self.network.nodes.values()
+            if not node.scheduler.stopped
+        ]
+        start = max(log.start_offset for log in logs)
+        first = list(logs[0].batches(start))
+        for log in logs:
+            assert list(log.batches(start)) == first
+            log.verify()

@@ -1,0 +1,318 @@
+"""What a broker of a cluster says about it: brokers, leaders, the controller, elections; bytes in and bytes out."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+
+from mansio.broker.coordinators.places import ClusterPlaces
+from mansio.cluster.metadata import Keys
+from mansio.cluster.metadata_response import TopicEncoder
+from mansio.cluster.plan import View, preferred, unclean
+from mansio.cluster.state import (
+    ACTIVE,
+    DRAINING,
+    FENCED,
+    LIVE,
+    BrokerState,
+    ClusterState,
+    ControllerState,
+    PartitionState,
+    Registration,
+    Topic,
+)
+from mansio.config import Settings
+from mansio.errors import ConcurrentChange, UnknownTopicOrPartition
+from mansio.wire.versions import ApiKey
+from unit.broker.groups_room import VirtualScheduler
+from unit.broker.test_topics_handlers import LISTENER, Peer, each_version
+
+if TYPE_CHECKING:
+    from mansio.wire.messages import Struct
+
+OWN = 1
+OK, UNKNOWN_TOPIC, NO_LEADER_NOW, TIMED_OUT, BAD_REQUEST, BROKER_NOT_AVAILABLE = 0, 3, 5, 7, 42, 8
+BAD_REPLICAS, PREFERRED_AWAY, NOBODY_ELIGIBLE, NOT_NEEDED, NOT_MOVING = 39, 80, 83, 84, 85
+ALL_LEFT_OUT = None
+
+
+def partition(leader: int, *, isr: tuple[int, ...] = (1, 2, 3), epoch: int | None = None, **more: Any) -> Any:
+    """Of brokers 1, 2, 3, in that order; a broker's session is ten times its number, unless it came again."""
+    session = 10 * leader if epoch is None else epoch
+    return PartitionState((1, 2, 3), leader, 7, isr, leader_broker_epoch=max(session, 0), **more)
+
+
+class World:
+    """Node 1 of a cluster of three, as its view shows it."""
+
+    def __init__(
+        self, partitions: list[PartitionState], *, alive: tuple[int, ...] = (1, 2, 3), name: str = "t"
+    ) -> None:
+        self.state = ClusterState("c" * 22, Keys("c" * 22))
+        for node_id in (1, 2, 3):
+            self.state.registrations[node_id] = Registration(ACTIVE if node_id in alive else FENCED, 1)
+        for node_id in alive:
+            self.state.brokers[node_id] = BrokerState(
+                node_id, f"host{node_id}", 9000 + node_id, f"r{node_id}", 10 * node_id
+            )
+        self.put(Topic(name, UUID(int=5), tuple(partitions), 3, {}, False, LIVE, 1))
+        self.clock = VirtualScheduler()
+        self.controller = PlanController(self)
+        self.settings = Settings(node_id=OWN, rack="own-rack")
+        self.topics = SimpleNamespace(state=self.state, encoder=TopicEncoder(), find=self.find)
+
+    def put(self, topic: Topic) -> None:
+        self.state.topics[topic.name] = self.state.topics_by_id[topic.topic_id] = topic
+
+    def find(self, name: str) -> Topic:
+        if name not in self.state.topics:
+            raise UnknownTopicOrPartition
+        return self.state.topics[name]
+
+    def ask(self, api_key: ApiKey, version: int, **fields: Any) -> Struct:
+        peer = Peer.__new__(Peer)
+        peer.service = self
+        return asyncio.run(peer.ask(api_key, version, fields))
+
+    def elect(self, election_type: int, indexes: list[int] | None, **more: Any) -> list[tuple[int, int]]:
+        wanted = None if indexes is None else [{"topic": "t", "partitions": indexes}]
+        fields = {"election_type": election_type, "topic_partitions": wanted, "timeout_ms": 1000, **more}
+        answer = self.ask(ApiKey.ELECT_LEADERS, 2, **fields)
+        return [
+            (each.partition_id, each.error_code)
+            for topic in answer.replica_election_results
+            for each in topic.partition_result
+        ]
+
+
+class PlanController:
+    """Elects as the controller does, by the same plan, and has it at once."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.asked: list[int] = []
+        self.fail: Exception | None = None
+        self.takes_ms = 0.0
+
+    async def elect_preferred(self, name: str, index: int) -> PartitionState:
+        return self._elect(name, index, None)
+
+    async def elect_unclean(self, name: str, index: int, node_id: int) -> PartitionState:
+        return self._elect(name, index, node_id)
+
+    def _elect(self, name: str, index: int, node_id: int | None) -> PartitionState:
+        self.asked.append(index)
+        self._world.clock.now_ms += self.takes_ms
+        if self.fail is not None:
+            raise self.fail
+        state = self._world.state
+        topic = state.topics[name]
+        view = View(state.brokers, state.registrations, state.topics, {})
+        change = preferred(view, topic, index) if node_id is None else unclean(view, topic, index, node_id)
+        if change is None:
+            return topic.partitions[index]
+        partitions = list(topic.partitions)
+        partitions[index] = change.after
+        self._world.put(
+            Topic(name, topic.topic_id, tuple(partitions), 3, {}, False, LIVE, topic.mod_revision + 1)
+        )
+        return change.after
+
+
+# Brokers, leaders, controller
+
+
+@each_version(ApiKey.METADATA)
+def test_metadata_names_the_brokers_that_have_a_session_and_no_others_as_leaders(version: int) -> None:
+    world = World([partition(2), partition(3), partition(-1)], alive=(1, 2))
+    world.state.controller = ControllerState(2, 99)
+    answer = world.ask(ApiKey.METADATA, version, topics=[] if version == 0 else None)
+    assert [(one.node_id, one.host, one.port) for one in answer.brokers] == [
+        (1, *LISTENER),
+        (2, "host2", 9002),
+    ]
+    found = [(one.error_code, one.leader_id) for one in answer.topics[0].partitions]
+    assert found == [(OK, 2), (NO_LEADER_NOW, -1), (NO_LEADER_NOW, -1)]
+    assert {tuple(one.replica_nodes) for one in answer.topics[0].partitions} == {(1, 2, 3)}
+    if version >= 1:
+        assert [one.rack for one in answer.brokers] == ["own-rack", "r2"]
+        assert answer.controller_id == 2
+    if version >= 5:
+        assert {tuple(one.offline_replicas) for one in answer.topics[0].partitions} == {(3,)}
+
+
+def test_when_a_broker_comes_back_metadata_show_it_at_once() -> None:
+    world = World([partition(3)], alive=(1, 2))
+    assert world.ask(ApiKey.METADATA, 12, topics=None).topics[0].partitions[0].leader_id == -1
+    world.state.brokers[3] = BrokerState(3, "host3", 9003, None, 30)
+    shown = world.ask(ApiKey.METADATA, 12, topics=None).topics[0].partitions[0]
+    assert (shown.leader_id, list(shown.offline_replicas)) == (3, [])
+
+
+@pytest.mark.parametrize(
+    ("controller", "told"), [(None, -1), (ControllerState(3, 9), -1), (ControllerState(2, 9), 2)]
+)
+def test_no_controller_is_named_that_is_not_there(controller: ControllerState | None, told: int) -> None:
+    world = World([partition(1)], alive=(1, 2))
+    world.state.controller = controller
+    assert world.ask(ApiKey.METADATA, 12, topics=[]).controller_id == told
+    assert world.ask(ApiKey.DESCRIBE_CLUSTER, 2, endpoint_type=1).controller_id == told
+
+
+def test_a_broker_whose_session_ended_points_to_the_others_and_alone_to_itself() -> None:
+    world = World([partition(2)], alive=(2, 3))
+    assert [one.node_id for one in world.ask(ApiKey.METADATA, 12, topics=[]).brokers] == [2, 3]
+    world.state.brokers.clear()
+    answer = world.ask(ApiKey.METADATA, 12, topics=None)
+    assert [(one.node_id, one.host, one.port) for one in answer.brokers] == [(1, *LISTENER)]
+    assert answer.controller_id == -1
+
+
+@each_version(ApiKey.DESCRIBE_CLUSTER)
+def test_describe_cluster_shows_fenced_brokers_to_who_asks(version: int) -> None:
+    world = World([partition(1)], alive=(1, 3))
+    fields = {"endpoint_type": 1, "include_fenced_brokers": True} if version >= 2 else {}
+    answer = world.ask(ApiKey.DESCRIBE_CLUSTER, version, **fields)
+    shown = [(one.broker_id, one.host, one.port, one.rack) for one in answer.brokers]
+    there = [(1, *LISTENER, "own-rack"), (3, "host3", 9003, "r3")]
+    assert shown == ([*there, (2, "", -1, None)] if version >= 2 else there)
+    if version >= 2:
+        assert [one.is_fenced for one in answer.brokers] == [False, False, True]
+        without = world.ask(ApiKey.DESCRIBE_CLUSTER, version, endpoint_type=1)
+        assert [one.broker_id for one in without.brokers] == [1, 3]
+
+
+def test_a_broker_that_is_stopping_is_there_until_its_session_ends() -> None:
+    world = World([partition(2)])
+    world.state.registrations[2] = Registration(DRAINING, 5)
+    assert world.ask(ApiKey.METADATA, 12, topics=None).topics[0].partitions[0].leader_id == 2
+
+
+def test_describe_topic_partitions_agrees_with_metadata() -> None:
+    world = World([partition(2), partition(3, isr=(3,))], alive=(1, 2))
+    answer = world.ask(
+        ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, topics=[], response_partition_limit=10, cursor=None
+    )
+    shown = [
+        (one.error_code, one.leader_id, list(one.isr_nodes), list(one.offline_replicas))
+        for one in answer.topics[0].partitions
+    ]
+    assert shown == [(OK, 2, [1, 2, 3], [3]), (NO_LEADER_NOW, -1, [3], [3])]
+
+
+# Elections
+
+
+def test_a_preferred_election_moves_what_the_first_replica_can_lead() -> None:
+    world = World([partition(2), partition(1), partition(3, isr=(2, 3))])
+    assert world.elect(0, [0, 1, 2, 3]) == [
+        (0, OK),
+        (1, NOT_NEEDED),
+        (2, PREFERRED_AWAY),
+        (3, UNKNOWN_TOPIC),
+    ]
+    assert world.state.topics["t"].partitions[0].led_by(1, 10)
+    assert world.controller.asked == [0, 2]  # where nothing is to be done nobody is asked
+
+
+def test_asked_for_all_partitions_those_that_need_no_election_are_left_out() -> None:
+    world = World([partition(2), partition(1), partition(3, isr=(2, 3))])
+    assert world.elect(0, ALL_LEFT_OUT) == [(0, OK), (2, PREFERRED_AWAY)]
+    assert world.elect(1, ALL_LEFT_OUT) == []
+
+
+def test_an_unclean_election_is_held_only_where_nobody_in_sync_can_lead() -> None:
+    partitions = [partition(-1, isr=(3,)), partition(2), partition(-1, isr=(2,))]
+    world = World(partitions, alive=(1, 2))
+    assert world.elect(1, [0, 1, 2]) == [(0, OK), (1, NOT_NEEDED), (2, NOT_NEEDED)]
+    elected = world.state.topics["t"].partitions[0]
+    assert (elected.leader, elected.isr, elected.leader_epoch) == (1, (1,), 8)
+
+
+def test_an_unclean_election_without_a_replica_that_is_there_elects_nobody() -> None:
+    world = World([partition(-1, isr=(3,))], alive=())
+    assert world.elect(1, [0]) == [(0, NOBODY_ELIGIBLE)]
+    assert world.controller.asked == []
+
+
+def test_a_leader_of_an_earlier_session_is_not_one() -> None:
+    world = World([partition(1, epoch=3)])  # broker 1 was started anew since
+    assert world.elect(0, [0]) == [(0, OK)]
+
+
+def test_elections_end_with_the_time_of_the_request() -> None:
+    world = World([partition(2), partition(2), partition(2), partition(1)])
+    world.controller.takes_ms = 600
+    assert world.elect(0, [0, 1, 2, 3]) == [(0, OK), (1, OK), (2, TIMED_OUT), (3, NOT_NEEDED)]
+
+
+def test_what_others_change_meanwhile_and_what_makes_no_sense_has_its_own_error() -> None:
+    world = World([partition(2)])
+    assert world.elect(2, [0]) == [(0, BAD_REQUEST)]
+    world.controller.fail = ConcurrentChange("others")
+    assert world.elect(0, [0]) == [(0, BROKER_NOT_AVAILABLE)]
+
+
+@pytest.mark.parametrize("version", [0, 1, 2])
+def test_every_version_of_elect_leaders_can_ask_for_the_preferred(version: int) -> None:
+    world = World([partition(2)])
+    fields = {"topic_partitions": [{"topic": "t", "partitions": [0]}], "timeout_ms": 1000}
+    answer = world.ask(ApiKey.ELECT_LEADERS, version, **fields, **({"election_type": 0} if version else {}))
+    result = answer.replica_election_results[0].partition_result[0]
+    assert (result.partition_id, result.error_code) == (0, OK)
+
+
+# Reassignments
+
+
+def test_what_is_being_moved_is_listed_and_nothing_else() -> None:
+    moving = partition(1, adding=(3,), removing=(2,))
+    world = World([partition(1), moving])
+    for topics in (
+        None,
+        [{"name": "t", "partition_indexes": [0, 1, 9]}, {"name": "u", "partition_indexes": [0]}],
+    ):
+        answer = world.ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, timeout_ms=1000, topics=topics)
+        assert [each.name for each in answer.topics] == ["t"]
+        found = answer.topics[0].partitions
+        assert [
+            (one.partition_index, one.replicas, one.adding_replicas, one.removing_replicas) for one in found
+        ] == [(1, [1, 2, 3], [3], [2])]
+    asked = [{"name": "t", "partition_indexes": [0]}]
+    answer = world.ask(ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, timeout_ms=1000, topics=asked)
+    assert answer.topics == []
+
+
+def test_a_move_is_refused_with_where_the_partition_stays() -> None:
+    world = World([partition(1)])
+    plans = [[1, 2, 3], [2, 1, 3], None]
+    answers = []
+    for replicas in plans:
+        wanted = [{"name": "t", "partitions": [{"partition_index": 0, "replicas": replicas}]}]
+        answer = world.ask(ApiKey.ALTER_PARTITION_REASSIGNMENTS, 0, timeout_ms=1000, topics=wanted)
+        answers.append(answer.responses[0].partitions[0])
+    assert [each.error_code for each in answers] == [OK, BAD_REPLICAS, NOT_MOVING]
+    assert "stays on [1, 2, 3]" in answers[1].error_message
+
+
+# Where groups are coordinated, by the same view
+
+
+def test_a_group_is_coordinated_by_the_leader_in_the_session_it_was_chosen_in() -> None:
+    partitions = [partition(2), partition(3), partition(1, epoch=3), partition(-1)]
+    world = World(partitions, alive=(1, 2), name="__consumer_offsets")
+    places = ClusterPlaces(world.state)
+    assert places.partition_count() == 4
+    leaders = [places.leader(index) for index in range(5)]
+    assert [None if one is None else one.node_id for one in leaders] == [2, None, None, None, None]
+    assert places.has_partition("__consumer_offsets", 3)
+    assert not places.has_partition("__consumer_offsets", 4)
+    assert not places.has_partition("none", 0)
+    world.state.topics.clear()
+    assert places.partition_count() == 0
+    assert places.leader(0) is None
+    assert not places.has_topic("__consumer_offsets")

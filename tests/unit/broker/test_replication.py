@@ -1,0 +1,669 @@
+"""Replicas of one partition on virtual time: what is acknowledged is on all of them, whatever happens to whom when."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mansio.broker.follower import FollowerSettings
+from mansio.errors import (
+    FencedLeaderEpoch,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
+    NotLeaderOrFollower,
+    OffsetNotAvailable,
+    StaleBrokerEpoch,
+)
+from mansio.log import replicated
+from mansio.testing.disk import SimulatedDisk
+from mansio.wire.fetch import decode_request, decode_response
+from mansio.wire.headers import read_request_header
+from support.replicas import KEYS, LAG_MS_MAX, Cluster
+
+if TYPE_CHECKING:
+    from support.replicas import Ack
+
+
+def running(**options: object) -> Cluster:
+    """Three brokers that know each other; 1 leads."""
+    cluster = Cluster(**options)  # type: ignore[arg-type]
+    cluster.run_for(1000)
+    return cluster
+
+
+def committed(cluster: Cluster, *values: bytes, leader: int = 1) -> Ack:
+    ack = cluster[leader].append(*values)
+    cluster.run_until(lambda: ack.settled, 10_000)
+    assert ack.acknowledged, ack.error
+    return ack
+
+
+def lose_contact(cluster: Cluster, node_id: int) -> None:
+    """The broker dies for the others and for the store: its session ends, and it hears of nothing."""
+    cluster.network.isolate(node_id)
+    cluster[node_id].store.door.unreachable = True
+    cluster.end_session(node_id)
+
+
+def test_what_is_acknowledged_is_durable_on_every_replica() -> None:
+    cluster = running()
+    ack = cluster[1].append(b"a", b"b")
+    assert not ack.settled
+    cluster.run_until(lambda: ack.settled, 2000)
+    assert ack.acknowledged
+    for node_id in (1, 2, 3):
+        assert cluster[node_id].log.durable_end_offset == 2
+        assert cluster[node_id].values() == [b"a", b"b"]
+    cluster.run_until(cluster.settled, 2000)
+    cluster.check_same()
+
+
+def test_no_ack_before_every_in_sync_replica_has_it() -> None:
+    cluster = running()
+    cluster.network.isolate(3)
+    ack = cluster[1].append(b"a")
+    cluster.run_for(LAG_MS_MAX / 2)
+    assert cluster[2].log.durable_end_offset == 1
+    assert not ack.settled
+    assert cluster[1].values(committed=True) == [], "nobody reads what one replica in sync does not have"
+    cluster.network.cut.clear()
+    cluster.run_until(lambda: ack.acknowledged, 12_000)
+
+
+def test_what_was_acknowledged_survives_the_power_loss_of_all_brokers() -> None:
+    cluster = running()
+    acks = [committed(cluster, b"%d" % number) for number in range(5)]
+    for node_id in (1, 2, 3):
+        cluster.kill(node_id, power=True)
+    for node_id in (1, 2, 3):
+        cluster.restart(node_id)
+    cluster.elect(2)
+    cluster.tell()
+    cluster.run_until(lambda: cluster[2].partition.high_watermark == 5)
+    assert cluster[2].values() == [value for ack in acks for value in ack.values]
+
+
+def test_a_follower_that_has_it_but_has_not_synced_it_does_not_count() -> None:
+    cluster = running()
+    disk = cluster[3].background
+    disk._latency_ms = lambda: 1000.0  # the sync takes that long
+    ack = cluster[1].append(b"a")
+    cluster.run_until(lambda: cluster[3].log.end_offset == 1, 500)
+    cluster.run_for(500)
+    assert cluster[3].log.durable_end_offset == 0
+    assert not ack.settled
+    cluster.run_until(lambda: ack.acknowledged, 3000)
+    assert cluster[3].log.durable_end_offset == 1
+
+
+def test_a_leader_counts_only_what_it_has_synced_itself() -> None:
+    cluster = running()
+    cluster[2].background._latency_ms = lambda: 2000.0
+    cluster[1].append(b"a")
+    cluster.run_until(lambda: cluster[2].log.end_offset == 1 and cluster[3].log.durable_end_offset == 1, 500)
+    lose_contact(cluster, 1)
+    cluster.elect(2, isr=(2, 3))
+    cluster.tell(2, 3)
+    cluster.run_for(1000)
+    assert cluster[2].log.durable_end_offset == 0
+    assert cluster[2].partition.high_watermark == 0
+    cluster.run_until(lambda: cluster[2].partition.high_watermark == 1, 5000)
+    assert cluster[2].log.durable_end_offset == 1
+
+
+def test_a_follower_does_not_cut_its_log_at_its_high_watermark() -> None:
+    """KIP-101: the follower had everything, but not yet heard that it is committed, when it was restarted."""
+    cluster = running()
+    ack = committed(cluster, b"a")
+    cluster.kill(2, power=True)
+    cluster.restart(2)
+    lose_contact(cluster, 1)
+    cluster.elect(2, isr=(2, 3))
+    cluster.tell(2, 3)
+    cluster.run_for(2000)
+    assert cluster[2].values() == ack.values
+    committed(cluster, b"b", leader=2)
+    assert cluster[3].values() == [b"a", b"b"]
+
+
+def test_a_follower_with_another_epoch_is_not_counted() -> None:
+    cluster = running()
+    committed(cluster, b"a")
+    cluster.elect(1)
+    cluster.tell(1)  # the followers do not know
+    cluster.run_for(10)
+    ack = cluster[1].append(b"b")
+    cluster.run_for(1500)
+    assert not ack.settled
+    assert cluster[2].log.end_offset == 1, "nor given anything"
+    assert all(isinstance(one.error, FencedLeaderEpoch) for one in cluster[2].follower.troubles())
+    cluster.tell()
+    cluster.run_until(lambda: ack.acknowledged, 5000)
+
+
+def test_no_ack_before_the_shrinking_is_committed() -> None:
+    cluster = running()
+    cluster[1].store.held = True
+    cluster.network.isolate(3)
+    ack = cluster[1].append(b"a")
+    cluster.run_until(lambda: cluster[1].store.waiting, LAG_MS_MAX + 2000)
+    cluster.run_for(1000)
+    assert cluster[1].partition.replica.pending == {1, 2}  # type: ignore[union-attr]  # it leads
+    assert not ack.settled
+    cluster[1].store.release()
+    cluster.run_until(lambda: ack.acknowledged, 1000)
+    assert cluster.state().isr == (1, 2)
+
+
+def test_a_replica_that_may_have_joined_is_waited_for() -> None:
+    cluster = running()
+    cluster.network.isolate(3)
+    committed(cluster, b"a")
+    assert cluster.state().isr == (1, 2)
+    cluster.network.cut.clear()
+    cluster[1].store.held = True
+    cluster.run_until(lambda: cluster[1].store.waiting, 15_000)
+    cluster.network.isolate(3)
+    ack = cluster[1].append(b"b")
+    cluster.run_for(1500)
+    assert not ack.settled, "the store may have it in the set by now, and so may whoever elects"
+    cluster[1].store.release()
+    cluster.run_until(lambda: ack.settled, 3 * LAG_MS_MAX)
+    assert ack.acknowledged, "it left again"
+    assert cluster.state().isr == (1, 2)
+    assert (cluster[1].keeper.expansions, cluster[1].keeper.shrinks) == (1, 2)
+
+
+def test_a_restarted_follower_is_not_added_for_what_it_had_before() -> None:
+    cluster = running()
+    cluster.network.isolate(3)
+    committed(cluster, b"a")
+    cluster.network.cut.clear()
+    cluster[1].store.held = True
+    cluster.run_until(lambda: cluster[1].store.waiting, 15_000)  # to take 3 in
+    cluster.kill(3)
+    cluster[3].disk = SimulatedDisk()  # it comes back with nothing
+    cluster.restart(3)
+    cluster.network.isolate(3)
+    cluster[1].store.release()
+    cluster.run_for(2000)
+    assert 3 not in cluster.state().isr
+    cluster.network.cut.clear()
+    cluster.run_until(lambda: 3 in cluster.state().isr, 15_000)
+    assert cluster[3].values() == [b"a"]
+
+
+def test_a_late_request_of_an_earlier_session_counts_for_nothing() -> None:
+    cluster = running()
+    committed(cluster, b"a")
+    frames: list[bytes] = []
+    cluster.network.spy = lambda source, _, frame: frames.append(frame) if source == 3 else None
+    cluster.run_for(1500)
+    cluster.network.spy = None
+    cluster.kill(3)
+    cluster.end_session(3)
+    cluster.run_until(lambda: cluster.state().isr == (1, 2), 2000)
+    cluster[3].disk = SimulatedDisk()
+    cluster.restart(3)
+    cluster.network.isolate(3)
+    answers: list[bytes] = []
+    cluster[1].receive(frames[-1], answers.append)
+    cluster.run_for(2000)
+    assert decode_response(17, answers[0]).error_code == StaleBrokerEpoch.kafka_code
+    assert cluster.state().isr == (1, 2)
+
+
+def test_a_member_whose_session_ended_is_not_waited_for() -> None:
+    cluster = running()
+    cluster.kill(3)
+    ack = cluster[1].append(b"a")
+    cluster.run_for(200)
+    assert not ack.settled
+    cluster.end_session(3)
+    cluster.run_until(lambda: ack.acknowledged, 300)
+    assert cluster.state().isr == (1, 2)
+
+
+def test_a_woken_leader_acknowledges_nothing_and_gives_way() -> None:
+    cluster = running()
+    committed(cluster, b"a")
+    zombie = cluster[1]
+    lost = zombie.append(b"never acknowledged")
+    zombie.session_until_s = zombie.clock.monotonic() + 4
+    zombie.scheduler.pause()
+    cluster.run_for(6000)
+    cluster.end_session(1)
+    cluster.elect(2, isr=(2, 3))
+    cluster.tell(2, 3)
+    cluster.run_for(1000)
+    committed(cluster, b"b", leader=2)
+    zombie.scheduler.resume()
+    with pytest.raises(NotLeaderOrFollower):
+        zombie.append(b"too late")
+    cluster.run_for(3000)
+    assert isinstance(lost.error, NotLeaderOrFollower)
+    zombie.broker_epoch = cluster.register(1)
+    zombie.session_until_s = float("inf")
+    cluster.tell()
+    cluster.run_until(lambda: cluster.settled() and 1 in cluster.state().isr)
+    assert zombie.values() == [b"a", b"b"]
+    cluster.check_same()
+
+
+def test_nothing_is_acknowledged_after_the_session_deadline() -> None:
+    """The followers go on; but nobody knows whether the store would not name another leader in this moment."""
+    cluster = running()
+    ack = cluster[1].append(b"a")
+    cluster[1].session_until_s = 0
+    with pytest.raises(NotLeaderOrFollower):
+        cluster[1].append(b"b")
+    cluster.run_until(lambda: cluster[3].log.durable_end_offset == 1, 500)
+    cluster.run_for(1000)
+    assert isinstance(ack.error, NotLeaderOrFollower)
+    assert cluster[1].partition.high_watermark == 0
+    cluster[1].session_until_s = float("inf")
+    cluster.run_until(lambda: cluster[1].partition.high_watermark == 1, 1000)
+
+
+def test_two_fast_leader_changes_leave_one_history() -> None:
+    """KIP-279: each of the three has records that no other has; the one that leads at last decides."""
+    cluster = running()
+    committed(cluster, b"a")
+    cluster.network.isolate(1)
+    cluster.network.isolate(2)
+    for number in range(3):
+        cluster[1].append(b"only on 1: %d" % number)
+    cluster.run_for(100)
+    cluster.elect(2)
+    cluster.tell(2)
+    cluster.run_for(100)
+    cluster[2].append(b"only on 2")
+    cluster.run_for(100)
+    cluster.elect(1)
+    cluster.tell(1)
+    cluster.run_for(100)
+    cluster[1].append(b"again only on 1")
+    cluster.run_for(100)
+    cluster.elect(3)
+    cluster.network.cut.clear()
+    cluster.tell()
+    cluster.run_for(100)
+    ack = cluster[3].append(b"b")
+    cluster.run_until(lambda: ack.acknowledged and cluster.settled())
+    for node_id in (1, 2, 3):
+        assert cluster[node_id].values() == [b"a", b"b"]
+    cluster.check_same()
+
+
+def test_an_epoch_that_the_leader_never_had_is_cut_off() -> None:
+    """2 led for a moment and wrote alone; 3 leads now, and has more of the epoch before than 2 ever had."""
+    cluster = running()
+    committed(cluster, b"a")
+    cluster.network.isolate(2)
+    for value in (b"b", b"c", b"d"):
+        cluster[1].append(value)
+    cluster.run_until(lambda: cluster[3].log.durable_end_offset == 4)
+    cluster.elect(2)
+    cluster.tell(2)
+    cluster.run_for(50)
+    cluster[2].append(b"only on 2")
+    cluster.run_for(50)
+    cluster.elect(3)
+    cluster.network.cut.clear()
+    cluster.tell()
+    cluster.run_until(lambda: cluster.settled() and cluster[3].partition.high_watermark == 4, 5000)
+    for node_id in (1, 2, 3):
+        assert cluster[node_id].values() == [b"a", b"b", b"c", b"d"]
+    cluster.check_same()
+
+
+def test_a_leader_that_wrote_nothing_in_its_epoch_copies_older_records_afterwards() -> None:
+    cluster = running()
+    committed(cluster, b"a")
+    cluster.network.isolate(2)
+    cluster[1].append(b"b")  # 2 never has it before it leads
+    cluster.run_until(lambda: cluster[3].log.durable_end_offset == 2)
+    cluster.elect(2)
+    cluster.tell(2)
+    cluster.run_for(500)
+    cluster.elect(3)
+    cluster.network.cut.clear()
+    cluster.tell()
+    cluster.run_until(lambda: cluster.settled() and cluster[3].partition.high_watermark == 2, 5000)
+    cluster.check_same()
+    cluster.kill(2, power=True)
+    assert cluster.restart(2).values() == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("leader", [1, 2])
+def test_a_wait_ends_with_the_leader_epoch_it_began_in(leader: int) -> None:
+    """Also when the same broker is chosen again: it cannot know what was decided in between."""
+    cluster = running()
+    cluster.network.isolate(3)
+    ack = cluster[1].append(b"a")
+    cluster.run_for(200)
+    assert not ack.settled
+    cluster.elect(leader)
+    cluster.tell()
+    cluster.run_for(10)
+    assert isinstance(ack.error, NotLeaderOrFollower)
+
+
+def test_logs_that_part_within_an_epoch_are_cut_where_the_leaders_ends() -> None:
+    """The old leader's followers have more of its epoch than the new one; the new one's own records come after."""
+    cluster = running()
+    committed(cluster, b"a")
+    cluster.network.isolate(2)
+    cluster[1].append(b"b", b"c")
+    cluster.run_until(lambda: cluster[3].log.durable_end_offset == 3)
+    cluster.network.cut.clear()
+    cluster.network.isolate(1)
+    cluster.elect(2)
+    cluster.tell(2)
+    cluster.run_for(50)
+    ack = cluster[2].append(b"d", b"e", b"f", b"g")
+    cluster.tell(3)
+    cluster.network.cut.clear()
+    cluster.tell(1)
+    cluster.run_until(lambda: ack.acknowledged and cluster.settled())
+    cluster.check_same()
+    assert cluster[3].values() == [b"a", b"d", b"e", b"f", b"g"]
+
+
+def test_a_new_leader_acknowledges_nothing_before_all_in_sync_have_fetched_in_its_epoch() -> None:
+    cluster = running()
+    committed(cluster, b"a")
+    cluster.run_until(cluster.settled, 2000)
+    cluster.network.isolate(3)
+    lose_contact(cluster, 1)
+    cluster.elect(2)
+    cluster.tell(2)
+    cluster.run_for(50)
+    ack = cluster[2].append(b"b")
+    cluster.run_for(1000)
+    assert not ack.settled
+    assert cluster[2].partition.replica.pending is None or ack.error is None
+    cluster.tell(3)
+    cluster.network.cut.clear()
+    cluster.network.isolate(1)
+    cluster.run_until(lambda: ack.acknowledged, 10_000)
+    assert cluster[3].values() == [b"a", b"b"]
+
+
+def test_a_new_leader_does_not_tell_an_end_lower_than_one_that_was_seen() -> None:
+    """KIP-207: what the old leader said is committed may be news to the new one."""
+    cluster = running()
+    committed(cluster, b"a")  # 2 has not heard that it is
+    cluster.network.isolate(3)
+    cluster.elect(2)
+    cluster.tell(2)
+    cluster.run_for(5)
+    partition = cluster[2].partition
+    assert partition.high_watermark == 0
+    with pytest.raises(OffsetNotAvailable):
+        cluster[2].service.records.look_up(partition, -1, 0)
+    cluster.network.cut.clear()
+    cluster.tell()
+    cluster.run_until(lambda: partition.high_watermark == 1)
+    assert cluster[2].service.records.look_up(partition, -1, 0)[0] == 1
+
+
+def test_a_broker_does_not_lead_again_in_an_epoch_it_may_have_lost_records_of() -> None:
+    """Its unsynced records are on the followers; given out again under the same epoch, the offsets would differ."""
+    cluster = running()
+    slow = cluster[1].background
+    slow._latency_ms = lambda: 1e6
+    cluster[1].append(b"a")
+    cluster.run_for(20)
+    cluster[1].append(b"lost on 1, kept on 2 and 3")
+    cluster.run_until(lambda: cluster[2].log.durable_end_offset == 2)
+    cluster.kill(1, power=True)
+    node = cluster.restart(1)
+    cluster.run_for(50)
+    assert not node.partition.leads, "chosen in a session that is over"
+    state = cluster.state()
+    with pytest.raises(FencedLeaderEpoch):
+        node.partition.lead(state.leader_epoch, in_sync=state.isr, replicas=state.replicas)
+    cluster.elect(1)
+    cluster.tell()
+    cluster.run_for(100)
+    committed(cluster, b"b")
+    cluster.run_until(cluster.settled)
+    cluster.check_same()
+
+
+def test_the_last_replica_standing_takes_nothing_with_min_insync_replicas() -> None:
+    cluster = running(configs={"min.insync.replicas": "2"})
+    committed(cluster, b"a")
+    cluster.kill(3)
+    cluster.end_session(3)
+    committed(cluster, b"b")
+    waiting = cluster[1].append(b"c")
+    cluster.kill(2)
+    cluster.end_session(2)
+    cluster.run_until(lambda: waiting.settled, 2000)
+    assert isinstance(waiting.error, NotEnoughReplicasAfterAppend)
+    with pytest.raises(NotEnoughReplicas):
+        cluster[1].append(b"d")
+    cluster.run_for(10_000)
+    assert cluster.state().isr == (1,)
+    assert cluster[1].partition.high_watermark == 2, "nothing is committed on one replica"
+    cluster.restart(2)
+    cluster.run_until(lambda: cluster[1].partition.replica.in_sync == {1, 2})  # type: ignore[union-attr]  # it leads
+    committed(cluster, b"d")
+    assert cluster[1].values(committed=True) == [b"a", b"b", b"c", b"d"], "what was written counts now"
+
+
+def test_silent_replicas_leave_once_and_come_back_only_by_asking_again() -> None:
+    """The leader reaches the store, and nobody else: what it remembers of the others brings nobody back."""
+    cluster = running(configs={"min.insync.replicas": "2"})
+    committed(cluster, b"a")
+    waiting = cluster[1].append(b"b")
+    cluster.network.isolate(1)
+    cluster.run_until(lambda: waiting.settled, 2 * LAG_MS_MAX)
+    assert isinstance(waiting.error, NotEnoughReplicasAfterAppend)
+    cluster.run_for(1000)
+    epoch = cluster.state().partition_epoch
+    cluster.run_for(5 * LAG_MS_MAX)
+    assert cluster.state().isr == (1,)
+    assert cluster.state().partition_epoch == epoch, "nobody came in and went out again"
+    with pytest.raises(NotEnoughReplicas):
+        cluster[1].append(b"c")
+    cluster.network.cut.clear()
+    cluster.run_until(lambda: cluster[1].partition.replica.in_sync == {1, 2, 3}, 30_000)  # type: ignore[union-attr]
+    assert cluster[1].values(committed=True) == [b"a", b"b"]
+
+
+def test_clients_are_not_served_by_followers() -> None:
+    cluster = running()
+    partition = cluster[2].partition
+    with pytest.raises(NotLeaderOrFollower):
+        cluster[2].append(b"a")
+    with pytest.raises(NotLeaderOrFollower):
+        partition.check_leader_epoch(-1)
+    with pytest.raises(NotLeaderOrFollower):
+        partition.delete_records(0)
+    assert not partition.committed(1).done() or partition.committed(0).done()
+
+
+def test_a_follower_behind_the_leaders_start_begins_anew_there() -> None:
+    cluster = running(configs={"min.insync.replicas": "1"})
+    committed(cluster, b"a", b"b", b"c")
+    cluster.run_until(cluster.settled)
+    cluster.kill(3)
+    cluster.end_session(3)
+    for number in range(5):
+        committed(cluster, b"x%d" % number, b"y%d" % number)
+    cluster[1].partition.trim(8)  # inside of a batch
+    node = cluster.restart(3)
+    cluster.run_until(lambda: 3 in cluster.state().isr and cluster.settled() and node.log.start_offset == 8)
+    assert node.values() == [b"y2", b"x3", b"y3", b"x4", b"y4"]
+    assert not list(node.follower.troubles())
+    node.log.verify()
+    cluster.kill(3, power=True)
+    again = cluster.restart(3)
+    cluster.run_until(lambda: 3 in cluster.state().isr and again.log.start_offset == 8)
+    assert again.values() == [b"y2", b"x3", b"y3", b"x4", b"y4"]
+
+
+def test_gaps_of_a_compacted_leader_are_copied_also_at_the_end_of_its_log() -> None:
+    cluster = running()
+    committed(cluster, b"a")
+    cluster.run_until(cluster.settled)
+    cluster.kill(3)
+    cluster.end_session(3)
+    leader = cluster[1]
+    replicated._hop(leader.log, 50, 0, 50)  # as if compaction had left nothing from here on
+    leader.syncer.request(leader.log)
+    cluster.run_until(lambda: cluster.settled() and cluster[2].log.end_offset == 50)
+    assert committed(cluster, b"b").offset == 50
+    for power in (False, True):
+        node = cluster.restart(3)
+        cluster.run_until(lambda: 3 in cluster.state().isr and cluster.settled())
+        assert node.values() == [b"a", b"b"]
+        node.log.verify()
+        assert len(list(node.log.batches(0))) == 2, "there is a gap, as on the leader"
+        cluster.kill(3, power=power)
+
+
+def test_followers_give_up_what_their_leader_gave_up() -> None:
+    cluster = running()
+    committed(cluster, b"a", b"b")
+    committed(cluster, b"c")
+    cluster[1].partition.trim(2)
+    cluster.run_until(lambda: all(cluster[node].log.start_offset == 2 for node in (1, 2, 3)), 2000)
+
+
+def test_a_replica_whose_disk_fails_is_set_aside_and_the_others_go_on() -> None:
+    cluster = running(partitions=2)
+    cluster[3].disk.fail_when = lambda operation, path: (
+        errno.EIO if operation == "write" and "t-0" in path else None
+    )
+    first, second = cluster[1].append(b"a", index=0), cluster[1].append(b"b", index=1)
+    cluster.run_until(lambda: second.acknowledged, 2000)
+    assert not first.settled
+    troubles = list(cluster[3].follower.troubles())
+    assert [one.partition.index for one in troubles] == [0]
+    cluster.run_until(lambda: first.acknowledged, 2 * LAG_MS_MAX)
+    assert (cluster.state(0).isr, cluster.state(1).isr) == ((1, 2), (1, 2, 3))
+
+
+def test_a_replica_on_a_full_disk_catches_up_when_there_is_room() -> None:
+    cluster = running()
+    cluster[3].disk.fail_when = lambda operation, path: errno.ENOSPC if operation == "write" else None
+    ack = cluster[1].append(b"a")
+    cluster.run_until(lambda: ack.acknowledged, 2 * LAG_MS_MAX)
+    cluster[3].disk.fail_when = None
+    cluster.run_until(lambda: 3 in cluster.state().isr)
+    assert cluster[3].values() == [b"a"]
+
+
+def test_replicas_far_behind_are_throttled_and_those_in_sync_are_not() -> None:
+    settings = FollowerSettings(catch_up_bytes_per_second=100_000, partition_bytes_max=50_000)
+    cluster = running(configs={"min.insync.replicas": "1"}, follower_settings=settings, partitions=2)
+    cluster.kill(3)
+    cluster.end_session(3)
+    for _ in range(100):
+        committed(cluster, bytes(10_000))
+    cluster.restart(3)
+    began = cluster.simulation.now_ms
+    cluster.run_until(lambda: 3 in cluster.state(1).isr, 3000)
+    quick = committed(cluster, b"a")
+    assert quick.acknowledged
+    ack = cluster[1].append(bytes(1000), index=1)
+    cluster.run_until(lambda: ack.acknowledged, 200)
+    cluster.run_until(lambda: 3 in cluster.state(0).isr, 60_000)
+    assert 8_000 < cluster.simulation.now_ms - began < 15_000, (
+        "a million bytes at 100 kB/s, less a second's burst"
+    )
+
+
+def test_of_many_partitions_the_lively_ones_are_asked_for_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mansio.broker.fetcher.QUIET_ROUND_S", 0.01)
+    cluster = running(partitions=8, follower_settings=FollowerSettings(all_partitions_max=4))
+    asked: list[int] = []
+
+    def count(source: int, _: int, frame: bytes) -> None:
+        if source == 3:
+            body = memoryview(frame)[4:]
+            asked.append(len(decode_request(17, body, read_request_header(body).body).topics[0][2]))
+
+    cluster.network.spy = count
+    cluster.network.delay_ms = lambda: 0.1
+    for _ in range(100):
+        committed(cluster, b"a")
+    assert {1, 8} == set(asked)
+    quiet = cluster[1].append(b"b", index=7)
+    cluster.run_until(lambda: quiet.acknowledged, 1000)
+
+
+def test_a_lost_answer_of_the_store_is_cleared_up() -> None:
+    cluster = running()
+    for lost in ("answers_lost", "requests_lost"):
+        cluster.network.isolate(3)
+        setattr(cluster[1].store.door, lost, 1)
+        committed(cluster, b"a")
+        assert cluster.state().isr == (1, 2)
+        cluster.network.cut.clear()
+        setattr(cluster[1].store.door, lost, 7)  # more than are tried again at once
+        cluster.run_until(lambda: 3 in cluster.state().isr, 20_000)
+        ack = committed(cluster, b"b")
+        assert cluster[3].log.durable_end_offset > ack.offset
+
+
+def test_a_change_by_the_controller_is_not_overwritten() -> None:
+    cluster = running()
+    cluster[1].store.held = True
+    cluster.network.isolate(3)
+    cluster[1].append(b"a")
+    cluster.run_until(lambda: cluster[1].store.waiting, LAG_MS_MAX + 2000)
+    cluster.elect(2)
+    cluster[1].store.release()
+    cluster.run_for(1000)
+    state = cluster.state()
+    assert (state.leader, state.leader_epoch, state.isr) == (2, 1, (1, 2, 3))
+    assert cluster[1].partition.replica.high_watermark == 0
+
+
+def test_the_same_seed_gives_the_same_history() -> None:
+    traces = []
+    for seed in (5, 5, 6):
+        cluster = running(seed=seed)
+        committed(cluster, b"a")
+        cluster.kill(3)
+        cluster.run_for(5000)
+        traces.append(cluster.simulation.trace)
+    assert traces[0] == traces[1] != traces[2]
+
+
+def test_producers_are_remembered_by_the_next_leader_and_forgotten_with_what_was_cut() -> None:
+    from mansio.wire.records import build_batch
+
+    def batch(sequence: int, producer_id: int = 9) -> bytes:
+        records = [(0, None, b"v", ())]
+        return build_batch(records, producer_id=producer_id, producer_epoch=0, base_sequence=sequence)
+
+    cluster = running()
+    first = cluster[1].partition.append(batch(0))
+    cluster.run_until(lambda: cluster[1].partition.high_watermark == 1)
+    cluster.network.isolate(1)
+    cluster[1].partition.append(batch(0, producer_id=8))  # nobody else ever has it
+    cluster.run_for(50)
+    cluster.elect(2)
+    cluster.tell(2, 3)
+    cluster.run_for(100)
+    again = cluster[2].partition.append(batch(0))
+    assert (again.base_offset, again.duplicate) == (first.base_offset, True)
+    assert not cluster[2].partition.append(batch(1)).duplicate
+    cluster.network.cut.clear()
+    cluster.tell()
+    cluster.run_until(lambda: cluster.settled() and cluster[1].log.end_offset == 2)
+    cluster.elect(1)
+    cluster.tell()
+    cluster.run_for(100)
+    assert cluster[1].partition.append(batch(1)).duplicate
+    assert not cluster[1].partition.append(batch(2)).duplicate
+    assert not cluster[1].partition.append(batch(0, producer_id=8)).duplicate
+    assert KEYS.session(1) in {entry.key for entry in cluster.store.list(KEYS.prefix).entries}

@@ -1,0 +1,38 @@
+"""Steps of making and deleting topics that happen when they were given up long ago."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mansio.cluster.metadata import Put, encode
+from mansio.cluster.state import CREATING, DELETING, Maker, topic_document
+from support.brokers import TTL_S, Cluster
+from support.virtual_time import run_virtually
+
+
+@pytest.mark.parametrize("state", [CREATING, DELETING])
+def test_a_step_that_comes_late_leaves_no_topic_that_nobody_finishes(state: str) -> None:
+    """The session it names lives, so that the controller leaves it alone: the broker itself has to see it."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        try:
+            await cluster.start(1, 2, 3)
+            for member in cluster.alive():
+                await member.registered()
+            member = cluster.brokers[1]
+            await member.create("t")
+            maker = Maker(1, member.membership.epoch)
+            topic = dataclasses.replace(member.state.topics["t"], state=state, maker=maker)
+            put = Put(member.state.keys.topic("t"), encode(topic_document(topic), "late"))
+            cluster.store.transact([], [put])
+            await cluster.until(lambda: "t" in member.state.unfinished)
+            await cluster.until(lambda: not member.state.unfinished, within_s=TTL_S)
+            assert "t" not in member.state.topics
+            await member.create("t")
+        finally:
+            await cluster.stop()
+
+    run_virtually(main())

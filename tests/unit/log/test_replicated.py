@@ -1,0 +1,216 @@
+"""What a follower does to its log: batches as they are, gaps, beginning anew; also when the disk dies in between."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from mansio.errors import ConcurrentChange, CorruptMessage, FencedLeaderEpoch, StorageError
+from mansio.log import replicated
+from mansio.log.log import Log
+from mansio.log.settings import LogSettings
+from mansio.testing.disk import SimulatedDisk
+from mansio.wire.records import build_batch, check_stored_batch
+from support.logs import ManualClock, append, check_contents, make_batch
+
+SETTINGS = LogSettings(segment_bytes=700)
+DIRECTORY = "data/t-0"
+
+
+class Crash(BaseException):
+    """The power went."""
+
+
+def opened(disk: SimulatedDisk) -> Log:
+    return Log.open(disk, ManualClock(), DIRECTORY, SETTINGS)
+
+
+def stored(base_offset: int, records: int = 2, leader_epoch: int = 0) -> bytes:
+    values = [(base_offset + at, None, b"%d" % (base_offset + at), ()) for at in range(records)]
+    return build_batch(values, base_offset=base_offset, leader_epoch=leader_epoch)
+
+
+def take(log: Log, *batches: bytes, gaps_below: int = 0) -> None:
+    headers = [check_stored_batch(batch) for batch in batches]
+    replicated.append_as_is(log, memoryview(b"".join(batches)), headers, gaps_below=gaps_below)
+
+
+@pytest.mark.parametrize("together", [1, 3, 20])
+def test_batches_are_kept_as_they_are(together: int) -> None:
+    disk = SimulatedDisk()
+    log = opened(disk)
+    batches = [stored(2 * at, 2, leader_epoch=at // 4) for at in range(20)]
+    for first in range(0, 20, together):
+        take(log, *batches[first : first + together])
+    assert all(segment.size_bytes <= SETTINGS.segment_bytes for segment in log.segments())
+    log.sync()
+    check_contents(log, batches)
+    assert log.leader_epochs.entries() == [(0, 0), (1, 8), (2, 16), (3, 24), (4, 32)]
+    assert len(log.segments()) > 1
+    check_contents(opened(disk.crash(Random(1))), batches)
+
+
+@pytest.mark.parametrize(
+    ("batch", "error"),
+    [
+        (stored(1), CorruptMessage),
+        (stored(4), CorruptMessage),
+        (stored(2, leader_epoch=0), FencedLeaderEpoch),
+    ],
+)
+def test_a_batch_out_of_line_is_refused_and_leaves_no_trace(batch: bytes, error: type[Exception]) -> None:
+    log = opened(SimulatedDisk())
+    take(log, stored(0, leader_epoch=1))
+    with pytest.raises(error):
+        take(log, batch)
+    assert (log.end_offset, log.leader_epochs.entries()) == (2, [(1, 0)])
+
+
+def test_gaps_of_a_compacted_leader_survive_a_restart() -> None:
+    disk = SimulatedDisk()
+    log = opened(disk)
+    batches = [stored(10 * at, 2, leader_epoch=at // 3) for at in range(12)]
+    for batch in batches:
+        take(log, batch, gaps_below=200)
+    work = log.prepare_sync()
+    assert work is not None
+    work.run(disk)  # and no checkpoint: all is read again
+    for one in (log, opened(disk.crash(Random(3)))):
+        one.verify()
+        assert list(one.batches(0)) == batches
+        assert one.leader_epochs.entries() == [(0, 0), (1, 22), (2, 52), (3, 82)]
+    log.finish_sync(work, None)
+    log.sync()
+    assert log.end_offset == 112
+    assert log.end_offset_for_epoch(0) == (0, 22), "epoch 1 may have begun right behind the last of epoch 0"
+    with pytest.raises(CorruptMessage):
+        take(log, stored(300, leader_epoch=9), gaps_below=200)
+    for again in (opened(disk), opened(disk.crash(Random(2)))):
+        assert list(again.batches(0)) == batches
+        assert again.end_offset == 112
+        again.verify()
+        piece = again.read(15, 1, again.end_offset)
+        assert piece is not None
+        assert piece.read() == batches[2]
+
+
+def test_a_log_begins_anew_elsewhere() -> None:
+    disk = SimulatedDisk()
+    log = opened(disk)
+    for at in range(20):
+        take(log, stored(2 * at))
+    log.sync()
+    for offset in (1000, 7, 7):
+        replicated.begin_anew(log, offset)
+        assert (log.start_offset, log.end_offset, log.durable_end_offset) == (offset, offset, offset)
+        assert log.leader_epochs.last == -1
+        assert list(log.batches(0)) == []
+        empty = opened(disk.crash(Random(offset)))
+        assert (empty.start_offset, empty.end_offset, empty.leader_epochs.last) == (offset, offset, -1)
+        batch = stored(offset, 3, leader_epoch=5)
+        take(log, batch)
+        log.sync()
+        check_contents(log, [batch])
+        base = f"{offset:020d}"
+        names = {name for name in disk.list_directory(DIRECTORY) if name[:1].isdigit()}
+        assert names <= {f"{base}.log", f"{base}.index"}, "nothing of the old log is left, or comes back"
+        check_contents(opened(disk.crash(Random(offset))), [batch])
+    log.close()
+    assert opened(disk).end_offset == 10
+
+
+def test_a_log_that_is_being_synced_does_not_begin_anew() -> None:
+    log = opened(SimulatedDisk())
+    take(log, stored(0))
+    work = log.prepare_sync()
+    assert work is not None
+    with pytest.raises(ConcurrentChange):
+        replicated.begin_anew(log, 100)
+    work.run(log.disk)
+    log.finish_sync(work, None)
+    replicated.begin_anew(log, 100)
+    assert log.end_offset == 100
+
+
+def histories() -> tuple[SimulatedDisk, Log, list[bytes]]:
+    """A log of several segments, trimmed a little, with a tail that is not synced."""
+    disk = SimulatedDisk()
+    log = opened(disk)
+    written = [append(log, make_batch([at] * 3, tag=at), 1 + at // 5)[1] for at in range(12)]
+    log.sync()
+    log.trim_to(10)
+    log.sync()
+    written += [append(log, make_batch([at] * 3, tag=at), 4)[1] for at in range(12, 22)]
+    return disk, log, written
+
+
+def count_changes(offset: int) -> int:
+    disk, log, _ = histories()
+    seen = 0
+
+    def count(operation: str, path: str) -> None:
+        nonlocal seen
+        del operation, path
+        seen += 1
+
+    disk.fail_when = count  # type: ignore[assignment]  # it fails nothing
+    replicated.begin_anew(log, offset)
+    return seen
+
+
+@pytest.mark.parametrize("offset", [1000, 66, 20])
+def test_a_crash_while_a_log_begins_anew_leaves_one_that_opens_with_a_past_that_was_right(
+    offset: int,
+) -> None:
+    steps = count_changes(offset)
+    assert steps > 10
+    for step in range(steps):
+        for chance in range(3):
+            disk, log, written = histories()
+            left = step
+
+            def crash(operation: str, path: str) -> None:
+                nonlocal left
+                del operation, path
+                if left == 0:
+                    raise Crash
+                left -= 1
+
+            disk.fail_when = crash  # type: ignore[assignment]  # it never fails, it dies
+            with pytest.raises(Crash):
+                replicated.begin_anew(log, offset)
+            disk.fail_when = None
+            again = opened(disk.crash(Random(chance)))
+            again.verify()
+            found = list(again.batches(again.start_offset))
+            assert found == [] or again.start_offset < again.end_offset <= 66
+            assert all(batch in written for batch in found)
+            if found:
+                assert again.start_offset in (10, 36)
+            else:
+                assert again.start_offset in (10, 36, offset)
+            replicated.begin_anew(again, offset)
+            take(again, stored(offset, leader_epoch=9))
+            again.sync()
+            assert opened(again.disk.crash(Random(chance))).end_offset == offset + 2  # type: ignore[attr-defined]  # a simulated one
+
+
+def test_a_disk_that_fails_while_a_log_begins_anew_ends_its_service() -> None:
+    for step in range(count_changes(1000)):
+        disk, log, _ = histories()
+        left = step
+
+        def fail(operation: str, path: str) -> int | None:
+            nonlocal left
+            del operation, path
+            left -= 1
+            return 5 if left == -1 else None
+
+        disk.fail_when = fail
+        try:
+            replicated.begin_anew(log, 1000)
+        except StorageError:
+            assert log.failure is not None
+        else:
+            pytest.fail(f"step {step} of the disk failed, and nobody was told")
