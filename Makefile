@@ -15,7 +15,7 @@ ARGS ?=
 help:
 	@echo "make demo      a broker, 336,776 flights and a kill -9, half a minute; then a lake table over them, with Spark"
 	@echo "make serve     a broker on 127.0.0.1:9092 with its data under ./data"
-	@echo "make test      checks and all tests (about ten minutes)"
+	@echo "make test      checks and all tests (a quarter of an hour)"
 	@echo "make check     lint, types, layers, generated documents"
 	@echo "make format    rewrite the source in the project's format, and the generated documents"
 	@echo "make bench     against a floor of the same machine; ARGS='--list' names the cases"
