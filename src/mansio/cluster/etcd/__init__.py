@@ -21,8 +21,8 @@ from mansio.errors import ConfigError
 os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else its core writes lines of its own among ours
 
 try:
-    import google.protobuf  # noqa: F401
-    import grpc  # noqa: F401
+    import google.protobuf  # noqa: F401 - only whether it is there
+    import grpc  # noqa: F401 - the same
 except ImportError:
     raise ConfigError(
         "a cluster needs grpcio and protobuf: pip install 'mansio[cluster]' brings them"
