@@ -113,7 +113,7 @@ class Server:
         self.listener = ("", 0)
         self._listening: asyncio.Server | None = None
         self._dispatcher = Dispatcher(service)
-        self._connections: set[Connection] = set()
+        self._connections: dict[Connection, None] = {}  # in the order they came; a set's differs by process
         self._hosts: dict[str, int] = {}  # client address -> open connections
         self._unsent: dict[Connection, int] = {}
         self.unsent_bytes = 0
@@ -180,7 +180,7 @@ class Server:
         elif from_host >= limits.connections_per_ip_max > 0:
             self.refuse(connection, "connections_per_ip_max", f"{from_host} from there are open")
         else:
-            self._connections.add(connection)
+            self._connections[connection] = None
             self._hosts[host] = from_host + 1
             self.counters.connections_accepted += 1
 
@@ -194,7 +194,7 @@ class Server:
     def disconnected(self, connection: Connection) -> None:
         if connection not in self._connections:
             return
-        self._connections.remove(connection)
+        del self._connections[connection]
         host = connection.client_host
         if self._hosts[host] > 1:
             self._hosts[host] -= 1
