@@ -4,7 +4,7 @@ A share partition is one topic partition as one share group sees it. Its state i
 records; every change of it is a `Change` of a range, gathered in an `Update` that is stored before anybody is told.
 
 Always true: a `Change` says all of its range (nothing is left as it was but what it says); ranges of an update are
-ascending and disjoint; a count is that of deliveries so far and never goes down, `forgiven` of them do not count as
+ascending and disjoint; `deliveries` so far never go down, `forgiven` of them do not count as
 tries.
 
 Source: KIP-932 (states and types of acknowledgement), KIP-1222 (renewal), KIP-1191 (dead letters).
@@ -91,7 +91,7 @@ class Change(NamedTuple):
     first: int
     last: int
     state: int
-    count: int
+    deliveries: int
     forgiven: int = 0
     holder: str = ""
     due_ms: int = -1
@@ -103,7 +103,7 @@ class DeadRange(NamedTuple):
 
     first: int
     last: int
-    count: int
+    deliveries: int
     forgiven: int
 
 
@@ -169,11 +169,11 @@ class ShareSummary(NamedTuple):
 
 
 class Acquired(NamedTuple):
-    """Offsets `first` to `last` are leased; `count`: which delivery of theirs this is, from 1."""
+    """Offsets `first` to `last` are leased; `deliveries`: which delivery of theirs this is, from 1."""
 
     first: int
     last: int
-    count: int
+    deliveries: int
 
 
 class Settle(NamedTuple):
@@ -194,7 +194,7 @@ class Archiving(NamedTuple):
     key: ShareKey
     first: int
     last: int
-    count: int
+    deliveries: int
     ticket: Ticket
 
 
