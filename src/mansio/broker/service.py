@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mansio.broker.compactor import Compactor
+    from mansio.broker.coordinators.group_settings import GroupConfigs
     from mansio.broker.coordinators.groups import GroupCoordinator
     from mansio.broker.partition import Partition
     from mansio.broker.partitions import PartitionSet
@@ -35,6 +36,7 @@ class Service:
         "clock",
         "compactor",
         "controller",
+        "group_configs",
         "groups",
         "partitions",
         "quotas",
@@ -73,6 +75,7 @@ class Service:
         self.server: Server | None = None
         self.retention: RetentionKeeper | None = None
         self.compactor: Compactor | None = None
+        self.group_configs: GroupConfigs | None = None
         self.broker_epoch_of: Callable[[int], int] | None = None
         """In a cluster: the epoch of the session that a broker has now, 0 for none."""
         self.controller: Controller | None = None

@@ -1,0 +1,85 @@
+"""A share partition's state from what is stored, and back.
+
+Always true: * A lease that is found runs a whole duration from now; no deadline is ever stored.
+* After a loss, what has no delivery on record but lies below the lease horizon may be in somebody's hands: it is
+  WITHHELD for as long as such a lease could last, and counts as delivered once, which is forgiven. Above the horizon
+  nothing was ever leased.
+* What is stored of a withheld range is a rest until its end, so that no restart ends it early.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mansio.state.retry import ASKED_MAX_MS
+from mansio.state.share_ranges import NEVER_MS, Span
+from mansio.state.share_types import ACQUIRED, AVAILABLE, WITHHELD, Change
+from mansio.state.share_window import Window, changes_of
+
+if TYPE_CHECKING:
+    from mansio.state.share_types import LoadedState
+
+
+def restored(state: LoadedState, *, lock_ms: int, log_end: int, now_ms: float, wall_ms: int) -> Window:
+    """The window of a stored state. `log_end`: of this broker's log, which is not below what anybody was given."""
+    window = Window(state.start_offset)
+    ranges = window.ranges
+    for change in state.changes:
+        if change.last < state.start_offset:
+            continue
+        for span in ranges.split(max(change.first, state.start_offset), change.last):
+            _fill(span, change, lock_ms, now_ms, wall_ms)
+    if not state.certain:
+        _withhold(window, min(state.horizon, log_end), now_ms + max(state.withheld_ms, 0))
+    for span in ranges:
+        window.count(span)
+        if span.deadline_ms != NEVER_MS:
+            window.watch(span.deadline_ms, span.first, span.last)
+    ranges.merge_around(ranges.start, ranges.end - 1)
+    window.done -= ranges.advance_start()
+    return window
+
+
+def _fill(span: Span, change: Change, lock_ms: int, now_ms: float, wall_ms: int) -> None:
+    span.state, span.deliveries, span.forgiven = change.state, change.deliveries, change.forgiven
+    span.ticket = change.ticket
+    if change.state == ACQUIRED:
+        span.holder, span.deadline_ms = change.holder, now_ms + lock_ms
+    elif change.state == AVAILABLE and change.due_ms > wall_ms:
+        rest_ms = min(change.due_ms - wall_ms, ASKED_MAX_MS)
+        span.due_ms, span.deadline_ms = wall_ms + rest_ms, now_ms + rest_ms
+
+
+def _withhold(window: Window, stop: int, until_ms: float) -> None:
+    ranges = window.ranges
+    if stop <= ranges.start:
+        return
+    for span in ranges.split(ranges.start, stop - 1):
+        if span.state == AVAILABLE and span.deliveries == 0:
+            span.state = WITHHELD
+            span.deliveries, span.forgiven, span.deadline_ms = 1, 1, until_ms
+
+
+def stored(window: Window, *, now_ms: float, wall_ms: int) -> tuple[Change, ...]:
+    """All that a state has to say of the window; what it leaves out is AVAILABLE and was never delivered."""
+    told = []
+    for change in changes_of(window.ranges):
+        if change.state == WITHHELD:
+            told += _parked(window, change, now_ms, wall_ms)
+        elif change.state != AVAILABLE or change.deliveries:
+            told.append(change)
+    return tuple(told)
+
+
+def _parked(window: Window, change: Change, now_ms: float, wall_ms: int) -> list[Change]:
+    return [
+        Change(
+            max(span.first, change.first),
+            min(span.last, change.last),
+            AVAILABLE,
+            span.deliveries,
+            span.forgiven,
+            due_ms=wall_ms + max(round(span.deadline_ms - now_ms), 0),
+        )
+        for span in window.ranges.within(change.first, change.last)
+    ]

@@ -1,0 +1,60 @@
+"""Which records a member may be given, and in which order: the one place where that is chosen.
+
+A policy only looks. What it picks is leased, or not, by `share_partition`, which knows the limits. Lanes and delays
+are further policies.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Protocol
+
+from mansio.state.share_ranges import TERMINAL
+from mansio.state.share_types import ACQUIRED, ARCHIVING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mansio.state.share_ranges import Ranges
+
+OPEN_END: Final = 2**63 - 1
+"""How far the last stretch goes: nobody has been given anything of it yet."""
+
+
+class Policy(Protocol):
+    """See the module. `may_skip`: whoever gets a later stretch need not have all of the earlier ones."""
+
+    may_skip: bool
+
+    def pick(self, ranges: Ranges, member: str, now_ms: float) -> Iterator[tuple[int, int]]:
+        """Stretches of offsets, first and last, in the order in which the member is to have them."""
+
+
+class LowestFirst:
+    """Whatever is free, the lowest offset first: Kafka's way."""
+
+    may_skip = True
+
+    def pick(self, ranges: Ranges, member: str, now_ms: float) -> Iterator[tuple[int, int]]:  # noqa: ARG002 - the signature of all policies
+        for span in ranges.free_spans():
+            yield span.first, span.last
+        yield ranges.end, OPEN_END
+
+
+class InOrder:
+    """Nothing passes a lower record that is open, unless the same member has that one leased.
+
+    What the member settled itself, and is being stored, holds up nobody but others.
+    """
+
+    may_skip = False
+
+    def pick(self, ranges: Ranges, member: str, now_ms: float) -> Iterator[tuple[int, int]]:  # noqa: ARG002 - the signature of all policies
+        for span in ranges:
+            if span.is_free:
+                yield span.first, span.last
+            elif span.state in TERMINAL or span.state == ARCHIVING:
+                if span.unsettled and span.holder != member:
+                    return
+            elif span.state != ACQUIRED or span.holder != member:
+                return
+        yield ranges.end, OPEN_END

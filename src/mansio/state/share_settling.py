@@ -1,0 +1,83 @@
+"""What a member says of the records it has, made into runs of one type, and whether it may say so.
+
+Nothing is changed in here: a partition's part of a request is applied whole or not at all.
+
+Source: KIP-932, as Apache Kafka's SharePartition and ShareFetchUtils check it.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.errors import InvalidRecordState, InvalidRequest
+from mansio.state.share_ranges import SETTLED
+from mansio.state.share_types import ACQUIRED, RENEW, WITHHELD
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mansio.state.share_ranges import Ranges, Span
+    from mansio.state.share_types import Settle
+
+_TYPES_MAX: Final = RENEW
+
+
+class Run(NamedTuple):
+    """Offsets `first` to `last` end alike."""
+
+    first: int
+    last: int
+    type: int
+    said: Settle
+
+
+def runs_of(batches: Sequence[Settle], start: int) -> list[Run]:
+    """What is below `start` is settled already, and left out. Raises `InvalidRequest`."""
+    found: list[Run] = []
+    before = -1
+    for batch in batches:
+        if batch.first <= before or batch.last < batch.first:
+            raise InvalidRequest("acknowledged offsets are not in order")
+        before = batch.last
+        if len(batch.types) != 1 and len(batch.types) != batch.last - batch.first + 1:
+            raise InvalidRequest("acknowledgements are neither one nor one for each offset")
+        if max(batch.types) > _TYPES_MAX:
+            raise InvalidRequest(f"there is no acknowledgement of type {max(batch.types)}")
+        for first, last, type_ in _pieces(batch):
+            if last >= start:
+                found.append(Run(max(first, start), last, type_, batch))
+    return found
+
+
+def _pieces(batch: Settle) -> Iterator[tuple[int, int, int]]:
+    if len(batch.types) == 1:
+        yield batch.first, batch.last, batch.types[0]
+        return
+    first = batch.first
+    for type_, equal in groupby(batch.types):
+        last = first + sum(1 for _ in equal) - 1
+        yield first, last, type_
+        first = last + 1
+
+
+def check(ranges: Ranges, member: str, run: Run, *, renew: bool) -> None:
+    """Has the member a lease of all of it, in the delivery it speaks of? Raises `InvalidRecordState`.
+
+    What is withheld can be in the hands of one member only, whichever that is.
+    """
+    if run.type == RENEW and not renew:
+        raise InvalidRecordState("this group does not renew leases")
+    if run.last >= ranges.end:
+        raise InvalidRecordState(f"offset {run.last} is not leased")
+    for span in ranges.within(run.first, run.last):
+        if span.unsettled != SETTLED or not _is_held(span, member, run.type):
+            raise InvalidRecordState(f"offset {max(span.first, run.first)} is not leased by this member")
+        if run.said.delivery_count not in (-1, span.deliveries):
+            raise InvalidRecordState(f"offset {max(span.first, run.first)} was delivered again since")
+
+
+def _is_held(span: Span, member: str, type_: int) -> bool:
+    if span.state == ACQUIRED:
+        return span.holder == member
+    return span.state == WITHHELD and type_ != RENEW

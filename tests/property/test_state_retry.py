@@ -1,0 +1,49 @@
+"""The rest of a record: bounded, never shrinking, and a consumer's wish wins."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mansio.state.retry import ASKED_MAX_MS, delay_ms
+from mansio.state.share_types import Backoff
+
+POLICIES = st.builds(
+    Backoff,
+    base_ms=st.integers(0, 3_600_000),
+    multiplier=st.floats(1, 100),
+    max_ms=st.integers(0, 86_400_000),
+    jitter=st.floats(0, 1),
+)
+CHANCES = st.floats(0, 1, exclude_max=True)
+
+
+@given(policy=POLICIES, tries=st.integers(0, 40_000), chance=CHANCES)
+def test_rest_is_within_its_bounds(policy: Backoff, tries: int, chance: float) -> None:
+    assert 0 <= delay_ms(policy, tries, chance) <= policy.max_ms
+
+
+@given(policy=POLICIES, tries=st.integers(1, 32_767))
+def test_without_chance_a_rest_never_shrinks(policy: Backoff, tries: int) -> None:
+    steady = policy._replace(jitter=0.0)
+    assert delay_ms(steady, tries, 0.9) <= delay_ms(steady, tries + 1, 0.1)
+    assert delay_ms(steady, 1, 0.5) == min(policy.base_ms, policy.max_ms)
+
+
+@given(policy=POLICIES, tries=st.integers(1, 100), chance=CHANCES, asked=st.integers(0, 2**62))
+def test_what_is_asked_for_wins_up_to_a_year(policy: Backoff, tries: int, chance: float, asked: int) -> None:
+    assert delay_ms(policy, tries, chance, asked) == min(asked, ASKED_MAX_MS)
+
+
+def test_default_policy_by_hand() -> None:
+    policy = Backoff(1_000, 2.0, 60_000, 0.1)
+    assert [delay_ms(policy, tries, 0.5) for tries in (1, 2, 3, 6, 7, 8)] == [
+        1_000,
+        2_000,
+        4_000,
+        32_000,
+        60_000,
+        60_000,
+    ]
+    assert delay_ms(policy, 2, 0.0) == 1_800
+    assert delay_ms(policy, 2, 0.999_999) == 2_200

@@ -1,0 +1,602 @@
+"""Share partitions against a model that keeps one entry for each offset, with losses of whatever was not synced.
+
+Two groups work on one topic partition side by side, one in order and one not. `History` knows what members were told,
+through all restarts: nobody gets what another still has, counts only grow, what was acknowledged never comes back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mansio.errors import InvalidRecordState
+from mansio.state.retry import delay_ms
+from mansio.state.share_partition import SharePartition
+from mansio.state.share_types import (
+    ACCEPT,
+    ACKNOWLEDGED,
+    ACQUIRED,
+    ARCHIVED,
+    ARCHIVING,
+    AVAILABLE,
+    GAP,
+    REJECT,
+    RELEASE,
+    RENEW,
+    WITHHELD,
+    Acquired,
+    Backoff,
+    DeadRange,
+    Producer,
+    Settle,
+    ShareKey,
+    ShareSettings,
+    Update,
+)
+from support.share_store import Store, expand
+
+LOCK, WALL, BATCH = 100, 1_000_000, 4
+MEMBERS = ("a", "b")
+DONE = (ACKNOWLEDGED, ARCHIVED)
+SETTINGS = ShareSettings(LOCK, 3, 10, 30, 20, False, True, True, Backoff(10, 2.0, 60, 0.0))
+SIDES = st.sampled_from((0, 1))
+
+
+@dataclass
+class Record:
+    """What the model knows of one offset."""
+
+    state: int = AVAILABLE
+    n: int = 0
+    f: int = 0
+    holder: str = ""
+    until: float = math.inf
+    due: int = -1
+    busy: int = 0
+    sequence: int = -1
+
+
+@dataclass
+class History:
+    """What members were told: who has what until when, which delivery that was, what is settled for ever."""
+
+    has: dict[int, tuple[str, float]] = field(default_factory=dict)
+    count: dict[int, int] = field(default_factory=dict)
+    settled: set[int] = field(default_factory=set)
+
+    def handed(self, offset: int, member: str, count: int, until: float, now: float) -> None:
+        assert offset not in self.settled, "a settled record was delivered again"
+        holder, ends = self.has.get(offset, (member, now))
+        assert ends <= now, f"{offset} was given to {member} while {holder} has it"
+        assert count > self.count.get(offset, 0), "a count went back"
+        self.has[offset], self.count[offset] = (member, until), count
+
+
+class Side:
+    """One group: the machine, its model, its store."""
+
+    def __init__(self, name: str, *, ordered: bool) -> None:
+        self.key = ShareKey(name, bytes(16), 0)
+        self.settings = SETTINGS._replace(ordered=ordered)
+        self.store, self.history = Store(), History()
+        self.flying: list[tuple[Update, list[Acquired], str]] = []
+        self.unresolved, self.withheld_until = False, 0.0
+        self.sequence = 0
+        self.log_start = 0
+
+    def load(self, now: float, log_end: int, *, certain: bool) -> None:
+        if not certain:
+            self.unresolved, self.withheld_until = True, now + LOCK
+        left = max(self.withheld_until - now, 0)
+        state = self.store.fold(certain=not self.unresolved, withheld_ms=round(left))
+        self.start, self.horizon, self.horizon_asked = state.start_offset, state.horizon, None
+        self.dead = {o: each for each in state.dead for o in range(each.first, each.last + 1)}
+        self.offered = {
+            name: {o for first, last in ranges for o in range(first, last + 1)}
+            for name, ranges in state.redrives
+        }
+        self.model = {}
+        for change in state.changes:
+            o, record = change.first, Record(change.state, change.deliveries, change.forgiven)
+            self.model[o] = record
+            if change.state == ACQUIRED:
+                record.holder, record.until = change.holder, now + LOCK
+            elif change.state == AVAILABLE and change.due_ms > WALL + now:
+                record.due, record.until = change.due_ms, change.due_ms - WALL
+            elif change.ticket is not None and change.ticket.sequence >= 0:
+                record.sequence = change.ticket.sequence
+        for o in range(self.start, min(self.horizon, log_end)) if self.unresolved else ():
+            if self.at(o).state == AVAILABLE and self.at(o).n == 0:
+                self.model[o] = Record(WITHHELD, 1, 1, until=now + left)
+        self.flying = []
+        self.core = SharePartition(
+            self.key,
+            self.settings,
+            state,
+            leader_epoch=1,
+            log_start=self.log_start,
+            log_end=log_end,
+            high_watermark=log_end,
+            now_ms=now,
+            wall_ms=round(WALL + now),
+        )
+        self.trim(self.log_start, 0)
+        self.advance()
+
+    def at(self, offset: int) -> Record:
+        return self.model.setdefault(offset, Record())
+
+    def advance(self) -> None:
+        while self.at(self.start).state in DONE and not self.at(self.start).busy:
+            del self.model[self.start]
+            self.start += 1
+        self.model = {o: record for o, record in self.model.items() if o >= self.start}
+
+    def trim(self, log_start: int, token: int) -> None:
+        waiting = [o for o, record in self.model.items() if record.state == ARCHIVING and o < log_start]
+        self.start = max(self.start, min([log_start, *waiting]))
+        self.dead = {o: each for o, each in self.dead.items() if o >= log_start}
+        self.model = {o: record for o, record in self.model.items() if o >= self.start}
+        self.age(log_start, token)
+
+    def age(self, log_start: int, token: int) -> None:
+        for o in range(self.start, log_start):
+            if self.at(o).state in (AVAILABLE, ACQUIRED, WITHHELD) and not self.at(o).busy:
+                self.end(o, ARCHIVED, token)
+
+    def end(self, o: int, state: int, token: int, **more: object) -> None:
+        old = self.at(o)
+        self.model[o] = replace(Record(state, old.n, old.f, old.holder if token else "", busy=token), **more)
+
+    def retry(self, o: int, token: int, now: float, asked: int = -1) -> None:
+        record = self.at(o)
+        tries = record.n - record.f
+        if tries >= self.settings.delivery_limit:
+            self.end(o, ARCHIVING, token)
+            return
+        rest = (
+            0 if self.settings.ordered and asked < 0 else delay_ms(self.settings.backoff, tries, 0.5, asked)
+        )
+        until, due = (now + rest, round(WALL + now) + rest) if rest else (math.inf, -1)
+        self.end(o, AVAILABLE, token, until=until, due=due)
+
+    def free(self, member: str, stop: int) -> list[int]:
+        """What the member might be given, in order; for a group in order up to what it may not pass."""
+        found = []
+        for o in range(self.start, stop):
+            record = self.at(o)
+            if record.state == AVAILABLE and not record.busy and record.until == math.inf:
+                found.append(o)
+            elif self.settings.ordered:
+                mine = record.holder == member
+                closed = record.state in (*DONE, ARCHIVING) and (mine or not record.busy)
+                if not closed and not (record.state == ACQUIRED and mine):
+                    break
+        return found
+
+    def held(self) -> list[int]:
+        return sorted(
+            o for o, each in self.model.items() if each.state in (ACQUIRED, WITHHELD) and not each.busy
+        )
+
+    def end_of_run(self, first: int, size: int) -> int:
+        """Where the offsets end that the holder of `first` has, at most so many."""
+        held, last = self.held(), first
+        while (
+            last + 1 in held and self.at(last + 1).holder == self.at(first).holder and last - first + 1 < size
+        ):
+            last += 1
+        return last
+
+    def leased(self) -> int:
+        return sum(record.state == ACQUIRED for record in self.model.values())
+
+    def may_move_horizon(self, update: Update) -> None:
+        if update.horizon > self.horizon:
+            assert update.durable
+            assert self.horizon_asked is None
+            self.horizon_asked = (update.token, update.horizon)
+
+    def fly(self, update: Update | None, told: list[Acquired] | None = None, member: str = "") -> None:
+        if update is None:
+            return
+        self.may_move_horizon(update)
+        for o, change in expand(update.changes).items():
+            assert update.snapshot or self.at(o).busy in (update.token, 0)
+            assert update.durable or change.state in (ACQUIRED, AVAILABLE)
+            assert update.durable or change.state != ACQUIRED or change.deliveries == 1, (
+                "a redelivery is durable"
+            )
+        self.flying.append((update, told or [], member))
+
+    def land(self, update: Update, told: list[Acquired], member: str, now: float) -> None:
+        self.store.append(update)
+        archiving = self.core.settled(update.token)
+        if self.horizon_asked and self.horizon_asked[0] == update.token:
+            self.horizon, self.horizon_asked = self.horizon_asked[1], None
+        fresh = []
+        for o, record in self.model.items():
+            if record.busy == update.token:
+                record.busy = 0
+                if record.state == ARCHIVING and record.sequence < 0:
+                    fresh.append(o)
+                if record.state == ACKNOWLEDGED:
+                    self.history.settled.add(o)
+                if record.state != ACQUIRED:
+                    record.holder = ""
+        assert [o for each in archiving for o in range(each.first, each.last + 1)] == sorted(fresh)
+        self.advance()
+        if self.unresolved and now >= self.withheld_until and not self.core.counts(now).withheld:
+            self.unresolved = any(record.busy and record.n == 1 == record.f for record in self.model.values())
+        for each in told:
+            for o in range(each.first, each.last + 1):
+                if self.model.get(o, Record()).state == ACQUIRED:
+                    self.history.handed(o, member, each.deliveries, self.at(o).until, now)
+
+
+class ShareModel(RuleBasedStateMachine):
+    """The rules are what members, time and the shell do."""
+
+    @initialize(end=st.integers(4, 30))
+    def begin(self, end: int) -> None:
+        self.now, self.log_end = 0.0, end
+        self.sides = [Side("loose", ordered=False), Side("strict", ordered=True)]
+        for side in self.sides:
+            side.load(self.now, self.log_end, certain=True)
+
+    @rule(more=st.integers(1, 12))
+    def produce(self, more: int) -> None:
+        self.log_end = min(self.log_end + more, 90)
+
+    @rule(
+        index=SIDES,
+        member=st.sampled_from(MEMBERS),
+        most=st.integers(1, 8),
+        strict=st.booleans(),
+        skip=st.sampled_from((0, 0, 0, 1)),
+        wide=st.integers(0, 9),
+        at_once=st.booleans(),
+    )
+    def acquire(
+        self, index: int, member: str, most: int, strict: bool, skip: int, wide: int, at_once: bool
+    ) -> None:
+        side = self.sides[index]
+        stop = min(self.log_end, side.horizon)
+        if len(side.core.ranges) >= side.settings.ranges_max:
+            stop = min(stop, side.core.ranges.end)
+        free = side.free(member, stop)
+        locks = side.settings.locks_max - side.leased()
+        stretches = side.core.wanted(member, most, self.log_end, self.now)
+        offered = [o for first, last in stretches for o in range(first, last + 1)]
+        assert offered == free[: min(most, locks)] or len(stretches) == 8
+        read = [
+            (first, min(max(last, last // BATCH * BATCH + BATCH - 1), self.log_end - 1))
+            for first, last in stretches
+        ]
+        if read:
+            read[-1] = (read[-1][0], min(read[-1][1] + wide, self.log_end - 1))
+        read = [
+            (first, min([last, *(other - 1 for other, _ in stretches if other > first)]))
+            for first, last in read
+        ][skip:]
+        readable = {o for first, last in read for o in range(first, last + 1)}
+        expected: list[int] = []
+        for o in free:
+            if o not in readable:
+                if side.settings.ordered:
+                    break
+                continue
+            if len(expected) >= locks:
+                break
+            if len(expected) >= most:
+                end = expected[most - 1] // BATCH * BATCH + BATCH - 1
+                if strict or o > end or end - expected[most - 1] > most:
+                    break
+            expected.append(o)
+        ends = range(BATCH - 1, 200, BATCH)
+        told, update = side.core.acquire(member, read, most, strict=strict, batch_ends=ends, now_ms=self.now)
+        assert [o for each in told for o in range(each.first, each.last + 1)] == expected
+        for o in expected:
+            old = side.at(o)
+            side.model[o] = Record(ACQUIRED, old.n + 1, old.f, member, self.now + LOCK, busy=update.token)
+            assert o < side.horizon
+        for each in told:
+            assert {side.at(o).n for o in range(each.first, each.last + 1)} == {each.deliveries}
+        side.fly(update, told, member)
+        if at_once:
+            self.land_all(index)
+
+    @precondition(lambda self: any(side.held() for side in self.sides))
+    @rule(
+        index=SIDES, which=st.integers(0, 40), size=st.integers(1, 9), liar=st.sampled_from((0, 0, 0, 0, 0, 1, 2)),
+        count=st.sampled_from((-1, -1, -1, -1, 1, 2)), delay=st.sampled_from((-1, -1, 0, 30)), single=st.booleans(),
+        at_once=st.booleans(), data=st.data(),
+    )  # fmt: skip
+    def settle(
+        self,
+        index: int,
+        which: int,
+        size: int,
+        liar: int,
+        count: int,
+        delay: int,
+        single: bool,
+        at_once: bool,
+        data: st.DataObject,
+    ) -> None:
+        """A member mostly speaks of what it has; a liar of more, or of what another has."""
+        side = self.sides[index] if self.sides[index].held() else self.sides[1 - index]
+        held = side.held()
+        first = held[which % len(held)]
+        member = side.at(first).holder or MEMBERS[which % 2]
+        last = side.end_of_run(first, size)
+        last += liar
+        member = MEMBERS[which % 2] if liar == 2 else member
+        size = last - first + 1
+        kinds = st.sampled_from((ACCEPT, ACCEPT, RELEASE, REJECT, RENEW, GAP))
+        types = bytes(
+            [data.draw(kinds)] if single else data.draw(st.lists(kinds, min_size=size, max_size=size))
+        )
+        self.say(side, member, Settle(first, last, types, delay, "why", count))
+        if at_once:
+            self.land_all(self.sides.index(side))
+
+    def say(self, side: Side, member: str, batch: Settle) -> None:
+        first, last, types, delay, _, count = batch
+        said = {
+            o: types[o - first if len(types) > 1 else 0] for o in range(first, last + 1) if o >= side.start
+        }
+        allowed = all(
+            not side.at(o).busy
+            and (
+                (side.at(o).state == ACQUIRED and side.at(o).holder == member)
+                or (side.at(o).state == WITHHELD and type_ != RENEW)
+            )
+            and count in (-1, side.at(o).n)
+            for o, type_ in said.items()
+        )
+        try:
+            update = side.core.settle(member, [batch], self.now, round(WALL + self.now), 0.5)
+        except InvalidRecordState:
+            assert not allowed
+            return
+        assert allowed
+        token = update.token if update else 0
+        for o, type_ in said.items():
+            if side.at(o).state == WITHHELD:
+                side.at(o).f = 0
+            side.at(o).holder = member
+            if type_ == RENEW:
+                side.at(o).until = self.now + LOCK
+                side.history.has[o] = (member, self.now + LOCK)
+                continue
+            side.history.has[o] = (member, self.now)
+            if type_ == RELEASE:
+                side.retry(o, token, self.now, delay)
+            else:
+                side.end(o, {ACCEPT: ACKNOWLEDGED, GAP: ARCHIVED, REJECT: ARCHIVING}[type_], token)
+        assert (update is None) == (set(said.values()) <= {RENEW})
+        side.fly(update)
+
+    @rule(index=SIDES, member=st.sampled_from(MEMBERS), forgive=st.booleans())
+    def member_leaves(self, index: int, member: str, forgive: bool) -> None:
+        side = self.sides[index]
+        update = side.core.release_member(member, self.now, forgive=forgive)
+        for o, record in list(side.model.items()):
+            if record.state == ACQUIRED and record.holder == member and not record.busy:
+                record.f += forgive
+                side.history.has[o] = (member, self.now)
+                side.retry(o, update.token, self.now, 0)
+        side.fly(update)
+
+    @rule(ms=st.sampled_from((1, 10, 30, 99, 100)))
+    def pass_time(self, ms: int) -> None:
+        self.now += ms
+
+    @rule(index=SIDES)
+    def tick(self, index: int) -> None:
+        side = self.sides[index]
+        due = side.core.next_deadline_ms()
+        update = side.core.tick(self.now, round(WALL + self.now), 0.5)
+        token = update.token if update else 0
+        side.age(side.log_start, token)
+        for o, record in list(side.model.items()):
+            if record.busy or record.until > self.now:
+                continue
+            assert due <= self.now
+            if record.state == ACQUIRED:
+                side.retry(o, token, self.now)
+            elif record.state == WITHHELD:
+                side.end(o, AVAILABLE, token)
+            else:
+                record.until, record.due = math.inf, -1
+        side.fly(update)
+        assert side.core.next_deadline_ms() > self.now
+
+    @precondition(lambda self: any(side.flying for side in self.sides))
+    @rule(data=st.data(), durable=st.booleans())
+    def land(self, data: st.DataObject, durable: bool) -> None:
+        """The next of its kind is stored: durable ones and others go over two connections, a snapshot goes alone."""
+        side = data.draw(st.sampled_from([side for side in self.sides if side.flying]))
+        kinds = [each for each in side.flying if each[0].durable == durable] or side.flying
+        chosen = side.flying[0] if any(each[0].snapshot for each in side.flying) else kinds[0]
+        side.flying.remove(chosen)
+        side.land(*chosen, self.now)
+
+    @rule(index=SIDES)
+    def land_all(self, index: int) -> None:
+        side = self.sides[index]
+        while side.flying:
+            side.land(*side.flying.pop(0), self.now)
+
+    @precondition(
+        lambda self: any(record.state == ARCHIVING for side in self.sides for record in side.model.values())
+    )
+    @rule(index=SIDES)
+    def reserve(self, index: int) -> None:
+        side = self.sides[index]
+        waiting = [each for each in side.core.archiving() if each.ticket.producer_id < 0]
+        expected = [
+            o for o, r in sorted(side.model.items()) if r.state == ARCHIVING and not r.busy and r.sequence < 0
+        ]
+        assert [o for each in waiting for o in range(each.first, each.last + 1)] == expected
+        if not waiting:
+            return
+        tickets = []
+        for each in waiting:
+            ticket = each.ticket._replace(
+                topic_id=b"t" * 16, partition=0, producer_id=7, epoch=0, sequence=side.sequence
+            )
+            tickets.append((each.first, each.last, ticket))
+            side.sequence += each.last - each.first + 1
+        update = side.core.reserve(Producer(7, 0, ((b"t" * 16, 0, side.sequence),)), tickets)
+        for first, last, ticket in tickets:
+            for o in range(first, last + 1):
+                side.end(o, ARCHIVING, update.token, sequence=ticket.sequence + o - first)
+        side.fly(update)
+
+    @precondition(
+        lambda self: any(record.sequence >= 0 for side in self.sides for record in side.model.values())
+    )
+    @rule(index=SIDES, cut=st.integers(0, 3))
+    def copied(self, index: int, cut: int) -> None:
+        """The copies of some are in the dead-letter topic; a batch may end in the middle of a range."""
+        side = self.sides[index]
+        filled = [each for each in side.core.archiving() if each.ticket.producer_id >= 0]
+        if not filled:
+            return
+        letters = [(each.first, max(each.first, each.last - cut), each.ticket) for each in filled[:2]]
+        update = side.core.archived(letters)
+        for first, last, ticket in letters:
+            for o in range(first, last + 1):
+                assert side.at(o).sequence == ticket.sequence + o - first
+                if o >= side.log_start:
+                    side.dead[o] = DeadRange(o, o, side.at(o).n, side.at(o).f)
+                side.end(o, ARCHIVED, update.token)
+        side.fly(update)
+
+    @precondition(lambda self: any(side.held() for side in self.sides))
+    @rule(index=SIDES, which=st.integers(0, 40), size=st.integers(1, 4), cut=st.integers(0, 1))
+    def die(self, index: int, which: int, size: int, cut: int) -> None:
+        """All the way to the dead-letter topic."""
+        index = index if self.sides[index].held() else 1 - index
+        side = self.sides[index]
+        held = side.held()
+        first = held[which % len(held)]
+        last = side.end_of_run(first, size)
+        self.say(side, side.at(first).holder or "a", Settle(first, last, bytes([REJECT]), reason="bad"))
+        self.land_all(index)
+        self.reserve(index)
+        self.land_all(index)
+        self.copied(index, cut)
+        self.land_all(index)
+
+    @precondition(lambda self: any(side.dead for side in self.sides))
+    @rule(
+        index=SIDES,
+        name=st.sampled_from(("x", "y")),
+        first=st.integers(0, 40),
+        size=st.integers(1, 20),
+        most=st.integers(1, 9),
+        every=st.booleans(),
+    )
+    def redrive(self, index: int, name: str, first: int, size: int, most: int, every: bool) -> None:
+        side = self.sides[index] if self.sides[index].dead else self.sides[1 - index]
+        offered = side.offered.setdefault(name, set())
+        wanted = sorted(side.dead) if every else list(range(first, first + size))
+        here = [o for o in wanted if o in side.dead and o not in offered and not side.at(o).busy][:most]
+        ranges = None if every else [(first, first + size - 1)]
+        update, result = side.core.redrive(name, ranges, most, self.now)
+        again = [o for o in wanted if o in offered]
+        assert result == (len(here), len(again), sum(o < side.log_start and o not in offered for o in wanted))
+        assert (update is None) == (not here)
+        if not here:
+            return
+        for o in range(here[0], side.start):
+            side.model[o] = Record(ARCHIVED, *side.dead[o][2:]) if o in side.dead else Record(ACKNOWLEDGED)
+        side.start = min(side.start, here[0])
+        for o in here:
+            side.end(o, AVAILABLE, update.token, f=side.at(o).n)
+            del side.dead[o]
+        offered.update(here)
+        side.fly(update)
+
+    @rule(index=SIDES, more=st.integers(1, 4), really=st.sampled_from((False, False, False, True)))
+    def log_is_trimmed(self, index: int, more: int, really: bool) -> None:
+        if not really:
+            return
+        side = self.sides[index]
+        log_start = min(side.log_start + more, self.log_end)
+        update = side.core.trimmed(log_start)
+        side.log_start = log_start
+        side.trim(log_start, update.token if update else 0)
+        side.fly(update)
+        side.advance()
+
+    @rule(index=SIDES)
+    def state_moved(self, index: int) -> None:
+        """All that is under way is stored; then the whole state is, in place of what was."""
+        side = self.sides[index]
+        self.land_all(index)
+        side.fly(side.core.reassert(self.now))
+        self.land_all(index)
+        for change in side.store.fold().changes:
+            record = side.at(change.first)
+            assert (change.deliveries, change.forgiven) == (record.n, record.f)
+
+    @rule(
+        index=SIDES, lost=st.integers(0, 4), power=st.booleans(), really=st.sampled_from((False, False, True))
+    )
+    def crash(self, index: int, lost: int, power: bool, really: bool) -> None:
+        """The process dies, or the machine loses what was not synced; what was under way may be stored or not."""
+        if not really:
+            return
+        side = self.sides[index]
+        for update, *_ in side.flying[: lost // 2]:
+            if not update.snapshot or update is side.flying[0][0]:
+                side.store.append(update)
+        if power:
+            del side.store.log[max(side.store.synced, len(side.store.log) - lost) :]
+        side.load(self.now, self.log_end, certain=not power)
+
+    @invariant()
+    def agrees(self) -> None:
+        for side in getattr(self, "sides", ()):
+            ranges = side.core.ranges
+            assert ranges.start == side.start
+            covered = ranges.start
+            previous = None
+            for span in ranges:
+                assert span.first == covered <= span.last
+                covered = span.last + 1
+                assert previous is None or span.unsettled or previous.unsettled or not previous.same(span), (
+                    "not merged"
+                )
+                previous = span
+                for o in range(span.first, span.last + 1):
+                    record = side.at(o)
+                    told = (span.state, span.deliveries, span.forgiven, span.due_ms, span.unsettled)
+                    assert told == (record.state, record.n, record.f, record.due, record.busy), o
+                    if record.state == ACQUIRED:
+                        assert (span.holder, span.deadline_ms) == (record.holder, record.until)
+                    if span.ticket is not None and span.ticket.producer_id >= 0:
+                        assert span.ticket.sequence + o - span.first == record.sequence
+                    assert 0 <= record.f <= record.n
+            assert covered == ranges.end
+            assert all(record == Record() for o, record in side.model.items() if o >= ranges.end)
+            counts = side.core.counts(self.now)
+            assert counts.leased == side.leased() <= side.settings.locks_max
+            assert counts.dead == len(side.dead)
+            done = sum(record.state in DONE for record in side.model.values())
+            assert counts.open == max(side.core.high_watermark - side.start, 0) - done
+            assert side.core.snapshot(self.now).done_count == done
+
+
+ShareModel.TestCase.settings = settings(
+    settings.get_profile(settings.get_current_profile_name()), max_examples=300, stateful_step_count=50
+)
+TestShareModel = ShareModel.TestCase
