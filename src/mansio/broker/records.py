@@ -131,5 +131,11 @@ class RecordService:
         if timestamp_ms == LATEST_TIERED:
             return -1, -1, -1
         if timestamp_ms == MAX_TIMESTAMP:
+            partition.check_complete()
             return partition.latest_timestamp(end) or (-1, -1, -1)
-        return partition.first_at(timestamp_ms, end) or (-1, -1, -1)
+        found = partition.first_at(timestamp_ms, end)
+        if (
+            found is None
+        ):  # "there is none" sends a reader to the end of the log: to be said only by who knows
+            partition.check_complete()
+        return found or (-1, -1, -1)

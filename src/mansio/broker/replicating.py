@@ -237,8 +237,11 @@ def _was_cut(partition: Partition, *, was_empty: bool = False) -> None:
                 topic=partition.topic, partition=partition.index, high_watermark=known, to=log.end_offset
             ),
         )
-    for hook in partition.hooks:
-        hook.on_truncate(log.end_offset)
+    try:
+        for hook in partition.hooks:
+            hook.on_truncate(log.end_offset)
+    except OSError as error:  # whatever a hook knows may be of what was taken back
+        raise log.fail(error, f"cannot forget what was cut from {log.directory}") from error
 
 
 def when_durable(partition: Partition, end_offset: int, callback: Callable[[], None]) -> bool:

@@ -116,10 +116,12 @@ def gather(
 
 
 def _gather_for_replica(service: Service, request: wire.FetchRequest, *, first: bool) -> Gathered:
-    """The same for a follower, which is refused as a whole when its broker has a newer session than the request."""
+    """The same for a follower, which is refused as a whole when its broker has a newer session than the request, or
+    none that is known here: two processes, and two disks, may bear its number then."""
     assert service.broker_epoch_of is not None
     node_id, broker_epoch = request.replica_id, request.replica_epoch
-    if broker_epoch < service.broker_epoch_of(node_id):
+    known_epoch = service.broker_epoch_of(node_id)
+    if not known_epoch or broker_epoch < known_epoch:
         service.statistics.refused(API_KEY, StaleBrokerEpoch.kafka_code)
         return Gathered([], 0, True, StaleBrokerEpoch.kafka_code, by_replica=True)
     room = min(request.max_bytes, service.settings.fetch_bytes_max)
