@@ -73,6 +73,8 @@ class RecordService:
         """Monotonic seconds, as of the server's last look at deadlines, which comes every `look_interval_s`."""
         self.look_interval_s = 1.0
         self.parked_fetches: dict[ParkedFetch, None] = {}
+        self.followers_are_told = False
+        """They are about to be answered because of partitions that are led here from now on."""
 
     def readable(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
         """The partition by the topic's name or id, or raise why not."""

@@ -57,6 +57,8 @@ def moved(cluster: Cluster) -> Request:
     cluster.tell(2, 3)
     cluster.run_for(700)
     cluster[2].append(b"other", b"records", index=0)
+    copy = cluster[3].partitions[TOPIC.bytes, 0]
+    cluster.run_until(lambda: copy.log.durable_end_offset == 2)
     cluster[3].background._latency_ms = lambda: 1500.0
     request = Request(cluster[1], b"lost", b"kept")
     cluster.tell(1)

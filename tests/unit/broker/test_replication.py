@@ -457,6 +457,19 @@ def test_the_word_of_a_process_counts_for_nothing_once_another_disk_bore_its_num
     assert not ack.acknowledged, replacement.log.durable_end_offset
 
 
+def test_a_follower_asks_at_once_again_when_its_broker_has_another_session() -> None:
+    cluster = running()
+    node = cluster[3]
+    cluster.end_session(3)
+    node.broker_epoch = 0
+    cluster.run_for(15_000)
+    ack = committed(cluster, b"a")
+    assert node.log.end_offset == 0, "it is refused, and tries now and then"
+    node.broker_epoch = cluster.register(3)
+    cluster.tell(3)
+    cluster.run_until(lambda: node.values() == ack.values, 250)
+
+
 def test_a_broker_does_not_lead_again_in_an_epoch_it_may_have_lost_records_of() -> None:
     """Its unsynced records are on the followers; given out again under the same epoch, the offsets would differ."""
     cluster = running()
