@@ -55,7 +55,7 @@ class Simulation:
     """See the module. Times are milliseconds since the simulation began.
 
     What is due at once waits in `ready`, what is due later in `queue`; `count` numbers both in the order they came,
-    which is the order in which what is due at one moment happens. Schedulers put in directly: it is most of what they do.
+    which is the order in which what is due at one moment happens. Schedulers put in directly: they do little else.
     """
 
     def __init__(self, seed: int = 0) -> None:
