@@ -52,6 +52,7 @@ LOCALLY = {
     "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:+UseSerialGC",
     "spark.sql.shuffle.partitions": "4",
     "spark.python.worker.reuse": "true",
+    "spark.python.daemon.module": "mansio.spark.worker_daemon",
     "spark.log.level": "ERROR",
 }
 """What makes Spark small and quiet in one process: without a page on a port, on the loopback address only."""
