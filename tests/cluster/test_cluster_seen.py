@@ -21,6 +21,8 @@ from cluster.prober import OK, Prober
 from mansio import MansioError, blocking
 from mansio.client import ProducerOptions
 from support.cluster import cluster
+from support.documents import metrics_of_a_cluster
+from support.places import ROOT
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -83,6 +85,19 @@ def health(one: Cluster, node_id: int) -> dict[str, Any]:
 
 def told(shown: dict[str, Any], kind: str) -> set[str]:
     return {one["reason"] for one in shown[kind]}
+
+
+def test_every_metric_of_the_document_is_shown_by_a_broker_of_a_cluster(one: Cluster) -> None:
+    """But for those of an etcd member that the broker looks after itself: it has none here."""
+    topic = new_topic(one)
+    named = metrics_of_a_cluster((ROOT / "docs" / "OPERATIONS.md").read_text())
+    assert len(named) > 10
+
+    def missing() -> set[str]:
+        shown = {name.partition("[")[0] for leader in one.brokers for name in scrape(one, leader)}
+        return {name for name in named - shown if not name.startswith("mansio_etcd_member_")}
+
+    one.wait(lambda: one.leader(topic) in one.brokers and not missing(), "all of them are shown")
 
 
 @pytest.mark.row("C5")

@@ -31,7 +31,7 @@ WITHOUT_THREADS: Final = {
     "ARROW_DEFAULT_MEMORY_POOL": "mimalloc",
 }
 """What keeps numpy and pyarrow to one thread while they are imported."""
-BARE: Final = "MANSIO_SPARK_DAEMON_BARE"
+BARE: Final = "PYSPARK_DAEMON_WITHOUT_MANSIO"
 """Set in the environment of a daemon that starts over."""
 TASK_MODULES: Final = (
     "pyarrow.compute",
