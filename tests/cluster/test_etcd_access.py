@@ -126,6 +126,38 @@ def test_old_version_is_taken_with_one_warning(caplog: pytest.LogCaptureFixture)
     assert [record.message for record in caplog.records] == ["etcd is old"]
 
 
+@asynccontextmanager
+async def etcd_without_status(*, allowed: bool, cluster_id: int = 1) -> AsyncIterator[str]:
+    """As 3.6 with users: its status is for root only. `allowed`: to read under /mansio/."""
+
+    async def status(request: rpc.StatusRequest, context: Any) -> None:
+        await context.abort(grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied")
+
+    async def read(request: rpc.RangeRequest, context: Any) -> rpc.RangeResponse:
+        assert request.key.startswith(b"/mansio/")
+        if not allowed:
+            await context.abort(grpc.StatusCode.PERMISSION_DENIED, "etcdserver: permission denied")
+        return rpc.RangeResponse(header=rpc.ResponseHeader(cluster_id=cluster_id))
+
+    methods = {"Maintenance/Status": (status, rpc.StatusRequest), "KV/Range": (read, rpc.RangeRequest)}
+    async with served(methods) as url:
+        yield url
+
+
+def test_etcd_that_tells_its_status_to_root_only_is_used_all_the_same() -> None:
+    async def main() -> None:
+        async with etcd_without_status(allowed=True) as url:
+            await open_and_close(url)
+            async with etcd_without_status(allowed=True, cluster_id=2) as other:
+                with pytest.raises(EtcdUnfit, match="another etcd cluster"):
+                    await open_and_close(url, other)
+        async with etcd_without_status(allowed=False) as url:
+            with pytest.raises(EtcdDenied, match="may not do that"):
+                await open_and_close(url)
+
+    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+
+
 def test_no_endpoint_answers_names_every_one() -> None:
     async def main() -> None:
         urls = [f"http://127.0.0.1:{free_port()}" for _ in range(2)]
@@ -262,8 +294,9 @@ def test_user_gets_in_and_no_further_than_allowed() -> None:
         with pytest.raises(EtcdDenied) as told:
             await open_and_close(etcd.url, user="mansio", password="wrong")
         assert "wrong" not in told.value.message
-        async with etcd_store(etcd.url) as store:
-            with pytest.raises(EtcdDenied, match="user"):
+        # etcd 3.6 says so at once, earlier ones when something is read.
+        with pytest.raises(EtcdDenied, match="user"):
+            async with etcd_store(etcd.url) as store:
                 await store.get("/mansio/a")
 
     with etcd_with_users() as etcd:

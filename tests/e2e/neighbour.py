@@ -10,7 +10,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -118,18 +119,29 @@ class Memory:
 
 
 def settle(broker: ServedBroker) -> None:
-    """Return when the broker's memory stands still: message schemas are imported while it runs already."""
+    """Return when the broker rests and its memory stands still: message schemas are imported while it runs already."""
     process = psutil.Process(broker.pid)
     steady: list[int] = []
 
     def stands_still() -> bool:
+        if works(broker.pid):
+            steady.clear()
         steady.append(int(process.memory_info().rss))
         return (
             len(steady) > STEADY_SAMPLES
             and max(steady[-STEADY_SAMPLES:]) - min(steady[-STEADY_SAMPLES:]) < MIB
         )
 
-    wait_until(stands_still, 20, "memory stands still")
+    wait_until(stands_still, 30, "memory stands still")
+
+
+def works(pid: int) -> bool:
+    """Whether a thread of the process runs or waits for a processor; on a busy machine that may be all it does."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(OSError):  # the thread has ended
+            states.append(stat.read_text().rpartition(")")[2].split()[0])
+    return "R" in states
 
 
 class Watched:

@@ -122,11 +122,8 @@ class BrokerScheduler(SimulatedScheduler):
 
 
 class _Work(Task):
-    def _step(self, wait: int, error: BaseException | None = None) -> None:
-        before = self.done
-        super()._step(wait, error)
-        if self.done and not before:
-            self._scheduler.ended(self)  # type: ignore[attr-defined]
+    def ended(self) -> None:
+        self._scheduler.ended(self)  # type: ignore[attr-defined]
 
 
 class LoopOnPorts:
@@ -175,7 +172,7 @@ class SimulatedBroker:
         self._stack: AsyncExitStack | None = None
         disk.locks.clear()
         world.network.brokers[node_id] = self
-        self.scheduler.spawn(self._live(), name="start")
+        Task(self.scheduler, self._live(), "start")  # not spawned: what fails there ends all that was spawned
 
     @property
     def running(self) -> bool:
@@ -189,8 +186,7 @@ class SimulatedBroker:
             await self._start(stack)
         except (MansioError, OSError) as error:
             self.world.tell("start failed", self.node_id, repr(error))
-            await stack.aclose()
-            self.die()
+            await self._close(stack)
         self._stack = stack
 
     async def _start(self, stack: AsyncExitStack) -> None:
@@ -266,6 +262,9 @@ class SimulatedBroker:
         for connection in list(self.server._connections):
             connection.close()
         self.closed = list(above.partitions_of(self))
+        await self._close(stack)
+
+    async def _close(self, stack: AsyncExitStack) -> None:
         try:
             await stack.aclose()
         except (MansioError, OSError) as error:
@@ -297,8 +296,12 @@ class SimulatedBroker:
 
     def confirms(self, version: int, answer: bytes) -> None:
         """It answers a produce request now, after a wait. What acks=all means (CLUSTER.md, 5 and 6), seen from above:
-        the session lives, and enough brokers have the batch on stable storage."""
-        for name, topic_id, results in produce_wire.decode_response(version, answer[4:]).topics:
+        the session lives, and enough brokers have the batch on stable storage. Of several partitions that was so when
+        each of them was committed, which need not be now."""
+        topics = produce_wire.decode_response(version, answer[4:]).topics
+        if sum(len(results) for _, _, results in topics) > 1:
+            return
+        for name, topic_id, results in topics:
             for result in results:
                 if result.error_code == 0:
                     self._check_session()

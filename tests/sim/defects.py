@@ -55,8 +55,8 @@ DEFECTS = (
         0,
         "what a follower was sent counts as synced",
         "broker/replicating.py",
-        "if replica.fetched(node_id, broker_epoch, offset, log.end_offset, roles.now_ms(partition)):",
-        "if replica.fetched(node_id, broker_epoch, log.end_offset, log.end_offset, roles.now_ms(partition)):",
+        "if replica.fetched(node_id, broker_epoch, offset, log.end_offset, now_ms, wanted.log_start_offset):",
+        "if replica.fetched(node_id, broker_epoch, log.end_offset, log.end_offset, now_ms, wanted.log_start_offset):",
     ),
     rule(
         0,
@@ -122,7 +122,7 @@ DEFECTS = (
         "return broker is not None",
     ),
     rule(
-        4,
+        0,
         "a lost log stays in sync",
         "cluster/membership.py",
         "await self._leave_in_sync_sets()",
@@ -212,7 +212,7 @@ RARE = (
         0,
         "stale broker epoch accepted",
         "broker/handlers/fetch.py",
-        "if broker_epoch < service.broker_epoch_of(node_id):",
+        "if not known_epoch or broker_epoch < known_epoch:",
         "if False:",
     ),
     rule(

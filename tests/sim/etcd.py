@@ -55,6 +55,10 @@ class EtcdModel(ModelStore):
         if not self.without_majority:
             super().expire_leases()
 
+    def _watch_expiry(self) -> None:
+        if not self.without_majority:
+            super()._watch_expiry()
+
     def lose_majority(self) -> None:
         """Nobody is answered; time does not pass for leases."""
         self.without_majority = True
@@ -64,6 +68,7 @@ class EtcdModel(ModelStore):
         self.without_majority = False
         for lease, (ttl_s, _) in list(self._leases.items()):
             self._leases[lease] = (ttl_s, self._clock.monotonic() + ttl_s)
+        self._watch_expiry()
         self.wake()
 
 

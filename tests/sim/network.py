@@ -173,6 +173,9 @@ class Link:
     def _receive(self, data: bytes) -> None:
         if self.closed:
             return
+        if not self._received and len(data) == 4 + int.from_bytes(data[:4], "big"):
+            self.on_frame(data[4:])
+            return
         self._received += data
         while len(self._received) >= 4:
             size = int.from_bytes(self._received[:4], "big")
@@ -270,12 +273,12 @@ class SimulatedConnection(Connection):
 
     def go_on(self) -> None:
         """As the loop of a socket does: read while reading is on."""
-        transport = self._transport
-        while self._inbox and not self.closed and not transport.paused:  # type: ignore[union-attr]
+        inbox, transport = self._inbox, self._transport
+        while inbox and not self.closed and not transport.paused:  # type: ignore[union-attr]
             room = self.get_buffer(-1)
-            size = min(len(room), len(self._inbox))
-            room[:size] = self._inbox[:size]
-            del self._inbox[:size]
+            size = min(len(room), len(inbox))
+            room[:size] = inbox if size == len(inbox) else inbox[:size]
+            del inbox[:size]
             self.buffer_updated(size)
 
     def answered(self, slot: Any) -> None:

@@ -7,6 +7,7 @@ their reasons, time. Ends with 1 when a promise was broken.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import signal
@@ -16,13 +17,14 @@ import traceback
 from collections import Counter
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sim.world import Stalled, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+KEPT_TOGETHER: Final = 250
 CPU_S_MAX = 60
 """A history that takes longer does not wait for anything, somewhere."""
 
@@ -42,6 +44,7 @@ class Outcome(NamedTuple):
     failure: str = ""
     stalled: bool = False
     report: str = ""
+    more: dict[str, int] = {}  # noqa: RUF012 - never changed
 
 
 class Hangs(AssertionError):
@@ -64,10 +67,21 @@ def watched() -> Iterator[None]:
         signal.signal(signal.SIGPROF, before)
 
 
-def run_seed(seed: int) -> Outcome:
-    """One history from beginning to end."""
+@contextmanager
+def quick_collections() -> Iterator[None]:
+    """Each history begins with a collection, which need not look through all modules: what is there now stays."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def run_seed(seed: int, *, more: bool = False) -> Outcome:
+    """One history from beginning to end. `more`: with the clients of `sim.more`."""
     logging.disable(logging.CRITICAL)
-    world = World(seed)
+    world = World(seed, more=more)
     failure, stalled, report = "", False, ""
     try:
         with watched():
@@ -91,6 +105,7 @@ def run_seed(seed: int) -> Outcome:
         failure,
         stalled,
         report,
+        {} if world.more is None else world.more.numbers(),
     )
 
 
@@ -115,6 +130,18 @@ class Summary:
             self.failures.append(outcome)
         else:
             self.recovered_ms.append(outcome.recovered_ms)
+
+    def numbers(self) -> dict[str, Any]:
+        """One line of what a night leaves behind; `summed` adds them up."""
+        return {
+            "seeds": self.seeds,
+            "acknowledged": self.acknowledged,
+            "read": self.read,
+            "commits": self.committed,
+            "failures": len(self.failures),
+            "longest_recovery_ms": max(self.recovered_ms, default=0.0),
+            "faults": self.faults,
+        }
 
     def lines(self) -> list[str]:
         stalls = [one for one in self.failures if one.stalled]
@@ -148,28 +175,43 @@ def summed(path: str) -> list[str]:
     ]
 
 
+def run_many(seeds: range, keep_going: bool, verbose: bool, kept: str | None) -> Summary:
+    """Tell what broke; leave numbers in `kept`."""
+    whole, part = Summary(), Summary()
+    for seed in seeds:
+        outcome = run_seed(seed)
+        whole.add(outcome)
+        part.add(outcome)
+        if outcome.failure:
+            print(outcome.report if verbose else f"seed {seed}: {outcome.failure}", flush=True)
+        elif verbose:
+            print(f"seed {seed}: trace {outcome.trace:x}, {outcome.acknowledged} acknowledged", flush=True)
+        if kept is not None and (part.seeds == KEPT_TOGETHER or seed == seeds[-1]):
+            with Path(kept).open("a") as file:
+                file.write(json.dumps(part.numbers()) + "\n")
+            part = Summary()
+        if outcome.failure and not keep_going:
+            break
+    return whole
+
+
 def main() -> int:
     arguments = argparse.ArgumentParser(description=__doc__)
     arguments.add_argument("--seeds", default="0:10", help="first:end")
     arguments.add_argument("--keep-going", action="store_true", help="go on after a seed that failed")
     arguments.add_argument("--verbose", action="store_true")
-    arguments.add_argument("--sum", help="instead: add up what `make nightly` left in this file")
+    arguments.add_argument("--more", action="store_true", help="also clients that do rarer things")
+    arguments.add_argument("--kept", help=f"leave numbers in this file, a line for {KEPT_TOGETHER} seeds")
+    arguments.add_argument("--sum", help="instead: add up what `--kept` or `make nightly` left in this file")
     chosen = arguments.parse_args()
     if chosen.sum:
         print(*summed(chosen.sum), sep="\n")
         return 0
     first, _, end = chosen.seeds.partition(":")
-    summary = Summary()
     began = time.process_time()
-    for seed in range(int(first), int(end or int(first) + 1)):
-        outcome = run_seed(seed)
-        summary.add(outcome)
-        if outcome.failure:
-            print(outcome.report if chosen.verbose else f"seed {seed}: {outcome.failure}", flush=True)
-            if not chosen.keep_going:
-                break
-        elif chosen.verbose:
-            print(f"seed {seed}: trace {outcome.trace:08x}, {outcome.acknowledged} acknowledged", flush=True)
+    seeds = range(int(first), int(end or int(first) + 1))
+    with quick_collections():
+        summary = run_many(seeds, chosen.keep_going, chosen.verbose, chosen.kept)
     for line in summary.lines():
         print(line)
     print(f"{time.process_time() - began:.1f} s of the processor")

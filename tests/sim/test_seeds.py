@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import json
 import os
+from collections import Counter
 
 import pytest
 
 from sim.faults import FAULTS
-from sim.run import Summary, run_seed
+from sim.run import Summary, quick_collections, run_seed
 from support.places import ROOT
 
 SEEDS = int(os.environ.get("MANSIO_SIM_SEEDS", "150"))
 NIGHTLY_SEEDS = int(os.environ.get("MANSIO_SIM_NIGHTLY_SEEDS", "20000"))
+MORE_SEEDS = int(os.environ.get("MANSIO_SIM_MORE_SEEDS", "10"))
 TOGETHER = 10
 NIGHTLY_TOGETHER = 250
 
 
 def run(first: int, count: int) -> Summary:
     summary = Summary()
-    for seed in range(first, first + count):
-        summary.add(run_seed(seed))
+    with quick_collections():
+        for seed in range(first, first + count):
+            summary.add(run_seed(seed))
     print(*summary.lines(), sep="\n")
     assert not summary.failures, "\n".join(one.report for one in summary.failures[:3])
     return summary
@@ -37,21 +40,24 @@ def test_no_history_breaks_a_promise(first: int) -> None:
     assert summary.read > 1000
 
 
+@pytest.mark.timeout(600)
+def test_no_history_breaks_a_promise_to_those_who_do_rarer_things() -> None:
+    """Several partitions in a request, records deleted, partitions added, settings changed, while all is in use."""
+    done: Counter[str] = Counter()
+    for seed in range(3000, 3000 + MORE_SEEDS):
+        outcome = run_seed(seed, more=True)
+        assert not outcome.failure, f"seed {seed}: {outcome.report}"
+        done.update(outcome.more)
+    assert set(+done) == {"pairs", "deletions", "grown", "settings"}, done
+
+
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("first", range(1000, 1000 + NIGHTLY_SEEDS, NIGHTLY_TOGETHER))
 def test_no_history_of_many_breaks_a_promise(first: int) -> None:
     summary = run(first, min(NIGHTLY_TOGETHER, 1000 + NIGHTLY_SEEDS - first))
     if (kept := ROOT / ".nightly").is_dir():
-        numbers = {
-            "seeds": summary.seeds,
-            "acknowledged": summary.acknowledged,
-            "read": summary.read,
-            "commits": summary.committed,
-            "longest_recovery_ms": max(summary.recovered_ms),
-            "faults": summary.faults,
-        }
         with (kept / "sim").open("a") as file:
-            file.write(json.dumps(numbers) + "\n")
+            file.write(json.dumps(summary.numbers()) + "\n")
     if summary.seeds == NIGHTLY_TOGETHER:
         assert summary.faults.keys() >= FAULTS.keys(), "every fault of the menu was injected"

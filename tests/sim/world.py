@@ -24,6 +24,7 @@ from sim.etcd import EtcdModel, SimulatedDoor
 from sim.faults import DOWN_MS_MAX, FAULTS
 from sim.members import GroupChecker, Member
 from sim.members_next import FIRST_SEED, NextMember
+from sim.more import More
 from sim.network import Network
 
 if TYPE_CHECKING:
@@ -45,9 +46,13 @@ class Stalled(AssertionError):
 class World:
     """See the module. Make it, `run` it."""
 
-    def __init__(self, seed: int, *, faults_ms: float = FAULTS_MS, only: str = "") -> None:
-        """`only`: draw no other fault than this."""
+    def __init__(
+        self, seed: int, *, faults_ms: float = FAULTS_MS, only: str = "", more: bool = False
+    ) -> None:
+        """`only`: draw no other fault than this. `more`: with the clients of `sim.more`, too."""
         self.seed = seed
+        self.wants_more = more
+        self.more: More | None = None
         self.only = only
         self.faults_ms = faults_ms
         self.simulation = Simulation(seed)
@@ -206,6 +211,8 @@ class World:
         self.over = True
         self._until(lambda: not any(above.unlike(self)), HEALED_MS_MAX, "rest")
         above.check_end(self)
+        if self.more is not None:
+            self.more.check()
 
     def _until(self, condition: Callable[[], bool], within_ms: float, what: str) -> None:
         end_ms = self.simulation.now_ms + within_ms
@@ -248,6 +255,7 @@ class World:
         ]
         readers = [Reader(self, f"r{index}", index, fences=index == 0) for index in range(PARTITIONS)]
         self.producers, self.readers = producers + weak, readers
+        self.more = More(self) if self.wants_more else None
         self.administrator = Administrator(self)
         self.group = GroupChecker(self)
         self.committers = [Committer(self, "g1")]
@@ -274,6 +282,7 @@ class World:
         self.no_etcd.clear()
         if self.etcd.without_majority:
             self.etcd.elect()
+        self.driver.stop()  # what was to come of faults comes no more
         self.driver = self.simulation.scheduler("driver after")
         for broker in self.brokers():
             broker.disk.fail_no_more()

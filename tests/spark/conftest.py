@@ -22,8 +22,14 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-JVM_OPTIONS = "-XX:TieredStopAtLevel=1"
-"""A test is over before Java's second compiler has paid for itself. Spark's scripts find it in the environment."""
+JVM_OPTIONS = (
+    "-XX:TieredStopAtLevel=1 -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+    " -Dspark.sql.codegen.wholeStage=false -Dspark.sql.codegen.factoryMode=NO_CODEGEN"
+    " -Dspark.sql.adaptive.enabled=false"
+)
+"""Of all JVMs of these tests, those of commands as well; Spark's scripts find it in the environment. A test is over
+before Java's second compiler, the check of Spark's own classes, or code that Spark writes and compiles for each query
+have paid for themselves. The rows that come out are the same."""
 JVM_TIMEOUT_S = 240
 """For the test that happens to start the session, with a cold disk and other processes beside it."""
 

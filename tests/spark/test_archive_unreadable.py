@@ -11,6 +11,7 @@ import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.errors import UnreadableRecords
 from mansio.spark.lake.catalog import open_table
+from mansio.spark.lake.dead_letters import open_dead_letters
 from mansio.spark.lake.layout import LostRange
 from mansio.spark.lake.scan import scan
 from mansio.spark.pipelines.archive import ArchiveJob, archive
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from support.process import ServedBroker
 
 
-def test_records_that_cannot_be_read_are_an_error_or_are_listed(
+def test_records_that_cannot_be_read_are_an_error_or_are_listed_and_kept_apart(
     spark: SparkSession, broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     here = Topic(broker_process, topic_name("in"))
@@ -39,11 +40,16 @@ def test_records_that_cannot_be_read_are_an_error_or_are_listed(
     here.fill(5, first=20)
     here.damage(marker.encode(), b"\xff" + marker.encode()[1:], seal=True)
     job = ArchiveJob(here.name, str(tmp_path), here.bootstrap, here.name, is_once=True)
-    with pytest.raises(UnreadableRecords, match=r"offsets 12 to 12 of partition 0 .* --skip-unreadable"):
+    with pytest.raises(UnreadableRecords, match=r"offsets 12 to 12 of partition 0 .* --on-unreadable skip"):
         archive(spark, job)
-    done = archive(spark, replace(job, skips_unreadable=True))
+    done = archive(spark, replace(job, on_unreadable="dead-letter"))
     assert done.offsets == {0: 25}
     table = open_table(None, str(tmp_path), here.name)
     assert table.lost() == (LostRange(0, 12, 13), LostRange(0, 16, 17))
     offsets = [value for batch in scan(table) for value in batch.column("__offset").to_pylist()]
     assert offsets == [n for n in range(25) if n not in (12, 16)]
+    apart = open_dead_letters(table, create=False)
+    assert apart is not None
+    columns = ("__partition", "__offset", "__last_offset", "kind", "value")
+    letters = [[one[name] for name in columns] for one in apart.iceberg.scan().to_arrow().to_pylist()]
+    assert sorted(letters) == [[0, n, n, "record", b"%d" % n] for n in (12, 16)]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-COUNT = 20_000
+COUNT = 8_000
 
 
 @pytest.mark.row("S3", "S4", "S5", "T4")
@@ -27,10 +27,10 @@ def test_the_demo_finds_every_number_right(
     code = asyncio.run(tell(COUNT, str(plot)))
     shown = capsys.readouterr().out
     assert code == 0, shown
-    assert "18,329 flights until November" in shown
-    assert "1,671 flights of December follow" in shown
-    assert "20,000 flights" in shown
-    assert "58 flights again" in shown
+    assert "7,332 flights until November" in shown
+    assert "668 flights of December follow" in shown
+    assert "8,000 flights" in shown
+    assert "23 flights again" in shown
     assert "once more adds 0" in shown
     assert spark.range(1).count() == 1, "a session that was there before stays"
     texts = [element.text for element in ElementTree.parse(plot).iter("{http://www.w3.org/2000/svg}text")]

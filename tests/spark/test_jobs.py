@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from mansio.spark.lake.layout import OFFSET, PARTITION, TABLE_SCHEMA, TIMESTAMP
 from mansio.spark.lake.scan import scan
@@ -52,6 +53,7 @@ def test_heaviest_keys_of_a_zipf_topic_are_found_and_even_keys_are_no_alarm(
     assert not judge(counted[1]).is_alarm
 
 
+@pytest.mark.row("S12")
 def test_bad_records_are_counted_by_what_is_wrong_and_put_apart_with_the_reason(
     spark: SparkSession, broker_process: ServedBroker, topic_name: Callable[[str], str]
 ) -> None:
@@ -64,8 +66,7 @@ def test_bad_records_are_counted_by_what_is_wrong_and_put_apart_with_the_reason(
         None,
         b'{"id": "x"}',
     )
-    topic = create(broker_process.bootstrap, topic_name("in"))
-    quarantine = create(broker_process.bootstrap, topic_name("quarantine"))
+    topic, quarantine = create(broker_process.bootstrap, topic_name("in")), topic_name("made-by-the-check")
     publish(broker_process.bootstrap, topic, [(b"k%d" % place, value) for place, value in enumerate(values)])
     report = check_topic(spark, topic, broker_process.bootstrap, schema, quarantine=quarantine)
     assert (report.records, report.without_value, report.bad) == (200, 1, 4)

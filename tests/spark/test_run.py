@@ -10,7 +10,7 @@ import pytest
 
 import mansio
 from mansio.errors import TopicRecreated
-from mansio.spark.pipelines.binding import CheckpointMismatch
+from mansio.spark.pipelines.binding import Binding, CheckpointMismatch, bind
 from mansio.spark.pipelines.run import PipelineFailed, Progress, RunJob, run
 from mansio.wire.hold import hold_group, parse_hold
 from mansio.wire.topic_partition import TopicPartition
@@ -118,9 +118,12 @@ def test_start_that_was_killed_while_it_bound_its_checkpoint_is_repeated(
     checkpoint.mkdir()
     for name in (".mansio.json.partial", "..mansio.json.partial.crc"):
         (checkpoint / name).write_bytes(b"{")
-    fill(job, 0, 3)
-    assert run(spark, job).records == 3
-    assert run(spark, job).records == 0
+    own = Binding(job.name, {job.inputs[0]: "aa"}, job.target)
+    for _ in range(2):
+        bind(spark, str(checkpoint), own)
+    assert json.loads((checkpoint / "mansio.json").read_text())["topics"] == own.topics
+    with pytest.raises(CheckpointMismatch):
+        bind(spark, str(checkpoint), dataclasses.replace(own, topics={"other": "bb"}))
 
 
 def test_checkpoint_of_something_else_is_refused_and_a_topic_made_anew_is_noticed(

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 PIECE_BYTES: Final = 1 << 17
 DEADLINE_S: Final = 10.0
+LOOKS: Final = 3
+LOOK_AGAIN_S: Final = 0.01
 
 CLIENTS: Final = 0
 ETCD: Final = -1
@@ -138,13 +140,15 @@ class Network:
         port: int,
         caller: int | None,
     ) -> None:
-        if caller is None:
-            caller = self._who(writer.get_extra_info("peername")[1])
         try:
+            if caller is None:
+                caller = await self._caller(writer.get_extra_info("peername")[1])
             answers, to_called = await asyncio.open_connection("127.0.0.1", port)
-        except OSError:
+        except (OSError, asyncio.CancelledError) as error:
             writer.transport.abort()
-            return
+            if isinstance(error, OSError):
+                return
+            raise
         passage = _Passage(caller, called, (writer, to_called))
         self._passages.add(passage)
         try:
@@ -172,6 +176,15 @@ class Network:
             passage.lost.add(way)
         else:
             passage.close()
+
+    async def _caller(self, port: int) -> int:
+        """`_who`, asked again where it says `CLIENTS`: the system's list of sockets may lack one while others come and
+        go, and a broker that is taken for a client is cut off from nobody."""
+        for _ in range(LOOKS):
+            if (found := self._who(port)) != CLIENTS:
+                return found
+            await asyncio.sleep(LOOK_AGAIN_S)
+        return CLIENTS
 
     def _who(self, port: int) -> int:
         """The broker whose socket on this machine has this port; `CLIENTS` for anybody else's."""

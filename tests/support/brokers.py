@@ -15,7 +15,7 @@ from mansio.cluster.metadata import LeaseEnded
 from mansio.cluster.session import RENEW_SHARE
 from mansio.cluster.state import ClusterState
 from mansio.config import Settings
-from mansio.errors import Unavailable
+from mansio.errors import ConfigError, Unavailable
 from mansio.testing.metadata import Door, ModelStore
 from support.metadata import Host
 from support.virtual_time import SeededRandom, VirtualClock, VirtualLoop
@@ -102,6 +102,8 @@ class Member:
         self.host = SlowHost()
         self.lost = lost
         self.keeps_alive = True
+        self.other_s_max: float | None = None
+        self.refused: ConfigError | None = None
 
     async def start(self) -> None:
         cluster, node_id = self.cluster, self.node_id
@@ -149,9 +151,11 @@ class Member:
 
     async def _register(self) -> None:
         try:
-            await self.membership.register()
+            await self.membership.register(self.other_s_max)
         except Unavailable:
             return
+        except ConfigError as error:
+            self.refused = error
 
     async def _keep_alive(self) -> None:
         while True:

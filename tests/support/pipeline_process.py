@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
@@ -19,9 +20,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-GONE_DEADLINE_S = 30.0
-START_DEADLINE_S = 150.0
-"""To the first batch, with other processes beside it."""
+GONE_DEADLINE_S = 120.0
+BUDGET_CPU_S = 150.0
+"""Processor time of the whole tree for what is waited for. Beside other work a start takes longer, and no more of
+this."""
+STILL_S = 180.0
+"""Nothing moves for so long, neither its processor time nor what it says: it hangs."""
+MOVES_CPU_S = 0.5
+LOOK_S = 1.0
 
 
 class PipelineProcess:
@@ -30,11 +36,13 @@ class PipelineProcess:
     def __init__(
         self, place: Path, words: Sequence[str], environment: Mapping[str, str] | None = None
     ) -> None:
+        self._left: list[psutil.Process] = []
         number = len(list(place.glob("errors-*")))
         self.errors, self.output = place / f"errors-{number}", place / f"output-{number}"
+        python, *command = mansio_command()
         with self.errors.open("wb") as errors, self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [*mansio_command(), "pipeline", *words],
+                [python, "-P", *command, "pipeline", *words],  # as the installed script: not from `place`
                 cwd=place,
                 env={**os.environ, **(environment or {})},
                 stdin=subprocess.DEVNULL,
@@ -46,16 +54,32 @@ class PipelineProcess:
     @property
     def batches(self) -> int:
         """How many batches it has reported."""
-        return sum(line.startswith("batch ") for line in self.errors.read_text(errors="replace").splitlines())
+        return sum(line.startswith("batch ") for line in self.said.splitlines())
 
     def wait_for_batches(self, count: int) -> None:
-        """Return when it has reported so many; it is wrong if it ends before."""
-        end = time.monotonic() + START_DEADLINE_S
+        """Return when it has reported so many; it is wrong if it ends before, hangs, or works in vain."""
+        patience = Patience(self)
         while self.batches < count:
-            said = self.errors.read_text(errors="replace")
-            assert self.process.poll() is None, said
-            assert time.monotonic() < end, said
+            assert self.process.poll() is None, self.said
+            patience.check()
             time.sleep(0.02)
+
+    @property
+    def said(self) -> str:
+        """What it has written to standard error."""
+        return self.errors.read_text(errors="replace")
+
+    def cpu_s(self) -> float:
+        """Processor time of all that it has started and that still runs, and of what those have seen end."""
+        spent = 0.0
+        try:
+            driver = psutil.Process(self.process.pid)
+            for one in (driver, *driver.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    spent += sum(one.cpu_times()[:4])
+        except psutil.NoSuchProcess:
+            pass
+        return spent
 
     def wait(self, deadline_s: float) -> int:
         """Its exit code, when it ends by itself."""
@@ -76,5 +100,36 @@ class PipelineProcess:
 
     def kill_driver(self) -> None:
         """SIGKILL to the process that was started, and to nothing else: what it has started is to end by itself."""
+        if self.process.poll() is None:
+            self._left = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
         self.process.wait(GONE_DEADLINE_S)
+
+    def wait_for_the_rest(self) -> None:
+        """What `kill_driver` has left behind is gone; it is wrong if that does not end by itself."""
+        _, alive = psutil.wait_procs(self._left, GONE_DEADLINE_S)
+        assert not alive
+
+
+class Patience:
+    """How long to wait for a process on a machine that has other things to do: as long as it moves, and has not had
+    more processor time than what is waited for can take."""
+
+    def __init__(self, process: PipelineProcess) -> None:
+        self._process = process
+        self._spent_before_s = self._spent_s = process.cpu_s()
+        self._said = process.said
+        self._moved = self._looked = time.monotonic()
+
+    def check(self) -> None:
+        """Raises `AssertionError` when the wait is in vain. Looks once a second."""
+        now = time.monotonic()
+        if now < self._looked + LOOK_S:
+            return
+        self._looked = now
+        spent_s, said = self._process.cpu_s(), self._process.said
+        if said != self._said or abs(spent_s - self._spent_s) > MOVES_CPU_S:
+            self._spent_s, self._said, self._moved = spent_s, said, now
+        used_s = spent_s - self._spent_before_s
+        assert used_s < BUDGET_CPU_S, f"{used_s:.0f} s of processor time in vain\n{said}"
+        assert now < self._moved + STILL_S, f"it hangs\n{said}"

@@ -6,13 +6,14 @@ There is no controller here: the test is one (`Cluster.elect`), and it says who 
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from mansio.broker.append_rules import AppendRules
 from mansio.broker.follower import Follower, FollowerSettings
-from mansio.broker.handlers.fetch import fetch
+from mansio.broker.handlers.fetch import fetch, followers_ask_anew
 from mansio.broker.in_sync import InSyncKeeper
 from mansio.broker.partition import Partition
 from mansio.broker.producer_hook import ProducerHook
@@ -214,6 +215,7 @@ class Node:
             scheduler=self.scheduler,
             broker_epoch_of=lambda other: cluster.epochs.get(other, 0),
         )
+        self.replication.on_lead = partial(followers_ask_anew, self.service)  # type: ignore[arg-type]  # enough of one
         cluster.network.nodes[node_id] = self
         for index in range(cluster.partition_count):
             self._open(index)

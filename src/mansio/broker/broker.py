@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from mansio.broker import descriptors
 from mansio.broker.core import Core
+from mansio.broker.data_kind import SINGLE, check_kind
 from mansio.broker.loop import AsyncioScheduler
 from mansio.broker.machine import Machine
 from mansio.broker.server import Limits, Server
@@ -89,6 +90,7 @@ class Broker:
         stack.callback(disk.close)
         disk.make_directory(settings.data_dir)
         stack.callback(disk.lock(f"{settings.data_dir}/lock").release)
+        check_kind(disk, settings.data_dir, clustered=settings.clustered)
         machine = Machine(
             disk,
             HostClock(),
@@ -104,7 +106,7 @@ class Broker:
 
             store, state, self._clustering = await cluster_door.open_cluster(settings, machine, stack)
         else:
-            path = f"{settings.data_dir}/metadata.sqlite3"
+            path = f"{settings.data_dir}/{SINGLE}"
             store = await _opened_store(path, machine.file_thread, scheduler)
             stack.push_async_callback(store.close)
             state = await ClusterState.load(store, settings.cluster_id, machine.random)

@@ -57,4 +57,5 @@ async def open_cluster(
         peers=peers,
         keep_alive=keep_alive,
     )
+    clustering.store_counts = lambda: store.client.counts
     return store, state, clustering

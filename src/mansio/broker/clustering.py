@@ -13,6 +13,7 @@ import json
 import logging
 from typing import TYPE_CHECKING, Protocol
 
+from mansio.broker.data_kind import CLUSTERED
 from mansio.broker.follower import Follower, FollowerSettings
 from mansio.broker.in_sync import InSyncKeeper
 from mansio.broker.replication import Replication
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from mansio.broker.machine import Machine
     from mansio.broker.partition import Partition
     from mansio.broker.partitions import PartitionSet
-    from mansio.cluster.metadata import Leases, MetadataStore
+    from mansio.cluster.metadata import Leases, MetadataStore, StoreCounts
     from mansio.cluster.session import Session
     from mansio.cluster.state import ClusterState, PartitionState, Topic
     from mansio.config import Settings
@@ -37,7 +38,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-IDENTITY_NAME = "broker.json"
+IDENTITY_NAME = CLUSTERED
+OTHER_S_MIN = 30.0
+OTHER_TIMES = 5
+"""Session times (and seconds at least) after which a session under this broker's number is not the one it had before it
+was started again: a lease may last twice its time."""
 
 
 class KeepsAlive(Protocol):
@@ -71,6 +76,9 @@ class Clustering:
         self._keeping: KeepsAlive | None = None
         self._membership: Membership | None = None
         self._residence: Residence | None = None
+        self._partitions: PartitionSet | None = None
+        self.store_counts: Callable[[], StoreCounts] | None = None
+        """How calls to the metadata store ended so far, where it counts them."""
         follower = Follower(
             settings.node_id,
             peers,
@@ -128,6 +136,11 @@ class Clustering:
         """Is this broker's session sure to live?"""
         return self._membership is not None and self._membership.holds()
 
+    @property
+    def sessions_lost(self) -> int:
+        """How many sessions ended although this broker wanted to go on."""
+        return 0 if self._membership is None else self._membership.sessions_lost
+
     def broker_epoch_of(self, node_id: int) -> int:
         """Of a broker's session, as the view has it; 0 for none."""
         broker = self._state.brokers.get(node_id)
@@ -136,8 +149,9 @@ class Clustering:
     # The partitions that live here
 
     async def may_be_new(self) -> Callable[[PartitionState], bool]:
-        """Which partitions this broker may never have had a directory of: those it is not in sync with, and those that
-        nobody has changed since they were made, as long as its data directory is the one it registered with."""
+        """Which partitions this broker may never have had a directory of, where it has no list of those that it had:
+        those it is not in sync with, and those that nobody has changed since they were made, as long as its data
+        directory is the one it registered with."""
         trusted = await self._is_at_home()
         node_id = self._settings.node_id
 
@@ -149,19 +163,29 @@ class Clustering:
 
     async def _is_at_home(self) -> bool:
         """Is the data directory this broker's? One that it never had is, one that lost its mark is not."""
-        disk, path = self._machine.disk, f"{self._settings.data_dir}/{IDENTITY_NAME}"
-        identity: dict[str, str | int] = {
-            "cluster_id": self._state.cluster_id,
-            "node_id": self._settings.node_id,
-        }
+        disk, path = self._machine.disk, self._identity_path
         if disk.exists(path):
-            _check_identity(path, disk.read_file(path), identity)
+            _check_identity(path, disk.read_file(path), self._identity)
             return True
-        known = await self._store.get(self._state.keys.registration(self._settings.node_id)) is not None
-        if known:
-            logger.warning("data directory is not the one this broker had", extra=fields(path=path))
-        _write(disk, path, json.dumps(identity).encode())
-        return not known
+        if await self._store.get(self._state.keys.registration(self._settings.node_id)) is None:
+            self._mark()
+            return True
+        logger.warning("data directory is not the one this broker had", extra=fields(path=path))
+        return False
+
+    @property
+    def _identity_path(self) -> str:
+        return f"{self._settings.data_dir}/{IDENTITY_NAME}"
+
+    @property
+    def _identity(self) -> dict[str, str | int]:
+        return {"cluster_id": self._state.cluster_id, "node_id": self._settings.node_id}
+
+    def _mark(self) -> None:
+        """This data directory is the broker's from now on. One that replaces a lost one is that only when the broker is
+        out of all in-sync sets it was in: its next start takes what is missing then for what never was."""
+        if not self._machine.disk.exists(self._identity_path):
+            _write(self._machine.disk, self._identity_path, json.dumps(self._identity).encode())
 
     def live_with(
         self,
@@ -169,8 +193,10 @@ class Clustering:
         *,
         remove: Callable[[Topic], Awaitable[None]],
         on_role: Callable[[Partition], None],
+        on_made: Callable[[int], Awaitable[None]],
     ) -> None:
         """The partitions whose roles are to follow the metadata; see `Residence`."""
+        self._partitions = partitions
         self._residence = Residence(
             self._settings.node_id,
             partitions=partitions,
@@ -180,6 +206,7 @@ class Clustering:
             remove=remove,
             give_up=self._give_up,
             on_role=on_role,
+            on_made=on_made,
         )
 
     async def _give_up(self, places: list[tuple[UUID, int]]) -> int:
@@ -189,10 +216,12 @@ class Clustering:
 
     async def join(self, host: str, port: int) -> None:
         """Register under an address that others can reach, and take part. Returns when that is done, however long the
-        metadata store, or another session under this node's number, makes it wait."""
+        metadata store, or an earlier session of its own, makes it wait. Raises `ConfigError` when another broker runs
+        under its number."""
         settings, machine = self._settings, self._machine
-        residence = self._residence
+        residence, partitions = self._residence, self._partitions
         assert residence is not None, "live_with comes first"
+        assert partitions is not None
         self._membership = Membership(
             store=self._store,
             leases=self._leases,
@@ -214,7 +243,11 @@ class Clustering:
         self.replication.start()
         residence.start()
         self.controller.start()
-        await self._membership.register()
+        await self._membership.register(
+            max(OTHER_S_MIN, OTHER_TIMES * settings.broker_session_timeout_ms / 1000)
+        )
+        await partitions.begin_list()
+        self._mark()
 
     async def hand_off(self, within_ms: float) -> None:
         """Let others lead what they can, while this broker still serves."""
@@ -246,7 +279,8 @@ def _check_identity(path: str, data: bytes, identity: dict[str, str | int]) -> N
     if found != identity:
         raise ConfigError(
             f"data_dir: it belongs to broker {found.get('node_id')} of cluster {found.get('cluster_id')}, not to "
-            f"broker {identity['node_id']} of {identity['cluster_id']}"
+            f"broker {identity['node_id']} of {identity['cluster_id']}: start that broker here, or take another "
+            f"directory"
         )
 
 

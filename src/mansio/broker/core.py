@@ -20,7 +20,9 @@ from mansio.broker.coordinators.groups import GroupCoordinator
 from mansio.broker.coordinators.places import ClusterPlaces
 from mansio.broker.coordinators.settings import OFFSETS_TOPIC, GroupSettings
 from mansio.broker.coordinators.subscriptions import Subscriptions
+from mansio.broker.handlers.fetch import followers_ask_anew
 from mansio.broker.holds import DiskLimit
+from mansio.broker.leftovers import Leftovers
 from mansio.broker.partitions import PartitionSet
 from mansio.broker.producer_ids import ProducerIds
 from mansio.broker.quotas import Quotas
@@ -91,6 +93,7 @@ class Core:
             sync_thread=machine.sync_thread,
             file_thread=machine.file_thread,
         )
+        self.leftovers = Leftovers(machine.disk, machine.file_thread, machine.scheduler, settings.data_dir)
         self.compactor = Compactor(
             self.partitions,
             disk=machine.disk,
@@ -171,9 +174,10 @@ class Core:
         if self.clustering is None:
             await partitions.open_known(known)
             self.state.on_change(partitions.follow)
+            partitions.report_unknown_directories()
         else:
             await partitions.open_known(known, await self.clustering.may_be_new())
-        partitions.report_unknown_directories()
+            await self.leftovers.look(self.store, self.state)
         self.state.start(self.store, scheduler, shared=self.clustering is not None)
         stack.callback(self.state.stop)
         stack.push_async_callback(end_work)
@@ -183,10 +187,16 @@ class Core:
             await self.groups.start(partitions.of(OFFSETS_TOPIC))
         else:
             self.clustering.live_with(
-                partitions, remove=self._close_partitions_of, on_role=self._role_changed
+                partitions,
+                remove=self._close_partitions_of,
+                on_role=self._role_changed,
+                on_made=self.leftovers.note,
             )
+            scheduler.spawn(self._remove_leftovers(), name="remove directories of deleted topics")
+            self.service.cluster = self.clustering
             self.service.controller = self.clustering.controller
             self.service.broker_epoch_of = self.clustering.broker_epoch_of
+            self.clustering.replication.on_lead = partial(followers_ask_anew, self.service)
         stack.push_async_callback(self.groups.close)
         self.state.on_change(self._forget_offsets)
         self.service.retention = RetentionKeeper(
@@ -212,6 +222,12 @@ class Core:
         self._disk_limit.start()
         self.service.retention.start()
         self.compactor.start()
+
+    async def _remove_leftovers(self) -> None:
+        try:
+            await self.leftovers.remove()
+        except StorageError as error:  # the next start tries again
+            logger.error("directories of deleted topics not removed", extra=fields(reason=error))
 
     async def _lead_everything(self) -> None:
         """A single node leads what it has; in a new epoch where a recovery cut the log."""

@@ -16,6 +16,9 @@ import tempfile
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.broker.data_kind import CLUSTERED
+from mansio.broker.leftovers import FILE as SEEN_NAME
+from mansio.broker.leftovers import REMOVED, SET_ASIDE
 from mansio.broker.loop import AsyncioScheduler
 from mansio.broker.partitions import topic_directory
 from mansio.broker.view_checkpoint import decode_checkpoint
@@ -38,8 +41,13 @@ if TYPE_CHECKING:
 METADATA_NAME: Final = "metadata.sqlite3"
 METADATA_SUFFIXES: Final = ("", "-wal", "-shm", "-journal", ".revision")
 TOP_NAMES: Final = frozenset(
-    {"lock", "topics", "views"} | {METADATA_NAME + suffix for suffix in METADATA_SUFFIXES}
+    {"lock", "topics", "views", CLUSTERED, SEEN_NAME, "partitions-made", "etcd"}
+    | {METADATA_NAME + suffix for suffix in METADATA_SUFFIXES}
 )
+MOVED: Final = {
+    REMOVED: ("directories of topics that were deleted", "the next start removes them"),
+    SET_ASIDE: ("directories of topics that the metadata did not know", "they are for you to look at"),
+}
 PRODUCERS_SUFFIX: Final = ".producers"
 VIEW_SUFFIX: Final = ".checkpoint"
 UNFINISHED_SUFFIX: Final = ".new"
@@ -141,6 +149,11 @@ class _Examination:
     def _metadata(self) -> list[Topic] | None:
         """The topics; None when the metadata cannot tell."""
         path = f"{self.data_dir}/{METADATA_NAME}"
+        mark = f"{self.data_dir}/{CLUSTERED}"
+        if self.disk.exists(mark) and not self.disk.exists(path):
+            meaning = "topics are taken from the names of directories here"
+            self._add(Severity.NOTE, mark, "one of a cluster, whose metadata are in etcd", meaning)
+            return None
         with tempfile.TemporaryDirectory(prefix="mansio-doctor-") as room:
             copy = f"{room}/{METADATA_NAME}"
             for suffix in METADATA_SUFFIXES:
@@ -290,9 +303,8 @@ class _Examination:
     def _strangers(self) -> None:
         for name in self.disk.list_directory(self.data_dir):
             if name not in TOP_NAMES:
-                self._add(
-                    Severity.NOTE, f"{self.data_dir}/{name}", "no file of the broker's", "it is left alone"
-                )
+                what, meaning = MOVED.get(name, ("no file of the broker's", "it is left alone"))
+                self._add(Severity.NOTE, f"{self.data_dir}/{name}", what, meaning)
 
 
 async def _read_topics(path: str) -> list[Topic]:

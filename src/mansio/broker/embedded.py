@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mansio.broker.broker import Broker
 from mansio.broker.loop import new_event_loop
 from mansio.config import Settings
-from mansio.errors import Unavailable
+from mansio.errors import ConfigError, Unavailable
 
 if TYPE_CHECKING:
     import os
@@ -30,7 +30,9 @@ class EmbeddedBroker:
     >>> with mansio.Broker("data") as broker:
     ...     client = mansio.blocking.connect(broker.address)
 
-    `directory` holds everything it keeps. Further keywords are settings (`num_partitions=3`), see `mansio.config`.
+    `directory` holds everything it keeps. Further keywords are settings (`num_partitions=3`), see `mansio.config`. With
+    `etcd=` and `node_id=` it is one of a cluster; a program that does not let it run for seconds (one long call into C)
+    costs it its session, as a pause would.
     """
 
     def __init__(self, directory: str | os.PathLike[str], **settings: Any) -> None:
@@ -60,6 +62,10 @@ class EmbeddedBroker:
         """Start, and return when clients can connect. Raises what kept it from starting."""
         if self._thread is not None:
             return self
+        if self.settings.etcd_join:
+            raise ConfigError(
+                "etcd_join: an embedded broker runs no member of etcd; name those that run with etcd=http://HOST:2379"
+            )
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mansio-broker", daemon=True)
         self._thread.start()

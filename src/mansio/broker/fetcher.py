@@ -20,6 +20,7 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.state.quota import Bucket
+from mansio.wire import replica_fetch
 from mansio.wire.fetch import FetchPartition, decode_response, encode_request
 
 if TYPE_CHECKING:
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-VERSION: Final = 17
+VERSION: Final = replica_fetch.VERSION
 """Of Fetch, which brokers speak among each other."""
 
 CLIENT_ID: Final = "mansio-follower"
+CLIENT_ID_BYTES: Final = CLIENT_ID.encode()
 BUSY_WAIT_MS: Final = 20
 """How soon a log that has to be cut is looked at again when a sync holds it."""
 
@@ -47,6 +49,10 @@ QUIET_ROUND_S: Final = 0.0001
 
 CATCH_UP_BURST_MS: Final = 1000
 JITTER: Final = 0.2
+
+TOLD_FROM_ATTEMPT: Final = 5
+"""A leader that does not know its role yet refuses for a moment, after each creation and each move: nobody's business
+unless it lasts (about a second)."""
 
 
 class FollowerSettings(NamedTuple):
@@ -66,16 +72,30 @@ class FollowerSettings(NamedTuple):
 class _Copied:
     """One partition that is copied. `until_s`: it is set aside until then."""
 
-    __slots__ = ("attempts", "behind", "error", "lively_until_s", "partition", "replica", "until_s")
+    __slots__ = (
+        "attempts",
+        "behind",
+        "error",
+        "lively_until_s",
+        "partition",
+        "place",
+        "replica",
+        "told",
+        "topic_id",
+        "until_s",
+    )
 
     def __init__(self, partition: Partition, replica: Following) -> None:
         self.partition = partition
+        self.topic_id = partition.topic_id.bytes
+        self.place = (self.topic_id, partition.index)
         self.replica = replica
         self.attempts = 0
         self.until_s = 0.0
         self.lively_until_s = 0.0
         self.behind = False
         self.error: MansioError | None = None
+        self.told = ""
 
     @property
     def current(self) -> bool:
@@ -136,6 +156,8 @@ class Fetcher:
         """Copy it, from the next request on."""
         known = self.copies.get(partition)
         if known is not None and known.replica is replica:
+            self._attempts = 0  # whoever says so again has news: of a session, of the leader
+            self._poke()
             return
         self.copies[partition] = _Copied(partition, replica)
         self._poke()
@@ -169,12 +191,13 @@ class Fetcher:
                     self._request(asked, wait_ms),
                     timeout_ms=settings.request_timeout_ms,
                 )
-                response = decode_response(VERSION, frame)
+                response = replica_fetch.decode_response(frame) or decode_response(VERSION, frame)
                 if response.error_code:
                     raise error_for_code(response.error_code, "the leader refused the request")
             except MansioError as error:
                 self._attempts += 1
-                self._tell(error)
+                if self._attempts >= TOLD_FROM_ATTEMPT:
+                    self._tell(error)
                 await self._sleep(self._backoff_ms(self._attempts))
                 continue
             self._attempts = 0
@@ -184,15 +207,17 @@ class Fetcher:
     def _due(self) -> list[_Copied]:
         """The partitions to ask for now, those first that got nothing for longest."""
         now = self._means.clock.monotonic()
-        for copied in [one for one in self.copies.values() if not one.current]:
-            del self.copies[copied.partition]
         throttled = now < self._means.throttle.free_at_s
         due = []
-        for one in self.copies.values():
-            log = one.partition.log
+        for one in tuple(self.copies.values()):
+            partition = one.partition
+            log = partition.log
+            if partition.replica is not one.replica or partition.closed:
+                del self.copies[partition]
+                continue
             if one.until_s > now or (throttled and one.behind):
                 continue
-            if (failure := one.partition.failure) is not None:
+            if (failure := partition.failure) is not None:
                 self._set_aside(one, failure)
             elif (
                 log.end_offset > log.durable_end_offset
@@ -229,21 +254,31 @@ class Fetcher:
         at = min(due, default=now + self._means.settings.backoff_ms_max / 1000)
         return max(1.0, (at - now) * 1000)
 
-    def _request(self, asked: Iterable[_Copied], wait_ms: int) -> bytes:
+    def _request(self, asked: Sequence[_Copied], wait_ms: int) -> bytes:
         settings = self._means.settings
         topics: dict[bytes, list[FetchPartition]] = {}
         for copied in asked:
             partition = copied.partition
             log = partition.log
-            topics.setdefault(partition.topic_id.bytes, []).append(
+            offset = log.durable_end_offset
+            topics.setdefault(copied.topic_id, []).append(
                 FetchPartition(
                     partition.index,
                     copied.replica.leader_epoch,
-                    log.durable_end_offset,
-                    log.leader_epochs.epoch_at(log.durable_end_offset - 1),
-                    log.start_offset,
+                    offset,
+                    log.leader_epochs.epoch_at(offset - 1),
+                    log.durable_start_offset,
                     settings.partition_bytes_max,
                 )
+            )
+        if len(asked) <= replica_fetch.ONE_BYTE_COUNT_MAX:
+            return replica_fetch.encode_request(
+                CLIENT_ID_BYTES,
+                topics,
+                max_wait_ms=wait_ms,
+                max_bytes=settings.response_bytes_max,
+                replica_id=self._means.node_id,
+                replica_epoch=self._means.broker_epoch(),
             )
         return encode_request(
             VERSION,
@@ -261,7 +296,7 @@ class Fetcher:
 
     def _take(self, asked: Sequence[_Copied], response: FetchResponse) -> list[_Copied]:
         """Carry out an answer; the partitions that have something to sync now."""
-        by_place = {(one.partition.topic_id.bytes, one.partition.index): one for one in asked}
+        by_place = {one.place: one for one in asked}
         grown = []
         for _, topic_id, answers in response.topics:
             for answer in answers:
@@ -274,12 +309,15 @@ class Fetcher:
                 except MansioError as error:
                     self._set_aside(copied, error)
                 else:
-                    copied.attempts, copied.error = 0, None
+                    copied.attempts, copied.error, copied.told = 0, None, ""
         for copied in by_place.values():
             if copied.current:
                 self._set_aside(copied, UnknownTopicId("the leader left the partition out of its answer"))
-        logs = [one.partition.log for one in asked if one.current]
-        unsynced = [log for log in logs if log.end_offset > log.durable_end_offset]
+        unsynced = [
+            log
+            for one in asked
+            if (log := one.partition.log).end_offset > log.durable_end_offset and one.current
+        ]
         if unsynced:
             asked[0].partition.syncer.request_all(unsynced)  # a broker has one
         for copied in grown:  # the others come first next time
@@ -321,7 +359,9 @@ class Fetcher:
             copied.until_s = now + BUSY_WAIT_MS / 1000
             return
         copied.attempts += 1
-        if copied.error is None or str(copied.error) != str(error):
+        lasts = copied.attempts >= TOLD_FROM_ATTEMPT or isinstance(error, StorageError)
+        if lasts and copied.told != str(error):
+            copied.told = str(error)
             known = fields(
                 topic=partition.topic, partition=partition.index, leader=self._leader, reason=error.message
             )

@@ -80,6 +80,7 @@ class Partition(ReadablePartition):
         "on_joinable",
         "rules",
         "scheduler",
+        "start_waits",
         "topic_id",
     )
 
@@ -118,6 +119,7 @@ class Partition(ReadablePartition):
         self.after_append: list[Callable[[BatchHeader, int], None]] = []
         self._commit_waits: deque[tuple[int, Callable[[MansioError | None], None]]] = deque()
         self.durable_waits: list[tuple[int, Callable[[], None]]] = []
+        self.start_waits: list[tuple[int, Promise[int]]] = []
         self.on_joinable: Callable[[Partition, int], None] | None = None
         """Told of a follower that has all it needs to be in sync, and is not."""
         self.leads = False
@@ -362,9 +364,9 @@ class Partition(ReadablePartition):
     def delete_records(self, before_offset: int) -> Promise[int]:
         """Give up the records below an offset (-1: the high watermark) because somebody asked for it (KIP-107).
 
-        Keeps its promise, the new start of the log, when that is durable: what was deleted stays deleted, whatever
-        happens then. Nothing a feature still needs (`retention_floor`) is given up. Raises `OffsetOutOfRange`,
-        `NotLeaderOrFollower`, `StorageError`.
+        Keeps its promise, the new start of the log, when that is durable on every in-sync replica: what was deleted
+        stays deleted, whatever happens then. Nothing a feature still needs (`retention_floor`) is given up. Raises
+        `OffsetOutOfRange`, `OffsetNotAvailable`, `NotLeaderOrFollower`, `StorageError`.
         """
         return trimming.delete_records(self, before_offset)
 
@@ -386,7 +388,9 @@ class Partition(ReadablePartition):
             for hook in self.hooks:
                 hook.close()
         self.hooks.clear()  # one that knows its partition would keep the files open until the collector comes by
-        self.end_waits(NotLeaderOrFollower(f"{self.name} was closed on this broker"))
+        ended = NotLeaderOrFollower(f"{self.name} was closed on this broker")
+        self.end_waits(ended)
+        trimming.end_waits(self, ended)
         self.wake()
         self._parked.clear()
         self.parked_replicas.clear()

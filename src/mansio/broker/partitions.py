@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from mansio.broker.append_rules import AppendRules
 from mansio.broker.hold_hook import HoldHook
 from mansio.broker.holds import Holds
+from mansio.broker.made import Made
 from mansio.broker.partition import Partition
 from mansio.broker.producer_hook import ProducerHook
 from mansio.broker.served import ServedPartitions, ServedTopic
@@ -96,6 +97,7 @@ class PartitionSet(ServedPartitions):
         self._file_thread = file_thread
         self.trouble = Trouble(clock)
         self.holds = Holds()
+        self._list = Made(disk, settings.data_dir) if settings.clustered else None
         self._opening: Promise[None] | None = None
         self._opened: dict[UUID, dict[int, Partition | StorageError]] = {}
 
@@ -110,7 +112,12 @@ class PartitionSet(ServedPartitions):
         self, topics: Sequence[Topic], is_new: Callable[[PartitionState], bool] = lambda _: False
     ) -> None:
         """At start: open and serve the live topics. A log that cannot be opened keeps its own partition from being
-        served, and nobody else's. `is_new`: may a partition of which there is no directory never have had one?"""
+        served, and nobody else's. `is_new`: may a partition of which there is no directory never have had one? Asked
+        only where there is no list of those that had (`made`)."""
+        if self._list is not None:
+            await self._off_loop(
+                partial(self._list.load, [topic.topic_id for topic in topics]), self._file_thread
+            )
         for topic, index, error in await self._open(self._kept_here(topics), is_new):
             logger.error(
                 "partition not served", extra=fields(topic=topic.name, partition=index, reason=error)
@@ -119,6 +126,15 @@ class PartitionSet(ServedPartitions):
         for topic in topics:
             self._opened.setdefault(topic.topic_id, {})
             self.serve(topic)
+
+    async def begin_list(self) -> None:
+        """Note from now on what is opened. For a broker that is out of all in-sync sets that a lost disk had it in."""
+        if self._list is None or self._list.begun:
+            return
+        try:
+            await self._off_loop(self._list.begin, self._file_thread)
+        except StorageError as error:
+            logger.warning("list of partitions not begun", extra=fields(reason=error.message))
 
     async def open_partitions(self, topic: Topic) -> None:
         """Make the directories and logs that are missing, and open them. Nobody finds them before `serve`.
@@ -140,12 +156,22 @@ class PartitionSet(ServedPartitions):
             opened[index] = error
             raise error
 
+    async def open_again(self, topic: Topic, index: int) -> None:
+        """Try once more to open a log whose disk did not answer. Raises `StorageError`."""
+        opened = self._opened.get(topic.topic_id, {})
+        if isinstance(opened.get(index), StorageError):
+            opened.pop(index)
+        for _, _, error in await self._open([(topic, index)], lambda _: False):
+            opened[index] = error
+            raise error
+
     async def _open(
-        self, wanted: Sequence[Wanted], is_new: Callable[[PartitionState], bool] = lambda _: True
+        self, wanted: Sequence[Wanted], is_new: Callable[[PartitionState], bool] | None = None
     ) -> list[tuple[Topic, int, StorageError]]:
         """Making and recovering logs waits for the disk, so it is done off the loop, some hundred at a time.
 
-        A directory that is missing, of a partition that is not new, is a loss. Returns those that failed.
+        At a start (`is_new`) a directory that is missing, of a partition that is not new, is a loss. Returns those that
+        failed.
         """
         while self._opening is not None:
             await self._opening
@@ -173,7 +199,7 @@ class PartitionSet(ServedPartitions):
         self,
         wanted: Sequence[Wanted],
         settings: dict[UUID, TopicSettings],
-        is_new: Callable[[PartitionState], bool],
+        is_new: Callable[[PartitionState], bool] | None,
     ) -> list[tuple[Log, ProducerHook] | StorageError]:
         """On the file thread: nothing but the disk is touched."""
         log_settings = {topic_id: _log_settings(each) for topic_id, each in settings.items()}
@@ -182,14 +208,40 @@ class PartitionSet(ServedPartitions):
         requests: dict[int, OpenRequest] = {}
         for number, (topic, index) in enumerate(wanted):
             directory = f"{self._directory(topic)}/{index}"
-            if not is_new(topic.partitions[index]) and not self._disk.exists(directory):
+            if (
+                is_new is not None
+                and not self._disk.exists(directory)
+                and self._is_lost(topic, index, is_new)
+            ):
                 made[number] = CorruptLog(f"{directory} is missing")
             else:
                 requests[number] = OpenRequest(directory, log_settings[topic.topic_id])
         logs = open_logs(self._disk, self._clock, self._sync_root, list(requests.values()), self._files)
         for number, log in zip(requests, logs, strict=True):
             made[number] = self._with_producers(log) if isinstance(log, Log) else log
+        self._note(wanted, made)
         return [made[number] for number in range(len(wanted))]
+
+    def _is_lost(self, topic: Topic, index: int, is_new: Callable[[PartitionState], bool]) -> bool:
+        """Was there a directory that is not there, and may somebody count on it?"""
+        state = topic.partitions[index]
+        if self._list is None or not self._list.begun:
+            return not is_new(state)
+        return self._settings.node_id in state.isr and self._list.has(topic.topic_id, index)
+
+    def _note(
+        self, wanted: Sequence[Wanted], made: dict[int, tuple[Log, ProducerHook] | StorageError]
+    ) -> None:
+        """Before anybody is told that they are open. Where that cannot be noted they are not."""
+        opened = {number: one[0] for number, one in made.items() if isinstance(one, tuple)}
+        if self._list is None or not opened:
+            return
+        try:
+            self._list.add((wanted[number][0].topic_id, wanted[number][1]) for number in opened)
+        except OSError as error:
+            for number, log in opened.items():
+                log.close(save=False)
+                made[number] = StorageError(f"{log.directory} cannot be noted: {error}")
 
     def _with_producers(self, log: Log) -> tuple[Log, ProducerHook] | StorageError:
         try:

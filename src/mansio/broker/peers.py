@@ -37,7 +37,9 @@ class LinkPeers:
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         """See `mansio.ports.Peers`."""
-        connection = await self._connection(node_id, timeout_ms)
+        connection = self._connections.get(node_id)
+        if connection is None or connection.closed or connection.address != self._address_of(node_id):
+            connection = await self._connection(node_id, timeout_ms)
         correlation_id = connection.next_correlation_id()
         numbered = bytearray(request)
         numbered[CORRELATION_ID_AT : CORRELATION_ID_AT + 4] = correlation_id.to_bytes(4, "big")

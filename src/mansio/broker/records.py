@@ -73,6 +73,8 @@ class RecordService:
         """Monotonic seconds, as of the server's last look at deadlines, which comes every `look_interval_s`."""
         self.look_interval_s = 1.0
         self.parked_fetches: dict[ParkedFetch, None] = {}
+        self.followers_are_told = False
+        """They are about to be answered because of partitions that are led here from now on."""
 
     def readable(self, topic: str | None, topic_id: bytes | None, index: int) -> Partition:
         """The partition by the topic's name or id, or raise why not."""
@@ -131,5 +133,11 @@ class RecordService:
         if timestamp_ms == LATEST_TIERED:
             return -1, -1, -1
         if timestamp_ms == MAX_TIMESTAMP:
+            partition.check_complete()
             return partition.latest_timestamp(end) or (-1, -1, -1)
-        return partition.first_at(timestamp_ms, end) or (-1, -1, -1)
+        found = partition.first_at(timestamp_ms, end)
+        if (
+            found is None
+        ):  # "there is none" sends a reader to the end of the log: to be said only by who knows
+            partition.check_complete()
+        return found or (-1, -1, -1)

@@ -31,7 +31,8 @@ from mansio.errors import (
 from mansio.log import replicated
 from mansio.logs import fields
 from mansio.state.replica import Following
-from mansio.wire.records import BatchHeader, check_stored_batch, iterate_batches, seal_batch
+from mansio.wire.records import BatchHeader, seal_batch
+from mansio.wire.stored_batches import read_stored_batches
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -48,11 +49,13 @@ OFFSET_DELTA_MAX = (1 << 31) - 1
 class ReplicaRead(NamedTuple):
     """What a follower gets: `part` is a stretch of the log, or one batch without records; None when there is nothing.
 
-    `diverging`: (epoch, end offset) where its log parts from this one, instead.
+    `diverging`: (epoch, end offset) where its log parts from this one, instead. `urgent`: it is to be told now, even
+    if there is nothing to copy.
     """
 
     part: LogSlice | bytes | None = None
     diverging: tuple[int, int] | None = None
+    urgent: bool = False
 
 
 # As leader
@@ -82,20 +85,26 @@ def read(
                 f"{partition.name}: leader epoch {wanted.last_fetched_epoch} of broker {node_id} is unknown"
             )
         if epoch != wanted.last_fetched_epoch or end < offset:
-            return ReplicaRead(diverging=(epoch, end))
+            return ReplicaRead(diverging=(epoch, end), urgent=True)
     if not log.start_offset <= offset <= log.end_offset:
         raise OffsetOutOfRange(
             f"{partition.name}: broker {node_id} asks for offset {offset}, "
             f"the log holds {log.start_offset} to {log.end_offset}"
         )
     if first:
-        if replica.fetched(node_id, broker_epoch, offset, log.end_offset, roles.now_ms(partition)):
+        now_ms = roles.now_ms(partition)
+        if replica.fetched(node_id, broker_epoch, offset, log.end_offset, now_ms, wanted.log_start_offset):
             partition.advanced()
+        if partition.start_waits:
+            trimming.start_moved(partition)
         if node_id not in replica.in_sync and partition.on_joinable is not None and replica.may_join(node_id):
             partition.on_joinable(partition, node_id)
+    copy = replica.copies()[node_id]
+    start_is_news, copy.told_start = copy.told_start < log.start_offset, log.start_offset
     if max_bytes <= 0 or offset == log.end_offset:
-        return ReplicaRead()
-    return ReplicaRead(log.read(offset, max_bytes, log.end_offset) or _compacted_away(partition, offset))
+        return ReplicaRead(urgent=start_is_news)
+    part = log.read(offset, max_bytes, log.end_offset) or _compacted_away(partition, offset)
+    return ReplicaRead(part, urgent=start_is_news)
 
 
 def _check_request(partition: Partition, node_id: int, leader_epoch: int) -> None:
@@ -120,7 +129,7 @@ def _compacted_away(partition: Partition, offset: int) -> bytes:
 
 
 def park(partition: Partition, wake: Callable[[], None]) -> None:
-    """Call `wake` after each append, and when this broker leads no more, until `unpark`."""
+    """Call `wake` after each append, when the log begins later, and when this broker leads no more, until `unpark`."""
     if not partition.parked_replicas:
         partition.add_after_append(partition.wake_replicas)
     partition.parked_replicas[wake] = None
@@ -147,17 +156,13 @@ def append(partition: Partition, records: memoryview, gaps_below: int) -> int:
     """
     following(partition)
     log = partition.log
-    headers = []
-    size = 0
-    for position, header in iterate_batches(records):
-        size = position + header.size
-        check_stored_batch(records[position:size])
-        if header.leader_epoch > partition.replica.leader_epoch:
+    headers, size = read_stored_batches(records)
+    current = partition.replica.leader_epoch
+    for header in headers:
+        if header.leader_epoch > current:
             raise CorruptMessage(
-                f"{partition.name}: a batch of leader epoch {header.leader_epoch} from a leader of "
-                f"{partition.replica.leader_epoch}"
+                f"{partition.name}: a batch of leader epoch {header.leader_epoch} from a leader of {current}"
             )
-        headers.append(header)
     if not headers:
         raise CorruptMessage(f"{partition.name}: its leader sent {len(records)} bytes, and no whole batch")
     first = headers[0]
@@ -169,9 +174,10 @@ def append(partition: Partition, records: memoryview, gaps_below: int) -> int:
     except StorageError as error:
         raise partition.refused_by_disk(error) from error
     finally:
-        if log.end_offset > before:
+        end = log.end_offset
+        if end > before:
             for header in headers:
-                if header.last_offset < log.end_offset:
+                if header.base_offset + header.last_offset_delta < end:
                     for after in partition.after_append:
                         after(header, header.base_offset)
     return size
@@ -184,6 +190,11 @@ def heard(partition: Partition, leader_high_watermark: int, leader_start_offset:
         partition.advanced()
     if log.start_offset < leader_start_offset <= replica.high_watermark:
         trimming.move_start(partition, leader_start_offset)
+        partition.syncer.keep_start(log, _told_in_next_request)
+
+
+def _told_in_next_request(error: StorageError | None) -> None:
+    """What follows from a start that is kept, or cannot be, the log itself shows."""
 
 
 def agree(partition: Partition, diverging: tuple[int, int]) -> None:
@@ -237,8 +248,11 @@ def _was_cut(partition: Partition, *, was_empty: bool = False) -> None:
                 topic=partition.topic, partition=partition.index, high_watermark=known, to=log.end_offset
             ),
         )
-    for hook in partition.hooks:
-        hook.on_truncate(log.end_offset)
+    try:
+        for hook in partition.hooks:
+            hook.on_truncate(log.end_offset)
+    except OSError as error:  # whatever a hook knows may be of what was taken back
+        raise log.fail(error, f"cannot forget what was cut from {log.directory}") from error
 
 
 def when_durable(partition: Partition, end_offset: int, callback: Callable[[], None]) -> bool:

@@ -45,6 +45,8 @@ class Replication:
         self.keeper = keeper
         self._broker_epoch = broker_epoch
         self._gate = gate
+        self.on_lead: Callable[[], None] = _nobody
+        """Called when this broker leads a partition in an epoch in which it did not."""
 
     def start(self) -> None:
         """Look after what is led here."""
@@ -62,9 +64,12 @@ class Replication:
         leads = state.led_by(self._node_id, self._broker_epoch())
         try:
             if leads:
+                before = partition.replica
                 partition.lead(
                     state.leader_epoch, in_sync=state.isr, replicas=state.replicas, gate=self._gate
                 )
+                if partition.replica is not before:
+                    self.on_lead()
                 self.follower.leave(partition)
                 self.keeper.lead(partition, state)
                 return
@@ -88,3 +93,7 @@ class Replication:
         """A broker's session began or ended, or another one took its place."""
         if change.before is not None and (change.after is None or change.after.epoch != change.before.epoch):
             self.keeper.session_ended(change.node_id)
+
+
+def _nobody() -> None:
+    """Stands where a listener will be."""

@@ -18,7 +18,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from mansio.broker.partition import Partition
-from mansio.errors import MansioError, StorageError
+from mansio.broker.shortage import Shortage
+from mansio.errors import CorruptLog, MansioError, StorageError
 from mansio.logs import fields
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ class Residence:
     """See the module. All methods belong to the broker's loop.
 
     `remove(topic)` closes what is open of a topic and removes its data. `give_up(places)` asks that others lead
-    partitions (topic id, index) whose log failed here. `on_role(partition)` hears of every role that was applied.
+    partitions (topic id, index) whose log failed here. `on_role(partition)` hears of every role that was applied,
+    `on_made(revision)` of topics that were made, with how far the view had come.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Residence:
         remove: Callable[[Topic], Awaitable[None]],
         give_up: Callable[[list[tuple[UUID, int]]], Awaitable[int]],
         on_role: Callable[[Partition], None],
+        on_made: Callable[[int], Awaitable[None]],
     ) -> None:
         self._node_id = node_id
         self._partitions = partitions
@@ -65,8 +68,12 @@ class Residence:
         self._remove = remove
         self._give_up = give_up
         self._on_role = on_role
+        self._on_made = on_made
+        self._shortage = Shortage(scheduler)
+        self._made_any = False
         self._waiting: dict[UUID, Topic] = {}
         self._gone: dict[UUID, Topic] = {}
+        self._failed: dict[UUID, int] = {}  # how often, one after the other
         self._wake: Promise[None] | None = None
         self._stopped = False
 
@@ -84,11 +91,16 @@ class Residence:
         self._woken()
 
     def lost_logs(self) -> Iterator[tuple[UUID, int]]:
-        """Partitions placed here whose log cannot vouch for what this broker once confirmed."""
+        """Partitions placed here whose log cannot vouch for what this broker once confirmed. Where no other replica can
+        either, a disk that only does not answer is waited for: what it has may be all there is."""
         for topic in self._state.topics.values():
             for index, kept in enumerate(self._partitions.kept(topic)):
-                if isinstance(kept, StorageError):
+                if isinstance(kept, StorageError) and not self._is_awaited(topic, index, kept):
                     yield topic.topic_id, index
+
+    def _is_awaited(self, topic: Topic, index: int, kept: object) -> bool:
+        unread = isinstance(kept, StorageError) and not isinstance(kept, CorruptLog)
+        return unread and topic.partitions[index].isr == (self._node_id,)
 
     def apply_all(self) -> None:
         """The session of this broker began or ended: roles depend on it."""
@@ -106,8 +118,12 @@ class Residence:
                     self._replication.leave(partition)
                     partition.resign()
                     self._on_role(partition)
+                    self._shortage.look(partition)
             self._waiting.pop(before.topic_id, None)
             self._gone[before.topic_id] = before
+            self._woken()
+        if before is None:
+            self._made_any = True
             self._woken()
         if after is not None:
             known = before.partitions if before is not None and before.topic_id == after.topic_id else ()
@@ -127,6 +143,7 @@ class Residence:
             if isinstance(partition, Partition):
                 self._replication.apply(partition, state)
                 self._on_role(partition)
+                self._shortage.look(partition)
             can_open = can_open or self._can_open(topic, index, partition)
         if can_open:
             self._waiting[topic.topic_id] = topic
@@ -136,40 +153,57 @@ class Residence:
         state = topic.partitions[index]
         if self._node_id not in state.replicas or isinstance(kept, Partition):
             return False
-        return kept is None or self._node_id not in state.isr
+        return kept is None or self._node_id not in state.isr or self._is_awaited(topic, index, kept)
 
     # The task
 
     async def _run(self) -> None:
-        pause_ms = TRY_AGAIN_MS
         while not self._stopped:
-            try:
-                if self._gone:
-                    await self._remove_one()
-                elif self._waiting:
-                    await self._open_one()
-                else:
-                    self._wake = self._scheduler.promise()
-                    await self._wake
-                pause_ms = TRY_AGAIN_MS
-            except (MansioError, OSError) as error:
-                logger.error("partitions not opened or removed", extra=fields(reason=error))
-                await self._sleep(pause_ms)
-                pause_ms = min(2 * pause_ms, TRY_AGAIN_MS_MAX)
+            if self._gone:
+                await self._tried(self._gone, self._remove_one)
+            elif self._waiting:
+                await self._tried(self._waiting, self._open_one)
+            elif self._made_any:
+                self._made_any = False
+                await self._note()
+            else:
+                self._wake = self._scheduler.promise()
+                await self._wake
 
-    async def _remove_one(self) -> None:
-        topic_id, topic = next(iter(self._gone.items()))
+    async def _tried(self, topics: dict[UUID, Topic], work: Callable[[UUID, Topic], Awaitable[None]]) -> None:
+        """Do the first of `topics`. One that fails comes again some time later, and is not in the way of the others."""
+        topic_id, topic = next(iter(topics.items()))
+        try:
+            await work(topic_id, topic)
+        except (MansioError, OSError) as error:
+            attempts = self._failed[topic_id] = self._failed.get(topic_id, 0) + 1
+            pause_ms = min(TRY_AGAIN_MS << min(attempts - 1, 20), TRY_AGAIN_MS_MAX)
+            known = fields(topic=topic.name, reason=error, again_in_ms=pause_ms)
+            logger.error("partitions not opened or removed", extra=known)
+            topics.pop(topic_id, None)
+            self._scheduler.call_later(pause_ms, self._again, topics, topic_id, topic)
+        else:
+            self._failed.pop(topic_id, None)
+
+    def _again(self, topics: dict[UUID, Topic], topic_id: UUID, topic: Topic) -> None:
+        topics.setdefault(topic_id, topic)
+        self._woken()
+
+    async def _remove_one(self, topic_id: UUID, topic: Topic) -> None:
         if topic_id not in self._state.topics_by_id:
             await self._remove(topic)
             logger.info("partitions removed", extra=fields(topic=topic.name, id=topic_id))
         self._gone.pop(topic_id, None)
 
-    async def _open_one(self) -> None:
-        topic_id = next(iter(self._waiting))
+    async def _open_one(self, topic_id: UUID, _: Topic) -> None:
         topic = self._state.topics_by_id.get(topic_id)
         if topic is not None:
             for index, kept in enumerate(self._partitions.kept(topic)):
-                if isinstance(kept, StorageError) and self._can_open(topic, index, kept):
+                if not isinstance(kept, StorageError) or not self._can_open(topic, index, kept):
+                    continue
+                if self._node_id in topic.partitions[index].isr:
+                    await self._partitions.open_again(topic, index)
+                else:
                     known = fields(topic=topic.name, partition=index, reason=kept.message)
                     logger.warning("partition begins anew here", extra=known)
                     await self._partitions.renew(topic, index)
@@ -178,10 +212,16 @@ class Residence:
         if (newest := self._state.topics_by_id.get(topic_id)) is not None:
             self._look_at(newest)
 
-    async def _sleep(self, pause_ms: float) -> None:
-        promise: Promise[None] = self._scheduler.promise()
-        self._scheduler.call_later(pause_ms, _settle, promise)
-        await promise
+    async def _note(self) -> None:
+        try:
+            await self._on_made(self._state.revision)
+        except MansioError as error:
+            logger.warning("topics made are not noted yet", extra=fields(reason=error))
+            self._scheduler.call_later(TRY_AGAIN_MS, self._note_again)
+
+    def _note_again(self) -> None:
+        self._made_any = True
+        self._woken()
 
     def _woken(self) -> None:
         if self._wake is not None:

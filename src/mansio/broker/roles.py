@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, TypeGuard
 
+from mansio.broker import trimming
 from mansio.errors import (
     FencedLeaderEpoch,
     NotEnoughReplicas,
@@ -150,6 +151,7 @@ def _change(partition: Partition, replica: ReplicaProgress | Following, why: str
     partition.take_role(replica)
     ended = NotLeaderOrFollower(f"{partition.name}: {why}; whether the batch stays is not known here")
     partition.end_waits(ended)
+    trimming.end_waits(partition, ended)
     partition.wake()
     logger.info(
         "partition role",
@@ -193,6 +195,7 @@ def in_sync_committed(partition: Partition, in_sync: frozenset[int]) -> None:
     partition.take_role(replica)
     if moved:
         partition.advanced()
+    trimming.start_moved(partition)
     if replica.under_min:
         partition.end_waits(
             NotEnoughReplicasAfterAppend(

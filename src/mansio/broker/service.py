@@ -13,9 +13,11 @@ from mansio.broker.statistics import Statistics
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from mansio.broker.clustering import Clustering
     from mansio.broker.compactor import Compactor
     from mansio.broker.coordinators.group_settings import GroupConfigs
     from mansio.broker.coordinators.groups import GroupCoordinator
+    from mansio.broker.etcd_member.member import EtcdMember
     from mansio.broker.partition import Partition
     from mansio.broker.partitions import PartitionSet
     from mansio.broker.quotas import Quotas
@@ -34,8 +36,10 @@ class Service:
     __slots__ = (
         "broker_epoch_of",
         "clock",
+        "cluster",
         "compactor",
         "controller",
+        "etcd_member",
         "group_configs",
         "groups",
         "partitions",
@@ -80,6 +84,10 @@ class Service:
         """In a cluster: the epoch of the session that a broker has now, 0 for none."""
         self.controller: Controller | None = None
         """In a cluster: what carries out elections."""
+        self.cluster: Clustering | None = None
+        """In a cluster: this broker's session, replicas and controller."""
+        self.etcd_member: EtcdMember | None = None
+        """The member of etcd that this broker runs, if it does."""
         self.ready = False
         """True from the moment every port accepts until the broker begins to stop."""
 

@@ -1,14 +1,16 @@
 """The start of a partition's log: who may move it, how far, and when that is kept.
 
 Functions of `Partition`, which hands itself in. Always true: only the leader decides; a follower's log begins where its
-leader's does. Nothing above the high watermark goes.
+leader's does. Nothing above the high watermark goes. What was deleted on request stays deleted whoever leads next: that
+is said only when every in-sync replica has it on its disk that its log begins later.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.errors import OffsetOutOfRange
+from mansio.errors import MansioError, OffsetOutOfRange
+from mansio.state.replica import ReplicaProgress
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +38,8 @@ def move_start(partition: Partition, start_offset: int) -> None:
     partition.log.trim_to(start_offset)
     for hook in partition.hooks:
         hook.on_trim(start_offset)
+    for wake in tuple(partition.parked_replicas):  # a follower's log begins where this one does
+        wake()
 
 
 def delete_records(partition: Partition, before_offset: int) -> Promise[int]:
@@ -43,6 +47,7 @@ def delete_records(partition: Partition, before_offset: int) -> Promise[int]:
     partition.check_leads()
     if (failure := partition.failure) is not None:
         raise failure
+    partition.check_complete()
     high_watermark = partition.high_watermark
     if before_offset == HIGH_WATERMARK:
         before_offset = high_watermark
@@ -57,7 +62,8 @@ def delete_records(partition: Partition, before_offset: int) -> Promise[int]:
         if promise.done():
             return
         if error is None:
-            promise.set_result(partition.log.start_offset)
+            partition.start_waits.append((start_offset, promise))
+            start_moved(partition)
         else:
             promise.set_exception(error)
 
@@ -66,6 +72,33 @@ def delete_records(partition: Partition, before_offset: int) -> Promise[int]:
         trim(partition, start_offset)
     partition.syncer.keep_start(partition.log, kept)
     return promise
+
+
+def start_moved(partition: Partition) -> None:
+    """Answer those who wait for a start that every in-sync replica has kept by now."""
+    replica = partition.replica
+    if not isinstance(replica, ReplicaProgress) or partition.closed:
+        try:
+            partition.check_leads()
+        except MansioError as error:
+            end_waits(partition, error)
+        return
+    waits, partition.start_waits = partition.start_waits, []
+    for start_offset, promise in waits:
+        if promise.done():
+            continue  # its time was over
+        if replica.begins_at(start_offset):
+            promise.set_result(partition.log.start_offset)
+        else:
+            partition.start_waits.append((start_offset, promise))
+
+
+def end_waits(partition: Partition, error: MansioError) -> None:
+    """Whether what was deleted stays so is not for this broker to say any more."""
+    waits, partition.start_waits = partition.start_waits, []
+    for _, promise in waits:
+        if not promise.done():
+            promise.set_exception(error)
 
 
 def floors(partition: Partition) -> Iterator[int]:

@@ -232,10 +232,12 @@ def _broker_row(
     node_id: int, known: BrokerStatus | None, partitions: Sequence[PartitionStatus]
 ) -> dict[str, Any]:
     kept = [one for one in partitions if node_id in one.replicas]
-    host = None if known is None else f"[{known.host}]" if ":" in known.host else known.host
+    address = None
+    if known is not None and known.host:  # of one that is fenced, nobody knows where it is
+        address = f"[{known.host}]:{known.port}" if ":" in known.host else f"{known.host}:{known.port}"
     return {
         "broker": node_id,
-        "address": None if known is None else f"{host}:{known.port}",
+        "address": address,
         "rack": None if known is None else known.rack,
         "controller": known is not None and known.is_controller,
         "state": "gone" if known is None else "fenced" if known.is_fenced else "ok",

@@ -33,7 +33,7 @@ from mansio.errors import (
 )
 
 if TYPE_CHECKING:
-    from mansio.client import Client
+    from mansio.client import Client, GroupListings
     from mansio.client.types import TopicPartition
 
 app = typer.Typer(no_args_is_help=True, help="See where consumer groups are, and move them.")
@@ -42,6 +42,9 @@ GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's
 
 OFFSET_COLUMNS = ("topic", "partition", "committed", "end", "lag", "member")
 RESET_COLUMNS = ("topic", "partition", "old", "new")
+LISTED_MS_MAX = 15_000
+"""More than a cluster takes to give up a dead broker and to move its groups."""
+
 DEAD = "Dead"  # how Kafka describes a group that is not there
 
 
@@ -52,17 +55,22 @@ def noun() -> None:
 
 @app.command("list")
 def list_groups(output: OutputOption = Output.TABLE, broker: BrokerOption = DEFAULT_BROKER) -> None:
-    """List the groups."""
+    """List the groups. A broker that does not answer is waited for until the cluster gives it up, for some seconds; the
+    exit code is 1 when the groups it knows are missing."""
 
-    async def work() -> list[dict[str, Any]]:
+    async def work() -> GroupListings:
         async with connect(broker) as client:
-            groups = await client.admin.list_groups()
-        return [
-            {"group": group.group_id, "state": group.state, "protocol_type": group.protocol_type}
-            for group in groups
-        ]
+            return await client.admin.list_groups(timeout_ms=LISTED_MS_MAX)
 
-    show_rows(output, run(work()), ["group", "state"], empty="no groups")
+    groups = run(work())
+    rows = [
+        {"group": group.group_id, "state": group.state, "protocol_type": group.protocol_type}
+        for group in groups
+    ]
+    show_rows(output, rows, ["group", "state"], empty="no groups")
+    if groups.unreachable:
+        silent = ", ".join(map(str, groups.unreachable))
+        raise typer.Exit(complain(f"not all groups: broker {silent} did not answer"))
 
 
 @app.command()

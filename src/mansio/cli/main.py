@@ -78,6 +78,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by who started us: what is said there is not wanted
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  # for the life of the process
+    # kio imports hypothesis wherever it is installed, to teach it its types; a quarter of a second for nothing here.
+    sys.modules.setdefault("hypothesis", None)  # type: ignore[arg-type]  # None: an ImportError for who asks
     try:
         try:
             app(args=None if arguments is None else list(arguments), prog_name="mansio")

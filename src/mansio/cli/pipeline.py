@@ -8,16 +8,21 @@ Spark before its command runs.
 from __future__ import annotations
 
 import importlib
+import os
 import pkgutil
 from collections.abc import MutableMapping
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 import mansio.cli
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 MODULE_PREFIX = "pipeline_"
+SAFE_PATH = "PYTHONSAFEPATH"
 
 MasterOption = Annotated[
     str | None,
@@ -28,6 +33,22 @@ MasterOption = Annotated[
         help="Where Spark runs: local[*] (this machine, the default), spark://..., k8s://..., yarn.",
     ),
 ]
+
+
+def start_session(master: str | None, name: str, **settings: str) -> SparkSession:
+    """A session for a command. Spark's Python workers import nothing from the directory that the command was given in:
+    a file there called `random.py`, the user's own pipeline perhaps, would take the place of Python's and end them."""
+    from mansio.spark.session import session
+
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        return session(master, name, **settings)
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
 
 
 class JobGroup(TyperGroup):

@@ -7,6 +7,7 @@ table. What is said of batches goes to standard error, the result to standard ou
 from __future__ import annotations
 
 import sys
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,11 +15,19 @@ import typer
 from mansio.cli.common import DEFAULT_BROKER, BrokerOption
 from mansio.cli.lake_options import CatalogOption, WarehouseOption
 from mansio.cli.output import Output, OutputOption, show_json
-from mansio.cli.pipeline import MasterOption
+from mansio.cli.pipeline import MasterOption, start_session
 from mansio.cli.stops import Stops
 
 if TYPE_CHECKING:
     from mansio.spark.pipelines.archive import Archived, Progress
+
+
+class Unreadable(StrEnum):
+    """What to do with records that cannot be read."""
+
+    SUSPEND = "suspend"
+    SKIP = "skip"
+    DEAD_LETTER = "dead-letter"
 
 
 def register(app: typer.Typer) -> None:
@@ -50,12 +59,14 @@ def archive(
             help="Go on where the log begins, if it has deleted records that are not archived.",
         ),
     ] = False,
-    skip_unreadable: Annotated[
-        bool,
+    on_unreadable: Annotated[
+        Unreadable,
         typer.Option(
-            "--skip-unreadable", help="Go on without records that cannot be read; the table lists them."
+            "--on-unreadable",
+            help="Records that cannot be read: suspend ends with their offset; skip lists what is missing in the table;"
+            " dead-letter also keeps them as they are, in the table mansio_dead_letters.TOPIC.",
         ),
-    ] = False,
+    ] = Unreadable.SUSPEND,
     master: MasterOption = None,
     output: OutputOption = Output.TABLE,
     broker: BrokerOption = DEFAULT_BROKER,
@@ -73,7 +84,6 @@ def archive(
     except ImportError as error:
         missing = error.name or "a package"
         raise ConfigError(f"{missing} is missing: pip install 'mansio[spark,lake]' brings it") from None
-    from mansio.spark import session
 
     job = ArchiveJob(
         topic=topic,
@@ -85,11 +95,11 @@ def archive(
         trigger_s=trigger,
         records_max=records_max,
         accepts_loss=accept_loss,
-        skips_unreadable=skip_unreadable,
+        on_unreadable=on_unreadable.value,
     )
     stops = Stops()
     with stops.noting():
-        spark = session(master, f"mansio archive {topic}")
+        spark = start_session(master, f"mansio archive {topic}")
         stops.watch()
         if not stops():
             _show(run_archive(spark, job, _say, stops), output)

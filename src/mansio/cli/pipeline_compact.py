@@ -9,7 +9,7 @@ import typer
 
 from mansio.cli.lake_options import CatalogOption, WarehouseOption, open_archive
 from mansio.cli.output import Output, OutputOption, show_json, show_table
-from mansio.cli.pipeline import MasterOption
+from mansio.cli.pipeline import MasterOption, start_session
 
 
 def register(app: typer.Typer) -> None:
@@ -34,9 +34,8 @@ def compact(
     or of the other. Keys whose latest record has no value, and records without a key, are not in it.
     """
     archive = open_archive(topic, warehouse, catalog)
-    from mansio.spark import session
 
-    spark = session(master, f"mansio compact {topic}")
+    spark = start_session(master, f"mansio compact {topic}")
     from mansio.spark.pipelines.compact import compact as run_compaction
 
     report = run_compaction(spark, archive, to or f"{topic}-latest")

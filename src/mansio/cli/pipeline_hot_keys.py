@@ -12,7 +12,7 @@ import typer
 
 from mansio.cli.common import DEFAULT_BROKER, BrokerOption, connect, run
 from mansio.cli.output import Output, OutputOption, show_json, show_table, text_or_base64
-from mansio.cli.pipeline import MasterOption
+from mansio.cli.pipeline import MasterOption, start_session
 
 if TYPE_CHECKING:
     from mansio.spark.pipelines.hot_keys import HotKeys, Verdict
@@ -48,9 +48,8 @@ def hot_keys(
             return len((await client.admin.describe_topic(topic)).partitions)
 
     partition_count = run(partitions())
-    from mansio.spark import session
 
-    spark = session(master, f"mansio hot-keys {topic}")
+    spark = start_session(master, f"mansio hot-keys {topic}")
     from mansio.spark.pipelines.charts import svg
     from mansio.spark.pipelines.hot_keys import charts, count_topic, judge
 

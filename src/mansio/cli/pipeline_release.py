@@ -75,8 +75,8 @@ async def _release(client: Client, name: str, *, dry_run: bool) -> list[dict[str
 async def _unknown(client: Client, name: str) -> str:
     """That there is no such pipeline, and which there are."""
     try:
-        groups = await client.admin.list_groups()
+        groups = [group.group_id for group in await client.admin.list_groups()]
     except MansioError:
         groups = []
-    known = [found for group in groups if (found := pipeline_of(group.group_id)) is not None]
+    known = [found for group in groups if (found := pipeline_of(group)) is not None]
     return f"there is no pipeline {name!r}" + (f"; there are {', '.join(known[:20])}" if known else "")

@@ -16,7 +16,7 @@ import typer
 
 from mansio.cli.common import DEFAULT_BROKER, BrokerOption, key_values, refuse
 from mansio.cli.output import Output, OutputOption, show_json
-from mansio.cli.pipeline import MasterOption
+from mansio.cli.pipeline import MasterOption, start_session
 from mansio.cli.stops import Stops
 
 if TYPE_CHECKING:
@@ -56,7 +56,11 @@ def run(
     ] = None,
     to_table: Annotated[
         str | None,
-        typer.Option("--to-table", metavar="DIR", help="Write into this directory of Parquet files."),
+        typer.Option(
+            "--to-table",
+            metavar="DIR",
+            help="Write Parquet files into this directory; for an Iceberg table, write into a topic and archive that.",
+        ),
     ] = None,
     name: Annotated[
         str | None,
@@ -101,9 +105,9 @@ def run(
     """Run your function on DataFrames: records of topics in, a topic or a table out.
 
     Goes on where its checkpoint ends. Into a topic each record is written at least once: the batch under way
-    when the process died is written again. Into a table, exactly once. A result without a column value is
-    written as JSON of its columns. While it runs, and until `mansio pipeline release`, the broker holds back
-    deletion of what was not read yet. Ctrl-C and SIGTERM let the batch under way end.
+    when the process died is written again. Into a directory of Parquet files, exactly once. A result without a
+    column value is written as JSON of its columns. While it runs, and until `mansio pipeline release`, the broker
+    holds back deletion of what was not read yet. Ctrl-C and SIGTERM let the batch under way end.
     """
     if (to is None) == (to_table is None):
         refuse("give one of them", "--to / --to-table")
@@ -112,12 +116,11 @@ def run(
     called = name or Path(file).stem
 
     from mansio.spark.pipelines.user_file import load
-    from mansio.spark.session import session
 
     load(file)  # what is wrong with it is said before Spark has started
     stops = Stops()
     with stops.noting():
-        spark = session(master, f"mansio pipeline {called}", **settings)
+        spark = start_session(master, f"mansio pipeline {called}", **settings)
         stops.watch()
 
         from mansio.spark.pipelines import run as job

@@ -16,7 +16,7 @@ import typer
 
 from mansio.cli.common import DEFAULT_BROKER, BrokerOption, refuse
 from mansio.cli.output import Output, OutputOption, show_json, show_rows, show_table
-from mansio.cli.pipeline import MasterOption
+from mansio.cli.pipeline import MasterOption, start_session
 from mansio.spark.pipelines.schema_changes import Compatibility, breaking_changes
 
 if TYPE_CHECKING:
@@ -47,7 +47,9 @@ def schema_check(
     quarantine: Annotated[
         str | None,
         typer.Option(
-            "--quarantine", metavar="TOPIC", help="Write bad records there, with the reason as a header."
+            "--quarantine",
+            metavar="TOPIC",
+            help="Write bad records there, with the reason as a header; made if need be.",
         ),
     ] = None,
     compatibility: Annotated[
@@ -117,13 +119,12 @@ def _check_records(
     topic: str, schema: Any, quarantine: str | None, master: str | None, output: Output, broker: str
 ) -> None:
     from mansio.errors import ConfigError
-    from mansio.spark import session
 
     try:
         import jsonschema  # noqa: F401  # only to see whether it is there
     except ImportError:
         raise ConfigError("jsonschema is missing: pip install 'mansio[schema]' brings it") from None
-    spark = session(master, f"mansio schema-check {topic}")
+    spark = start_session(master, f"mansio schema-check {topic}")
     from mansio.spark.pipelines.schema_check import check_topic
 
     report = check_topic(spark, topic, broker, schema, quarantine=quarantine)

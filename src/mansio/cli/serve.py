@@ -123,6 +123,7 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
         member = await _etcd_member(settings, stop)
         if not stop.is_set() and await _started(broker, stop):
             _calm_the_collector()
+            broker.service.etcd_member = member
             view.attach(broker.service)
             _say_ready(settings, broker, http_address if http else None)
             manager.ready(f"kafka={broker.kafka_address}")

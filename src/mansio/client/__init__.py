@@ -10,13 +10,13 @@ from .admin import (
     ClusterDescription,
     ConfigEntry,
     GroupDescription,
-    GroupListing,
     GroupMember,
     PartitionLag,
     TopicDescription,
 )
 from .client import Client, connect
 from .consumer import Consumer
+from .group_listing import GroupListing, GroupListings
 from .producer import Producer, ProducerOptions
 from .types import Headers, Message, OutgoingRecord, RecordMetadata, StartAt, TopicPartition
 
@@ -29,6 +29,7 @@ __all__ = [
     "Delivery",
     "GroupDescription",
     "GroupListing",
+    "GroupListings",
     "GroupMember",
     "Headers",
     "Message",

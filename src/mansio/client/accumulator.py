@@ -238,6 +238,7 @@ class PartitionQueue:
         "partition",
         "producer_epoch",
         "ready",
+        "refusal",
         "route",
         "topic",
     )
@@ -256,6 +257,8 @@ class PartitionQueue:
         """After a failure: one batch at a time, until those that were under way are through."""
         self.blocked_until = 0.0
         self.failures = 0
+        self.refusal: MansioError | None = None
+        """Why its last batch was sent back, until one is stored: for whoever has waited in vain."""
         self.identity: Identity | None = None
         """Whose numbers these are: what was numbered goes again under the same producer id."""
         self.producer_epoch = 0
@@ -319,6 +322,7 @@ class PartitionQueue:
     def stored(self, batch: Batch) -> None:
         """The broker has a batch, and so all that were numbered before it."""
         self.failures = 0
+        self.refusal = None
         sequence = batch.base_sequence
         if self.gap is not None and sequence is not None and _is_before(self.gap, sequence):
             self.gap = None

@@ -27,6 +27,7 @@ from mansio.wire.versions import ApiKey
 
 from .admin_cluster import ClusterAdmin
 from .admin_quotas import QuotaAdmin
+from .group_listing import GroupListings, list_groups
 from .positions import start_offsets
 from .types import TopicPartition, milliseconds
 
@@ -48,7 +49,8 @@ SOURCES = {1: "topic", 2: "broker", 3: "broker default", 4: "broker file", 5: "d
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The brokers of a cluster, and which of them is the controller (-1: not known)."""
+    """The brokers of a cluster, and which of them takes changes (-1: not known). In a cluster every broker does, and
+    the one that was asked names itself; `client.admin.cluster.status` says who decides."""
 
     cluster_id: str | None
     controller_id: int
@@ -76,16 +78,6 @@ class ConfigEntry:
     is_read_only: bool = False
     is_sensitive: bool = False
     documentation: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupListing:
-    """One group, as a list of groups shows it."""
-
-    group_id: str
-    protocol_type: str
-    state: str
-    group_type: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,22 +363,11 @@ class Admin:
 
     # -- groups --------
 
-    async def list_groups(self) -> list[GroupListing]:
-        """The groups of all brokers, by id."""
-        await self._cluster.retry(lambda: self._cluster.refresh(()))
-        found = {}
-        for node_id in list(self._cluster.nodes):
-            answer = await self._cluster.request(
-                ApiKey.LIST_GROUPS,
-                {"states_filter": [], "types_filter": []},
-                node_id=node_id,
-                check=lambda answer: raise_for(answer.error_code),
-            )
-            for group in answer.groups:
-                found[group.group_id] = GroupListing(
-                    group.group_id, group.protocol_type, group.group_state, group.group_type
-                )
-        return [found[group_id] for group_id in sorted(found)]
+    async def list_groups(self, *, timeout_ms: float | None = None) -> GroupListings:
+        """The groups of all brokers, by id. A broker that does not answer is asked again for `timeout_ms` (as long as
+        for any retry, unless given), or until the cluster gives it up; then the others' groups are returned, and
+        `unreachable` of the listing names it. Raises what failed if none answers."""
+        return await list_groups(self._cluster, timeout_ms)
 
     async def describe_group(self, group: str) -> GroupDescription:
         """A group's state and members; one that does not exist is in state "Dead"."""

@@ -226,6 +226,7 @@ class Sender(Settling):
                 self._identity = NOBODY  # asked for before the next batch leaves
 
     def _not_located(self, queue: PartitionQueue, error: MansioError) -> None:
+        queue.refusal = error
         self._back_off(queue)
         if not error.retriable:
             self._fail_queue(queue, error)
@@ -343,6 +344,8 @@ class Sender(Settling):
             while queue.ready and queue.ready[0].created <= oldest:
                 batch = queue.ready.popleft()
                 waited = f"not acknowledged within {self._options.delivery_timeout_ms:.0f} ms"
+                if queue.refusal is not None:
+                    waited += f"; the last attempt: {queue.refusal.message}"
                 self._give_up(batch, RequestTimedOut(waited))
             if queue.open is not None and queue.open.created <= oldest:
                 queue.seal()

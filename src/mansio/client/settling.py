@@ -76,6 +76,7 @@ class Settling:
             return
         self._cluster.mark_stale((queue.topic,))
         queue.put_back(batch)
+        queue.refusal = error
         self._back_off(queue)
 
     def _is_repairable(self, batch: Batch) -> bool:

@@ -51,6 +51,14 @@ BALANCE_STEP_MS: Final = 1000
 RETRY_MS: Final = 200
 LOOK_MS_MAX: Final = 1000
 CONFLICT_ATTEMPTS_MAX: Final = 5
+ELECTION_CAUSES: Final = {
+    "leader is gone": "leader_gone",
+    "leader is stopping": "leader_stopping",
+    "preferred leader": "preferred",
+    "no in-sync member is there": "nobody_left",
+    "unclean election": "unclean",
+}
+"""Of the reasons in a plan, those for which a leader changes, as one word each."""
 
 
 class Controller:
@@ -85,6 +93,8 @@ class Controller:
         self._stale = True
         self._waiting: Promise[None] | None = None
         self._running: Timer | None = None
+        self.elections = dict.fromkeys(ELECTION_CAUSES.values(), 0)
+        """Changes of leader that this broker decided, by cause; those on request, too."""
         state.on_progress(self._wake)
 
     @property
@@ -223,8 +233,14 @@ class Controller:
             done_changes += batch if done.succeeded else []
         self._batch_size = max(1, self._batch_size // 2) if conflicts else BATCH_CHANGES_MAX
         if done_changes:
+            self._count(done_changes)
             _tell(done_changes, conflicts)
         await self._state.reached(revision, self._scheduler)
+
+    def _count(self, changes: Sequence[Change]) -> None:
+        for change in changes:
+            if _has_moved(change) and (cause := ELECTION_CAUSES.get(change.why)) is not None:
+                self.elections[cause] += 1
 
     async def _balance(self, view: View, term: ControllerState, now: float) -> None:
         """A batch at a time: every leader that moves is a moment's pause for its producers."""
@@ -314,6 +330,7 @@ class Controller:
             done = await commit(self._store, self._state.keys, [change], guard, self._random)
             await self._state.reached(done.revision, self._scheduler)
             if done.succeeded:
+                self._count([change])
                 level = logging.INFO if unclean_leader is None else logging.WARNING
                 known = fields(topic=name, partition=index, leader=change.after.leader, why=change.why)
                 logger.log(level, "leader elected on request", extra=known)
@@ -321,8 +338,12 @@ class Controller:
         raise ConcurrentChange(f"{name}-{index} is being changed by others")
 
 
+def _has_moved(change: Change) -> bool:
+    return change.after.leader_epoch != change.before.leader_epoch
+
+
 def _tell(changes: Sequence[Change], conflicts: int) -> None:
-    moved = [change for change in changes if change.after.leader_epoch != change.before.leader_epoch]
+    moved = [change for change in changes if _has_moved(change)]
     without_leader = sum(1 for change in moved if change.after.leader == NO_LEADER)
     known = fields(
         leaders_changed=len(moved),

@@ -13,16 +13,15 @@ Everything here runs on the broker's loop.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.cluster import changes, metadata
 from mansio.cluster.metadata import Compare, Put
 from mansio.cluster.plan import Change, View, leaderships_to_give, without
 from mansio.cluster.session import Session
 from mansio.cluster.state import ACTIVE, DRAINING, new_writer
-from mansio.errors import ConcurrentChange, MansioError, Unavailable
+from mansio.errors import ConcurrentChange, ConfigError, MansioError, Unavailable
 from mansio.logs import fields
 
 if TYPE_CHECKING:
@@ -37,6 +36,15 @@ logger = logging.getLogger(__name__)
 
 RETRY_MS: Final = 250
 TOLD_EVERY_S: Final = 10.0
+
+
+class _Other(NamedTuple):
+    """Whose session stands under this node's number, and since when it was seen."""
+
+    run: str
+    host: str
+    port: int
+    since: float
 
 
 class Membership:
@@ -73,6 +81,9 @@ class Membership:
         self._callbacks: list[Callable[[Session | None], None]] = []
         self._leaving = False
         self._told_at = float("-inf")
+        self._other: _Other | None = None
+        self.sessions_lost = 0
+        """How many ended although this broker wanted to go on."""
         self.session: Session | None = None
         self.kept: Session | None = None
         state.on_broker_change(self._see)
@@ -92,13 +103,18 @@ class Membership:
 
     # Registering
 
-    async def register(self) -> Session:
+    async def register(self, other_s_max: float | None = None) -> Session:
         """Return when this broker is registered and its own view shows it. Tries on while the store does not answer
-        and while another session stands under this node's number; says so every ten seconds."""
+        and while another session stands under this node's number; says so every ten seconds.
+
+        `other_s_max`: raise `ConfigError` when the same session has stood there for so long, with the store answering
+        all the time: somebody else keeps it alive. None: wait for its end however long that takes."""
         while True:
+            self._refuse_other(other_s_max)
             try:
                 session = await self._register()
             except Unavailable as error:
+                self._other = None
                 if self.session is not None:  # registered, but the view does not follow the store any more
                     raise
                 self._tell("not registered yet", reason=error.message)
@@ -113,8 +129,11 @@ class Membership:
         key = self._state.keys.session(self._node_id)
         if (entry := await self._store.get(key)) is not None:
             other = metadata.decode(key, entry.value)
+            if self._other is None or self._other.run != other["run"]:
+                self._other = _Other(other["run"], other["host"], other["port"], self._clock.monotonic())
             self._tell("another session under this node's number", host=other["host"], port=other["port"])
             return None
+        self._other = None
         await self._leave_in_sync_sets()
         sent_at = self._clock.monotonic()
         session = Session(await self._leases.grant(self._ttl_s), self._ttl_s, sent_at)
@@ -134,6 +153,14 @@ class Membership:
             callback(session)
         await self._state.reached(epoch, self._scheduler)
         return session
+
+    def _refuse_other(self, s_max: float | None) -> None:
+        other = self._other
+        if s_max is not None and other is not None and self._clock.monotonic() - other.since >= s_max:
+            raise ConfigError(
+                f"node_id: broker {self._node_id} runs already, at {other.host}:{other.port}; each broker of a cluster "
+                f"needs a number of its own"
+            )
 
     async def _put_session(self, session: Session) -> int:
         """The epoch, or 0 when another was first."""
@@ -201,6 +228,7 @@ class Membership:
         if session is not self.session:
             return
         self.session = self.kept = None
+        self.sessions_lost += 1
         logger.warning("session lost", extra=fields(node=self._node_id, epoch=session.epoch))
         for callback in self._callbacks:
             callback(None)
@@ -208,8 +236,17 @@ class Membership:
             self._scheduler.spawn(self._register_again(), name="register again")
 
     async def _register_again(self) -> None:
-        with contextlib.suppress(Unavailable):  # raised only when the broker stops meanwhile
-            await self.register()
+        """Whatever the store says: a broker that took part, and is told to do so, does not stop trying."""
+        while not self._leaving:
+            try:
+                await self.register()
+            except Unavailable:  # the broker stops, or is registered and its view does not follow
+                return
+            except MansioError as error:
+                self._tell("not registered yet", reason=error.message)
+                await self._sleep(RETRY_MS)
+            else:
+                return
 
     def _see(self, change: BrokerChange) -> None:
         session = self.session

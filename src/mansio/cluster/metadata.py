@@ -98,6 +98,16 @@ class Event(NamedTuple):
     mod_revision: int
 
 
+class StoreCounts(NamedTuple):
+    """Calls to a store since it was opened, by how they ended. `failed`: attempts by the kind of failure; one that was
+    made again and went well is in both."""
+
+    answered: int
+    ambiguous: int
+    """Transactions whose answer was lost."""
+    failed: Mapping[str, int]
+
+
 class MetadataStore(Protocol):
     """See the module. Errors: `StorageError` (the disk), `Unavailable` (try again), `Ambiguous` (read it
     back).

@@ -49,6 +49,11 @@ class Session:
         return self.epoch != 0 and not self.ended and now < self._good_until
 
     @property
+    def renewed_at(self) -> float:
+        """When the last renewal that was answered well had been sent (or the lease asked for), at the latest."""
+        return self._good_until - DEADLINE_SHARE * self.ttl_s
+
+    @property
     def good_until(self) -> float:
         """When `holds` becomes false unless it is renewed."""
         return self._good_until

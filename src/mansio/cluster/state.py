@@ -40,7 +40,7 @@ from mansio.cluster.model import (
     partition_of,
     topic_document,
 )
-from mansio.errors import ConfigError, StorageError, Unavailable
+from mansio.errors import ConcurrentChange, ConfigError, MansioError, StorageError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -204,14 +204,6 @@ class ClusterState:
         except Unavailable:  # it may have happened; if not, try again
             scheduler.call_later(NUDGE_MS, self._nudge, scheduler)
 
-    @property
-    def controller_id(self) -> int:
-        """The broker clients send changes to. Any can take them: where there is no controller now, the lowest one
-        there is named. -1: none."""
-        if self.controller is not None and self.controller.node_id in self.brokers:
-            return self.controller.node_id
-        return min(self.brokers, default=-1)
-
     # Following
 
     async def _follow(self, store: MetadataStore, scheduler: Scheduler) -> None:
@@ -220,12 +212,12 @@ class ClusterState:
                 try:
                     await self._follow_from_here(store)
                     break
-                except Unavailable:
+                except (Unavailable, ConfigError):  # a store that lets nobody in may do so again
                     if not self._shared:
                         raise
                     await _after(FOLLOW_AGAIN_MS, scheduler)
             self._end_waits(Unavailable("the metadata store was closed"))
-        except (StorageError, Unavailable) as error:
+        except MansioError as error:
             self._end_waits(error)
             raise
 
@@ -425,7 +417,11 @@ async def _find_or_make_cluster(store: MetadataStore, wanted: str, random: Rando
         value = metadata.encode({"cluster_id": cluster_id, "incarnation": 0}, writer)
         compares = [Compare(key, create_revision=0) for key in keys]
         puts = [Put(key, value) for key in keys]
-        if (await metadata.transact_surely(store, compares, puts, writer)).succeeded:
+        try:
+            done = await metadata.transact_surely(store, compares, puts, writer)
+        except ConcurrentChange:
+            continue  # another made it while our answer was lost: it is found now
+        if done.succeeded:
             return cluster_id
     raise Unavailable("the cluster is being made by others")
 

@@ -6,7 +6,7 @@ out here and nowhere else.
 Always true:
 * `start_offset <= durable_end_offset <= end_offset`; the offsets between start and end are all there, in order.
 * `durable_end_offset` is an end that a *finished* sync covers, taken when that sync started. It only moves up, but for
-  `truncate_to`.
+  `truncate_to`. `durable_start_offset` is a start that is on disk: no opening finds records below it.
 * A batch is written with one system call, at the end of the newest segment. A segment is closed for good when the next
   one is made; then its file ends where its last batch ends. The newest one's file may be longer: it grows ahead of its
   batches in steps, zeros being no batch, because a sync that need not record a new length takes a third less time.
@@ -74,7 +74,7 @@ class Log:
         self.leader_epochs = recovery.epochs
         self.failure: StorageError | None = None
         self.closed = False
-        self.start_offset = recovery.start_offset
+        self.start_offset = self.durable_start_offset = recovery.start_offset
         self.end_offset = recovery.end_offset
         self.durable_end_offset = recovery.end_offset
         self.on_durable: Callable[[int], object] = upkeep.nobody_listens

@@ -10,6 +10,7 @@ on the leader; a crash while a log begins anew leaves one that opens, empty, bef
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from mansio.errors import ConcurrentChange, CorruptMessage, FencedLeaderEpoch
@@ -23,6 +24,7 @@ from mansio.log.sealed import write_sealed
 from mansio.log.segment import Segment
 from mansio.log.times import TIMES_NAME
 from mansio.log.turning import RELATIVE_OFFSET_MAX
+from mansio.wire.records import LENGTH_OFFSET
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,7 +44,8 @@ def append_as_is(log: Log, records: memoryview, headers: Sequence[BatchHeader], 
     done = position = 0
     while done < len(headers):
         count, size = _run(log, headers, done)
-        _append_run(log, records[position : position + size], headers[done : done + count], gaps_below)
+        run = headers if count == len(headers) else headers[done : done + count]
+        _append_run(log, records[position : position + size], run, gaps_below)
         done += count
         position += size
     return done
@@ -55,17 +58,16 @@ def _run(log: Log, headers: Sequence[BatchHeader], first: int) -> tuple[int, int
     room = log.settings.segment_bytes - log.active.size
     highest = log.active.base_offset + RELATIVE_OFFSET_MAX
     count = 1
-    for at in range(first + 1, len(headers)):
-        header = headers[at]
-        if (
-            header.base_offset != following
-            or header.leader_epoch != epoch
-            or size + header.size > room
-            or header.last_offset > highest
-        ):
+    for header in islice(headers, first + 1, None):
+        base_offset = header.base_offset
+        last_offset, grown = (
+            base_offset + header.last_offset_delta,
+            size + header.batch_length + LENGTH_OFFSET,
+        )
+        if base_offset != following or header.leader_epoch != epoch or grown > room or last_offset > highest:
             break
-        following = header.last_offset + 1
-        size += header.size
+        following = last_offset + 1
+        size = grown
         count += 1
     return count, size
 
@@ -107,7 +109,7 @@ def _append_run(log: Log, run: memoryview, headers: Sequence[BatchHeader], gaps_
     for header in headers:
         if position >= index.due_position or header.max_timestamp_ms > index.max_timestamp_ms:
             index.add(header.base_offset - segment_base, position, header.max_timestamp_ms)
-        position += header.size
+        position += header.batch_length + LENGTH_OFFSET
     active.size = position
     log.end_offset = active.end_offset = last.last_offset + 1
 
@@ -193,5 +195,5 @@ def _restart(log: Log, offset: int) -> None:
     ledger.begun_anew(segment)
     log.active = segment
     log.room.begin(0)
-    log.start_offset = log.end_offset = log.durable_end_offset = offset
+    log.start_offset = log.durable_start_offset = log.end_offset = log.durable_end_offset = offset
     log.roll_at = log.clock.monotonic() + log.settings.segment_ms / 1000

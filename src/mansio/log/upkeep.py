@@ -53,6 +53,7 @@ def finish_chores(log: Log, chores: Chores, error: BaseException | None) -> None
         return
     log.no_room_said = False
     log.ledger.checkpointed(chores)
+    log.durable_start_offset = max(log.durable_start_offset, chores.checkpoint.start_offset)
     # Only now: had the epochs been forgotten first, a crash could bring back records without theirs.
     log.leader_epochs.trim_to(chores.checkpoint.start_offset)
     for due in chores.indexes:

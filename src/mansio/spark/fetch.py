@@ -10,6 +10,7 @@ the last may reach beyond it. What fails in passing is asked again for the clust
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import (
@@ -45,6 +46,8 @@ WAIT_MS_MAX: Final = 500
 FETCH_BYTES: Final = 4 << 20
 SMALLEST_REQUEST_BYTES: Final = 64 << 10
 HIGHEST_VERSION_WITH_NAMES: Final = 12
+LOOK_AGAIN_S: Final = 3.0
+"""For so long a log that ends too early is asked again, before its records are called lost."""
 
 
 class Fetched(NamedTuple):
@@ -118,6 +121,8 @@ class _Asking:
         self._end = end
         self._isolation = isolation
         self._topic_id = topic_id
+        self._short_at = -1
+        self._short_since = 0.0
 
     def ask(self, offset: int, size: int) -> _Answer:
         """Ask until there is an answer, or an error that stays."""
@@ -223,9 +228,17 @@ class _Asking:
                 f"{self._name} has a batch at offset {offset} of which the broker sends {size} bytes and no end:"
                 " raise fetchBytes"
             )
-        if 0 <= readable < self._end and readable <= offset:
+        if 0 <= readable < self._end and readable <= offset and self._has_stayed_short(offset):
             return losses.ends_earlier(self._partition, self._end, readable)
         return Unavailable(f"the broker sent nothing of {self._name} at offset {offset}")
+
+    def _has_stayed_short(self, offset: int) -> bool:
+        """Whether the log has ended at this offset for a while: a leader that has just taken over may not know yet how
+        far its predecessor's records were committed."""
+        if self._short_at != offset:
+            self._short_at, self._short_since = offset, time.monotonic()
+        self._cluster.mark_stale((self._partition.topic,))
+        return time.monotonic() >= self._short_since + LOOK_AGAIN_S
 
     async def _why_gone(self, offset: int) -> MansioError:
         """What to say of an offset that is not in the log."""

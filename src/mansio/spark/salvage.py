@@ -49,6 +49,12 @@ def offsets_said(text: str) -> tuple[int, int] | None:
     return None if found is None else (int(found[1]), int(found[2]))
 
 
+def reason_said(text: str) -> str:
+    """Why, in an `error_text`; any other text as it is."""
+    found = _SAID.match(text)
+    return text if found is None else text[found.end() :]
+
+
 class Damaged(NamedTuple):
     """Offsets whose records cannot be read, both inclusive, and why. `is_frame`: nothing in the batch can be."""
 

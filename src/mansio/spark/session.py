@@ -5,22 +5,23 @@ size of Arrow batches, state in RocksDB). The others make Spark modest and quiet
 left out when `master` names a cluster, because there they are the cluster's business.
 
 Always true: a setting that the caller gives wins; pyspark is not imported before a session is wanted; the files of a
-local session lie in one temporary directory that is removed when the process ends.
+local session lie in one temporary directory that is removed when the process ends, or by the next one where it was
+killed.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import sys
-import tempfile
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mansio.errors import MansioError
 
+from .home import use_light_home
 from .java import find_java
+from .scratch import make_directory, remove_directory
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,6 +52,7 @@ LOCALLY = {
     "spark.driver.extraJavaOptions": "-Duser.timezone=UTC -XX:+UseSerialGC",
     "spark.sql.shuffle.partitions": "4",
     "spark.python.worker.reuse": "true",
+    "spark.python.daemon.module": "mansio.spark.worker_daemon",
     "spark.log.level": "ERROR",
 }
 """What makes Spark small and quiet in one process: without a page on a port, on the loopback address only."""
@@ -96,7 +98,6 @@ def chosen_settings(master: str | None, name: str) -> dict[str, str]:
     if not chosen["spark.master"].startswith("local"):
         return chosen
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     return {**chosen, **LOCALLY, **_local_files()}
 
 
@@ -109,8 +110,9 @@ def is_started() -> bool:
 
 def _local_files() -> dict[str, str]:
     """Settings that keep all files of a local session in one directory, which goes when the process ends."""
-    directory = tempfile.mkdtemp(prefix="mansio-spark-")
+    directory = make_directory("mansio-spark-")
     atexit.register(_clean_up, directory)
+    use_light_home(directory)
     log4j = os.path.join(directory, "log4j2.properties")
     with open(log4j, "w", encoding="utf-8") as file:
         file.write(LOG4J)
@@ -133,4 +135,4 @@ def _clean_up(directory: str) -> None:
             running = SparkSession.getActiveSession()
             if running is not None:
                 running.stop()
-    shutil.rmtree(directory, ignore_errors=True)
+    remove_directory(directory)

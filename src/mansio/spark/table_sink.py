@@ -5,31 +5,40 @@ do not tell, because a log has offsets without a record.
 
 Always true: a task never talks to the catalog; a commit is called with exactly the range Spark noted for the batch, and
 the table decides whether it is new (`lake.commit`); a batch that Spark repeats is added once; a dead letter of the
-source is no record of the archive, its offsets are listed in the table with those that are lost.
+source is no record of the archive: its offsets are listed in the table with those that are lost, and where that is
+wanted it is kept in a table of its own. What a catalog needs is imported by a commit: tasks do without, and start in
+a third of the time.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from mansio.errors import ConfigError
+from mansio.errors import ConfigError, CorruptMessage, UnsupportedMessageFormat
+from mansio.wire.records import iterate_batches
 
-from .lake.catalog import open_table, warehouse_location
-from .lake.layout import LOST_MAX, BatchPlan, LostRange, offsets_text, parse_offsets
-from .lake.parts import PartWriter, file_system
+from .lake.layout import (
+    DEAD_LETTER_SCHEMA,
+    LOST_MAX,
+    BatchPlan,
+    LostRange,
+    offsets_text,
+    parse_offsets,
+)
+from .lake.parts import SOURCE_NAMES, PartWriter, file_system
 from .options import ERROR_COLUMN
-from .salvage import offsets_said
+from .salvage import offsets_said, reason_said
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
@@ -41,6 +50,8 @@ WAREHOUSE: Final = "warehouse"
 CATALOG: Final = "catalog"
 DATA_LOCATION: Final = "dataLocation"
 START: Final = "tableStart"
+DEAD_LETTERS: Final = "deadLetters"
+"""Where the data of the table of dead letters are; not given: they are not kept."""
 CHECKPOINT: Final = "checkpointLocation"
 
 BATCH_PROPERTY = "streaming.sql.batchId"
@@ -53,6 +64,7 @@ class WrittenParts(WriterCommitMessage):
 
     parts: tuple[DataPart, ...]
     lost: tuple[LostRange, ...] = ()
+    dead: tuple[DataPart, ...] = ()
 
 
 class TableSink(DataSource):
@@ -87,16 +99,25 @@ class TableWriter(DataSourceStreamArrowWriter):
         assert context is not None, "Spark calls this in a task"
         query = context.getLocalProperty(QUERY_PROPERTY) or "query"
         batch = context.getLocalProperty(BATCH_PROPERTY) or "0"
-        writer = PartWriter(self._options[DATA_LOCATION.lower()], f"{query}-{batch}")
+        name = f"{query}-{batch}"
+        writers = [PartWriter(self._options[DATA_LOCATION.lower()], name)]
+        apart = self._options.get(DEAD_LETTERS.lower())
+        if apart is not None:
+            writers.append(PartWriter(apart, name, schema=DEAD_LETTER_SCHEMA))
         try:
             lost: list[LostRange] = []
             for rows in iterator:
-                readable, unreadable = told_apart(rows)
-                writer.write(readable)
-                lost = merged([*lost, *unreadable])[-LOST_MAX:]
-            return WrittenParts(tuple(writer.close()), tuple(lost))
+                readable, dead = told_apart(rows)
+                writers[0].write(readable)
+                if dead is not None:
+                    lost = merged([*lost, *ranges(dead)])[-LOST_MAX:]
+                    if apart is not None:
+                        writers[1].write(dead)
+            parts, *others = (tuple(writer.close()) for writer in writers)
+            return WrittenParts(parts, tuple(lost), *others)
         except BaseException:
-            writer.abort()
+            for writer in writers:
+                writer.abort()
             raise
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -106,12 +127,21 @@ class TableWriter(DataSourceStreamArrowWriter):
         plan = read_plan(checkpoint, batchId, self._options[TABLE], start)
         parts: list[DataPart] = []
         lost: list[LostRange] = []
+        dead: list[DataPart] = []
         for message in messages:
             if not isinstance(message, WrittenParts):
                 raise RuntimeError(f"a task of batch {batchId} has not reported what it wrote")
             parts += message.parts
             lost += message.lost
-        _table(self._options).commit(plan, parts, merged(lost))
+            dead += message.dead
+        table = _table(self._options)
+        if dead:
+            from .lake.dead_letters import keep_dead_letters, open_dead_letters
+
+            apart = open_dead_letters(table, create=True)
+            assert apart is not None
+            keep_dead_letters(apart, plan, dead)
+        table.commit(plan, parts, merged(lost))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """The files stay for the sweep: that a commit failed does not say that it did not land."""
@@ -129,20 +159,52 @@ def without_missing_headers(rows: DataFrame) -> DataFrame:
     return rows.withColumn("headers", headers)
 
 
-def told_apart(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, list[LostRange]]:
-    """The records of a batch, and the offsets of its dead letters (`onUnreadable`)."""
+def told_apart(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
+    """The records of a batch, and its dead letters (`onUnreadable`) with the columns of `DEAD_LETTER_SCHEMA` as the
+    source names them."""
     index = rows.schema.get_field_index(ERROR_COLUMN)
     if index < 0 or rows.column(index).null_count == rows.num_rows:
-        return rows, []
+        return rows, None
     errors = rows.column(index)
-    dead = rows.filter(pc.is_valid(errors))
-    lost = []
-    for partition, offset, error in zip(
-        *(dead.column(name).to_pylist() for name in ("partition", "offset", ERROR_COLUMN)), strict=True
-    ):
-        first, last = offsets_said(error) or (offset, offset)
-        lost.append(LostRange(partition, first, last + 1))
-    return rows.filter(pc.is_null(errors)), lost
+    return rows.filter(pc.is_null(errors)), pa.RecordBatch.from_pylist(
+        [_dead_letter(row) for row in rows.filter(pc.is_valid(errors)).to_pylist()],
+        pa.schema(
+            [field.with_name(SOURCE_NAMES.get(field.name, field.name)) for field in DEAD_LETTER_SCHEMA]
+        ),
+    )
+
+
+def _dead_letter(row: Mapping[str, Any]) -> dict[str, Any]:
+    first, last = offsets_said(row[ERROR_COLUMN]) or (row["offset"], row["offset"])
+    value = row.get("value")
+    return {
+        "partition": row["partition"],
+        "offset": first,
+        "last_offset": last,
+        "kind": "batch" if _is_batch(value, first, last) else "record",
+        "reason": reason_said(row[ERROR_COLUMN]),
+        "key": row.get("key"),
+        "value": value,
+    }
+
+
+def _is_batch(value: bytes | None, first: int, last: int) -> bool:
+    """Whether a dead letter's value is the batch that holds these offsets, and not that of one record."""
+    try:
+        found = [header for _, header in iterate_batches(value or b"")]
+    except (CorruptMessage, UnsupportedMessageFormat):
+        return False
+    return (
+        len(found) == 1
+        and found[0].size == len(value or b"")
+        and found[0].base_offset <= first <= last <= found[0].last_offset
+    )
+
+
+def ranges(dead: pa.RecordBatch) -> list[LostRange]:
+    """The offsets that dead letters stand for."""
+    columns = (dead.column(name).to_pylist() for name in ("partition", "offset", "last_offset"))
+    return [LostRange(partition, first, last + 1) for partition, first, last in zip(*columns, strict=True)]
 
 
 def merged(lost: Iterable[LostRange]) -> list[LostRange]:
@@ -197,6 +259,8 @@ takes longer than a commit."""
 
 
 def _table(options: Mapping[str, str]) -> LakeTable:
+    from .lake.catalog import open_table
+
     checkpoint = options[CHECKPOINT.lower()]
     if checkpoint not in _tables:
         _tables.clear()
@@ -206,13 +270,21 @@ def _table(options: Mapping[str, str]) -> LakeTable:
 
 
 def sink_options(
-    table: LakeTable, warehouse: str, catalog: str | None, start: Mapping[int, int]
+    table: LakeTable,
+    warehouse: str,
+    catalog: str | None,
+    start: Mapping[int, int],
+    dead_letters: LakeTable | None = None,
 ) -> dict[str, str]:
-    """The sink's options for one query that starts at these offsets; Spark adds the checkpoint."""
+    """The sink's options for one query that starts at these offsets; Spark adds the checkpoint. `dead_letters`: the
+    table that keeps them."""
+    from .lake.catalog import warehouse_location
+
     return {
         TABLE: table.topic,
         WAREHOUSE: warehouse_location(warehouse),  # tasks run elsewhere: nothing relative
         **({CATALOG: catalog} if catalog else {}),
         DATA_LOCATION: table.data_location,
         START: offsets_text(start),
+        **({DEAD_LETTERS: dead_letters.data_location} if dead_letters is not None else {}),
     }

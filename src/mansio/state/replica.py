@@ -30,7 +30,15 @@ NOBODY = -1
 class ReplicaCopy:
     """What a leader knows of one follower in this leader epoch. Times are milliseconds of some steady clock."""
 
-    __slots__ = ("asked_ms", "broker_epoch", "caught_up_ms", "durable_end", "leader_end")
+    __slots__ = (
+        "asked_ms",
+        "broker_epoch",
+        "caught_up_ms",
+        "durable_end",
+        "durable_start",
+        "leader_end",
+        "told_start",
+    )
 
     def __init__(self, now_ms: float) -> None:
         self.broker_epoch = UNKNOWN
@@ -42,6 +50,10 @@ class ReplicaCopy:
         self.asked_ms = now_ms
         self.leader_end = UNKNOWN
         """The end of the leader's log when it asked last."""
+        self.durable_start = UNKNOWN
+        """Where it said then that its log begins, whatever happens to it."""
+        self.told_start = UNKNOWN
+        """Where it was last told that the leader's log begins."""
 
 
 class ReplicaProgress:
@@ -110,10 +122,16 @@ class ReplicaProgress:
         return self.advance()
 
     def fetched(
-        self, node_id: int, broker_epoch: int, durable_end: int, leader_end: int, now_ms: float
+        self,
+        node_id: int,
+        broker_epoch: int,
+        durable_end: int,
+        leader_end: int,
+        now_ms: float,
+        durable_start: int = UNKNOWN,
     ) -> bool:
         """A follower asks for what comes at `durable_end`, and so says that it has all before. True when the high
-        watermark moved. `leader_end`: the end of the leader's log now.
+        watermark moved. `leader_end`: the end of the leader's log now; `durable_start`: where the follower's begins.
 
         Nothing is taken from a session of its broker that is over. Raises `KeyError` for a broker without a replica.
         """
@@ -126,6 +144,7 @@ class ReplicaProgress:
             copy.caught_up_ms = max(copy.caught_up_ms, copy.asked_ms)
         copy.broker_epoch = broker_epoch
         copy.durable_end = durable_end
+        copy.durable_start = durable_start
         copy.asked_ms, copy.leader_end = now_ms, leader_end
         return self.advance()
 
@@ -156,6 +175,10 @@ class ReplicaProgress:
     def complete(self) -> bool:
         """Is the high watermark known to be at or above all that earlier leaders committed (KIP-207)?"""
         return self.high_watermark >= self.start_of_epoch
+
+    def begins_at(self, offset: int) -> bool:
+        """Do the logs of all other members begin at or above `offset`, and stay so?"""
+        return all(copy.durable_start >= offset for copy in self._waited_for)
 
     def copies(self) -> dict[int, ReplicaCopy]:
         """The followers by broker; to be read, not changed."""

@@ -329,7 +329,9 @@ class SimulatedDisk:
 
     def room(self, wanted: int) -> int:
         """How many of `wanted` more bytes there is space for."""
-        return wanted if wanted <= 0 or wanted <= self.free_bytes("/") else self.free_bytes("/")
+        if wanted <= 0 or self.capacity_bytes >= CAPACITY_BYTES:
+            return wanted  # more than any memory holds
+        return min(wanted, self.free_bytes("/"))
 
     # ports.Disk
 

@@ -10,13 +10,12 @@ an exception that a callback or a coroutine lets out ends the run, so that nothi
 
 from __future__ import annotations
 
-import heapq
 from collections import deque
 from contextlib import suppress
-from functools import partial
+from heapq import heappop, heappush
+from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from zlib import crc32
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator
@@ -53,58 +52,64 @@ class SimulatedTimer:
 
 
 class Simulation:
-    """See the module. Times are milliseconds since the simulation began."""
+    """See the module. Times are milliseconds since the simulation began.
+
+    What is due at once waits in `ready`, what is due later in `queue`; `count` numbers both in the order they came,
+    which is the order in which what is due at one moment happens. Schedulers put in directly: they do little else.
+    """
 
     def __init__(self, seed: int = 0) -> None:
         self.random = Random(seed)
         self.now_ms = 0.0
         self.events = 0
         self.trace = 0
-        """A checksum over all events so far."""
-        self._queue: list[tuple[float, int, SimulatedTimer]] = []
-        self._count = 0
+        """A hash over all events so far: of numbers, so that it is the same in every process."""
+        self.count = 0
+        self.ready: deque[tuple[int, SimulatedTimer]] = deque()
+        self.queue: list[tuple[float, int, SimulatedTimer]] = []
 
     def scheduler(self, name: str = "") -> SimulatedScheduler:
         """A loop of its own for one broker."""
         return SimulatedScheduler(self, name)
 
-    def push(self, due_ms: float, timer: SimulatedTimer) -> None:
-        """Let it happen then."""
-        self._count += 1
-        heapq.heappush(self._queue, (due_ms, self._count, timer))
-
-    def step(self) -> bool:
-        """Let the next thing happen; False when there is none."""
-        while self._queue:
-            due_ms, number, timer = heapq.heappop(self._queue)
+    def step(self, end_ms: float = inf) -> bool:
+        """Let the next thing happen that is due by then; False when there is none."""
+        ready, queue = self.ready, self.queue
+        while True:
+            if ready and not (queue and queue[0][0] <= self.now_ms and queue[0][1] < ready[0][0]):
+                number, timer = ready.popleft()
+            elif queue and queue[0][0] <= end_ms:
+                due_ms, number, timer = heappop(queue)
+                if timer.callback is not None and not timer.scheduler.stopped and due_ms > self.now_ms:
+                    self.now_ms = due_ms
+            else:
+                return False
             callback, scheduler = timer.callback, timer.scheduler
             if callback is None or scheduler.stopped:
                 continue
-            self.now_ms = max(self.now_ms, due_ms)
             if scheduler.paused:
                 scheduler.held.append(timer)
                 continue
             self.events += 1
             if self.events > EVENTS_MAX:
                 raise TooLate(f"more than {EVENTS_MAX} events")
-            self.trace = crc32(f"{number} {due_ms!r} {scheduler.name}".encode(), self.trace)
+            self.trace = hash((self.trace, number, self.now_ms))
             timer.callback = None
             callback(*timer.args)
             return True
-        return False
 
     def run_for(self, duration_ms: float) -> None:
         """Let all happen that is due in so long, and be there then."""
         end_ms = self.now_ms + duration_ms
-        while self._queue and self._queue[0][0] <= end_ms:
-            self.step()
+        while self.step(end_ms):
+            pass
         self.now_ms = max(self.now_ms, end_ms)
 
     def run_until(self, condition: Callable[[], object], *, within_ms: float = 60_000) -> None:
         """Go on until `condition` holds; `TooLate` when it does not within so long."""
         end_ms = self.now_ms + within_ms
         while not condition():
-            if not self._queue or self._queue[0][0] > end_ms or not self.step():
+            if not self.step(end_ms):
                 raise TooLate(f"not within {within_ms} ms of simulated time")
 
     def run(self, work: Coroutine[Any, Any, T], *, within_ms: float = 60_000) -> T:
@@ -142,11 +147,17 @@ class SimulatedScheduler:
         self.held: list[SimulatedTimer] = []
 
     def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
-        self.call_later(0, callback, *args)
+        simulation = self.simulation
+        simulation.count = number = simulation.count + 1
+        simulation.ready.append((number, SimulatedTimer(self, callback, args)))
 
     def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> SimulatedTimer:
-        timer = SimulatedTimer(self, callback, args)
-        self.simulation.push(self.simulation.now_ms + max(0.0, delay_ms), timer)
+        simulation, timer = self.simulation, SimulatedTimer(self, callback, args)
+        simulation.count = number = simulation.count + 1
+        if delay_ms > 0:
+            heappush(simulation.queue, (simulation.now_ms + delay_ms, number, timer))
+        else:
+            simulation.ready.append((number, timer))
         return timer
 
     def call_from_thread(self, callback: Callable[..., object], *args: Any) -> None:
@@ -167,7 +178,8 @@ class SimulatedScheduler:
         self.paused = False
         held, self.held = self.held, []
         for timer in held:
-            self.simulation.push(self.simulation.now_ms, timer)
+            self.simulation.count += 1
+            self.simulation.ready.append((self.simulation.count, timer))
 
     def stop(self) -> None:
         """Nothing happens any more, ever, as after SIGKILL."""
@@ -236,44 +248,53 @@ class Task:
         self._work = work
         self.name = name
         self._caught = caught
-        self._waits = 0
-        self.done = False
+        self._waits_for: object = self
+        """What it goes on with: a promise, or `Cancelled`, or itself to begin with; None at its end."""
         self.result: Any = None
         self.error: BaseException | None = None
-        scheduler.call_soon(self._step, 0)
+        scheduler.call_soon(self._go_on, self)
 
     def __del__(self) -> None:
         """One that is never heard of again, its broker being dead, is no defect of who wrote the coroutine."""
         with suppress(ValueError):  # the collector may have begun to end the coroutine itself
             self._work.close()
 
+    @property
+    def done(self) -> bool:
+        return self._waits_for is None
+
     def cancel(self) -> None:
         """It goes on with `Cancelled`, in a turn of its own."""
         if not self.done:
-            self._waits += 1
-            self._scheduler.call_soon(self._step, self._waits, Cancelled())
+            self._waits_for = Cancelled()
+            self._scheduler.call_soon(self._go_on, self._waits_for)
 
-    def _step(self, wait: int, error: BaseException | None = None) -> None:
-        """Go on, unless the coroutine waits for something else by now."""
-        if self.done or wait != self._waits:
+    def ended(self) -> None:
+        """It is done: for those who have to know."""
+
+    def _go_on(self, woken_by: object) -> None:
+        """Take the next step, unless it waits for something else by now."""
+        if woken_by is not self._waits_for:
             return
         try:
-            waits_for = self._work.send(None) if error is None else self._work.throw(error)
+            waits_for = (
+                self._work.throw(woken_by) if isinstance(woken_by, Cancelled) else self._work.send(None)
+            )
         except StopIteration as stop:
-            self.done, self.result = True, stop.value
+            self._waits_for, self.result = None, stop.value
         except Cancelled:
-            self.done = True
+            self._waits_for = None
         except BaseException as failure:
-            self.done, self.error = True, failure
+            self._waits_for, self.error = None, failure
             if not self._caught:
                 failure.add_note(f"in {self.name!r} of {self._scheduler.name!r}")
                 raise
         else:
-            self._waits += 1
-            waits_for.add_done_callback(partial(self._woken, self._waits))
-
-    def _woken(self, wait: int, _: object) -> None:
-        self._step(wait)
+            if self._waits_for is woken_by:  # it did not cancel itself
+                self._waits_for = waits_for
+                waits_for.add_done_callback(self._go_on)
+            return
+        self.ended()
 
 
 class SimulatedBackground:

@@ -145,7 +145,7 @@ _ROWS: Final = (
         0,
         2,
         "records.delete_records",
-        note="Answered when the new start of the log is durable: deleted records stay deleted.",
+        note="Answered when every in-sync replica has the new start on disk: deleted records stay deleted.",
     ),
     Api(
         ApiKey.INIT_PRODUCER_ID,

@@ -30,6 +30,7 @@ class View:
         self.trouble: list[Problem] = []
         self.worries: list[Problem] = []
         self.bounds = Bounds()
+        self.clustered = False
         self.samples = [PartitionSample("flights", 3, 2, 10, 110, 100, 4096, False)]
         self.numbers: list[Measurement] = []
         self.lags: list[GroupLag] = []

@@ -7,7 +7,9 @@ import errno
 import json
 import re
 import time
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import httpx
 import pytest
@@ -16,22 +18,47 @@ from prometheus_client.parser import text_string_to_metric_families
 import mansio
 from e2e.raw_peer import RawPeer, batch_of
 from mansio import errors
+from mansio.api.http import cluster_numbers
 from mansio.api.http.app import assemble
 from mansio.api.http.disk_watch import DiskWatch, Space
 from mansio.api.http.loop_watch import LoopWatch
 from mansio.api.http.metrics import render, take_snapshot
 from mansio.api.http.server import HttpServer
 from mansio.api.http.service_view import ServiceView
-from mansio.api.http.source import Bounds, Distribution, GroupLag, Measurement, PartitionSample
+from mansio.api.http.source import (
+    Bounds,
+    CopySample,
+    Distribution,
+    GroupLag,
+    LedSample,
+    Measurement,
+    PartitionSample,
+    Problem,
+)
 from mansio.broker.statistics import SAMPLE_EVERY
+from mansio.cluster.controller import ELECTION_CAUSES
+from mansio.cluster.etcd.outcomes import Outcome
+from mansio.cluster.metadata import Keys, StoreCounts
+from mansio.cluster.session import Session
+from mansio.cluster.state import (
+    ACTIVE,
+    FENCED,
+    LIVE,
+    BrokerState,
+    ClusterState,
+    PartitionState,
+    Registration,
+    Topic,
+)
 from mansio.config import Settings
 from mansio.host import HostClock, HostFile
+from mansio.state.replica import Following, ReplicaProgress
 from mansio.wire.versions import ApiKey
 from support.places import ROOT
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from prometheus_client import Metric
@@ -49,6 +76,9 @@ LABEL_RULES: dict[str, Any] = {
     "state": WORD.fullmatch,
     "level": WORD.fullmatch,
     "kind": WORD.fullmatch,
+    "cause": WORD.fullmatch,
+    "outcome": WORD.fullmatch,
+    "follower": str.isdigit,  # a broker's number
     "waited": lambda value: value in ("true", "false"),
     "le": lambda value: float(value) > 0,
     "version": lambda value: value == mansio.__version__,
@@ -70,6 +100,7 @@ class View:
 
     def __init__(self, partitions: int = 0, groups: int = 0, bounds: Bounds = Bounds()) -> None:  # noqa: B008
         self.bounds = bounds
+        self.clustered = False
         self.partitions = partitions
         self.groups = groups
         self.pause_s = 0.0
@@ -97,6 +128,62 @@ class View:
 
     def distributions(self) -> list[Distribution]:
         return []
+
+
+class ClusterView(View):
+    """A broker of a cluster: what it leads, and the numbers of its shipped parts over a state of the test's."""
+
+    def __init__(self, led: Sequence[LedSample] = (), **known: Any) -> None:
+        super().__init__(bounds=known.pop("bounds", Bounds()))
+        self.clustered = True
+        self.led = led
+        self.service = clustered_service(**known)
+
+    def partition_samples(self) -> Iterator[PartitionSample]:
+        for number, led in enumerate(self.led):
+            yield PartitionSample("t", number, 0, 0, 9, 9, 1, False, led)
+
+    def measurements(self) -> list[Measurement]:
+        return list(cluster_numbers.measurements(self.service))
+
+    def problems(self) -> list[Problem]:
+        return list(cluster_numbers.problems(self.service))
+
+    def warnings(self) -> list[Problem]:
+        return list(cluster_numbers.warnings(self.service))
+
+
+def clustered_service(
+    *, renewed_ago_s: float = 0.5, ttl_s: float = 6.0, isr: tuple[int, ...] = (1, 2, 3), leader: int = 1
+) -> Any:
+    """Broker 1 of three; one partition of three replicas. `renewed_ago_s`: its session was renewed then."""
+    state = ClusterState("c" * 22, Keys("c" * 22))
+    for node_id in (1, 2):
+        state.brokers[node_id] = BrokerState(node_id, "h", 9, None, node_id)
+    state.registrations.update({1: Registration(ACTIVE, 1), 3: Registration(FENCED, 1)})
+    partitions = (PartitionState((1, 2, 3), leader, 7, isr),)
+    state.topics["t"] = Topic("t", UUID(int=5), partitions, 3, {}, False, LIVE, 1)
+    session = Session(1, ttl_s, 1000 - renewed_ago_s)
+    session.epoch = 1
+    cluster = SimpleNamespace(
+        controller=SimpleNamespace(is_active=True, elections=dict.fromkeys(ELECTION_CAUSES.values(), 2)),
+        replication=SimpleNamespace(
+            keeper=SimpleNamespace(shrinks=3, expansions=4),
+            follower=SimpleNamespace(troubles=lambda: iter(())),
+        ),
+        session=session,
+        holds=lambda: session.holds(1000),
+        sessions_lost=1,
+        store_counts=lambda: StoreCounts(10, 1, {outcome.name.lower(): 1 for outcome in Outcome}),
+    )
+    return SimpleNamespace(
+        cluster=cluster,
+        ready=True,
+        etcd_member=SimpleNamespace(running=True, restarts=0),
+        topics=SimpleNamespace(state=state, settings_of=lambda _: SimpleNamespace(min_insync_replicas=2)),
+        clock=SimpleNamespace(monotonic=lambda: 1000.0),
+        settings=Settings(node_id=1),
+    )
 
 
 def scrape(view: Any, disk: DiskWatch | None = None) -> dict[str, Metric]:
@@ -137,7 +224,12 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
         wait_until(lambda: broker.broker.service.server.connection_count == 0)
         disk = DiskWatch("/", 1)
         disk.look()
-        return scrape(view_of(broker), disk)
+        alone = scrape(view_of(broker), disk)
+        assert not {"mansio_led_partitions", "mansio_session_held"} & alone.keys(), (
+            "one broker has no replicas"
+        )
+        copies = [CopySample(2, 5, 1.5), CopySample(3, 0, 0.0)]
+        return scrape(ClusterView([LedSample(True, False, copies)], leader=-1), disk) | alone
 
 
 def ours(families: dict[str, Metric]) -> list[Metric]:
@@ -279,6 +371,88 @@ def test_too_many_scrapes_at_a_time_are_sent_away() -> None:
 
     codes = asyncio.run(story())
     assert set(codes) == {200, 503}
+
+
+# A cluster
+
+
+def test_what_a_leader_knows_of_its_followers_is_summed_and_the_worst_is_shown_by_broker() -> None:
+    found = scrape(
+        ClusterView(
+            [
+                LedSample(False, False, [CopySample(2, 5, 1.5), CopySample(3, 0, 0.0)]),
+                LedSample(True, False, [CopySample(2, 2, 9.0), CopySample(3, -1, 60.0)]),
+                LedSample(True, True, [CopySample(3, 7, 2.0)]),
+            ],
+            bounds=Bounds(partitions_max=0, series_max=0),
+        )
+    )
+    assert value(found, "mansio_led_partitions") == 3
+    assert value(found, "mansio_under_replicated_partitions") == 2
+    assert value(found, "mansio_under_min_in_sync_partitions") == 1
+    assert value(found, "mansio_follower_lag_records", follower="2") == 5
+    assert value(found, "mansio_follower_lag_seconds", follower="2") == 9
+    assert value(found, "mansio_follower_lag_records", follower="3") == 7
+    assert value(found, "mansio_follower_lag_seconds", follower="3") == 60
+    silent = scrape(ClusterView([LedSample(True, False, [CopySample(3, -1, 60.0)])]))
+    assert not silent["mansio_follower_lag_records"].samples, "not known is not nothing"
+
+
+def test_a_leader_measures_how_far_its_followers_are_behind_by_what_they_have_on_disk() -> None:
+    replica = ReplicaProgress(1, 7, frozenset({1, 2}), 50, replicas=(1, 2, 3), in_sync_min=3, now_ms=1000.0)
+    replica.fetched(2, 1, 60, 60, 4000.0)
+    partition: Any = SimpleNamespace(
+        replica=replica, end_offset=75, clock=SimpleNamespace(monotonic=lambda: 9.0)
+    )
+    led = cluster_numbers.led(partition)
+    assert led == LedSample(True, True, (CopySample(2, 15, 5.0), CopySample(3, -1, 8.0)))
+    replica.fetched(2, 1, 75, 75, 5000.0)
+    assert cluster_numbers.led(partition).copies[0] == CopySample(2, 0, 0.0), "it has all there is"
+    partition.replica = Following(2, 7, 50, 50)
+    assert cluster_numbers.led(partition) is None
+
+
+def test_numbers_of_a_session_of_etcd_and_of_the_whole_cluster() -> None:
+    found = scrape(ClusterView(leader=-1))
+    assert value(found, "mansio_brokers") == 2
+    assert value(found, "mansio_fenced_brokers") == 1
+    assert value(found, "mansio_offline_partitions") == 1
+    assert value(found, "mansio_session_held") == 1
+    assert value(found, "mansio_session_renewed_ago_seconds") == 0.5
+    assert value(found, "mansio_etcd_errors", outcome="unknown") == 1
+    assert value(found, "mansio_leader_elections", cause="leader_gone") == 2
+    assert value(found, "mansio_led_partitions") == 0
+
+
+@pytest.mark.parametrize(
+    ("renewed_ago_s", "reasons", "worries"),
+    [
+        (0.5, [], []),
+        (3.5, [], ["etcd_silent"]),
+        (5.0, ["session_not_held"], []),
+    ],
+)
+def test_session_that_is_not_renewed_is_a_warning_first_and_a_reason_when_it_may_be_over(
+    renewed_ago_s: float, reasons: list[str], worries: list[str]
+) -> None:
+    view = ClusterView(renewed_ago_s=renewed_ago_s)
+    assert [one.reason for one in view.problems()] == reasons
+    assert [one.reason for one in view.warnings()] == worries
+    view.service.ready = False
+    assert view.problems() == [], "one that has not registered yet, or is stopping, says that"
+
+
+def test_replicas_that_are_not_in_sync_here_or_too_few_elsewhere_are_warnings_with_their_names() -> None:
+    def warned(**known: Any) -> list[tuple[str, bool]]:
+        return [(one.reason, "t-0" in one.detail) for one in ClusterView(**known).warnings()]
+
+    assert warned(isr=(1, 2)) == []
+    assert warned(isr=(2, 3), leader=2) == [("replicas_not_in_sync", True)]
+    assert warned(isr=(1,)) == [("under_min_in_sync", True)]
+    assert warned(isr=(2,), leader=2) == [("replicas_not_in_sync", True)]
+    view = ClusterView()
+    view.service.etcd_member.running = False
+    assert [one.reason for one in view.warnings()] == ["etcd_member_down"]
 
 
 # Failures

@@ -63,6 +63,8 @@ class World:
         self.clock = VirtualScheduler()
         self.controller = PlanController(self)
         self.settings = Settings(node_id=OWN, rack="own-rack")
+        self.holds = OWN in alive
+        self.cluster = SimpleNamespace(holds=lambda: self.holds)
         self.topics = SimpleNamespace(state=self.state, encoder=TopicEncoder(), find=self.find)
 
     def put(self, topic: Topic) -> None:
@@ -140,7 +142,7 @@ def test_metadata_names_the_brokers_that_have_a_session_and_no_others_as_leaders
     assert {tuple(one.replica_nodes) for one in answer.topics[0].partitions} == {(1, 2, 3)}
     if version >= 1:
         assert [one.rack for one in answer.brokers] == ["own-rack", "r2"]
-        assert answer.controller_id == 2
+        assert answer.controller_id == OWN
     if version >= 5:
         assert {tuple(one.offline_replicas) for one in answer.topics[0].partitions} == {(3,)}
 
@@ -159,8 +161,37 @@ def test_when_a_broker_comes_back_metadata_show_it_at_once() -> None:
 def test_no_controller_is_named_that_is_not_there(controller: ControllerState | None, told: int) -> None:
     world = World([partition(1)], alive=(1, 2))
     world.state.controller = controller
-    assert world.ask(ApiKey.METADATA, 12, topics=[]).controller_id == told
     assert world.ask(ApiKey.DESCRIBE_CLUSTER, 2, endpoint_type=1).controller_id == told
+
+
+def named_controller(world: World) -> int:
+    return int(world.ask(ApiKey.METADATA, 12, topics=[]).controller_id)
+
+
+@pytest.mark.parametrize("controller", [None, 1, 2, 3])
+def test_clients_are_sent_to_the_broker_that_answers_which_is_surely_there(controller: int | None) -> None:
+    world = World([partition(1)])
+    world.state.controller = None if controller is None else ControllerState(controller, 9)
+    assert named_controller(world) == OWN
+
+
+@pytest.mark.parametrize("unfit", ["its session may have ended", "it is stopping", "it is fenced"])
+def test_a_broker_that_can_change_nothing_sends_clients_to_one_that_can(unfit: str) -> None:
+    world = World([partition(1)])
+    world.holds = unfit != "its session may have ended"
+    state = {"it is stopping": DRAINING, "it is fenced": FENCED}.get(unfit, ACTIVE)
+    world.state.registrations[OWN] = Registration(state, 5)
+    assert named_controller(world) == 2
+    world.state.controller = ControllerState(3, 9)
+    assert named_controller(world) == 3
+    world.state.registrations[3] = Registration(DRAINING, 5)
+    assert named_controller(world) == 2
+
+
+def test_where_nobody_can_change_anything_the_broker_that_answers_says_why() -> None:
+    world = World([partition(1)], alive=(1,))
+    world.holds = False
+    assert named_controller(world) == OWN
 
 
 def test_a_broker_whose_session_ended_points_to_the_others_and_alone_to_itself() -> None:
@@ -169,7 +200,7 @@ def test_a_broker_whose_session_ended_points_to_the_others_and_alone_to_itself()
     world.state.brokers.clear()
     answer = world.ask(ApiKey.METADATA, 12, topics=None)
     assert [(one.node_id, one.host, one.port) for one in answer.brokers] == [(1, *LISTENER)]
-    assert answer.controller_id == -1
+    assert answer.controller_id == OWN
 
 
 @each_version(ApiKey.DESCRIBE_CLUSTER)

@@ -382,6 +382,26 @@ def test_offsets_of_a_deleted_topic_are_forgotten_by_whoever_coordinates_the_gro
     ]
 
 
+def test_offsets_of_a_topic_made_again_are_not_forgotten_with_those_of_the_one_before() -> None:
+    """Forgetting waits until each group's tombstones are committed; by then another topic may bear the name."""
+    cluster = GroupCluster().made()
+    broker, partition = cluster.brokers[LEADER], cluster.partitions[HOME]
+    first, second = group_in(HOME, 0), group_in(HOME, 1)
+    for group in (first, second):
+        broker.call(ApiKey.OFFSET_COMMIT, **{**commit_fields(9), "group_id": group})
+    partition.holds = True
+    forgetting = cluster.scheduler.start(broker.groups.offsets.forget_topic("t"))
+    assert not forgetting.done(), "the first group's are being forgotten"
+    committing = broker.begin(ApiKey.OFFSET_COMMIT, **{**commit_fields(3), "group_id": second})
+    partition.holds = False
+    partition.sync()
+    cluster.scheduler.turn()
+    assert forgetting.done()
+    assert committing.done()
+    assert broker.committed(first) == {}
+    assert broker.committed(second) == {("t", 0): 3}
+
+
 def test_offsets_of_a_topic_that_was_deleted_while_nobody_led_are_forgotten_by_the_next_leader() -> None:
     cluster = GroupCluster().made()
     cluster.brokers[LEADER].commit(5)

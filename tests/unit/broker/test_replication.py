@@ -20,7 +20,7 @@ from mansio.log import replicated
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.fetch import decode_request, decode_response
 from mansio.wire.headers import read_request_header
-from support.replicas import KEYS, LAG_MS_MAX, Cluster
+from support.replicas import KEYS, LAG_MS_MAX, Cluster, Node
 
 if TYPE_CHECKING:
     from support.replicas import Ack
@@ -408,6 +408,66 @@ def test_a_new_leader_does_not_tell_an_end_lower_than_one_that_was_seen() -> Non
     cluster.tell()
     cluster.run_until(lambda: partition.high_watermark == 1)
     assert cluster[2].service.records.look_up(partition, -1, 0)[0] == 1
+
+
+@pytest.mark.parametrize("timestamp_ms", [0, -3])
+def test_a_new_leader_does_not_say_that_there_is_no_record_of_a_time_before_it_knows(
+    timestamp_ms: int,
+) -> None:
+    """A reader that is told "none at or after this time" goes on at the end, past records that are committed."""
+    cluster = running()
+    committed(cluster, b"a")  # 2 has not heard that it is
+    cluster.network.isolate(3)
+    cluster.elect(2)
+    cluster.tell(2)
+    cluster.run_for(5)
+    partition = cluster[2].partition
+    assert partition.high_watermark == 0
+    with pytest.raises(OffsetNotAvailable):
+        cluster[2].service.records.look_up(partition, timestamp_ms, 0)
+    cluster.network.cut.clear()
+    cluster.tell()
+    cluster.run_until(lambda: partition.high_watermark == 1)
+    assert cluster[2].service.records.look_up(partition, timestamp_ms, 0)[:2] == (0, 0)
+
+
+def test_the_word_of_a_process_counts_for_nothing_once_another_disk_bore_its_number() -> None:
+    """A hung broker was replaced under its number, on another machine with an empty disk. Then that one fails, too, and
+    while the number has no session the hung one wakes: what is on its disk is not what the in-sync set stands for."""
+    cluster = running()
+    committed(cluster, b"a")
+    hung = cluster[2]
+    hung.scheduler.pause()
+    cluster.end_session(2)
+    cluster.run_until(lambda: cluster.state().isr == (1, 3))
+    replacement = Node(cluster, 2, SimulatedDisk())
+    cluster.tell()
+    cluster.run_until(lambda: 2 in cluster.state().isr)
+    cluster.kill(2, power=True)
+    cluster.end_session(2)
+    cluster[3].store.held = True  # the shrinking of the set does not get through
+    cluster.kill(1)
+    cluster.elect(3, isr=(3, 2))
+    hung.scheduler.resume()
+    for node in (hung, cluster[3]):
+        node.scheduler.call_soon(node.replication.apply, node.partition, cluster.state())
+    cluster.run_for(50)
+    ack = cluster[3].append(b"b")
+    cluster.run_for(2000)
+    assert not ack.acknowledged, replacement.log.durable_end_offset
+
+
+def test_a_follower_asks_at_once_again_when_its_broker_has_another_session() -> None:
+    cluster = running()
+    node = cluster[3]
+    cluster.end_session(3)
+    node.broker_epoch = 0
+    cluster.run_for(15_000)
+    ack = committed(cluster, b"a")
+    assert node.log.end_offset == 0, "it is refused, and tries now and then"
+    node.broker_epoch = cluster.register(3)
+    cluster.tell(3)
+    cluster.run_until(lambda: node.values() == ack.values, 250)
 
 
 def test_a_broker_does_not_lead_again_in_an_epoch_it_may_have_lost_records_of() -> None:

@@ -21,8 +21,12 @@ ELSEWHERE = {name: value for name, value in os.environ.items() if not name.start
 
 
 def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return popen(sys.executable, "-m", "mansio.cli.main", *arguments, **environment)
+
+
+def popen(*command: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "mansio.cli.main", *arguments],
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -56,6 +60,21 @@ def test_help_imports_nothing_heavy():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "heavy: []"
+
+
+def test_a_command_does_not_import_what_kio_would_like_to_teach():
+    code = (
+        "import sys\n"
+        "from mansio.cli.main import main\n"
+        "try: main(['--version'])\n"
+        "except SystemExit as end: assert end.code == 0\n"
+        "from mansio.wire.messages import warm_up\n"
+        "next(warm_up())\n"
+        "print('kio' in sys.modules, [name for name in sys.modules if name.startswith('hypothesis.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr == ""
+    assert done.stdout.splitlines()[-1] == "True []"
 
 
 def test_version_is_the_packages():
@@ -123,19 +142,15 @@ def test_without_a_broker_there_is_one_clear_line_and_exit_code_1():
 
 
 def test_what_was_closed_by_who_started_us_is_no_traceback():
-    for closing, last in ((">&-", "mansio: "), ("<&-", "Error: Invalid value for --file: "), ("2>&-", "")):
-        done = subprocess.run(
-            ["sh", "-c", f'"$0" -m mansio.cli.main produce t -b 127.0.0.1:1 {closing}', sys.executable],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            env=ELSEWHERE,
-        )
-        assert done.returncode == (2 if closing == "<&-" else 1)
-        assert done.stdout == ""
-        assert "Traceback" not in done.stderr
-        assert "".join(done.stderr.splitlines()[-1:]).startswith(last)
+    endings = {">&-": "mansio: ", "<&-": "Error: Invalid value for --file: ", "2>&-": ""}
+    command = '"$0" -m mansio.cli.main produce t -b 127.0.0.1:1'
+    started = {closing: popen("sh", "-c", f"{command} {closing}", sys.executable) for closing in endings}
+    for closing, process in started.items():
+        out, errors = outcome(process)
+        assert process.returncode == (2 if closing == "<&-" else 1)
+        assert out == ""
+        assert "Traceback" not in errors
+        assert "".join(errors.splitlines()[-1:]).startswith(endings[closing])
 
 
 def test_a_broker_in_the_environment_that_is_no_address_is_a_wrong_command_line(

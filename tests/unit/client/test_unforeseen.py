@@ -111,7 +111,7 @@ async def failure_of(fetcher: Fetcher) -> Exception:
     while True:
         try:
             fetcher.pop()
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001  # whatever it was: the test looks at it
             return error
         await fetcher.changed()
 

@@ -816,3 +816,52 @@ def test_view_follows_on_from_where_a_watch_broke_off() -> None:
         state.stop()
 
     run(check)
+
+
+# A number in use
+
+
+def test_broker_whose_number_another_one_keeps_is_refused_with_where_that_is() -> None:
+    async def check(cluster: Cluster) -> None:
+        await three(cluster)
+        second = Member(cluster, 2, ())
+        second.other_s_max = 30.0
+        await second.start()
+        await cluster.sleep(29)
+        assert second.refused is None
+        await cluster.sleep(2)
+        assert "broker 2 runs already, at 127.0.0.1:9002" in str(second.refused)
+        assert cluster.brokers[2].membership.holds(), "the one that was there first goes on"
+        await second.kill()
+
+    run(check)
+
+
+def test_broker_that_was_killed_waits_for_its_own_session_to_end_and_is_not_taken_for_another() -> None:
+    async def check(cluster: Cluster) -> None:
+        await three(cluster)
+        await cluster.brokers[2].kill()
+        again = cluster.brokers[2] = Member(cluster, 2, ())
+        again.other_s_max = 2 * TTL_S
+        await again.start()
+        await cluster.until(lambda: again.membership.epoch != 0 or again.refused is not None)
+        assert again.refused is None
+
+    run(check)
+
+
+def test_changes_of_leader_are_counted_by_cause_where_they_are_decided() -> None:
+    async def check(cluster: Cluster) -> None:
+        await three(cluster)
+        await cluster.brokers[1].create("t", 6, 3)
+        (controller,) = cluster.controllers()
+        victim = other_than(cluster, controller)
+        counted = cluster.brokers[controller].controller.elections
+        state = cluster.brokers[controller].state
+        led = sum(one.leader == victim for one in state.topics["t"].partitions)
+        assert led > 0
+        await cluster.brokers[victim].kill()
+        await cluster.until(lambda: counted["leader_gone"] > 0)
+        assert (counted["leader_gone"], counted["preferred"], counted["unclean"]) == (led, 0, 0)
+
+    run(check)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.cluster.metadata import Delete, Entry, Put
+from mansio.cluster.metadata import Ambiguous, Delete, Entry, Put, Transacted
 from mansio.cluster.state import ClusterState
 from mansio.cluster.topic_plan import NewTopic
 from mansio.errors import StorageError, Unavailable
@@ -17,6 +17,8 @@ from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from mansio.cluster.metadata import MetadataStore
 
 
 def run(check: Callable[[Admin], Awaitable[None]]) -> None:
@@ -103,7 +105,6 @@ def test_topic_deleted_and_made_again_between_two_looks_has_changed_twice() -> N
 def test_brokers_come_and_go() -> None:
     async def check(admin: Admin) -> None:
         state = admin.state
-        assert state.controller_id == -1
         document = {"schema": 1, "writer": "w", "host": "h", "port": 9, "rack": None, "state": "active"}
         value = json.dumps(document).encode()
         keys = [state.keys.session(2), state.keys.session(1), state.keys.registration(1)]
@@ -112,10 +113,10 @@ def test_brokers_come_and_go() -> None:
         assert sorted(state.brokers) == [1, 2]
         assert state.brokers[2] == (2, "h", 9, None, done.revision)
         assert [state.may_lead(node_id) for node_id in (1, 2, 3)] == [True, False, False]
-        assert state.controller_id == 1
+        assert [state.epoch_of(node_id) for node_id in (1, 2, 3)] == [done.revision, done.revision, 0]
         done = await admin.store.transact([], [Delete(keys[1])])
         await state.reached(done.revision, admin.scheduler)
-        assert state.controller_id == 2
+        assert [state.epoch_of(node_id) for node_id in (1, 2)] == [0, state.brokers[2].epoch]
 
     run(check)
 
@@ -129,3 +130,32 @@ def test_cluster_id_is_kept_and_may_be_named() -> None:
         assert unnamed.cluster_id == first
 
     run(check)
+
+
+def test_broker_whose_answer_was_lost_while_another_made_the_cluster_joins_that_one() -> None:
+    """Brokers that start together on an empty store: one makes the cluster, whatever becomes of answers."""
+
+    class LosesOneAnswer:
+        """Of the first transaction, before which another broker's came."""
+
+        def __init__(self, store: MetadataStore) -> None:
+            self._store = store
+            self._lost = False
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._store, name)
+
+        async def transact(self, *transaction: Any) -> Transacted:
+            if self._lost:
+                return await self._store.transact(*transaction)
+            self._lost = True
+            self.other = await ClusterState.load(self._store, "", HostRandom())
+            raise Ambiguous("the answer was lost")
+
+    async def check() -> None:
+        async with asyncio.timeout(DEADLINE_SECONDS), sqlite_store() as store:
+            losing = LosesOneAnswer(store)
+            state = await ClusterState.load(losing, "", HostRandom())  # type: ignore[arg-type]  # it is one
+            assert state.cluster_id == losing.other.cluster_id
+
+    asyncio.run(check())

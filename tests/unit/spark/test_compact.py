@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.exceptions import CommitStateUnknownException
 
 from mansio.spark.lake.catalog import LakeTable
 from mansio.spark.lake.errors import CommitConflict, ForeignTable
@@ -70,6 +72,28 @@ def test_run_that_was_overtaken_says_so_and_changes_nothing(source: LakeTable) -
     with pytest.raises(CommitConflict, match="run it again"):
         exchange(slow, written(slow, 9), {0: 9})
     assert len(rows_in(source)) == 4
+
+
+@pytest.mark.parametrize("landed", [True, False], ids=["landed", "lost"])
+def test_exchange_of_unknown_outcome_is_looked_up(
+    source: LakeTable, monkeypatch: pytest.MonkeyPatch, landed: bool
+) -> None:
+    exchange(opened(source), written(opened(source), 4), {0: 4})
+    table = opened(source)
+    catalog = table.iceberg.catalog
+    original = catalog.commit_table
+
+    def unknown(*given: object) -> object:
+        monkeypatch.setattr(catalog, "commit_table", original)
+        if landed:
+            original(*given)  # type: ignore[arg-type]
+        raise CommitStateUnknownException("the connection was lost")
+
+    monkeypatch.setattr(catalog, "commit_table", unknown)
+    with nullcontext() if landed else pytest.raises(CommitConflict, match="it is not there"):
+        exchange(table, written(table, 6), {0: 6})
+    assert len(rows_in(source)) == (6 if landed else 4)
+    assert opened(source).iceberg.properties[OFFSETS_PROPERTY] == ('{"0":6}' if landed else '{"0":4}')
 
 
 def test_table_that_compaction_did_not_make_is_left_alone(source: LakeTable) -> None:

@@ -150,13 +150,38 @@ def test_records_that_were_deleted_are_a_loss_that_names_the_offset(topic: Calla
     assert [value for batch in rest for value in batch.column("offset").to_pylist()] == list(range(50, 90))
 
 
-def test_a_log_that_ends_before_the_stretch_is_a_loss(topic: Callable[..., Topic]) -> None:
+def test_a_log_that_ends_before_the_stretch_is_a_loss(
+    topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "LOOK_AGAIN_S", 0.1)
     here = topic()
     here.fill(10)
     with pytest.raises(DataLoss, match="ends at offset 10, but offset 20 was asked for"):
         list(read_range(here.options(), ("offset",), Range(here.name, 0, 5, 20)))
     with pytest.raises(DataLoss, match="ends at offset 10, but offset 15 was asked for"):
         list(read_range(here.options(), ("offset",), Range(here.name, 0, 15, 20)))
+
+
+def test_a_leader_that_knows_less_than_the_one_before_for_a_moment_is_asked_again(
+    topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end was planned with another leader; here what that one knew comes when it was missed three times: by the
+    request that went ahead, by the one in earnest, and once more."""
+    here = topic()
+    here.fill(10)
+    judge = fetch._Asking._has_stayed_short
+    missed: list[int] = []
+
+    def note(asking: fetch._Asking, offset: int) -> bool:
+        missed.append(offset)
+        if len(missed) == 3:
+            here.fill(10, first=10)
+        return judge(asking, offset)
+
+    monkeypatch.setattr(fetch._Asking, "_has_stayed_short", note)
+    answers = list(fetch_range(door(here.bootstrap), TopicPartition(here.name, 0), 0, 20))
+    assert offsets_between(answers) == (0, 19)
+    assert set(missed) == {10}
 
 
 def test_another_topic_of_the_same_name_is_not_read(topic: Callable[..., Topic]) -> None:

@@ -28,7 +28,9 @@ def test_spark_finds_the_source_and_its_import_is_light() -> None:
     assert ours <= {
         "mansio.errors",
         "mansio.spark",
+        "mansio.spark.home",
         "mansio.spark.java",
+        "mansio.spark.scratch",
         "mansio.spark.session",
         "mansio.spark.source",
         "mansio.version",

@@ -7,9 +7,11 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pyspark
 import pytest
 
 from mansio.spark import session as make_session
+from mansio.spark.home import use_light_home
 from mansio.spark.session import EVERYWHERE, SparkNotInstalled, chosen_settings
 
 if TYPE_CHECKING:
@@ -45,3 +47,23 @@ def test_missing_pyspark_is_one_line_that_says_what_to_install(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     with pytest.raises(SparkNotInstalled, match=r"pip install 'mansio\[spark\]'"):
         make_session()
+
+
+def test_workers_import_the_installed_pyspark_and_a_home_of_the_users_own_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Spark would put a zip of sources before it, which every worker compiles anew."""
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.delenv("SPARK_HOME", raising=False)
+    use_light_home(str(tmp_path))
+    home = os.environ["SPARK_HOME"]
+    assert os.environ["PYSPARK_PYTHON"] == sys.executable
+    assert os.path.samefile(
+        f"{home}/bin/spark-submit", f"{os.path.dirname(pyspark.__file__)}/bin/spark-submit"
+    )
+    assert not os.path.exists(f"{home}/python")
+    for name, value in (("SPARK_HOME", "/opt/spark"), ("PYSPARK_PYTHON", "/usr/bin/python9")):
+        monkeypatch.setenv(name, value)
+        use_light_home(str(tmp_path / "unused"))
+        assert os.environ[name] == value
+    assert not (tmp_path / "unused").exists()

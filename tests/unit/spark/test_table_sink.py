@@ -19,6 +19,7 @@ from mansio.spark.table_sink import (
     TableWriter,
     WrittenParts,
     merged,
+    ranges,
     read_plan,
     sink_options,
     told_apart,
@@ -144,10 +145,12 @@ def test_dead_letters_are_no_records_and_the_table_lists_what_they_stand_for(
             ]
         ),
     )
-    readable, lost = told_apart(rows)
+    readable, dead = told_apart(rows)
     assert readable.column("offset").to_pylist() == [1, 2, 6, 7]
-    assert lost == [LostRange(1, 3, 6), LostRange(1, 8, 9)]
-    assert told_apart(rows.slice(0, 2)) == (rows.slice(0, 2), [])
+    assert dead is not None
+    assert ranges(dead) == [LostRange(1, 3, 6), LostRange(1, 8, 9)]
+    assert dead.column("reason").to_pylist() == ["CRC", "any text"]
+    assert told_apart(rows.slice(0, 2)) == (rows.slice(0, 2), None)
 
     note(tmp_path / "checkpoint", 0, {0: 9})
     parts = tuple(write_parts(table, plan(0, {0: 0}, {0: 3})))

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from mansio.api.http.source import (
         Distribution,
         GroupLag,
+        LedSample,
         Measurement,
         MetricsSource,
         PartitionSample,
@@ -81,6 +82,27 @@ class TopicSum:
     size_bytes: int = 0
 
 
+@dataclass(slots=True)
+class LedSum:
+    """The partitions that this broker leads in a cluster, together; and how far their followers are behind at most, by
+    broker."""
+
+    partitions: int = 0
+    under_replicated: int = 0
+    under_min_in_sync: int = 0
+    records: dict[int, int] = field(default_factory=dict)
+    seconds: dict[int, float] = field(default_factory=dict)
+
+    def add(self, led: LedSample) -> None:
+        self.partitions += 1
+        self.under_replicated += led.is_under_replicated
+        self.under_min_in_sync += led.is_under_min_in_sync
+        for broker, records, seconds in led.copies:
+            if records >= 0:
+                self.records[broker] = max(self.records.get(broker, 0), records)
+            self.seconds[broker] = max(self.seconds.get(broker, 0.0), seconds)
+
+
 @dataclass(slots=True, eq=False)
 class Snapshot:
     """All numbers of one scrape. A registry can collect it from any thread, once it is whole."""
@@ -100,11 +122,14 @@ class Snapshot:
     topics_left_out: int = 0
     lags_left_out: int = 0
     disk: DiskWatch | None = None
+    led: LedSum | None = None
 
     def collect(self) -> Iterable[Metric]:
         yield _family("gauge", "build_info", "1; the version is the label.", [({"version": __version__}, 1)])
         yield from self._partition_metrics()
         yield from self._failure_metrics()
+        if self.led is not None:
+            yield from _replica_metrics(self.led)
         yield _family(
             "gauge",
             "group_lag_records",
@@ -186,6 +211,30 @@ class Snapshot:
             yield _one("disk_low", "1 when less is free than disk_free_warn_bytes.", self.disk.low)
 
 
+def _replica_metrics(led: LedSum) -> Iterable[Metric]:
+    yield _one("led_partitions", "Partitions that this broker leads.", led.partitions)
+    yield _one("under_replicated_partitions", "Led here, and a replica is not in sync.", led.under_replicated)
+    yield _one(
+        "under_min_in_sync_partitions",
+        "Led here, and acks=all is refused because too few replicas are in sync.",
+        led.under_min_in_sync,
+    )
+    for name, meaning, found in (
+        (
+            "follower_lag_records",
+            "Records that a broker's replicas lack, of the partition here that",
+            led.records,
+        ),
+        (
+            "follower_lag_seconds",
+            "Time a broker's replicas have not had all, of the partition here that",
+            led.seconds,
+        ),
+    ):
+        samples = [({"follower": str(broker)}, value) for broker, value in sorted(found.items())]
+        yield _family("gauge", name, f"{meaning} is furthest behind.", samples, ("follower",))
+
+
 def _one(name: str, meaning: str, value: float) -> Metric:
     return GaugeMetricFamily(PREFIX + name, meaning, float(value))
 
@@ -238,12 +287,15 @@ async def take_snapshot(source: MetricsSource, watch: LoopWatch, disk: DiskWatch
         loop_lag_s_max=watch.lag_ms_max / 1000,
         loop_stalls=watch.stalls_total,
         disk=disk,
+        led=LedSum() if source.clustered else None,
     )
     bounds = source.bounds
     topics_left_out: set[str] = set()
     async for sample in _sliced(source.partition_samples()):
         snapshot.partition_count += 1
         snapshot.size_bytes += sample.size_bytes
+        if sample.led is not None and snapshot.led is not None:
+            snapshot.led.add(sample.led)
         if len(snapshot.partitions) < bounds.partitions_max:
             snapshot.partitions.append(sample)
         topic = snapshot.topics.get(sample.topic)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from mansio.api.http import service_numbers
+from mansio.api.http import cluster_numbers, service_numbers
 from mansio.api.http.source import Bounds, GroupLag, PartitionSample, Problem
 from mansio.broker.holds import REASONS
 from mansio.errors import CorruptLog, MansioError, StorageError
@@ -25,6 +25,7 @@ class ServiceView:
     def __init__(self, settings: Settings) -> None:
         self._service: Service | None = None
         self._room_listeners: list[Callable[[], object]] = []
+        self.clustered = settings.clustered
         self.bounds = Bounds(settings.metrics_partitions_max, settings.metrics_series_max)
 
     def attach(self, service: Service) -> None:
@@ -52,6 +53,7 @@ class ServiceView:
         state = service.topics.state
         if state.failure is not None:
             yield Problem("metadata_failed", str(state.failure))
+        yield from cluster_numbers.problems(service)
         failures = service.partitions.failures()
         for name, error in failures.items():
             topic, _, number = name.rpartition("-")
@@ -86,6 +88,7 @@ class ServiceView:
             else:
                 detail = f"other partitions: met {damage.times} times by readers"
             yield Problem("corrupt_batch", detail, topic, index)
+        yield from cluster_numbers.warnings(service)
         yield from _held_back(service)
         for partition in tuple(service.partitions):
             if (cut := partition.log.recovery.cut) is not None:
@@ -100,6 +103,7 @@ class ServiceView:
     def partition_samples(self) -> Iterator[PartitionSample]:
         if self._service is None:
             return
+        clustered = self.clustered
         for partition in tuple(self._service.partitions):
             yield PartitionSample(
                 topic=partition.topic,
@@ -110,6 +114,7 @@ class ServiceView:
                 high_watermark=partition.high_watermark,
                 size_bytes=partition.log.size_bytes,
                 failed=partition.log.failure is not None,
+                led=cluster_numbers.led(partition) if clustered else None,
             )
 
     def group_lags(self) -> Iterator[GroupLag]:

@@ -18,9 +18,26 @@ if TYPE_CHECKING:
 Phase = Literal["starting", "running", "stopping"]
 
 
+class CopySample(NamedTuple):
+    """A follower of a partition as its leader sees it: how far its durable end is behind the leader's log, and for how
+    long it has not had all of it. `records` is -1 while it has not told its end to this leader."""
+
+    broker: int
+    records: int
+    seconds: float
+
+
+class LedSample(NamedTuple):
+    """What a broker of a cluster knows of a partition that it leads."""
+
+    is_under_replicated: bool
+    is_under_min_in_sync: bool
+    copies: Sequence[CopySample]
+
+
 class PartitionSample(NamedTuple):
     """One partition at one moment. Offsets count records, sizes bytes; `failed` is true after a storage
-    failure.
+    failure. `led` only in a cluster, by its leader.
     """
 
     topic: str
@@ -31,6 +48,7 @@ class PartitionSample(NamedTuple):
     high_watermark: int
     size_bytes: int
     failed: bool
+    led: LedSample | None = None
 
 
 class Problem(NamedTuple):
@@ -92,6 +110,10 @@ class MetricsSource(Protocol):
     @property
     def bounds(self) -> Bounds: ...
 
+    @property
+    def clustered(self) -> bool:
+        """Whether it is one of a cluster: a single broker has no replicas to tell of."""
+
     def partition_samples(self) -> Iterable[PartitionSample]: ...
 
     def group_lags(self) -> Iterable[GroupLag]: ...
@@ -102,7 +124,7 @@ class MetricsSource(Protocol):
 
     def problems(self) -> Iterable[Problem]:
         """Everything that keeps a running broker from doing its work. Reasons: `log_failed`, `log_corrupt`,
-        `partition_not_open`, `metadata_failed`."""
+        `partition_not_open`, `metadata_failed`, `session_not_held`."""
 
 
 class BrokerView(MetricsSource, Protocol):
@@ -113,7 +135,7 @@ class BrokerView(MetricsSource, Protocol):
 
     def warnings(self) -> Iterable[Problem]:
         """What somebody should look at, although the broker does its work. Reasons: `corrupt_batch`, `log_cut`,
-        `disk_full`, `hold_broken`, `holds_unknown`."""
+        `disk_full`, `hold_broken`, `holds_unknown`, and those of a cluster: see `cluster_numbers`."""
 
     def on_room_change(self, listener: Callable[[], object]) -> None:
         """Have `listener` called when a write finds the disk full, and when one finds room again."""

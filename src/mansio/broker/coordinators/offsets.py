@@ -11,7 +11,7 @@ without transactions every committed offset is stable).
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.broker.coordinators.inspection import CONSUMER, topics_of_subscription
 from mansio.broker.coordinators.modern_groups import names_read
@@ -39,7 +39,7 @@ from mansio.state.group_records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
 
     from mansio.broker.coordinators.settings import GroupSettings
     from mansio.broker.coordinators.store import GroupEntry, GroupStore
@@ -174,23 +174,25 @@ class Offsets:
             await promise
         return results
 
-    async def forget_topic(self, topic: str) -> None:
+    def forget_topic(self, topic: str) -> Coroutine[Any, Any, None]:
         """The topic was deleted: its offsets would be wrong for another topic of that name. Each coordinator forgets
-        those of the groups it has."""
-        await self._forget(list(self._store.entries.values()), lambda name: name == topic)
+        those of the groups it has. Which these are is noted now; what is awaited is that they are forgotten."""
+        return self._forget(_committed_of(list(self._store.entries.values()), lambda name: name == topic))
 
-    async def forget_missing(self, entries: Iterable[GroupEntry], is_there: Callable[[str], bool]) -> None:
+    def forget_missing(
+        self, entries: Iterable[GroupEntry], is_there: Callable[[str], bool]
+    ) -> Coroutine[Any, Any, None]:
         """Forget what these groups have committed of topics that are there no more: nobody may have coordinated them
         when those were deleted."""
-        await self._forget(entries, lambda name: not is_there(name))
+        return self._forget(_committed_of(entries, lambda name: not is_there(name)))
 
-    async def _forget(self, entries: Iterable[GroupEntry], is_gone: Callable[[str], bool]) -> None:
-        for entry in entries:
+    async def _forget(self, doomed: list[tuple[GroupEntry, dict[tuple[str, int], CommittedOffset]]]) -> None:
+        """What has been committed since stays: it is of another topic of that name."""
+        for entry, known in doomed:
             gone = [
                 (topic, partition)
-                for topic, partitions in entry.offsets.items()
-                if is_gone(topic)
-                for partition in partitions
+                for (topic, partition), committed in known.items()
+                if entry.offsets.get(topic, {}).get(partition) is committed
             ]
             if not gone or entry.gone:
                 continue
@@ -198,8 +200,11 @@ class Offsets:
             try:
                 await self._store.append(group_id, tombstones(entry, only=gone))
             except MansioError as error:  # whoever coordinates the group next looks again
-                known = fields(group=group_id, topics=len({topic for topic, _ in gone}), reason=error)
-                logger.warning("offsets of deleted topics not forgotten", extra=known)
+                known_topics = len({topic for topic, _ in gone})
+                logger.warning(
+                    "offsets of deleted topics not forgotten",
+                    extra=fields(group=group_id, topics=known_topics, reason=error),
+                )
 
     def expired(self, entry: GroupEntry, now_ms: int) -> list[tuple[str, int]]:
         """The offsets of a group whose time is over (KIP-211): a group without members keeps them for the
@@ -233,6 +238,23 @@ class Offsets:
         if not self._exists(offset.topic, offset.partition):
             return UnknownTopicOrPartition(f"there is no partition {offset.topic}-{offset.partition}")
         return None
+
+
+def _committed_of(
+    entries: Iterable[GroupEntry], is_gone: Callable[[str], bool]
+) -> list[tuple[GroupEntry, dict[tuple[str, int], CommittedOffset]]]:
+    """What groups have committed, as of now, of topics that are gone."""
+    found = []
+    for entry in entries:
+        offsets = {
+            (topic, partition): committed
+            for topic, partitions in entry.offsets.items()
+            if is_gone(topic)
+            for partition, committed in partitions.items()
+        }
+        if offsets:
+            found.append((entry, offsets))
+    return found
 
 
 def tombstones(

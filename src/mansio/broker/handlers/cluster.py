@@ -5,8 +5,10 @@ authorized operations (KIP-430); who does not ask gets Kafka's "not told".
 
 Non-obvious: this broker's own address is the one of the listener the request came through, not the one in the
 metadata. In a cluster the others are those that have a session, and nobody is named leader who has none; a registered
-broker without a session is *fenced*, and nothing is known of its address. In Metadata 0 an empty list of topics means
-all of them, from 1 on null does; `allow_auto_topic_creation` is true where the version has no such field.
+broker without a session is *fenced*, and nothing is known of its address. Metadata and DescribeCluster mean different
+things by the controller: the one to send changes to, which any broker is, and the one that decides who leads. In
+Metadata 0 an empty list of topics means all of them, from 1 on null does; `allow_auto_topic_creation` is true where the
+version has no such field.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ async def metadata(service: Service, request: Struct, context: RequestContext) -
         context.correlation_id,
         brokers=brokers,
         cluster_id=service.topics.state.cluster_id,
-        controller_id=_controller(service, brokers),
+        controller_id=_doer(service, brokers),
         topics=topics,
         cluster_operations=ALL_OF_CLUSTER if request.include_cluster_authorized_operations else NOT_TOLD,
     )
@@ -210,8 +212,25 @@ def _brokers(service: Service, context: RequestContext) -> list[BrokerState]:
     return [known[node_id] for node_id in sorted(known)]
 
 
+def _doer(service: Service, brokers: list[BrokerState]) -> int:
+    """Whom clients send to what they send to a controller: this broker, which can do it as well as any other.
+
+    Kafka's brokers name any of them too, and pass on what they get (KIP-590). Whoever answers is there; a controller
+    that died would be named until its session ends, and librdkafka waits for it until its request times out. One that
+    could change nothing now (its session may have ended, or it is stopping) names another, if there is one.
+    """
+    own, state = service.settings.node_id, service.topics.state
+    if not state.registrations:
+        return own
+    if service.cluster is not None and service.cluster.holds() and state.may_lead(own):
+        return own
+    there = [broker.node_id for broker in brokers if broker.node_id != own and state.may_lead(broker.node_id)]
+    controller = _controller(service, brokers)
+    return controller if controller in there else min(there, default=own)
+
+
 def _controller(service: Service, brokers: list[BrokerState]) -> int:
-    """A single node is its own; in a cluster the one there is now, as long as it is there."""
+    """Who decides who leads. A single node is its own; in a cluster the one there is now, as long as it is there."""
     state = service.topics.state
     if not state.registrations:
         return brokers[0].node_id

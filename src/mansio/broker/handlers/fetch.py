@@ -21,6 +21,7 @@ from mansio.broker import replicating
 from mansio.broker.statistics import SAMPLE_MASK
 from mansio.errors import CorruptLog, CorruptMessage, MansioError, OffsetOutOfRange, StaleBrokerEpoch
 from mansio.wire import fetch as wire
+from mansio.wire import replica_fetch
 from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from mansio.wire.headers import RequestHeader
 
 API_KEY = int(ApiKey.FETCH)
+
+FOLLOWERS_HEAR_MS = 50
+"""So much later than the new leader of a partition its followers may hear of it."""
 
 TopicAnswers = list[tuple[str | None, bytes | None, list[wire.FetchedPartition]]]
 
@@ -57,9 +61,14 @@ def fetch(
     service: Service, connection: Connection, header: RequestHeader, frame: memoryview
 ) -> Sequence[Piece] | None:
     """Answer now if there is enough to read or something to say; otherwise park."""
-    sampled = not service.records.counters.fetches & SAMPLE_MASK
+    request = None
+    if header.api_version == replica_fetch.VERSION and service.broker_epoch_of is not None:
+        request = replica_fetch.decode_request(frame, header.body)
+    if request is None:
+        request = wire.decode_request(header.api_version, frame, header.body)
+    by_client = request.replica_id < 0
+    sampled = by_client and not service.records.counters.fetches & SAMPLE_MASK
     stopwatch = service.statistics.time(service.statistics.fetch) if sampled else None
-    request = wire.decode_request(header.api_version, frame, header.body)
     gathered = gather(service, request, header.client_id, first=True)
     if (
         gathered.total_bytes >= request.min_bytes
@@ -116,10 +125,12 @@ def gather(
 
 
 def _gather_for_replica(service: Service, request: wire.FetchRequest, *, first: bool) -> Gathered:
-    """The same for a follower, which is refused as a whole when its broker has a newer session than the request."""
+    """The same for a follower, which is refused as a whole when its broker has a newer session than the request, or
+    none that is known here: two processes, and two disks, may bear its number then."""
     assert service.broker_epoch_of is not None
     node_id, broker_epoch = request.replica_id, request.replica_epoch
-    if broker_epoch < service.broker_epoch_of(node_id):
+    known_epoch = service.broker_epoch_of(node_id)
+    if not known_epoch or broker_epoch < known_epoch:
         service.statistics.refused(API_KEY, StaleBrokerEpoch.kafka_code)
         return Gathered([], 0, True, StaleBrokerEpoch.kafka_code, by_replica=True)
     room = min(request.max_bytes, service.settings.fetch_bytes_max)
@@ -132,7 +143,7 @@ def _gather_for_replica(service: Service, request: wire.FetchRequest, *, first: 
             partition = None
             try:
                 partition = service.records.readable(name, topic_id, want.index)
-                part, diverging = replicating.read(
+                part, diverging, urgent = replicating.read(
                     partition, node_id, broker_epoch, want, min(room, want.max_bytes), first=first
                 )
             except MansioError as error:
@@ -143,18 +154,13 @@ def _gather_for_replica(service: Service, request: wire.FetchRequest, *, first: 
             size = 0 if part is None else len(part) if isinstance(part, bytes) else part.length
             if total and size > room:
                 part, size = None, 0  # the first batch is over what is left: next time
-            has_error = has_error or diverging is not None  # something to be told at once, that is
+            has_error = has_error or urgent  # something to be told at once, that is
             total += size
             room -= size
+            high_watermark, start = partition.replica.high_watermark, partition.log.start_offset
             answers.append(
                 wire.FetchedPartition(
-                    index=want.index,
-                    high_watermark=partition.high_watermark,
-                    last_stable_offset=partition.high_watermark,
-                    log_start_offset=partition.start_offset,
-                    records_bytes=size,
-                    records=part,
-                    diverging=diverging,
+                    want.index, 0, high_watermark, high_watermark, start, None, -1, size, part, diverging
                 )
             )
         topics.append((name, topic_id, answers))
@@ -201,6 +207,10 @@ def _refused(index: int, error: MansioError) -> wire.FetchedPartition:
 def _encode(
     service: Service, connection: Connection, header: RequestHeader, gathered: Gathered
 ) -> Sequence[Piece]:
+    if gathered.by_replica and header.api_version == replica_fetch.VERSION:
+        pieces = replica_fetch.encode_response(header.correlation_id, gathered.topics, gathered.error_code)
+        if pieces is not None:
+            return pieces
     quotas = None if gathered.by_replica else service.quotas.active  # a copy is not a client's
     throttle_ms = 0
     if quotas is not None:
@@ -257,10 +267,15 @@ class ParkedFetch:
         self._timer: Timer | None = None
         self._woken = False
 
+    @property
+    def by_replica(self) -> bool:
+        """Is it a follower's?"""
+        return self._request.replica_id >= 0 and self._service.broker_epoch_of is not None
+
     def park(self) -> None:
         """Begin to wait."""
         service = self._service
-        by_replica = self._request.replica_id >= 0 and service.broker_epoch_of is not None
+        by_replica = self.by_replica
         for name, topic_id, wanted in self._request.topics:
             for want in wanted:
                 partition = service.records.readable(name, topic_id, want.index)
@@ -309,6 +324,25 @@ class ParkedFetch:
                 replicating.unpark(partition, self.wake)
         self._partitions.clear()
         self._service.records.parked_fetches.pop(self, None)
+
+
+def followers_ask_anew(service: Service) -> None:
+    """This broker leads something it did not: answer the followers that wait here for news of other partitions, so
+    that their next requests ask for it, too. Once more a moment later, for those who hear of it later than this broker.
+    """
+    records = service.records
+    if not records.followers_are_told:
+        records.followers_are_told = True
+        for delay_ms, last in ((0, False), (FOLLOWERS_HEAR_MS, True)):
+            service.scheduler.call_later(delay_ms, _answer_followers, service, last)
+
+
+def _answer_followers(service: Service, last: bool) -> None:
+    if last:
+        service.records.followers_are_told = False
+    for parked in tuple(service.records.parked_fetches):
+        if parked.by_replica:
+            parked.answer_now()
 
 
 def answer_parked(service: Service) -> None:

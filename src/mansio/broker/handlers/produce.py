@@ -12,6 +12,7 @@ Always true: the frame's memory is not used after `produce` returns; every reque
 
 from __future__ import annotations
 
+from functools import partial
 from struct import Struct
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -209,8 +210,7 @@ class PendingProduce:
         "_answer",
         "_connection",
         "_correlation_id",
-        "_failure",
-        "_left",
+        "_failures",
         "_results",
         "_service",
         "_stopwatch",
@@ -235,9 +235,8 @@ class PendingProduce:
         self._correlation_id = correlation_id
         self._results = results
         self._answer = answer
-        self._failure: MansioError | None = None
-        self._waits: list[Wait] = []
-        self._left = 0
+        self._waits: dict[Wait, None] = {}
+        self._failures: list[tuple[Wait, MansioError]] = []
         self.deadline = 0.0
         self.pieces: Sequence[Piece] | None = None
 
@@ -245,44 +244,44 @@ class PendingProduce:
         """Answer when all of `waits` are committed, or have failed, or the time is over."""
         service = self._service
         self.deadline = service.records.deadline(timeout_ms)
-        self._waits = waits
-        self._left = len(waits)
+        self._waits = dict.fromkeys(waits)
         self._stopwatch = _stopwatch(service)
         service.records.pending_produces[self] = None
         for wait in waits:
-            if wait.partition.wait_committed(wait.end_offset, self._settled):
-                self._settled(None)
+            if wait.partition.wait_committed(wait.end_offset, partial(self._settled, wait)):
+                self._settled(wait, None)
 
-    def _settled(self, error: MansioError | None) -> None:
+    def _settled(self, wait: Wait, error: MansioError | None) -> None:
+        """How a wait ended is kept: when the last one ends, others may have other records at its offsets by then."""
         if self.pieces is not None:
             return  # timed out before
         if error is not None:
-            self._failure = error
-        self._left -= 1
-        if self._left == 0:
+            self._failures.append((wait, error))
+        del self._waits[wait]
+        if not self._waits:
             self._finish()
 
     def _finish(self) -> None:
         self._service.records.pending_produces.pop(self, None)
         if self._stopwatch is not None:
             self._stopwatch.stop()
-        if self._failure is not None:
-            self._answer = self._answer_with(self._failure)
+        if self._failures:
+            self._answer = self._answer_with_failures()
         self.pieces = (self._answer,)
         self._connection.answered(self)
 
-    def _answer_with(self, error: MansioError) -> bytes:
-        for partition, end_offset, topic_position, position in self._waits:
-            if end_offset > partition.high_watermark:
-                answers = self._results[topic_position][2]
-                failure = partition.failure or error
-                self._service.statistics.refused(API_KEY, failure.kafka_code)
-                answers[position] = _refused(answers[position].index, failure)
+    def _answer_with_failures(self) -> bytes:
+        for (_, _, topic_position, position), error in self._failures:
+            answers = self._results[topic_position][2]
+            self._service.statistics.refused(API_KEY, error.kafka_code)
+            answers[position] = _refused(answers[position].index, error)
         return wire.encode_response(self._version, self._correlation_id, self._results)
 
     def time_out(self) -> None:
         """The client's timeout is over: say so for the partitions that are still waiting."""
-        self._failure = RequestTimedOut(TOO_LATE)
+        self._failures += [
+            (wait, wait.partition.failure or RequestTimedOut(TOO_LATE)) for wait in self._waits
+        ]
         self._finish()
 
 

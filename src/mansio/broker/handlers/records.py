@@ -2,8 +2,9 @@
 
 Version notes: ListOffsets 2 isolation level, 4 leader epochs, 7 the offset of the highest timestamp (KIP-734), 8 the
 earliest local offset (KIP-405: here all is local), 9 the last tiered one (there is none: -1).
-DeleteRecords (KIP-107) answers when the new start of the log is durable, which Kafka does not wait for: deleted records
-do not come back. Internal topics get INVALID_TOPIC_EXCEPTION, compacted ones that do not delete POLICY_VIOLATION.
+DeleteRecords (KIP-107) answers when the new start of the log is durable on every in-sync replica (Kafka's brokers do
+not wait for disks): deleted records do not come back. Internal topics get INVALID_TOPIC_EXCEPTION, compacted ones that
+do not delete POLICY_VIOLATION.
 InitProducerId 3 carries the producer's last id and epoch (KIP-360); an idempotent producer always gets a new id.
 OffsetForLeaderEpoch answers where an epoch ended (KIP-101, KIP-279), so that a client can tell whether its position
 was truncated.
@@ -92,7 +93,9 @@ def _time_out(waits: list[Promise[int]]) -> None:
     for wait in waits:
         if not wait.done():
             wait.set_exception(
-                RequestTimedOut("the records are deleted, but that did not become durable in time")
+                RequestTimedOut(
+                    "the records are deleted, but that did not become durable on all replicas in time"
+                )
             )
 
 

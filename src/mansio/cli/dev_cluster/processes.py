@@ -174,6 +174,7 @@ async def _live(cluster: DevCluster) -> None:
     """From the start until no broker is left."""
     await cluster.start()
     print(cluster.ready_line(), flush=True)
+    say(f"for other commands: export MANSIO_BROKER={cluster.plan.bootstrap}")
     await cluster.watch()
 
 

@@ -18,10 +18,11 @@ import grpc.aio
 
 from mansio.cluster.etcd import rpc_pb2 as rpc
 from mansio.cluster.etcd.config import target
-from mansio.cluster.etcd.messages import STATUS, Method
-from mansio.cluster.etcd.outcomes import EtcdUnfit, Failure, Outcome, judge, one_line
+from mansio.cluster.etcd.messages import RANGE, STATUS, Method
+from mansio.cluster.etcd.outcomes import EtcdDenied, EtcdUnfit, Failure, Outcome, judge, one_line
 from mansio.cluster.etcd.single_flight import SingleFlight
 from mansio.cluster.etcd.versions import Fitness, fitness
+from mansio.cluster.metadata import FIRST_CLUSTER
 from mansio.errors import Unavailable
 from mansio.logs import fields
 
@@ -148,17 +149,35 @@ class Endpoint:
         return await self._checking.run(lambda: self._check(metadata, cluster_id))
 
     async def _check(self, metadata: Metadata, cluster_id: int | None) -> int:
-        status = await self.call(STATUS, rpc.StatusRequest(), metadata, CALL_DEADLINE_S)
+        try:
+            status = await self.call(STATUS, rpc.StatusRequest(), metadata, CALL_DEADLINE_S)
+        except CallFailed as failed:
+            denied = isinstance(failed.failure.error, EtcdDenied)
+            if failed.failure.outcome is not Outcome.REFUSED or not denied:
+                raise
+            return await self._check_without_status(metadata, cluster_id)
         self._judge_version(status.version)
-        found: int = status.header.cluster_id
-        if cluster_id not in (None, found):
-            raise _unfit(f"etcd at {self.url} belongs to another etcd cluster than the other endpoints")
+        found = self._same_cluster(status.header.cluster_id, cluster_id)
         if status.is_learner:
             error = Unavailable(f"etcd at {self.url} is still learning")
             raise CallFailed(Failure(Outcome.NOT_DONE, error, rotate=True))
         for alarm in status.errors:
             logger.warning("etcd alarm", extra=fields(endpoint=self.url, alarm=one_line(alarm)))
         self.checked = True
+        return found
+
+    async def _check_without_status(self, metadata: Metadata, cluster_id: int | None) -> int:
+        """From 3.6 on etcd tells its status to the user root only; earlier ones, which would have to be judged, tell
+        everybody. Any answer bears the cluster's id, and a learner gives none to a read like this."""
+        request = rpc.RangeRequest(key=FIRST_CLUSTER.encode(), keys_only=True)
+        answer = await self.call(RANGE, request, metadata, CALL_DEADLINE_S)
+        found = self._same_cluster(answer.header.cluster_id, cluster_id)
+        self.checked = True
+        return found
+
+    def _same_cluster(self, found: int, cluster_id: int | None) -> int:
+        if cluster_id not in (None, found):
+            raise _unfit(f"etcd at {self.url} belongs to another etcd cluster than the other endpoints")
         return found
 
     def _judge_version(self, version: str) -> None:

@@ -16,7 +16,7 @@ from mansio.cluster.etcd.channel import CALL_DEADLINE_S, HAS_LEADER, CallFailed,
 from mansio.cluster.etcd.messages import AUTHENTICATE, STATUS
 from mansio.cluster.etcd.outcomes import EtcdUnfit, EtcdWithoutUsers, Outcome
 from mansio.cluster.etcd.single_flight import SingleFlight
-from mansio.cluster.metadata import Ambiguous
+from mansio.cluster.metadata import Ambiguous, StoreCounts
 from mansio.errors import Unavailable
 from mansio.logs import fields
 
@@ -81,6 +81,13 @@ class EtcdClient:
         self._authenticating: SingleFlight[None] = SingleFlight()
         self._troubled = False
         self._closed = False
+        self._answered = self._ambiguous = 0
+        self._failed = {outcome.name.lower(): 0 for outcome in Outcome}
+
+    @property
+    def counts(self) -> StoreCounts:
+        """How calls ended so far; a watch that breaks is one, too. Those of the keep-alive's thread are not here."""
+        return StoreCounts(self._answered, self._ambiguous, dict(self._failed))
 
     @classmethod
     async def open(cls, config: EtcdConfig, random: Random) -> EtcdClient:
@@ -124,10 +131,13 @@ class EtcdClient:
                 answer = await endpoint.call(method, request, self._metadata(), CALL_DEADLINE_S)
             except CallFailed as failed:
                 if failed.failure.outcome is Outcome.UNKNOWN and not repeatable:
+                    self._failed["unknown"] += 1
+                    self._ambiguous += 1
                     self._leave(endpoint, failed.failure)
                     raise Ambiguous(f"{failed.failure.error.message}: it may have happened") from failed
                 await self.go_on(endpoint, failed.failure, token, attempts)
                 continue
+            self._answered += 1
             self.answered(endpoint)
             return answer
 
@@ -145,6 +155,7 @@ class EtcdClient:
         self, endpoint: Endpoint, failure: Failure, token: str | None, attempts: Attempts
     ) -> None:
         """After a failure at `endpoint` with `token`: make another attempt sensible, or raise what failed."""
+        self._failed[failure.outcome.name.lower()] += 1
         if failure.outcome is Outcome.REFUSED:
             raise failure.error
         if failure.outcome is Outcome.STALE_TOKEN:
@@ -182,13 +193,15 @@ class EtcdClient:
             try:
                 await self._prepare(self._endpoints[number])
             except CallFailed as failed:
-                if failed.failure.outcome is Outcome.REFUSED or isinstance(failed.failure.error, EtcdUnfit):
+                is_denied = failed.failure.outcome is Outcome.STALE_TOKEN and self._config.user is None
+                is_refused = failed.failure.outcome is Outcome.REFUSED
+                if is_denied or is_refused or isinstance(failed.failure.error, EtcdUnfit):
                     raise failed.failure.error from failed
                 reasons.append(failed.failure.error.message)
             else:
                 self._current = number
         if len(reasons) == len(self._endpoints):
-            raise Unavailable("; ".join(reversed(reasons)))
+            raise Unavailable(f"{'; '.join(reversed(reasons))}; a broker starts when its etcd runs")
 
     async def _prepare(self, endpoint: Endpoint) -> None:
         """Have a token, and know who answers there."""

@@ -96,6 +96,10 @@ class LakeTable:
         """The address under which tasks put data files."""
         return f"{self.iceberg.location().rstrip('/')}/data"
 
+    def beside(self, table: Table) -> LakeTable:
+        """Another table of the same topic in the same catalog."""
+        return LakeTable(table, self.topic, self._catalog_place)
+
     def refresh(self) -> None:
         """See what others have committed since. Raises `CatalogLocked`, `CatalogUnavailable`."""
         with self.guard():

@@ -256,7 +256,7 @@ def _append(
     last, newest = read_commit(table.properties), table.current_snapshot()
     before = None if last is None or newest is None else Mark(newest.timestamp_ms, last.offsets)
     marked = add_mark(marks, now_ms, commit.offsets, before)
-    data_files = [_data_file(table, part) for part in parts]
+    data_files = [as_data_file(table, part) for part in parts]
     with FlatTransaction(table) as transaction:
         expired = expirable(table.metadata, snapshots_max)
         if expired:
@@ -271,7 +271,7 @@ def _append(
     return snapshot_id
 
 
-def _data_file(table: Table, part: DataPart) -> DataFile:
+def as_data_file(table: Table, part: DataPart) -> DataFile:
     """A file as the manifest will name it, its footer compared with what the task said it wrote.
 
     Raises:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 
 from pyiceberg.io.pyarrow import PyArrowFile, PyArrowFileIO
 
+from .synced import sync_name
+
 if TYPE_CHECKING:
     from pyiceberg.io import OutputStream
 
@@ -49,22 +51,3 @@ class DurableFileIO(PyArrowFileIO):
         if self.parse_location(location, self.properties)[0] != "file":
             return file
         return _DurableFile(location, file._path, file._filesystem, file._buffer_size)
-
-
-def sync_name(path: str) -> None:
-    """The directory entry of a file, to the disk."""
-    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_file(path: str) -> None:
-    """A file that somebody else has written and closed, and its name, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-    sync_name(path)

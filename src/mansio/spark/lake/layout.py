@@ -26,6 +26,7 @@ OFFSET = "__offset"
 TIMESTAMP = "__timestamp"
 TIMESTAMP_TYPE = "__timestamp_type"
 LANE = "__lane"
+LAST_OFFSET = "__last_offset"
 
 FORMAT_PROPERTY = "mansio.format"
 TOPIC_PROPERTY = "mansio.topic"
@@ -54,6 +55,21 @@ TABLE_SCHEMA = pa.schema(
     ]
 )
 """Columns of every archive table, as its Parquet files have them. All nullable, as the source's are."""
+
+DEAD_LETTER_SCHEMA = pa.schema(
+    [
+        pa.field(PARTITION, pa.int32()),
+        pa.field(OFFSET, pa.int64()),
+        pa.field(LAST_OFFSET, pa.int64()),
+        pa.field("kind", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+    ]
+)
+"""Columns of a table of dead letters: which offsets, the last one inclusive, cannot be read and why. `kind` is
+`batch`, and then `value` is the whole record batch as the broker has it, or `record`, and then key and value are the
+record's."""
 
 TABLE_PROPERTIES = {
     # The library's own retry applies the append again without looking whether it is already in.

@@ -1,4 +1,4 @@
-"""Writes a task's rows as Parquet files of one partition each, in the table's columns.
+"""Writes a task's rows as Parquet files of one partition each, in the columns of the archive or of another table.
 
 No file is referred to by anything until the batch is committed, and every name is used once: a task that runs twice
 writes twice, and what lost is swept later. A task never talks to the catalog.
@@ -21,9 +21,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from .durable import sync_file
 from .errors import InvalidParts
-from .layout import HEADERS, LANE, OFFSET, PARTITION, TABLE_SCHEMA, TIMESTAMP, TIMESTAMP_TYPE, DataPart
+from .layout import (
+    HEADERS,
+    LANE,
+    LAST_OFFSET,
+    OFFSET,
+    PARTITION,
+    TABLE_SCHEMA,
+    TIMESTAMP,
+    TIMESTAMP_TYPE,
+    DataPart,
+)
+from .synced import sync_file
 
 PART_BYTES = 256 << 20
 """A file that has come so far is closed, and another begun."""
@@ -35,6 +45,7 @@ SOURCE_NAMES = {
     TIMESTAMP: "timestamp",
     TIMESTAMP_TYPE: "timestampType",
     LANE: "lane",
+    LAST_OFFSET: "last_offset",
 }
 """How the source calls the columns that are called otherwise here."""
 
@@ -60,11 +71,15 @@ class _OpenPart:
 class PartWriter:
     """The files of one task. `write` batches, then `close`; or `abort`."""
 
-    def __init__(self, location: str, name: str, part_bytes: int = PART_BYTES) -> None:
-        """`location`: the address of the table's data. `name`: what every file's name begins with."""
+    def __init__(
+        self, location: str, name: str, part_bytes: int = PART_BYTES, schema: pa.Schema = TABLE_SCHEMA
+    ) -> None:
+        """`location`: the address of the table's data. `name`: what every file's name begins with. `schema`: the
+        table's columns, partition and offset among them."""
         self._location = location.rstrip("/")
         self._name = re.sub(r"[^A-Za-z0-9-]", "_", name)
         self._part_bytes = part_bytes
+        self._schema = schema
         self._system, self._directory = file_system(self._location)
         self._open: dict[int, _OpenPart] = {}
         self._done: list[DataPart] = []
@@ -76,7 +91,7 @@ class PartWriter:
             InvalidParts: Within a partition they are not in the order of offsets: they did not come from the source
                 as they are.
         """
-        rows = table_rows(batch)
+        rows = table_rows(batch, self._schema)
         if not rows.num_rows:
             return
         partitions = rows.column(PARTITION)
@@ -128,7 +143,7 @@ class PartWriter:
             self._finish(next(iter(self._open)))
         path = f"{self._location}/{self._name}-{partition}-{uuid.uuid4().hex}.parquet"
         sink = self._system.open_output_stream(self._local(path))
-        part = _OpenPart(path, pq.ParquetWriter(sink, TABLE_SCHEMA, **WRITER_OPTIONS), sink, first, first)
+        part = _OpenPart(path, pq.ParquetWriter(sink, self._schema, **WRITER_OPTIONS), sink, first, first)
         self._open[partition] = part
         return part
 
@@ -149,10 +164,10 @@ class PartWriter:
         return self._directory + path[len(self._location) :]
 
 
-def table_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
+def table_rows(batch: pa.RecordBatch, schema: pa.Schema = TABLE_SCHEMA) -> pa.RecordBatch:
     """Rows in the source's columns as the table has them; columns that were not read are null."""
     columns = []
-    for field in TABLE_SCHEMA:
+    for field in schema:
         name = SOURCE_NAMES.get(field.name, field.name)
         index = batch.schema.get_field_index(name)
         if index < 0:
@@ -162,7 +177,7 @@ def table_rows(batch: pa.RecordBatch) -> pa.RecordBatch:
         if field.name == HEADERS:
             column = _empty_is_none(column)
         columns.append(column if column.type == field.type else column.cast(field.type))
-    return pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA)
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
 
 
 def _empty_is_none(lists: pa.ListArray) -> pa.ListArray:

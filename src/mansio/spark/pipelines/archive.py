@@ -17,8 +17,6 @@ import contextlib
 import json
 import logging
 import re
-import shutil
-import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -26,22 +24,24 @@ from pyspark.errors import StreamingQueryException
 
 from mansio import errors
 from mansio.errors import ConfigError, DataLoss, MansioError, UnreadableRecords
-from mansio.link.offsets import READ_COMMITTED, CommittedOffset, commit_offsets
+from mansio.link.offsets import READ_COMMITTED, CommittedOffset, commit_offsets, fetch_offsets
 from mansio.logs import fields
 from mansio.spark.door import door
 from mansio.spark.lake import errors as lake_errors
 from mansio.spark.lake.catalog import open_table
+from mansio.spark.lake.dead_letters import open_dead_letters
 from mansio.spark.lake.errors import ForeignCommit
 from mansio.spark.lake.layout import offsets_text
 from mansio.spark.offsets import earliest_offsets, find_partitions, latest_offsets
 from mansio.spark.options import DEAD_LETTER, SUSPEND, SourceOptions
-from mansio.spark.pipelines.run import end_between_batches
+from mansio.spark.pipelines.run import WORKERS_LATE, WorkersLate, end_between_batches
+from mansio.spark.scratch import make_directory, remove_directory
 from mansio.spark.table_sink import TableSink, sink_options, without_missing_headers
-from mansio.wire.hold import hold_group, hold_metadata
+from mansio.wire.hold import hold_group, hold_metadata, parse_hold
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
@@ -57,6 +57,8 @@ RECORDS_MAX: Final = 2_000_000
 POLL_S: Final = 0.5
 RESTARTS_MAX: Final = 3
 PUBLISH_TIMEOUT_MS: Final = 10_000
+MARK: Final = "archive "
+"""Begins what the offsets of an archive are marked with; the table's id follows."""
 COLUMNS: Final = "key,value,partition,offset,timestamp,timestampType"
 
 _OUR_ERROR = re.compile(r"mansio[\w.]*\.([A-Z]\w+): (.+)")
@@ -81,8 +83,9 @@ class ArchiveJob:
     records_max: int = RECORDS_MAX
     accepts_loss: bool = False
     """Go on where the log begins, if it has deleted what is not archived; the table lists what it lacks."""
-    skips_unreadable: bool = False
-    """Go on without records that cannot be read; the table lists their offsets."""
+    on_unreadable: str = SUSPEND
+    """What to do with records that cannot be read: `suspend` ends with an error; `skip` goes on without them, and the
+    table lists their offsets; `dead-letter` also keeps them as they are, in the table of dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +117,13 @@ def archive(
     """Archive a topic until it is up to date (`is_once`), or until `is_stopping`, asked twice a second, says so.
 
     `report` hears of every batch. Where another archive moved the table on (one that was killed may take a moment to
-    die), the query starts again from the table's offsets, `RESTARTS_MAX` times.
+    die), or Spark's Python workers were late, the query starts again from the table's offsets, `RESTARTS_MAX` times.
 
     Raises:
         DataLoss: Records were deleted before they were archived, and that was not accepted.
         UnreadableRecords: Records are damaged, or not what records have to be, and are not to be skipped.
         ForeignTable, CatalogLocked, CatalogUnavailable: The table cannot be used.
+        ConfigError: An archive into another table has the same name.
         ForeignCommit: Another archive keeps writing into it.
         ArchiveFailed: The query ended with another error; its reason in one line.
     """
@@ -127,7 +131,7 @@ def archive(
     for _ in range(RESTARTS_MAX):
         try:
             return run.once()
-        except ForeignCommit as error:
+        except (ForeignCommit, WorkersLate) as error:
             logger.warning("archive restarts", extra=fields(topic=job.topic, error=error.message))
     return run.once()
 
@@ -151,6 +155,7 @@ class _Run:
         self._table: LakeTable = open_table(
             job.catalog, job.warehouse, job.topic, create=True, topic_id=self._topic_id
         )
+        self._mark = f"{MARK}{self._table.iceberg.metadata.table_uuid}"
         self._records = 0
         self._batches = 0
 
@@ -158,6 +163,7 @@ class _Run:
         """One query, from the table's offsets to its end."""
         self._table.refresh()
         start = self._start()
+        self._check_name(start)
         self._publish(start)
         with _temporary_directory() as checkpoint:
             query = self._begin(start, checkpoint)
@@ -203,6 +209,24 @@ class _Run:
                 )
         return earliest | held
 
+    def _check_name(self, start: Iterable[int]) -> None:
+        """That no archive into another table has the pipeline's name: of two that share their offsets, the one behind
+        would lose what the other has archived."""
+        places = [TopicPartition(self._job.topic, partition) for partition in start]
+        try:
+            found = self._door.run(fetch_offsets(self._door.cluster, hold_group(self._job.name), places))
+        except MansioError as error:
+            logger.warning("name not checked", extra=fields(pipeline=self._job.name, error=error.message))
+            return
+        for committed in found.values():
+            hold = parse_hold(committed.metadata)
+            if hold is not None and hold.query.startswith(MARK) and hold.query != self._mark:
+                raise ConfigError(
+                    f"pipeline {self._job.name} archives topic {self._job.topic} into another table: give this one a"
+                    f" name of its own (--name), or, if the other will not run again, `mansio pipeline release"
+                    f" {self._job.name}`"
+                )
+
     def _held(self) -> dict[int, int]:
         committed = self._table.committed()
         return {} if committed is None else committed.offsets
@@ -210,6 +234,9 @@ class _Run:
     def _begin(self, start: dict[int, int], checkpoint: str) -> StreamingQuery:
         job = self._job
         self._spark.dataSource.register(TableSink)
+        apart = None
+        if job.on_unreadable == DEAD_LETTER:
+            apart = open_dead_letters(self._table, create=True)
         rows = (
             self._spark.readStream.format("mansio")
             .option("broker", job.bootstrap)
@@ -219,7 +246,7 @@ class _Run:
             .option("columns", COLUMNS)
             .option("includeHeaders", "true")
             .option("maxOffsetsPerTrigger", str(job.records_max))
-            .option("onUnreadable", DEAD_LETTER if job.skips_unreadable else SUSPEND)
+            .option("onUnreadable", SUSPEND if job.on_unreadable == SUSPEND else DEAD_LETTER)
             .load()
         )
         writer = (
@@ -228,7 +255,7 @@ class _Run:
             .queryName(f"archive {job.name}")
             .outputMode("append")
             .option("checkpointLocation", f"file://{checkpoint}")
-            .options(**sink_options(self._table, job.warehouse, job.catalog, start))
+            .options(**sink_options(self._table, job.warehouse, job.catalog, start, apart))
         )
         if job.is_once:
             return writer.trigger(availableNow=True).start()
@@ -269,7 +296,7 @@ class _Run:
         """Commit the offsets of the group, and say how far behind they are. A failure is logged: the next batch says it
         anew, and until then the broker keeps more than it need."""
         topic = self._job.topic
-        mark = hold_metadata(f"archive {self._job.name}")
+        mark = hold_metadata(self._mark)
         marked = {TopicPartition(topic, p): CommittedOffset(offset, mark) for p, offset in offsets.items()}
         try:
             self._door.run(
@@ -300,6 +327,8 @@ def _never() -> bool:
 
 def _reason(error: StreamingQueryException) -> MansioError:
     """Why a query ended: our own line out of the traceback that Spark wraps it in."""
+    if WORKERS_LATE in str(error):
+        return WorkersLate()
     found = _OUR_ERROR.findall(str(error))
     if not found:
         line = str(error).partition("terminated with exception: ")[2] or str(error)
@@ -308,7 +337,10 @@ def _reason(error: StreamingQueryException) -> MansioError:
         )
     kind, line = found[-1]
     if kind == UnreadableRecords.__name__:
-        line = f"{line.partition('. Set onUnreadable')[0]}. --skip-unreadable goes on without them, and lists them"
+        line = (
+            f"{line.partition('. Set onUnreadable')[0]}. --on-unreadable skip goes on without them, and lists them;"
+            " dead-letter also keeps them apart"
+        )
     known = getattr(lake_errors, kind, None) or getattr(errors, kind, None)
     is_ours = isinstance(known, type) and issubclass(known, MansioError)
     return known(line.strip()) if known is not None and is_ours else ArchiveFailed(line.strip())
@@ -317,8 +349,8 @@ def _reason(error: StreamingQueryException) -> MansioError:
 @contextlib.contextmanager
 def _temporary_directory() -> Iterator[str]:
     """Spark may still write into it while it stops."""
-    directory = tempfile.mkdtemp(prefix="mansio-archive-")
+    directory = make_directory("mansio-archive-")
     try:
         yield directory
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        remove_directory(directory)

@@ -15,11 +15,17 @@ without news it gives the same rows.
 
 from __future__ import annotations
 
+import uuid
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyspark.sql import Observation, functions
 
@@ -45,6 +51,8 @@ if TYPE_CHECKING:
 
 SOURCE_PROPERTY: Final = "mansio.compacted-from"
 OFFSETS_PROPERTY: Final = "mansio.compacted-offsets"
+RUN_PROPERTY: Final = "mansio.compacted-run"
+"""Names the run whose files the table has: where the catalog did not answer, it tells whether the exchange is in."""
 SNAPSHOTS_KEPT: Final = 2
 GRACE_S: Final = 3600.0
 """How long the files of earlier runs stay for readers that began with them."""
@@ -152,14 +160,18 @@ def open_target(source: LakeTable, to: str) -> Table:
 
 
 def exchange(table: LakeTable, paths: list[str], offsets: dict[int, int]) -> None:
-    """One commit: these files instead of all there are, and up to where they go."""
-    iceberg = table.iceberg
+    """One commit: these files instead of all there are, and up to where they go.
+
+    Raises:
+        CommitConflict: Somebody else was faster, or the catalog did not say what became of it and it is not in.
+    """
+    iceberg, run = table.iceberg, uuid.uuid4().hex
     with table.guard():
         old = [task.file for task in iceberg.scan().plan_files()]
         new = [parquet_file_to_data_file(iceberg.io, iceberg.metadata, path) for path in paths]
         try:
             with table.transaction() as transaction:
-                transaction.set_properties({OFFSETS_PROPERTY: offsets_text(offsets)})
+                transaction.set_properties({OFFSETS_PROPERTY: offsets_text(offsets), RUN_PROPERTY: run})
                 if old or new:
                     with transaction.update_snapshot().overwrite() as change:
                         for file in old:
@@ -170,3 +182,10 @@ def exchange(table: LakeTable, paths: list[str], offsets: dict[int, int]) -> Non
             raise CommitConflict(
                 f"{table.name} was changed by somebody else while this run was at work; run it again"
             ) from error
+        except CommitStateUnknownException as error:
+            iceberg.refresh()
+            if iceberg.properties.get(RUN_PROPERTY) != run:
+                raise CommitConflict(
+                    f"the catalog did not say what became of the change of {table.name}, and it is not there; run it "
+                    "again"
+                ) from error

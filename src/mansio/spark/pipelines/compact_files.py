@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from mansio.spark.lake.durable import sync_file
 from mansio.spark.lake.layout import TABLE_SCHEMA
 from mansio.spark.lake.parts import file_system
+from mansio.spark.lake.synced import sync_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import InvalidRequest
+from mansio.spark.lake.dead_letters import open_dead_letters
 from mansio.spark.lake.rewrite import TARGET_BYTES, RewriteReport, rewrite
 from mansio.spark.lake.sweep import SweepReport, against_others, sweep
 
@@ -45,7 +46,8 @@ def maintain(
     grace_s: float = GRACE_S,
     tag: str | None = None,
 ) -> MaintenanceReport:
-    """Rewrite small files, merge manifests, expire all but the newest `keep` snapshots, delete what nothing needs.
+    """Rewrite small files, merge manifests, expire all but the newest `keep` snapshots, delete what nothing needs; of
+    the table of dead letters too, where there is one, expire and delete.
 
     `tag`: first give the table as it is now this name, which keeps its snapshot for ever. `grace_s`: how long a file
     must have been unreferenced, in seconds.
@@ -60,6 +62,9 @@ def maintain(
         tag_snapshot(table, tag)
     rewritten = rewrite(table, target_bytes)
     swept = sweep(table, keep=keep, grace_s=grace_s)
+    dead_letters = open_dead_letters(table, create=False)
+    if dead_letters is not None:
+        sweep(dead_letters, keep=keep, grace_s=grace_s)
     files = table.live_files()
     return MaintenanceReport(
         rewritten,

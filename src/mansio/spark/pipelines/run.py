@@ -12,20 +12,21 @@ Always true: topics, file and checkpoint are looked at before anything is read; 
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from mansio.errors import ConfigError, MansioError, UnknownTopicOrPartition
-from mansio.link.retry import raise_for
+from mansio.errors import ConfigError, MansioError
+from mansio.logs import fields
 from mansio.spark.door import door
 from mansio.spark.listener import ProgressListener, offsets_in
-from mansio.wire.versions import ApiKey
 
 from .binding import Binding, bind
+from .targets import ensure, look_up
 from .user_file import builder
 
 if TYPE_CHECKING:
@@ -36,21 +37,27 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from mansio.link.metadata import TopicView
     from mansio.spark.door import Door
+
+logger = logging.getLogger(__name__)
 
 TRIGGER_S: Final = 1.0
 POLL_S: Final = 0.2
 STOP_S_MAX: Final = 60.0
 """So long a batch under way is waited for when the run is to end."""
-CREATE_TIMEOUT_MS: Final = 30_000
 REASON_CHARACTERS_MAX: Final = 500
+RESTARTS_MAX: Final = 3
+WORKERS_LATE: Final = "Python worker failed to connect back"
 _OUR_ERROR: Final = re.compile(r"mansio[\w.]*\.[A-Z]\w+: .+")
 _ANY_ERROR: Final = re.compile(r"^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception): .+", re.MULTILINE)
 
 
 class PipelineFailed(MansioError):
     """The query of a pipeline ended with an error."""
+
+
+class WorkersLate(PipelineFailed):
+    """Spark gives its Python workers ten seconds to start, and this machine is too busy for that: try again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +116,8 @@ def run(
 ) -> Finished:
     """Run a pipeline until it is up to date (`is_once`) or `is_to_stop` says so; `report` hears of every batch.
 
+    Where Spark's Python workers were late, the query starts again from its checkpoint, `RESTARTS_MAX` times.
+
     Raises:
         PipelineFileError: The user's file is not there, is wrong, or failed while it built the DataFrame.
         UnknownTopicOrPartition: An input is not there.
@@ -126,12 +135,18 @@ def run(
     if not inputs.ids:
         raise ConfigError(f"{job.file} reads no topic: use the function read that it is given")
     if job.topic is not None:
-        inputs.ensure(job.topic)
+        ensure(door(job.bootstrap), job.topic, inputs.partitions)
     bind(spark, job.checkpoint, Binding(job.name, inputs.ids, job.target))
     listener = ProgressListener(job.name, job.bootstrap)
     spark.streams.addListener(listener)
+    told = _Told(report)
     try:
-        return _follow(_start(job, result), job, listener, report, is_to_stop)
+        for _ in range(RESTARTS_MAX):
+            try:
+                return _follow(_start(job, result), job, listener, told, is_to_stop)
+            except WorkersLate as error:
+                logger.warning("pipeline restarts", extra=fields(pipeline=job.name, error=error.message))
+        return _follow(_start(job, result), job, listener, told, is_to_stop)
     finally:
         spark.streams.removeListener(listener)
         listener.close()
@@ -142,17 +157,18 @@ class _Inputs:
 
     def __init__(self, spark: SparkSession, job: RunJob, way: Door) -> None:
         self.ids: dict[str, str] = {}
+        self.partitions = 1
+        """Of the largest input."""
         self._spark = spark
         self._job = job
         self._door = way
-        self._partitions = 1
 
     def read(self, topic: str, **options: str) -> DataFrame:
         """The records of a topic, or of several with commas between, as a stream."""
         for name in (one.strip() for one in topic.split(",")):
-            view = self._look_up(name)
+            view = look_up(self._door, name)
             self.ids[name] = view.topic_id.hex()
-            self._partitions = max(self._partitions, len(view.partitions))
+            self.partitions = max(self.partitions, len(view.partitions))
         job = self._job
         chosen = {
             "broker": job.bootstrap,
@@ -164,28 +180,6 @@ class _Inputs:
             chosen["maxOffsetsPerTrigger"] = str(job.records_max)
         chosen |= job.options | {name: str(value) for name, value in options.items()}
         return self._spark.readStream.format("mansio").options(**chosen).load()
-
-    def ensure(self, topic: str) -> None:
-        """Create a topic that is not there, with as many partitions as the largest input has."""
-        try:
-            self._look_up(topic)
-        except UnknownTopicOrPartition:
-            wanted = {"name": topic, "num_partitions": self._partitions, "replication_factor": -1}
-            asked = {"topics": [wanted], "timeout_ms": CREATE_TIMEOUT_MS, "validate_only": False}
-            self._door.run(
-                self._door.cluster.request_controller(ApiKey.CREATE_TOPICS, asked, check=_check_created)
-            )
-            self._look_up(topic)
-
-    def _look_up(self, topic: str) -> TopicView:
-        """Asked anew: what this process knows may be of a topic that was deleted since."""
-        self._door.cluster.mark_stale((topic,))
-        return self._door.run(self._door.cluster.topic(topic))
-
-
-def _check_created(answer: Any) -> None:
-    for topic in answer.topics:
-        raise_for(topic.error_code, topic.error_message)
 
 
 def as_records(frame: DataFrame) -> DataFrame:
@@ -226,11 +220,10 @@ def _follow(
     query: StreamingQuery,
     job: RunJob,
     listener: ProgressListener,
-    report: Callable[[Progress], None],
+    told: _Told,
     is_to_stop: Callable[[], bool],
 ) -> Finished:
     """Tell of every batch until the query ends or is to end."""
-    told = _Told(report)
     try:
         while not query.awaitTermination(POLL_S):  # type: ignore[arg-type]  # seconds may be a fraction
             told.tell(query)
@@ -238,7 +231,7 @@ def _follow(
                 end_between_batches(query)
                 break
     except StreamingQueryException as error:
-        raise PipelineFailed(reason(str(error))) from error
+        raise (WorkersLate() if WORKERS_LATE in str(error) else PipelineFailed(reason(str(error)))) from error
     finally:
         told.tell(query)
         if query.isActive:

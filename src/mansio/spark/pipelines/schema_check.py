@@ -24,6 +24,9 @@ from pyspark import StorageLevel
 from pyspark.sql import Observation, functions
 
 from mansio.errors import ConfigError
+from mansio.spark.door import door
+
+from .targets import ensure, look_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -73,10 +76,15 @@ class CheckReport:
 def check_topic(
     spark: SparkSession, topic: str, bootstrap: str, schema: Any, *, quarantine: str | None = None
 ) -> CheckReport:
-    """Validate all values that a topic holds now; write the bad records to the topic `quarantine`, if one is named.
+    """Validate all values that a topic holds now; write the bad records to the topic `quarantine`, if one is named,
+    which is made with as many partitions if it is not there.
 
-    Raises `ConfigError` when the schema is none.
+    Raises `ConfigError` when the schema is none, `UnknownTopicOrPartition` when there is no such topic.
     """
+    check_schema(schema)
+    if quarantine is not None:
+        way = door(bootstrap)
+        ensure(way, quarantine, len(look_up(way, topic).partitions))
     reader = spark.read.format("mansio").option("broker", bootstrap).option("subscribe", topic)
     rows = reader.option("columns", ",".join(COLUMNS)).load()
     seen = Observation("seen")

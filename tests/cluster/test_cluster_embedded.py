@@ -1,0 +1,78 @@
+"""Embedded brokers (`mansio.Broker(directory, etcd=...)`) as members of a cluster, several of them in one program."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mansio
+from mansio.broker.data_kind import CLUSTERED
+from mansio.broker.doctor import examine
+from mansio.errors import ConfigError
+from mansio.host import HostDisk
+from support.etcd import one_etcd
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_three_in_one_program_keep_copies_hand_over_and_come_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with one_etcd() as etcd, ExitStack() as stack, caplog.at_level(logging.WARNING):
+
+        def broker(node_id: int) -> mansio.Broker:
+            made = mansio.Broker(
+                tmp_path / str(node_id), etcd=etcd.url, node_id=node_id, default_replication_factor=3
+            )
+            return stack.enter_context(made)
+
+        brokers = [broker(node_id) for node_id in (1, 2, 3)]
+        addresses = ",".join(one.address for one in brokers)
+        with mansio.blocking.connect(addresses) as client:
+            client.admin.create_topic("t")
+            for number in range(20):
+                client.publish("t", b"%d" % number)
+            (before,) = client.admin.cluster.partitions(["t"])
+            assert sorted(before.in_sync) == [1, 2, 3]
+            brokers[before.leader - 1].close()
+            client.publish("t", b"20")
+            (after,) = client.admin.cluster.partitions(["t"])
+            assert after.leader != before.leader
+            again = broker(before.leader)
+            wait_until(lambda: len(client.admin.cluster.partitions(["t"])[0].in_sync) == 3, 15, "all in sync")
+        with mansio.blocking.connect(again.address) as client:
+            found = [message.value for message in client.consume("t", group="g", max_records=21)]
+        assert found == [b"%d" % number for number in range(21)]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+    assert "replica set aside" not in caplog.messages, (
+        "a leader that does not know its role yet is nobody's business"
+    )
+    examined = examine(HostDisk(), str(tmp_path / "1"))
+    assert [finding.what for finding in examined.findings] == ["one of a cluster, whose metadata are in etcd"]
+    assert examined.clean, "metadata in etcd are no damage here"
+
+
+def test_one_that_should_run_a_member_of_etcd_is_refused(tmp_path: Path) -> None:
+    broker = mansio.Broker(tmp_path, etcd_join="127.0.0.1")
+    with pytest.raises(ConfigError, match="etcd_join: an embedded broker runs no member of etcd"):
+        broker.start()
+
+
+def test_a_directory_of_a_single_broker_and_one_of_a_cluster_are_not_taken_for_each_other(
+    tmp_path: Path,
+) -> None:
+    """With `etcd` forgotten for once a broker would come up without its topics, and clients would make them anew."""
+    with mansio.Broker(tmp_path / "single"):
+        pass
+    with pytest.raises(ConfigError, match="holds the topics of a single broker"):
+        mansio.Broker(tmp_path / "single", etcd="http://127.0.0.1:1").start()
+    (tmp_path / "clustered").mkdir()
+    (tmp_path / "clustered" / CLUSTERED).write_text("{}")
+    with pytest.raises(ConfigError, match="start it with --etcd or --join"):
+        mansio.Broker(tmp_path / "clustered").start()
+    assert [path.name for path in (tmp_path / "clustered").iterdir() if path.name != "lock"] == [CLUSTERED]

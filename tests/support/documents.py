@@ -1,0 +1,12 @@
+"""What the documents name, for the tests that hold them against brokers."""
+
+from __future__ import annotations
+
+import re
+
+
+def metrics_of_a_cluster(operations: str) -> set[str]:
+    """The metrics that docs/OPERATIONS.md says only a cluster's broker has."""
+    _, _, table = operations.partition("In a cluster, beside these")
+    table, _, _ = table.partition("Counters are since the start")
+    return set(re.findall(r"\bmansio_[a-z_]+", table))

@@ -1,0 +1,165 @@
+"""Directories of topics that the metadata do not have: removed only under the metadata they were made under."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+
+from mansio.broker.leftovers import Leftovers
+from mansio.broker.loop import AsyncioScheduler
+from mansio.broker.partitions import topic_directory
+from mansio.cluster.metadata import Entry, Keys
+from mansio.cluster.state import CREATING, LIVE, ClusterState, Topic
+from mansio.errors import StorageError
+from mansio.host import HostDisk
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+class AtOnce:
+    """A thread that has done it already."""
+
+    def submit(self, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        try:
+            result = work()
+        except BaseException as error:  # noqa: BLE001  # as a thread hands it over
+            done(None, error)
+        else:
+            done(result, None)
+
+
+class Metadata:
+    """What etcd has: the `format` key, a revision, topics."""
+
+    def __init__(self, token: str = "first", revision: int = 100) -> None:
+        self.format: bytes | None = f'{{"writer":"{token}"}}'.encode()
+        self.state = ClusterState("c" * 22, Keys("c" * 22), revision=revision)
+
+    def have(self, number: int, state: str = LIVE) -> Topic:
+        topic = Topic(f"t{number}", UUID(int=number), (), 1, {}, False, state, 1)
+        where = self.state.topics if state == LIVE else self.state.unfinished
+        where[topic.name] = topic
+        return topic
+
+    async def get(self, key: str) -> Entry | None:
+        assert key == self.state.keys.format
+        return None if self.format is None else Entry(key, self.format, 1, 1)
+
+
+class Room:
+    """A data directory, over several starts."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        (path / "topics").mkdir()
+
+    def make(self, topic: Topic) -> Path:
+        directory = self.path / "topics" / topic_directory("", topic).rpartition("/")[2]
+        (directory / "0").mkdir(parents=True)
+        (directory / "0" / "00.log").write_bytes(b"records")
+        return directory
+
+    def start(self, metadata: Metadata, *, until: int | None = None, disk: Any = None) -> None:
+        """One start; then a topic is made at revision `until`."""
+
+        async def story() -> None:
+            scheduler = AsyncioScheduler(asyncio.get_running_loop())
+            leftovers = Leftovers(disk or HostDisk(), AtOnce(), scheduler, str(self.path))
+            await leftovers.look(metadata, metadata.state)
+            await leftovers.remove()
+            if until is not None:
+                await leftovers.note(until)
+
+        asyncio.run(story())
+
+    def names(self, where: str) -> list[str]:
+        root = self.path / where
+        return sorted(one.name.partition(".")[0] for one in root.iterdir()) if root.exists() else []
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    return Room(tmp_path)
+
+
+def gone_topic() -> Topic:
+    return Metadata().have(9)
+
+
+def test_a_topic_that_is_no_more_is_removed_and_what_is_there_stays(room: Room) -> None:
+    before, now = Metadata(), Metadata(revision=150)
+    room.start(before, until=120)
+    kept, half = now.have(1), now.have(2, CREATING)
+    for topic in (kept, half, gone_topic()):
+        room.make(topic)
+    (room.path / "topics" / "notes.txt").mkdir()
+    room.start(now)
+    assert room.names("topics") == ["notes", "t1", "t2"]
+    assert (room.names("removed"), room.names("set-aside")) == ([], [])
+
+
+@pytest.mark.parametrize("doubt", ["made anew", "wiped", "older", "never noted", "note damaged"])
+def test_where_the_metadata_may_be_others_directories_are_set_aside_and_stay_so(
+    room: Room, doubt: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if doubt != "never noted":
+        room.start(Metadata(), until=120)
+    if doubt == "note damaged":
+        (room.path / "metadata-seen").write_bytes(b"x" * 40)
+    now = Metadata(
+        token="second" if doubt == "made anew" else "first", revision=119 if doubt == "older" else 150
+    )
+    if doubt == "wiped":
+        now.format = None
+    directory = room.make(gone_topic())
+    with caplog.at_level(logging.WARNING):
+        room.start(now)
+    assert room.names("topics") == room.names("removed") == []
+    aside = room.path / "set-aside" / directory.name
+    assert (aside / "0" / "00.log").read_bytes() == b"records"
+    assert "set aside" in caplog.text
+    now.state.revision += 1000
+    room.start(now)
+    assert (aside / "0" / "00.log").exists(), "a later start knows no better"
+
+
+def test_one_of_the_same_name_that_was_set_aside_before_is_not_replaced(room: Room) -> None:
+    for _ in range(2):
+        room.make(gone_topic())
+        (room.path / "metadata-seen").unlink(missing_ok=True)
+        room.start(Metadata())
+    assert len(list((room.path / "set-aside").iterdir())) == 2
+
+
+def test_a_removal_that_was_broken_off_is_finished_by_the_next_start(room: Room) -> None:
+    room.start(Metadata(), until=120)
+    room.make(gone_topic())
+
+    class Dies(HostDisk):
+        def remove_tree(self, path: str) -> None:
+            raise OSError(5, "Input/output error", path)
+
+    with pytest.raises(StorageError, match="Input/output error"):
+        room.start(Metadata(revision=150), disk=Dies())
+    assert (room.names("topics"), room.names("removed")) == ([], ["t9"])
+    room.start(Metadata(revision=150))
+    assert room.names("removed") == []
+
+
+def test_a_full_disk_keeps_nobody_from_starting(room: Room, caplog: pytest.LogCaptureFixture) -> None:
+    room.start(Metadata(), until=120)
+    room.make(gone_topic())
+
+    class Full(HostDisk):
+        def make_directory(self, path: str, *, durable: bool = True) -> None:
+            raise OSError(28, "No space left on device", path)
+
+    room.start(Metadata(revision=150), disk=Full())
+    assert room.names("topics") == ["t9"]
+    assert "not looked for" in caplog.text

@@ -1,0 +1,158 @@
+"""A directory that is missing when a broker of a cluster starts: lost, or never made? Only the first costs anything."""
+
+from __future__ import annotations
+
+import errno
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from mansio.broker.made import FILE, Made
+from mansio.broker.partition import Partition
+from mansio.broker.partitions import PartitionSet
+from mansio.cluster.state import LIVE, PartitionState, Topic
+from mansio.config import Settings
+from mansio.errors import CorruptLog, StorageError
+from mansio.log.files import FileCache
+from mansio.log.sync import Syncer
+from mansio.testing.disk import SimulatedDisk
+from mansio.testing.scheduler import SimulatedBackground, SimulatedClock, Simulation
+
+NODE = 2
+
+
+def topic(number: int, *, isr: tuple[int, ...] = (1, NODE), touched: bool = True) -> Topic:
+    state = PartitionState((1, NODE), 1, 3 * touched, isr, 5 * touched)
+    return Topic(f"t{number}", UUID(int=number), (state,), 2, {}, False, LIVE, number)
+
+
+class Broker:
+    """The partitions of one life of broker 2. `trusted`: its disk is the one it registered with."""
+
+    def __init__(self, disk: SimulatedDisk | None = None, *, trusted: bool = True) -> None:
+        self.simulation = Simulation(1)
+        self.disk = disk or SimulatedDisk()
+        self.trusted = trusted
+        scheduler = self.scheduler = self.simulation.scheduler("broker")
+        clock = SimulatedClock(self.simulation)
+        thread = SimulatedBackground(scheduler, lambda: 1.0)
+        self.disk.make_directory("data")
+        self.partitions = PartitionSet(
+            settings=Settings(data_dir="data", node_id=NODE, etcd="http://etcd:2379"),
+            disk=self.disk,
+            clock=clock,
+            scheduler=scheduler,
+            syncer=Syncer(self.disk, thread, "data", scheduler=scheduler),
+            files=FileCache(self.disk),
+            sync_thread=thread,
+            file_thread=thread,
+        )
+
+    def is_new(self, state: PartitionState) -> bool:
+        return NODE not in state.isr or (self.trusted and state.leader_epoch == state.partition_epoch == 0)
+
+    def do(self, work: Any) -> None:
+        ended: list[StorageError | None] = []
+
+        async def run() -> None:
+            try:
+                await work
+                ended.append(None)
+            except StorageError as error:
+                ended.append(error)
+
+        self.scheduler.spawn(run(), name="test")
+        self.simulation.run_until(lambda: ended)
+        if ended[0] is not None:
+            raise ended[0]
+
+    def start(self, *topics: Topic) -> list[Any]:
+        """What came of each topic's partition."""
+        self.do(self.partitions.open_known(topics, self.is_new))
+        return [self.partitions.kept(one)[0] for one in topics]
+
+    def registered(self) -> Broker:
+        self.do(self.partitions.begin_list())
+        return self
+
+    def after_power_loss(self, *lost: Topic) -> Broker:
+        disk = self.disk.crash(self.simulation.random)
+        for one in lost:
+            disk.remove_tree(self.partitions._directory(one))
+        return Broker(disk)
+
+
+def test_partition_that_was_placed_here_while_the_broker_was_away_is_new_whoever_led_it_since() -> None:
+    """Its session stood when the topic was made, not its process; then that ended, too, and the leader changed."""
+    before = Broker()
+    before.start(topic(1, touched=False))
+    (kept,) = before.registered().after_power_loss().start(topic(2))
+    assert isinstance(kept, Partition)
+
+
+def test_partition_that_was_open_here_and_is_gone_is_lost() -> None:
+    first, second = topic(1, touched=False), topic(2)
+    before = Broker()
+    before.start(first)
+    before.registered().do(before.partitions.open_partitions(second))
+    lost = before.after_power_loss(first, second).start(first, second)
+    assert all(isinstance(one, CorruptLog) for one in lost)
+
+
+def test_partition_that_is_gone_begins_anew_where_nobody_counts_on_it() -> None:
+    before = Broker()
+    before.start(topic(1, touched=False))
+    (kept,) = before.registered().after_power_loss(topic(1)).start(topic(1, isr=(1,)))
+    assert isinstance(kept, Partition)
+
+
+def test_what_is_missing_on_another_disk_is_lost_at_every_start_until_the_broker_has_registered() -> None:
+    replaced = Broker(trusted=False)
+    assert isinstance(replaced.start(topic(1))[0], CorruptLog)
+    again = Broker(replaced.disk.crash(replaced.simulation.random), trusted=False)
+    assert isinstance(again.start(topic(1))[0], CorruptLog)
+
+
+def test_directory_that_cannot_be_noted_is_not_open_and_is_noted_the_next_time() -> None:
+    broker = Broker()
+    broker.start()
+    broker.registered()
+    broker.disk.fail_when = lambda operation, path: errno.EIO if path.endswith(FILE) else None
+    with pytest.raises(StorageError):
+        broker.do(broker.partitions.open_partitions(topic(1)))
+    assert broker.partitions.kept(topic(1)) == [None]
+    broker.disk.fail_no_more()
+    broker.do(broker.partitions.open_partitions(topic(1)))
+    assert isinstance(broker.after_power_loss(topic(1)).start(topic(1))[0], CorruptLog)
+
+
+def test_torn_entry_hides_none_of_the_others_and_is_written_over() -> None:
+    disk = SimulatedDisk()
+    disk.make_directory("data")
+    places = [(UUID(int=number), number) for number in range(5)]
+    made = Made(disk, "data")
+    made.begin()
+    made.add(places[:3])
+    path = f"data/{FILE}"
+    disk.cut_file(path, len(disk.read_file(path)) - 7)
+    again = Made(disk, "data")
+    again.load([topic_id for topic_id, _ in places])
+    assert [again.has(*place) for place in places] == [True, True, False, False, False]
+    again.add(places[3:])
+    last = Made(disk, "data")
+    last.load([topic_id for topic_id, _ in places])
+    assert [last.has(*place) for place in places] == [True, True, False, True, True]
+
+
+def test_deleted_topics_go_from_the_list_in_time() -> None:
+    disk = SimulatedDisk()
+    disk.make_directory("data")
+    made = Made(disk, "data")
+    made.begin()
+    made.add((UUID(int=number), 0) for number in range(10))
+    before = len(disk.read_file(f"data/{FILE}"))
+    again = Made(disk, "data")
+    again.load([UUID(int=3)])
+    assert len(disk.read_file(f"data/{FILE}")) * 10 == before
+    assert again.has(UUID(int=3), 0)

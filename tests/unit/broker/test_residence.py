@@ -1,0 +1,149 @@
+"""Which partitions live on a broker: a topic that its disk does not let it open, or remove, is in nobody's way."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from mansio.broker.residence import Residence
+from mansio.cluster.state import LIVE, PartitionState, Topic, TopicChange
+from mansio.errors import CorruptLog, StorageError
+from mansio.testing.scheduler import Simulation
+
+NODE = 1
+
+
+def topic(name: str) -> Topic:
+    placed = (PartitionState((NODE,), NODE, 0, (NODE,)),)
+    return Topic(name, UUID(int=sum(name.encode())), placed, 1, {}, False, LIVE, 1)
+
+
+class World:
+    """A broker whose disk refuses what has to do with the topics in `bad`."""
+
+    def __init__(self) -> None:
+        self.simulation = Simulation(1)
+        self.revision = 1
+        self.bad: set[str] = set()
+        self.opened: list[str] = []
+        self.removed: list[str] = []
+        self.topics: dict[str, Topic] = {}
+        self.topics_by_id: dict[UUID, Topic] = {}
+        self.tell: Any = None
+        self.residence = Residence(
+            NODE,
+            partitions=self,  # type: ignore[arg-type]  # enough of one
+            replication=SimpleNamespace(),  # type: ignore[arg-type]  # nothing gets a role here
+            state=self,  # type: ignore[arg-type]  # enough of one
+            scheduler=self.simulation.scheduler("broker"),
+            remove=self.remove,
+            give_up=self.none_given_up,
+            on_role=lambda _: None,
+            on_made=self.made,
+        )
+        self.residence.start()
+
+    def on_change(self, tell: Any) -> None:
+        self.tell = tell
+
+    def kept(self, _: Topic) -> list[None]:
+        return [None]
+
+    def serve(self, _: Topic) -> None: ...
+
+    def follow(self, _: TopicChange) -> None: ...
+
+    def __iter__(self) -> Any:
+        return iter(())
+
+    async def made(self, _: int) -> None: ...
+
+    async def none_given_up(self, _: Any) -> int:
+        return 0
+
+    async def open_partitions(self, found: Topic) -> None:
+        self._refuse(found)
+        if found.name not in self.opened:
+            self.opened.append(found.name)
+        self.kept = lambda wanted: [None if wanted.name not in self.opened else SimpleNamespace()]  # type: ignore[assignment,method-assign,return-value]
+
+    async def remove(self, found: Topic) -> None:
+        self._refuse(found)
+        self.removed.append(found.name)
+
+    def _refuse(self, found: Topic) -> None:
+        if found.name in self.bad:
+            raise StorageError(f"{found.name}: input/output error")
+
+    def make(self, *names: str) -> None:
+        for name in names:
+            made = self.topics[name] = topic(name)
+            self.topics_by_id[made.topic_id] = made
+            self.tell(TopicChange(None, made))
+
+    def delete(self, *names: str) -> None:
+        for name in names:
+            gone = self.topics.pop(name)
+            del self.topics_by_id[gone.topic_id]
+            self.tell(TopicChange(gone, None))
+
+
+def test_a_topic_that_cannot_be_opened_keeps_no_other_from_being_opened() -> None:
+    world = World()
+    world.bad = {"bad"}
+    world.make("bad", "good")
+    world.simulation.run_until(lambda: world.opened == ["good"], within_ms=500)
+    world.simulation.run_for(20_000)
+    world.make("later")
+    world.simulation.run_until(lambda: world.opened == ["good", "later"], within_ms=500)
+    world.bad.clear()
+    world.simulation.run_until(lambda: "bad" in world.opened, within_ms=61_000)
+
+
+def test_a_topic_that_cannot_be_removed_keeps_no_other_from_being_opened_or_removed() -> None:
+    world = World()
+    world.make("bad", "good")
+    world.simulation.run_until(lambda: len(world.opened) == 2)
+    world.bad = {"bad"}
+    world.delete("bad", "good")
+    world.make("next")
+    world.simulation.run_until(lambda: world.removed == ["good"] and "next" in world.opened, within_ms=500)
+    world.bad.clear()
+    world.simulation.run_until(lambda: "bad" in world.removed, within_ms=61_000)
+
+
+@pytest.mark.parametrize(
+    ("isr", "error", "lost"),
+    [
+        ((NODE,), StorageError("input/output error"), False),
+        ((NODE,), CorruptLog("the directory is missing"), True),
+        ((NODE, 2), StorageError("input/output error"), True),
+    ],
+)
+def test_the_only_replica_in_sync_is_not_given_up_for_a_disk_that_does_not_answer(
+    isr: tuple[int, ...], error: StorageError, lost: bool
+) -> None:
+    """Its log may be all there is: it is opened when the disk answers again, and never begun anew."""
+    world = World()
+    state = PartitionState((NODE, 2), NODE, 0, isr)
+    made = dataclasses.replace(topic("t"), partitions=(state,))
+    kept: list[Any] = [error]
+    world.kept = lambda _: kept  # type: ignore[method-assign,assignment,return-value]
+    tries: list[str] = []
+
+    async def open_again(found: Topic, index: int) -> None:
+        tries.append(f"{found.name}-{index}")
+        if len(tries) < 3:
+            raise error
+        kept[index] = SimpleNamespace()
+
+    world.open_again = open_again  # type: ignore[attr-defined]
+    world.topics["t"] = world.topics_by_id[made.topic_id] = made
+    assert list(world.residence.lost_logs()) == ([(made.topic_id, 0)] if lost else [])
+    world.tell(TopicChange(None, made))
+    world.simulation.run_for(20_000)
+    assert tries == ([] if lost else ["t-0"] * 3)
