@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mansio.wire import compatibility
-from tools import features, file_map
+from tools import features, file_map, share_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,12 @@ def _architecture() -> str:
     return between_markers((ROOT / "docs/ARCHITECTURE.md").read_text(), "file map", file_map.document())
 
 
+def _delivery() -> str:
+    document = (ROOT / "docs/DELIVERY.md").read_text()
+    document = between_markers(document, "record states", share_states.record_states())
+    return between_markers(document, "group settings", share_states.group_settings())
+
+
 def _command_line() -> str:
     from mansio.cli import reference
 
@@ -61,6 +67,7 @@ def documents() -> dict[str, Callable[[], str]]:
         "docs/CLI.md": _command_line,
         "docs/COMPATIBILITY.md": compatibility.render,
         "docs/CONFIGURATION.md": _settings("document"),
+        "docs/DELIVERY.md": _delivery,
     }
 
 

@@ -297,11 +297,56 @@ class Settings:
         "that ask for none. Others than these two are installed as entry points of mansio.assignors.",
         kafka_name="group.consumer.assignors",
     )
+    group_share_session_timeout_ms: int = _ms(
+        45 * SECOND_MS,
+        "After this long without a heartbeat a member of a share group is removed. A group may have its own.",
+        minimum=1,
+        kafka_name="group.share.session.timeout.ms",
+    )
+    group_share_heartbeat_interval_ms: int = _ms(
+        5 * SECOND_MS,
+        "How often members of share groups are to be heard of. A group may have its own.",
+        minimum=1,
+        kafka_name="group.share.heartbeat.interval.ms",
+    )
+    group_share_members_max: int = _count(
+        200, "Members of one share group at most.", kafka_name="group.share.max.size"
+    )
+    group_share_sessions_max: int = _count(
+        2000,
+        "Share sessions on this broker at most: one for each member of a share group that fetches from it.",
+        kafka_name="group.share.max.share.sessions",
+    )
     offsets_topic_partitions: int = _count(
         16,
         "Partitions of the internal topic of group offsets; fixed once it exists.",
         maximum=1000,
         kafka_name="offsets.topic.num.partitions",
+    )
+    share_state_topic_partitions: int = _count(
+        50,
+        "Partitions of the internal topic of share groups' state; fixed once it exists. On a single node no more than "
+        "4, because each is synced by itself.",
+        maximum=1000,
+        kafka_name="share.coordinator.state.topic.num.partitions",
+    )
+    share_state_updates_per_snapshot: int = _count(
+        500,
+        "After so many changes the state of a share partition is written as a whole.",
+        kafka_name="share.coordinator.snapshot.update.records.per.snapshot",
+    )
+    share_state_prune_interval_ms: int = _ms(
+        5 * MINUTE_MS,
+        "How often the log of share groups' state is let go of as far as no state needs it; states that keep it from "
+        "that for as long are written anew.",
+        minimum=1,
+        kafka_name="share.coordinator.state.topic.prune.interval.ms",
+    )
+    dead_letter_topic_prefix: str = _setting(
+        "dlq.",
+        "What the name of a topic's dead-letter topic begins with, in front of the topic's own. A group may name "
+        "another topic.",
+        kafka_name="errors.deadletterqueue.topic.name.prefix",
     )
     offset_metadata_bytes_max: int = _bytes(
         4 * KIB,

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 FILE_MODE = 0o640
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
 VECTOR_MAX = 1024  # IOV_MAX of Linux and macOS: more buffers than this in one call is EINVAL
 SYNCFS_KERNEL = (5, 8)  # before it, syncfs returned success although writing back had failed
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
@@ -351,3 +352,12 @@ class BackgroundThread:
         except RuntimeError as refused:  # the loop is closed: there is nobody left to tell
             known = fields(refused=refused, result=error or "ok")
             logger.warning("background job ended after its loop", extra=known)
+
+
+def boot_id() -> str:
+    """Of the machine's last start, as Linux has it; "" elsewhere."""
+    try:
+        with open(BOOT_ID, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from checks.planted import Defect
 from checks.replication_defects import MORE_REPLICATION_DEFECTS, REPLICATION_DEFECTS
+from checks.share_defects import MORE_SHARE_DEFECTS, SHARE_DEFECTS
+from checks.share_state_defects import MORE_SHARE_STATE_DEFECTS, SHARE_STATE_DEFECTS
 
 COMPACTION = "tests/unit/log/test_compaction.py"
 PARTITION = "tests/unit/broker/test_partition.py"
@@ -105,6 +107,8 @@ DEFECTS = (
         (f"{COMPACTION}::test_timestamps_of_the_broker_are_kept",),
     ),
     *REPLICATION_DEFECTS,
+    *SHARE_DEFECTS,
+    *SHARE_STATE_DEFECTS,
 )
 
 MORE = (
@@ -529,4 +533,6 @@ MORE = (
         METADATA_ROOM,
     ),
     *MORE_REPLICATION_DEFECTS,
+    *MORE_SHARE_DEFECTS,
+    *MORE_SHARE_STATE_DEFECTS,
 )

@@ -260,6 +260,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         "log_cut",
         "hold_broken",
         "holds_unknown",
+        "dead_letters_waiting",
     }
     rooms = [ROOT / "src" / "mansio" / "api" / "http" / "cluster_numbers.py"]
     rooms += (ROOT / "src" / "mansio" / "cluster").rglob("*.py")

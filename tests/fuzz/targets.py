@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 import zlib
 from contextlib import suppress
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crc32c import crc32c
 
@@ -34,11 +34,12 @@ from mansio.log.checkpoint import Checkpoint, load_checkpoint
 from mansio.log.sealed import seal, unseal
 from mansio.state import group_records
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire import consumer_protocol, fetch, messages, produce, records
+from mansio.wire import consumer_protocol, fetch, messages, produce, records, share_acknowledge, share_fetch
 from mansio.wire.compression import Codec, decompress
 from mansio.wire.frames import FrameReader, new_scratch
 from mansio.wire.headers import read_request_header, request_header, response_header
 from mansio.wire.messages import REQUEST, RESPONSE
+from mansio.wire.native import is_native
 from mansio.wire.produce_pattern import learn, recognise
 from mansio.wire.versions import ApiKey, is_offered
 from unit.wire.kio_oracle import every_version, kio_bytes, random_message
@@ -56,7 +57,16 @@ NAME = "/d/file"
 
 def small_message(random: Random, api_key: int, version: int, direction: str) -> bytes:
     entity = messages._schema(api_key, version, direction)
-    return min((kio_bytes(entity, random_message(random, entity)) for _ in range(4)), key=len)[:400]
+    return min((written(random, api_key, version, direction, entity) for _ in range(4)), key=len)[:400]
+
+
+def written(random: Random, api_key: int, version: int, direction: str, entity: Any) -> bytes:
+    fields = random_message(random, entity)
+    if not is_native(api_key):
+        return kio_bytes(entity, fields)
+    out = bytearray()
+    messages._writer(api_key, version, direction)(out, fields)
+    return bytes(out)
 
 
 # Requests
@@ -77,6 +87,10 @@ def decode_frame(frame: memoryview) -> None:
         assert pattern is None or recognise(pattern, frame) is not None
     elif header.api_key == ApiKey.FETCH:
         fetch.decode_request(header.api_version, frame, header.body)
+    elif header.api_key == ApiKey.SHARE_FETCH:
+        share_fetch.decode_request(header.api_version, frame, header.body)
+    elif header.api_key == ApiKey.SHARE_ACKNOWLEDGE:
+        share_acknowledge.decode_request(header.api_version, frame, header.body)
     else:
         messages.decode_request(header.api_key, header.api_version, frame[header.body :])
 
@@ -105,7 +119,7 @@ def cut(data: bytes, step: int) -> list[bytes]:
 def request_corpus(random: Random) -> list[bytes]:
     """A request of every API and version, without its length."""
     corpus = []
-    for api_key, version, direction in every_version():
+    for api_key, version, direction in every_version(native=True):
         if direction == REQUEST:
             for client_id in (None, "client"):
                 header = request_header(api_key, version, 1, client_id)
@@ -183,7 +197,9 @@ def compressed_corpus(random: Random) -> list[bytes]:
 
 # Responses, and what consumers tell each other
 
-RESPONSES = [(key, version) for key, version, direction in every_version() if direction == RESPONSE]
+RESPONSES = [
+    (key, version) for key, version, direction in every_version(native=True) if direction == RESPONSE
+]
 
 
 def feed_response(data: bytes) -> None:
@@ -197,6 +213,10 @@ def feed_response(data: bytes) -> None:
             produce.decode_response(version, answer)
         elif key == ApiKey.FETCH:
             fetch.decode_response(version, answer)
+        elif key == ApiKey.SHARE_FETCH:
+            share_fetch.decode_response(version, answer)
+        elif key == ApiKey.SHARE_ACKNOWLEDGE:
+            share_acknowledge.decode_response(version, answer)
         else:
             messages.decode_response_frame(key, version, answer)
 

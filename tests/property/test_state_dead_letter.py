@@ -105,9 +105,9 @@ class DeadLetterModel(RuleBasedStateMachine):
 
     def send(self, batch: Batch) -> Iterator[None]:
         target = self.targets[batch.topic_id]
+        yield
         there = batch.may_be_forgotten(round(self.now)) and set(offsets_of(batch)) <= set(target.offsets)
         if not there:
-            yield
             try:
                 target.append(batch)
             except OutOfOrderSequence:
@@ -217,7 +217,7 @@ class DeadLetterModel(RuleBasedStateMachine):
 
 
 DeadLetterModel.TestCase.settings = settings(
-    settings.get_profile(settings.get_current_profile_name()), max_examples=300, stateful_step_count=50
+    max_examples=max(300, settings().max_examples), stateful_step_count=50
 )
 TestDeadLetterModel = DeadLetterModel.TestCase
 

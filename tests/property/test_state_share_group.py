@@ -74,6 +74,8 @@ class ShareGroupModel(RuleBasedStateMachine):
             assert decode_modern_key(key).group == "g"
 
     def beat(self, member: str, epoch: int, names: tuple | None, *, lost: bool = False) -> bool:
+        before = self.group.members.get(member)
+        may_come = (0, -1, *((before.current.epoch, before.current.previous_epoch) if before else ()))
         try:
             answer, records = self.group.heartbeat(
                 ShareHeartbeat(member, epoch, None, "c", "h", names), self.topics, self.now
@@ -86,6 +88,7 @@ class ShareGroupModel(RuleBasedStateMachine):
                 assert epoch not in (known.current.epoch, known.current.previous_epoch)
             return False
         self.keep(records)
+        assert epoch in may_come, "a member of another epoch is fenced"
         if not lost and answer.member_epoch > 0:
             had = self.told.get(member, (0, ()))[1]
             self.told[member] = (answer.member_epoch, had if answer.assignment is None else answer.assignment)
@@ -101,10 +104,12 @@ class ShareGroupModel(RuleBasedStateMachine):
         else:
             assert not self.beat(member, 0, names)
 
-    @rule(member=MEMBERS, names=st.none() | NAMES, lost=st.booleans(), off=st.sampled_from((0, 0, 0, 1, -1)))
+    @rule(
+        member=MEMBERS, names=st.none() | NAMES, lost=st.booleans(), off=st.sampled_from((0, 0, 0, 1, -1, -2))
+    )
     def alive(self, member: str, names: tuple | None, lost: bool, off: int) -> None:
         if member in self.told:
-            alive = self.beat(member, self.told[member][0] + off or 1, names, lost=lost)
+            alive = self.beat(member, max(self.told[member][0] + off, 1), names, lost=lost)
             if not alive and off == 0:
                 del self.told[member]
 
@@ -173,6 +178,12 @@ class ShareGroupModel(RuleBasedStateMachine):
         }
         read = {each for member in group.members.values() for each in member.target}
         assert read <= has_state
+        names = {name for member in group.members.values() for name in member.metadata.topic_names}
+        assert read == {
+            (topic, index)
+            for name, topic in self.topics.ids.items()
+            for index in range(self.topics.partitions[topic] if name in names else 0)
+        }
         for member in group.members.values():
             assert member.current.epoch <= group.group_epoch
             assert member.session_deadline_ms < math.inf
@@ -188,6 +199,6 @@ class ShareGroupModel(RuleBasedStateMachine):
 
 
 ShareGroupModel.TestCase.settings = settings(
-    settings.get_profile(settings.get_current_profile_name()), max_examples=150, stateful_step_count=50
+    max_examples=max(300, settings().max_examples), stateful_step_count=50
 )
 TestShareGroupModel = ShareGroupModel.TestCase

@@ -42,8 +42,9 @@ from support.share_store import Store, expand
 LOCK, WALL, BATCH = 100, 1_000_000, 4
 MEMBERS = ("a", "b")
 DONE = (ACKNOWLEDGED, ARCHIVED)
-SETTINGS = ShareSettings(LOCK, 3, 10, 30, 20, False, True, True, Backoff(10, 2.0, 60, 0.0))
+SETTINGS = ShareSettings(LOCK, 3, 10, 12, 20, False, True, True, Backoff(10, 2.0, 60, 0.0))
 SIDES = st.sampled_from((0, 1))
+LIES = st.sampled_from(("", "", "", "", "more", "another's", "again"))
 
 
 @dataclass
@@ -205,6 +206,13 @@ class Side:
         if update is None:
             return
         self.may_move_horizon(update)
+        start, token = self.start, 0 if update.snapshot else update.token
+        while token and self.at(start).state in DONE and self.at(start).busy in (0, token):
+            start += 1
+        assert update.start_offset == start, (
+            "the start is stored as it is when this update is, without others"
+        )
+        assert update.done_count == sum(r.state in DONE for o, r in self.model.items() if o >= start)
         for o, change in expand(update.changes).items():
             assert update.snapshot or self.at(o).busy in (update.token, 0)
             assert update.durable or change.state in (ACQUIRED, AVAILABLE)
@@ -230,6 +238,8 @@ class Side:
                     record.holder = ""
         assert [o for each in archiving for o in range(each.first, each.last + 1)] == sorted(fresh)
         self.advance()
+        if update.snapshot:
+            self.unresolved = False  # it says what is withheld, too
         if self.unresolved and now >= self.withheld_until and not self.core.counts(now).withheld:
             self.unresolved = any(record.busy and record.n == 1 == record.f for record in self.model.values())
         for each in told:
@@ -312,7 +322,7 @@ class ShareModel(RuleBasedStateMachine):
 
     @precondition(lambda self: any(side.held() for side in self.sides))
     @rule(
-        index=SIDES, which=st.integers(0, 40), size=st.integers(1, 9), liar=st.sampled_from((0, 0, 0, 0, 0, 1, 2)),
+        index=SIDES, which=st.integers(0, 40), size=st.integers(1, 9), lie=LIES,
         count=st.sampled_from((-1, -1, -1, -1, 1, 2)), delay=st.sampled_from((-1, -1, 0, 30)), single=st.booleans(),
         at_once=st.booleans(), data=st.data(),
     )  # fmt: skip
@@ -321,21 +331,23 @@ class ShareModel(RuleBasedStateMachine):
         index: int,
         which: int,
         size: int,
-        liar: int,
+        lie: str,
         count: int,
         delay: int,
         single: bool,
         at_once: bool,
         data: st.DataObject,
     ) -> None:
-        """A member mostly speaks of what it has; a liar of more, or of what another has."""
+        """A member mostly speaks of what it has; a liar of more, of what another has, or of what it is being given."""
         side = self.sides[index] if self.sides[index].held() else self.sides[1 - index]
         held = side.held()
+        if lie == "again":
+            busy = [o for o, record in sorted(side.model.items()) if record.state == ACQUIRED and record.busy]
+            held = busy or held
         first = held[which % len(held)]
         member = side.at(first).holder or MEMBERS[which % 2]
-        last = side.end_of_run(first, size)
-        last += liar
-        member = MEMBERS[which % 2] if liar == 2 else member
+        last = side.end_of_run(first, size) + (lie == "more")
+        member = MEMBERS[member == MEMBERS[0]] if lie == "another's" else member
         size = last - first + 1
         kinds = st.sampled_from((ACCEPT, ACCEPT, RELEASE, REJECT, RENEW, GAP))
         types = bytes(
@@ -382,6 +394,15 @@ class ShareModel(RuleBasedStateMachine):
         assert (update is None) == (set(said.values()) <= {RENEW})
         side.fly(update)
 
+    @rule(index=SIDES, member=st.sampled_from(MEMBERS), most=st.integers(1, 4))
+    def be_overtaken(self, index: int, member: str, most: int) -> None:
+        """A lease that need not be synced is stored before what waits for a sync."""
+        side = self.sides[index]
+        before = len(side.flying)
+        self.acquire(index, member, most, strict=True, skip=0, wide=0, at_once=False)
+        if len(side.flying) > before > 0 and not any(each[0].snapshot for each in side.flying):
+            self.land_one(side, durable=False)
+
     @rule(index=SIDES, member=st.sampled_from(MEMBERS), forgive=st.booleans())
     def member_leaves(self, index: int, member: str, forgive: bool) -> None:
         side = self.sides[index]
@@ -392,6 +413,15 @@ class ShareModel(RuleBasedStateMachine):
                 side.history.has[o] = (member, self.now)
                 side.retry(o, update.token, self.now, 0)
         side.fly(update)
+
+    @rule(index=SIDES, most=st.integers(1, 3), times=st.integers(2, 4), forgive=st.booleans())
+    def go_from_hand_to_hand(self, index: int, most: int, times: int, forgive: bool) -> None:
+        """Members come, take some, and leave without a word."""
+        for turn in range(times):
+            member = MEMBERS[turn % 2]
+            self.acquire(index, member, most, strict=True, skip=0, wide=0, at_once=True)
+            self.member_leaves(index, member, forgive=forgive)
+            self.land_all(index)
 
     @rule(ms=st.sampled_from((1, 10, 30, 99, 100)))
     def pass_time(self, ms: int) -> None:
@@ -421,7 +451,11 @@ class ShareModel(RuleBasedStateMachine):
     @rule(data=st.data(), durable=st.booleans())
     def land(self, data: st.DataObject, durable: bool) -> None:
         """The next of its kind is stored: durable ones and others go over two connections, a snapshot goes alone."""
-        side = data.draw(st.sampled_from([side for side in self.sides if side.flying]))
+        self.land_one(
+            data.draw(st.sampled_from([side for side in self.sides if side.flying])), durable=durable
+        )
+
+    def land_one(self, side: Side, *, durable: bool) -> None:
         kinds = [each for each in side.flying if each[0].durable == durable] or side.flying
         chosen = side.flying[0] if any(each[0].snapshot for each in side.flying) else kinds[0]
         side.flying.remove(chosen)
@@ -480,20 +514,29 @@ class ShareModel(RuleBasedStateMachine):
         side.fly(update)
 
     @precondition(lambda self: any(side.held() for side in self.sides))
-    @rule(index=SIDES, which=st.integers(0, 40), size=st.integers(1, 4), cut=st.integers(0, 1))
-    def die(self, index: int, which: int, size: int, cut: int) -> None:
-        """All the way to the dead-letter topic."""
+    @rule(
+        index=SIDES,
+        which=st.integers(0, 40),
+        size=st.integers(1, 4),
+        every=st.sampled_from((1, 1, 2)),
+        cut=st.integers(0, 1),
+        known=st.booleans(),
+    )
+    def die(self, index: int, which: int, size: int, every: int, cut: int, known: bool) -> None:
+        """All of them, or every other, to the dead-letter topic; that they are there may not be stored yet."""
         index = index if self.sides[index].held() else 1 - index
         side = self.sides[index]
         held = side.held()
         first = held[which % len(held)]
         last = side.end_of_run(first, size)
-        self.say(side, side.at(first).holder or "a", Settle(first, last, bytes([REJECT]), reason="bad"))
+        types = bytes([ACCEPT if at % every else REJECT for at in range(last - first + 1)])
+        self.say(side, side.at(first).holder or "a", Settle(first, last, types, reason="bad"))
         self.land_all(index)
         self.reserve(index)
         self.land_all(index)
         self.copied(index, cut)
-        self.land_all(index)
+        if known:
+            self.land_all(index)
 
     @precondition(lambda self: any(side.dead for side in self.sides))
     @rule(
@@ -503,9 +546,19 @@ class ShareModel(RuleBasedStateMachine):
         size=st.integers(1, 20),
         most=st.integers(1, 9),
         every=st.booleans(),
+        twice=st.booleans(),
     )
-    def redrive(self, index: int, name: str, first: int, size: int, most: int, every: bool) -> None:
+    def redrive(
+        self, index: int, name: str, first: int, size: int, most: int, every: bool, twice: bool
+    ) -> None:
         side = self.sides[index] if self.sides[index].dead else self.sides[1 - index]
+        first = max(sorted(side.dead)[first % len(side.dead)] - size // 4, 0)
+        self.offer_again(side, name, first, size, most, every=every)
+        if twice:
+            self.land_all(self.sides.index(side))
+            self.offer_again(side, name, first, size, most, every=every)
+
+    def offer_again(self, side: Side, name: str, first: int, size: int, most: int, *, every: bool) -> None:
         offered = side.offered.setdefault(name, set())
         wanted = sorted(side.dead) if every else list(range(first, first + size))
         here = [o for o in wanted if o in side.dead and o not in offered and not side.at(o).busy][:most]
@@ -525,12 +578,26 @@ class ShareModel(RuleBasedStateMachine):
         offered.update(here)
         side.fly(update)
 
-    @rule(index=SIDES, more=st.integers(1, 4), really=st.sampled_from((False, False, False, True)))
+    @rule(index=SIDES, more=st.integers(1, 6), really=st.sampled_from((False, False, False, True)))
     def log_is_trimmed(self, index: int, more: int, really: bool) -> None:
         if not really:
             return
-        side = self.sides[index]
-        log_start = min(side.log_start + more, self.log_end)
+        self.trim(self.sides[index], max(self.sides[index].log_start, self.sides[index].start) + more)
+
+    @precondition(lambda self: any(len(side.held()) > 1 for side in self.sides))
+    @rule(index=SIDES, really=st.sampled_from((False, False, True)))
+    def log_is_trimmed_over_a_dead_letter(self, index: int, really: bool) -> None:
+        """It is not in its topic yet, and somebody has a lease above it."""
+        side = self.sides[index] if len(self.sides[index].held()) > 1 else self.sides[1 - index]
+        if not really:
+            return
+        first, *_, last = side.held()
+        self.say(side, side.at(first).holder or "a", Settle(first, first, bytes([REJECT])))
+        self.land_all(self.sides.index(side))
+        self.trim(side, last + 1)
+
+    def trim(self, side: Side, log_start: int) -> None:
+        log_start = min(max(log_start, side.log_start), self.log_end)
         update = side.core.trimmed(log_start)
         side.log_start = log_start
         side.trim(log_start, update.token if update else 0)
@@ -544,9 +611,10 @@ class ShareModel(RuleBasedStateMachine):
         self.land_all(index)
         side.fly(side.core.reassert(self.now))
         self.land_all(index)
-        for change in side.store.fold().changes:
-            record = side.at(change.first)
-            assert (change.deliveries, change.forgiven) == (record.n, record.f)
+        stored = {change.first: (change.deliveries, change.forgiven) for change in side.store.fold().changes}
+        assert {o: count for o, count in stored.items() if count[0]} == {
+            o: (record.n, record.f) for o, record in side.model.items() if record.n
+        }
 
     @rule(
         index=SIDES, lost=st.integers(0, 4), power=st.booleans(), really=st.sampled_from((False, False, True))
@@ -581,8 +649,9 @@ class ShareModel(RuleBasedStateMachine):
                     record = side.at(o)
                     told = (span.state, span.deliveries, span.forgiven, span.due_ms, span.unsettled)
                     assert told == (record.state, record.n, record.f, record.due, record.busy), o
-                    if record.state == ACQUIRED:
-                        assert (span.holder, span.deadline_ms) == (record.holder, record.until)
+                    assert record.busy or span.holder == record.holder
+                    assert record.state != ACQUIRED or span.holder == record.holder
+                    assert record.busy or span.deadline_ms == record.until
                     if span.ticket is not None and span.ticket.producer_id >= 0:
                         assert span.ticket.sequence + o - span.first == record.sequence
                     assert 0 <= record.f <= record.n
@@ -597,6 +666,6 @@ class ShareModel(RuleBasedStateMachine):
 
 
 ShareModel.TestCase.settings = settings(
-    settings.get_profile(settings.get_current_profile_name()), max_examples=300, stateful_step_count=50
+    max_examples=max(300, settings().max_examples), stateful_step_count=50
 )
 TestShareModel = ShareModel.TestCase

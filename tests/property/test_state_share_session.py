@@ -123,6 +123,8 @@ class SessionModel(RuleBasedStateMachine):
         for who, (epoch, partitions, _) in self.open.items():
             session: Session = self.sessions._sessions[who]
             assert (session.epoch, len(session)) == (epoch, len(partitions))
+        assert not self.sessions.holds("h", "b")
+        assert all(self.sessions.holds(*who) for who in self.open)
 
 
 TestSessionModel = SessionModel.TestCase

@@ -215,6 +215,7 @@ class SimulatedBroker:
             state=state,
             peers=SimulatedPeers(self, lambda node_id: node_id in state.brokers),
             keep_alive=self._keep_alive,
+            more_peers=lambda: SimulatedPeers(self, lambda node_id: node_id in state.brokers),
         )
         core = self.core = Core(settings, machine, door, state, self.clustering)
         await core.open(stack, self.scheduler.close)

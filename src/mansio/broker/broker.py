@@ -26,7 +26,7 @@ from mansio.broker.warm_up import WarmUp
 from mansio.cluster.sqlite_store import SqliteStore
 from mansio.cluster.state import ClusterState
 from mansio.config import Address
-from mansio.host import BackgroundThread, HostClock, HostDisk, HostRandom
+from mansio.host import BackgroundThread, HostClock, HostDisk, HostRandom, boot_id
 from mansio.logs import fields
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Broker:
             sync_thread=_thread(stack, scheduler, "mansio-sync"),
             file_thread=_thread(stack, scheduler, "mansio-files"),
             compaction_thread=_thread(stack, scheduler, "mansio-compaction"),
+            boot_id=boot_id(),
         )
         store: MetadataStore
         if settings.clustered:

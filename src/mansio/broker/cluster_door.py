@@ -46,16 +46,20 @@ async def open_cluster(
             ttl_s=settings.broker_session_timeout_ms / 1000,
         )
 
-    peers = LinkPeers(address_of)
-    stack.push_async_callback(peers.close)
+    def more_peers() -> LinkPeers:
+        peers = LinkPeers(address_of)
+        stack.push_async_callback(peers.close)
+        return peers
+
     clustering = Clustering(
         settings,
         machine,
         store=store,
         leases=store.leases,
         state=state,
-        peers=peers,
+        peers=more_peers(),
         keep_alive=keep_alive,
+        more_peers=more_peers,
     )
     clustering.store_counts = lambda: store.client.counts
     return store, state, clustering

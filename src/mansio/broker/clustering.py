@@ -66,7 +66,11 @@ class Clustering:
         state: ClusterState,
         peers: Peers,
         keep_alive: Callable[[Membership], KeepsAlive],
+        more_peers: Callable[[], Peers] | None = None,
     ) -> None:
+        """`more_peers` makes further ways to the other brokers; without it there is the one of `peers`, on which
+        followers' fetches wait."""
+        self.more_peers = more_peers or (lambda: peers)
         self._settings = settings
         self._machine = machine
         self._store = store

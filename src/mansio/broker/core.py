@@ -29,16 +29,25 @@ from mansio.broker.quotas import Quotas
 from mansio.broker.records import RecordService
 from mansio.broker.retention import RetentionKeeper
 from mansio.broker.service import Service
+from mansio.broker.share.boot_mark import BootMark
+from mansio.broker.share.dead_letters import dead_letters
+from mansio.broker.share.places import ClusterStatePlaces
+from mansio.broker.share.share_state import ShareState
+from mansio.broker.share.state_peers import StatePeers
+from mansio.broker.share.state_store import StoreSettings
+from mansio.broker.share.wiring import share_partitions
 from mansio.broker.statistics import Statistics
 from mansio.broker.topics import NewTopic, TopicAdmin
 from mansio.broker.view_checkpoint import CheckpointRoom
-from mansio.errors import StorageError, TopicAlreadyExists
+from mansio.cluster.share_group_config import LOCK_DURATION, in_force
+from mansio.errors import MansioError, StorageError, TopicAlreadyExists
 from mansio.log.files import FileCache
 from mansio.log.sync import Syncer
 from mansio.logs import fields
+from mansio.state.share_records import TOPIC as SHARE_STATE_TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
     from contextlib import AsyncExitStack
 
     from mansio.broker.clustering import Clustering
@@ -53,6 +62,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SYNC_POLL_MS = 1
+SHARE_STATE_PARTITIONS_ALONE = 4
+"""On a single node: more would only be more files to sync."""
 
 
 class Core:
@@ -73,6 +84,7 @@ class Core:
         self.state = state
         self.clustering = clustering
         self.statistics = Statistics(machine.clock)
+        self._cut: Sequence[int] = ()
         self.syncer = Syncer(
             machine.disk,
             machine.sync_thread,
@@ -139,6 +151,27 @@ class Core:
             overrides=group_configs.overrides,
         )
         state.on_group_config_change(self.groups.modern.settings_changed)
+        self.share_state = self._share_state(group_configs.overrides)
+        self.dead_letters = dead_letters(
+            settings,
+            machine,
+            topics=self.topics,
+            partitions=self.partitions,
+            records=records,
+            overrides=group_configs.overrides,
+            peers=None if clustering is None else clustering.more_peers(),
+        )
+        self.shares = share_partitions(
+            settings,
+            machine,
+            self.partitions,
+            group_configs.overrides,
+            self.share_state.persister,
+            self.dead_letters,
+        )
+        self.groups.share.delete_state = self.shares.delete
+        state.on_group_config_change(self.groups.share.settings_changed)
+        state.on_group_config_change(self.shares.settings_changed)
         # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.
         self.partitions.holds.follow(lambda: clustering is not None or self.groups.topic.is_loaded)
         quotas = Quotas(
@@ -158,10 +191,13 @@ class Core:
             topics=self.topics,
             groups=self.groups,
             quotas=quotas,
+            shares=self.shares,
             statistics=self.statistics,
         )
         self.service.compactor = self.compactor
         self.service.group_configs = group_configs
+        self.service.share_state = self.share_state
+        self.service.dead_letters = self.dead_letters
 
     async def open(self, stack: AsyncExitStack, end_work: Callable[[], Awaitable[object]]) -> None:
         """Recover every log and load the groups. Clients may come then; `look_after` comes after them.
@@ -185,6 +221,7 @@ class Core:
         if self.clustering is None:
             await self._lead_everything()
             await self.groups.start(partitions.of(OFFSETS_TOPIC))
+            await self.share_state.start(partitions.of(SHARE_STATE_TOPIC), self._cut)
         else:
             self.clustering.live_with(
                 partitions,
@@ -198,6 +235,9 @@ class Core:
             self.service.broker_epoch_of = self.clustering.broker_epoch_of
             self.clustering.replication.on_lead = partial(followers_ask_anew, self.service)
         stack.push_async_callback(self.groups.close)
+        stack.push_async_callback(self.share_state.close)
+        stack.callback(self.shares.close)
+        stack.callback(self.dead_letters.close)
         self.state.on_change(self._forget_offsets)
         self.service.retention = RetentionKeeper(
             partitions,
@@ -222,6 +262,9 @@ class Core:
         self._disk_limit.start()
         self.service.retention.start()
         self.compactor.start()
+        for key in self.share_state.store.archiving():  # dead letters go on although nobody uses the group
+            with contextlib.suppress(MansioError):
+                self.shares.find(*key)
 
     async def _remove_leftovers(self) -> None:
         try:
@@ -233,6 +276,7 @@ class Core:
         """A single node leads what it has; in a new epoch where a recovery cut the log."""
         await self.topics.recover()
         shortened = self.partitions.shortened()
+        self._cut = [each.index for each in shortened if each.topic == SHARE_STATE_TOPIC]
         await self.topics.begin_leader_epochs([(partition.topic, partition.index) for partition in shortened])
         for partition in shortened:
             partition.log.epoch_begun()
@@ -241,6 +285,9 @@ class Core:
         """In a cluster: a partition leads, follows or rests here from now on."""
         if partition.topic == OFFSETS_TOPIC:
             self.groups.role_changed(partition)
+        elif partition.topic == SHARE_STATE_TOPIC:
+            self.share_state.role_changed(partition)
+        self.shares.role_changed(partition)
 
     async def _offsets_partitions(self) -> Sequence[Partition | StorageError]:
         """The partitions of `__consumer_offsets`, made on the first commit or join. In a cluster they come one by one,
@@ -251,12 +298,54 @@ class Core:
             await self.topics.create(NewTopic(OFFSETS_TOPIC, count, copies), internal=True)
         return self.partitions.of(OFFSETS_TOPIC) if self.clustering is None else ()
 
+    def _share_state(self, overrides: Callable[[str], Mapping[str, str]]) -> ShareState:
+        settings, machine, clustering = self.settings, self.machine, self.clustering
+        remote = None
+        if clustering is not None:
+            remote = StatePeers(
+                clustering.more_peers(),
+                clustering.more_peers(),
+                node_id=settings.node_id,
+                broker_epoch=clustering.broker_epoch,
+                scheduler=machine.scheduler,
+            ).door
+        return ShareState(
+            settings=StoreSettings(
+                updates_per_snapshot=settings.share_state_updates_per_snapshot,
+                cold_ms=settings.share_state_prune_interval_ms,
+            ),
+            prune_interval_ms=settings.share_state_prune_interval_ms,
+            node_id=settings.node_id,
+            clock=machine.clock,
+            scheduler=machine.scheduler,
+            create_topic=self._share_state_partitions,
+            lock_ms=lambda group: int(in_force(LOCK_DURATION, overrides(group))),
+            mark=None
+            if clustering is not None
+            else BootMark(
+                machine.disk, machine.file_thread, machine.scheduler, settings.data_dir, machine.boot_id
+            ),
+            places=None if clustering is None else ClusterStatePlaces(self.state),
+            remote=remote,
+        )
+
+    async def _share_state_partitions(self) -> Sequence[Partition | StorageError]:
+        """The same of `__share_group_state`, made when a share group is used for the first time."""
+        settings = self.settings
+        count, copies = settings.share_state_topic_partitions, settings.replication_factor
+        if self.clustering is None:
+            count = min(count, SHARE_STATE_PARTITIONS_ALONE)
+        with contextlib.suppress(TopicAlreadyExists):
+            await self.topics.create(NewTopic(SHARE_STATE_TOPIC, count, copies), internal=True)
+        return self.partitions.of(SHARE_STATE_TOPIC) if self.clustering is None else ()
+
     def _forget_offsets(self, change: TopicChange) -> None:
         """The offsets of a deleted topic mean nothing to the next one of its name."""
         before, after = change.before, change.after
         if before is not None and (after is None or after.topic_id != before.topic_id):
             work = self.groups.offsets.forget_topic(before.name)
             self.machine.scheduler.spawn(work, name=f"forget offsets of {before.name}")
+            self.groups.share.resume(list(self.groups.store.entries.values()))
 
     def _high_watermark(self, topic: str, index: int) -> int | None:
         partition = self.partitions.get(topic, index)
@@ -309,4 +398,7 @@ def _group_settings(settings: Settings) -> GroupSettings:
         consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
         consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
         consumer_assignors=tuple(settings.group_consumer_assignors.split(",")),
+        share_session_timeout_ms=settings.group_share_session_timeout_ms,
+        share_heartbeat_interval_ms=settings.group_share_heartbeat_interval_ms,
+        share_members_max=settings.group_share_members_max,
     )

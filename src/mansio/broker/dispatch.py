@@ -1,7 +1,8 @@
 """From a decoded request to its handler and back to bytes: the slow road, for everything but produce and fetch.
 
 Handlers are named in the versions table as "module.function" under `mansio.broker.handlers`; the module is imported
-the first time a request needs it. A handler takes `(service, request, context)` and returns the response's fields.
+the first time a request needs it. A handler takes `(service, request, context)` and returns the response's fields;
+that of an API marked `raw` gets the request's bytes.
 
 Always true: `run` fills its slot, or closes the connection when there is no truthful answer.
 """
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from mansio.wire.headers import RequestHeader
     from mansio.wire.messages import Struct
 
-    Handler = Callable[[Service, Struct, RequestContext], Awaitable[Mapping[str, Any] | bytes]]
+    Handler = Callable[[Service, Any, RequestContext], Awaitable[Mapping[str, Any] | bytes]]
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +43,7 @@ class Dispatcher:
         self._service = service
         self._handlers: dict[int, Handler] = {}
 
-    async def run(self, request: Struct, context: RequestContext, slot: Slot) -> None:
+    async def run(self, request: Struct | bytes, context: RequestContext, slot: Slot) -> None:
         """Handle one request and fill its slot. A handler may return the encoded frame itself (`bytes`)."""
         try:
             handler = self._handlers.get(context.api_key) or self._find(context.api_key)

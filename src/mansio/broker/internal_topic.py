@@ -15,6 +15,8 @@ Always true:
   is missing, torn, or beyond the log's end, the log is read from its start. In a cluster there are none: the next
   leader is another broker, which could only have an old one; to believe one, its log would have to be proved the same
   up to there; and every follower would have to keep all tombstones for whoever might.
+* What may be pruned of a log that is kept record by record (`every_record`) is for the view's owner to say: whatever is
+  left must make the same view.
 * An unreadable record stops the load of its partition, and requests for it are refused: nothing is skipped.
 * What is loaded is applied only while this leadership lasts, however late the reading ends.
 """
@@ -26,6 +28,7 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
+from mansio.broker.internal_load import RECORDS_PER_TURN, load_every_record, load_newest
 from mansio.broker.internal_view import HeldView, InternalPartition, View
 from mansio.broker.view_checkpoint import (
     CheckpointRoom,
@@ -42,7 +45,7 @@ from mansio.errors import (
     StorageError,
 )
 from mansio.logs import fields
-from mansio.wire.records import build_batch, check_stored_batch, read_records
+from mansio.wire.records import build_batch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -50,12 +53,6 @@ if TYPE_CHECKING:
     from mansio.ports import Clock, Promise, Scheduler
 
 logger = logging.getLogger(__name__)
-
-BATCH_OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""The largest batch of an internal topic, opened. We wrote it, so this only guards against damage."""
-
-RECORDS_PER_TURN: Final = 2000
-"""Loading and checkpointing give the loop back after so many records."""
 
 RECORDS_PER_BATCH: Final = 1000
 
@@ -85,15 +82,19 @@ class InternalTopic:
         clock: Clock,
         checkpoints: CheckpointRoom | None = None,
         partition_count: Callable[[], int] | None = None,
+        every_record: bool = False,
     ) -> None:
+        """`every_record`: a record may change what one before it said, so all are applied in their order, in a load
+        too, and the log is kept from where `prune` says. There are no checkpoints of such a view."""
         self.name = name
+        self._every_record = every_record
         self._view = view
         self._create = create
         self._scheduler = scheduler
         self._clock = clock
         self._count = partition_count
         self._files: ViewCheckpoints | None = None
-        if checkpoints is not None and partition_count is None:
+        if checkpoints is not None and partition_count is None and not every_record:
             self._files = ViewCheckpoints(checkpoints, name, scheduler)
         self._held: dict[int, HeldView] = {}
         self._started = False
@@ -253,40 +254,12 @@ class InternalTopic:
         return True
 
     async def _load(self, held: HeldView) -> None:
-        """Read all, then apply what is left of it; give up quietly when the leadership ends meanwhile."""
-        position = held.opened().log.start_offset
-        newest: dict[bytes, tuple[bytes, int]] = {}
-        if self._files is not None and (found := self._read_checkpoint(held)) is not None:
-            position, pairs = found
-            newest = {key: (value, position - 1) for key, value in pairs}
-        held.tail = position
-        if position < held.opened().end_offset:
-            await self._read(held, position, newest)
-        for count, (key, (value, offset)) in enumerate(newest.items(), start=1):
-            if held.gone:
-                return
-            self._view.apply(held.index, key, value, offset)
-            if count % RECORDS_PER_TURN == 0:
-                await self._breathe()
-
-    async def _read(self, held: HeldView, position: int, newest: dict[bytes, tuple[bytes, int]]) -> None:
-        since_breath = 0
-        for batch in held.opened().log.batches(position):
-            check_stored_batch(batch)  # a flipped bit must not become somebody's offset
-            for record in read_records(batch, max_output_bytes=BATCH_OUTPUT_BYTES_MAX):
-                since_breath += 1
-                if record.offset < position or record.key is None:
-                    continue
-                if record.value is None:
-                    newest.pop(record.key, None)
-                else:
-                    newest[record.key] = (record.value, record.offset)
-            held.appended_bytes += len(batch)
-            if since_breath >= RECORDS_PER_TURN:
-                since_breath = 0
-                await self._breathe()
-                if held.gone:  # the log may have been cut since
-                    return
+        """Give up quietly when the leadership ends meanwhile."""
+        if self._every_record:
+            await load_every_record(held, self._view, self._breathe)
+            return
+        known = None if self._files is None else self._read_checkpoint(held)
+        await load_newest(held, self._view, self._breathe, known)
 
     def replay_start(self, index: int) -> int | None:
         """From which offset on the next start reads, over a checkpoint that knows what was deleted since as alive:
@@ -336,6 +309,17 @@ class InternalTopic:
         """Append, then apply; the promise is kept when the records are committed. Raises what the partition
         raises; then nothing was applied of that batch (of 1,000 records; of all with `whole`) or those after it. The
         topic must be `ready` and the partition loaded."""
+        partition = self._append(index, records, whole=whole, urgent=True)
+        return partition.committed(partition.end_offset)
+
+    def append_unsynced(self, index: int, records: Sequence[KeyValue], *, whole: bool = False) -> None:
+        """The same where nobody waits for the commit: what is appended survives the end of this process at once, a loss
+        of power or of this broker only by and by."""
+        self._append(index, records, whole=whole, urgent=False)
+
+    def _append(
+        self, index: int, records: Sequence[KeyValue], *, whole: bool, urgent: bool
+    ) -> InternalPartition:
         self.check_loaded(index)
         held = self._held[index]
         partition = held.opened()
@@ -344,13 +328,13 @@ class InternalTopic:
         for first in range(0, len(records), per_batch):
             part = records[first : first + per_batch]
             batch = build_batch([(now_ms, key, value, ()) for key, value in part])
-            base_offset = partition.append(batch, internal=True).base_offset
+            base_offset = partition.append(batch, internal=True, urgent=urgent).base_offset
             for delta, (key, value) in enumerate(part):
                 self._view.apply(index, key, value, base_offset + delta)
             held.appended_bytes += len(batch)
         if self._files is not None and held.appended_bytes >= self._files.due_after_bytes(index):
             self._begin_checkpoint(index)
-        return partition.committed(partition.end_offset)
+        return partition
 
     def is_committed(self, index: int) -> bool:
         """Whether everything the view of `index` holds is committed."""
@@ -364,9 +348,39 @@ class InternalTopic:
         held = self._held[index]
         partition = held.opened()
         if partition.high_watermark < partition.end_offset:
+            if self._every_record:
+                partition.sync_soon()  # nobody may have asked for it yet
             await partition.committed(partition.end_offset)
         if held.gone:
             raise NotCoordinator(f"this broker does not lead {self.name}-{index} any more")
+
+    def segments_of(self, index: int) -> list[int]:
+        """Where the segments of a loaded partition's log begin; only those before the last can leave the disk."""
+        self.check_loaded(index)
+        return [segment.base_offset for segment in self._held[index].opened().log.table.segments]
+
+    def end_offset_of(self, index: int) -> int:
+        """Where the log of a loaded partition ends."""
+        self.check_loaded(index)
+        return self._held[index].opened().end_offset
+
+    def leader_epoch_of(self, index: int) -> int:
+        """In which this broker leads a loaded partition; always the same on a single node."""
+        self.check_loaded(index)
+        return self._held[index].leader_epoch
+
+    def led(self) -> list[int]:
+        """The partitions whose views are here and whole."""
+        return [index for index, held in self._held.items() if held.loaded]
+
+    def prune(self, index: int, below_offset: int) -> None:
+        """The view needs nothing below that offset any more: what of it is committed is given up, and segments that
+        hold nothing else leave the disk. Raises what the partition raises."""
+        self.check_loaded(index)
+        partition = self._held[index].opened()
+        below_offset = min(below_offset, partition.high_watermark)
+        if below_offset > partition.log.start_offset:
+            partition.trim(below_offset)
 
     # ------------------------------------------------------------------ checkpoints
 

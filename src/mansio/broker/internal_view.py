@@ -41,9 +41,15 @@ class InternalPartition(Protocol):
     def outdated(self) -> bool:
         """May another broker lead the partition by now?"""
 
-    def append(self, batch: Any, *, internal: bool = False) -> Any: ...
+    def append(self, batch: Any, *, internal: bool = False, urgent: bool = True) -> Any: ...
 
     def committed(self, end_offset: int) -> Promise[None]: ...
+
+    def sync_soon(self) -> None:
+        """Make what has been appended durable without putting it off."""
+
+    def trim(self, start_offset: int) -> None:
+        """Give up what is below, which is committed."""
 
 
 class View(Protocol):
@@ -52,7 +58,8 @@ class View(Protocol):
     snapshot's start puts right."""
 
     def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:
-        """A record is in the log: take it over. No value: the key is deleted. A load applies the newest of each key."""
+        """A record is in the log: take it over. No value: the key is deleted. A load applies the newest of each key;
+        where a topic is kept record by record, all of them."""
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
         """Key and value of everything the view knows from partition `index`."""

@@ -18,3 +18,5 @@ class Machine(NamedTuple):
     sync_thread: Background
     file_thread: Background
     compaction_thread: Background
+    boot_id: str = ""
+    """Of the machine's last start: another one after each. "" where nobody can say."""

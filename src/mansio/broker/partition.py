@@ -248,6 +248,10 @@ class Partition(ReadablePartition):
         self.syncer.request(self.log, urgent=urgent or bool(self._parked))
         return Appended(base_offset, base_offset + header.last_offset_delta + 1, append_time_ms, False)
 
+    def sync_soon(self) -> None:
+        """Make what was appended without urgency durable now: somebody waits for it after all."""
+        self.syncer.request(self.log, urgent=True)
+
     @property
     def failure(self) -> LogFailed | None:
         """Why no write is taken any more, if that is so."""

@@ -1,6 +1,6 @@
 """The Kafka port: accepts connections, hands requests to their handlers, and keeps everybody within bounds.
 
-Two requests are hot and have synchronous handlers that see the raw frame (`handlers.produce`, `handlers.fetch`).
+Some requests are hot and have handlers that see the raw frame (`handlers.produce`, `fetch`, `share_fetch`).
 Every other one is decoded by `wire.messages` and runs as a coroutine; its module is imported on first use.
 
 Owns the listening sockets, the set of connections and the memory they share.
@@ -21,7 +21,7 @@ from mansio.broker.connection import Connection
 from mansio.broker.context import RequestContext
 from mansio.broker.dispatch import Dispatcher
 from mansio.broker.egress import SCRATCH_BYTES
-from mansio.broker.handlers import fetch, produce
+from mansio.broker.handlers import fetch, produce, share_fetch
 from mansio.broker.receive_memory import SMALL_FRAME_BYTES, ReceiveMemory
 from mansio.errors import FrameStalled, UnsupportedVersion
 from mansio.logs import fields
@@ -153,6 +153,7 @@ class Server:
             connection.end_pause()
             connection.pause_reading()
         fetch.answer_parked(self.service)
+        share_fetch.answer_parked(self.service)
         deadline = self.clock.monotonic() + drain_ms / 1000
         await _until(
             lambda: not any(connection.busy for connection in self._connections), self.clock, deadline
@@ -202,6 +203,7 @@ class Server:
             del self._hosts[host]
         self.answers_wait(connection, 0)
         self._release(connection)
+        self.service.shares.connection_lost(connection)
 
     def _sweep_idle(self) -> None:
         now = self.now = self.service.records.now = self.clock.monotonic()
@@ -311,7 +313,14 @@ class Server:
             return produce.produce(self.service, connection, header, frame)
         if key == ApiKey.FETCH:
             return fetch.fetch(self.service, connection, header, frame)
-        request = messages.decode_request(key, header.api_version, bytes(frame[header.body :]))
+        if key == ApiKey.SHARE_FETCH:
+            share_fetch.share_fetch(self.service, connection, header, frame)
+            return None
+        if key == ApiKey.SHARE_ACKNOWLEDGE:
+            share_fetch.share_acknowledge(self.service, connection, header, frame)
+            return None
+        body = bytes(frame[header.body :])
+        request = body if api.raw else messages.decode_request(key, header.api_version, body)
         context = RequestContext(
             key,
             header.api_version,

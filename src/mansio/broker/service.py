@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from mansio.broker.records import RecordService
     from mansio.broker.retention import RetentionKeeper
     from mansio.broker.server import Server
+    from mansio.broker.share.dead_letters import DeadLetters
+    from mansio.broker.share.share_partitions import SharePartitions
+    from mansio.broker.share.share_state import ShareState
     from mansio.broker.topics import TopicAdmin
     from mansio.cluster.controller import Controller
     from mansio.config import Settings
@@ -39,6 +42,7 @@ class Service:
         "cluster",
         "compactor",
         "controller",
+        "dead_letters",
         "etcd_member",
         "group_configs",
         "groups",
@@ -50,6 +54,8 @@ class Service:
         "scheduler",
         "server",
         "settings",
+        "share_state",
+        "shares",
         "statistics",
         "topics",
     )
@@ -65,6 +71,7 @@ class Service:
         topics: TopicAdmin,
         groups: GroupCoordinator,
         quotas: Quotas,
+        shares: SharePartitions,
         statistics: Statistics | None = None,
     ) -> None:
         self.settings = settings
@@ -75,11 +82,15 @@ class Service:
         self.topics = topics
         self.groups = groups
         self.quotas = quotas
+        self.shares = shares
         self.statistics = statistics or Statistics(clock)
         self.server: Server | None = None
         self.retention: RetentionKeeper | None = None
         self.compactor: Compactor | None = None
         self.group_configs: GroupConfigs | None = None
+        self.dead_letters: DeadLetters | None = None
+        self.share_state: ShareState | None = None
+        """Where the state of share groups is kept, here or on other brokers."""
         self.broker_epoch_of: Callable[[int], int] | None = None
         """In a cluster: the epoch of the session that a broker has now, 0 for none."""
         self.controller: Controller | None = None

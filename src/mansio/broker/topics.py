@@ -28,7 +28,9 @@ from mansio.cluster.state import (
 )
 from mansio.cluster.topic_plan import (
     INTERNAL_CONFIGS,
+    INTERNAL_CONFIGS_PRUNED,
     INTERNAL_TOPICS,
+    PRUNED_TOPICS,
     Hosts,
     NewTopic,
     check_topic_name,
@@ -242,7 +244,7 @@ class TopicAdmin:
                 {} if replace else topic.configs, self._settings.topic_defaults, changes
             )
             if topic.internal:
-                configs = {**INTERNAL_CONFIGS, **configs}
+                configs = {**_own_configs(name), **configs}
             topic_config.check_together(configs, topic.replication_factor, self._settings.topic_defaults)
             changed = dataclasses.replace(topic, configs=configs)
             if validate_only or configs == topic.configs:
@@ -292,12 +294,12 @@ class TopicAdmin:
             logger.warning("unfinished topic is deleted", extra=fields(topic=topic.name, state=topic.state))
             await self._steps.remove(topic)
         for topic in tuple(self.state.topics.values()):
-            if topic.internal and (missing := INTERNAL_CONFIGS.keys() - topic.configs.keys()):
+            if topic.internal and (missing := _own_configs(topic.name).keys() - topic.configs.keys()):
                 settings = ",".join(sorted(missing))
                 logger.info(
                     "topic gets the settings it lacks", extra=fields(topic=topic.name, settings=settings)
                 )
-                configs = {**INTERNAL_CONFIGS, **topic.configs}
+                configs = {**_own_configs(topic.name), **topic.configs}
                 await self._steps.write(dataclasses.replace(topic, configs=configs))
 
     # Planning: no effects
@@ -321,7 +323,7 @@ class TopicAdmin:
             topic_id=NO_TOPIC_ID,
             partitions=partitions,
             replication_factor=replication_factor,
-            configs={**INTERNAL_CONFIGS, **configs} if internal else configs,
+            configs={**_own_configs(new.name), **configs} if internal else configs,
             internal=internal,
             state=CREATING,
             mod_revision=0,
@@ -373,6 +375,11 @@ class TopicAdmin:
 
         self._scheduler.spawn(run(), name=name)
         return await promise
+
+
+def _own_configs(name: str) -> dict[str, str]:
+    """What the broker's own topic of this name is made with."""
+    return INTERNAL_CONFIGS_PRUNED if name in PRUNED_TOPICS else INTERNAL_CONFIGS
 
 
 def _check_internal(name: str, changes: Sequence[Change]) -> None:

@@ -1,7 +1,7 @@
 """`mansio consume`: records out, as raw values unless told otherwise.
 
 As with kcat it follows the topic until Ctrl-C, unless `--exit-at-end`, `--to-time` or `--max` gives it an end.
-Always true: a group's offsets cover only what was printed and flushed.
+Always true: a group's offsets cover only what was printed and flushed. As a member of a share group: `consume_shares`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mansio.cli.common import (
     time_option,
     unescape,
 )
+from mansio.cli.consume_shares import Fate, Sharing, check_alone, fate_of
 from mansio.cli.consume_snapshot import SnapshotReading
 from mansio.cli.lake_options import CatalogOption
 from mansio.cli.output import Output
@@ -40,6 +41,25 @@ def consume(
             "--group", "-g", metavar="GROUP", help="Read as a member of this group, and keep its place."
         ),
     ] = None,
+    share_group: Annotated[
+        str | None,
+        typer.Option(
+            "--share-group", "-G", metavar="GROUP", help="Read as a member of this share group: record by record."
+        ),
+    ] = None,
+    ack: Annotated[
+        bool, typer.Option("--ack", help="With --share-group: a record that was printed is done. [the default]")
+    ] = False,
+    release: Annotated[
+        bool,
+        typer.Option("--release", help="With --share-group: give each back, to come again after the group's backoff."),
+    ] = False,
+    reject: Annotated[
+        bool, typer.Option("--reject", help="With --share-group: send each to the group's dead letters.")
+    ] = False,
+    hold: Annotated[
+        bool, typer.Option("--hold", help="With --share-group: keep each on lease until Ctrl-C, which releases it.")
+    ] = False,
     from_beginning: Annotated[
         bool,
         typer.Option("--from-beginning", help="From the first record (a group: where it has no place yet)."),
@@ -102,6 +122,8 @@ def consume(
     """Print the records of a topic, and wait for more until Ctrl-C.
 
     Starts with new records; with an end (--exit-at-end, --to-time) at the beginning; a group goes on where it was.
+    With --share-group any number of members share every partition, and each record is settled by itself; then
+    --exit-at-end is where nothing can be had: the rest is done, rests after a try, or is leased by others.
     With --from-snapshot it prints the archive that `mansio pipeline archive` keeps, partition by partition, and ends.
     The values are printed byte for byte. TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or
     milliseconds since the epoch. TEXT understands \\t, \\n, \\0 and \\xNN.
@@ -114,12 +136,28 @@ def consume(
         refuse("a group goes on where it was; move it with: mansio group reset-offsets", "--group")
     if group is not None and partition:
         refuse("a group shares the partitions out by itself", "--partition")
+    fate = fate_of(
+        {Fate.ACK: ack, Fate.RELEASE: release, Fate.REJECT: reject, Fate.HOLD: hold}, share_group
+    )
     start_ms, stop_ms = time_option(from_time, "--from-time"), time_option(to_time, "--to-time")
     printer = Printer(
         output,
         delimiter=unescape(delimiter),
         key_separator=None if key_separator is None else unescape(key_separator),
     )
+    if share_group is not None:
+        given = {
+            "--group": group is not None,
+            "--partition": bool(partition),
+            "--from-beginning": from_beginning,
+            "--from-offset": from_offset is not None,
+            "--from-time": start_ms is not None,
+            "--to-time": stop_ms is not None,
+            "--from-snapshot": from_snapshot is not None,
+        }
+        check_alone(given, share_group)
+        sharing = Sharing(topic, share_group, fate, exit_at_end, limit)
+        raise typer.Exit(run(sharing.perform(broker, printer)))
     if from_snapshot is not None:
         if group is not None or from_offset is not None:
             refuse("an archive is read from its beginning, or from a time", "--from-snapshot")

@@ -20,6 +20,7 @@ from mansio.cli import (
     consume,
     demo,
     dev_cluster,
+    dlq,
     doctor,
     group,
     pipeline,
@@ -50,6 +51,7 @@ app.add_typer(topic.app, name="topic")
 app.command("produce")(produce.produce)
 app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
+app.add_typer(dlq.app, name="dlq")
 app.add_typer(quota.app, name="quota")
 app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(config.app, name="config")

@@ -58,7 +58,8 @@ class Printer:
 
 
 def as_json(message: Message) -> dict[str, Any]:
-    """A record as JSON: text where the bytes are UTF-8, else base64 with `<field>_encoding` beside it."""
+    """A record as JSON: text where the bytes are UTF-8, else base64 with `<field>_encoding` beside it. One that was
+    leased has its `delivery_count`."""
     fields: dict[str, Any] = {
         "topic": message.topic,
         "partition": message.partition,
@@ -71,7 +72,8 @@ def as_json(message: Message) -> dict[str, Any]:
         if encoding:
             fields[f"{name}_encoding"] = encoding
     fields["headers"] = [_json_header(name, content) for name, content in message.headers]
-    return fields
+    delivery_count = getattr(message, "delivery_count", None)
+    return fields if delivery_count is None else {**fields, "delivery_count": delivery_count}
 
 
 def _json_header(name: str, content: bytes | None) -> dict[str, Any]:

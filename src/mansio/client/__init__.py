@@ -17,7 +17,9 @@ from .admin import (
 from .client import Client, connect
 from .consumer import Consumer
 from .group_listing import GroupListing, GroupListings
+from .leased_types import DelayNotOffered, Leased, LeaseLost
 from .producer import Producer, ProducerOptions
+from .receive import Receiver
 from .types import Headers, Message, OutgoingRecord, RecordMetadata, StartAt, TopicPartition
 
 __all__ = [
@@ -26,17 +28,21 @@ __all__ = [
     "ClusterDescription",
     "ConfigEntry",
     "Consumer",
+    "DelayNotOffered",
     "Delivery",
     "GroupDescription",
     "GroupListing",
     "GroupListings",
     "GroupMember",
     "Headers",
+    "LeaseLost",
+    "Leased",
     "Message",
     "OutgoingRecord",
     "PartitionLag",
     "Producer",
     "ProducerOptions",
+    "Receiver",
     "RecordMetadata",
     "StartAt",
     "TopicDescription",

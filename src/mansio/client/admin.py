@@ -27,6 +27,7 @@ from mansio.wire.versions import ApiKey
 
 from .admin_cluster import ClusterAdmin
 from .admin_quotas import QuotaAdmin
+from .admin_shares import ShareAdmin
 from .group_listing import GroupListings, list_groups
 from .positions import start_offsets
 from .types import TopicPartition, milliseconds
@@ -119,6 +120,7 @@ class Admin:
         self._cluster = cluster
         self.quotas = QuotaAdmin(cluster)
         self.cluster = ClusterAdmin(cluster)
+        self.shares = ShareAdmin(cluster)
 
     # -- topics and cluster --------
 

@@ -25,15 +25,18 @@ from mansio.link.blocking import Call, LoopThread, Twin, blocking, on_loop
 from . import admin as asyncio_admin
 from . import admin_cluster as asyncio_cluster
 from . import admin_quotas as asyncio_quotas
+from . import admin_shares as asyncio_shares
 from . import client as asyncio_client
 from . import consumer as asyncio_consumer
 from . import producer as asyncio_producer
+from . import receive_blocking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
     from types import TracebackType
     from typing import Any
 
+    from . import receive as asyncio_receive
     from .accumulator import Delivery as AsyncDelivery
     from .outgoing import Publishable
     from .partition_state import PartitionState
@@ -53,6 +56,17 @@ class QuotaAdmin(Twin[asyncio_quotas.QuotaAdmin]):
     delete = blocking(asyncio_quotas.QuotaAdmin.delete)
 
 
+class ShareAdmin(Twin[asyncio_shares.ShareAdmin]):
+    """The share groups of one cluster; `client.admin.shares` is one."""
+
+    describe = blocking(asyncio_shares.ShareAdmin.describe)
+    offsets = blocking(asyncio_shares.ShareAdmin.offsets)
+    alter_offsets = blocking(asyncio_shares.ShareAdmin.alter_offsets)
+    delete_offsets = blocking(asyncio_shares.ShareAdmin.delete_offsets)
+    leases = blocking(asyncio_shares.ShareAdmin.leases)
+    redrive = blocking(asyncio_shares.ShareAdmin.redrive)
+
+
 class ClusterAdmin(Twin[asyncio_cluster.ClusterAdmin]):
     """The state of one cluster, and elections in it; `client.admin.cluster` is it."""
 
@@ -68,6 +82,7 @@ class Admin(Twin[asyncio_admin.Admin]):
         super().__init__(thread, original)
         self.quotas = QuotaAdmin(thread, original.quotas)
         self.cluster = ClusterAdmin(thread, original.cluster)
+        self.shares = ShareAdmin(thread, original.shares)
 
     describe_cluster = blocking(asyncio_admin.Admin.describe_cluster)
     list_topics = blocking(asyncio_admin.Admin.list_topics)
@@ -296,6 +311,18 @@ def _producing(
     return call
 
 
+def _receiving(
+    method: Callable[Concatenate[asyncio_client.Client, P], asyncio_receive.Receiver],
+) -> Callable[Concatenate[Any, P], receive_blocking.Receiver]:
+    make = on_loop(method)
+
+    @functools.wraps(method)
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> receive_blocking.Receiver:
+        return receive_blocking.Receiver(self._thread, make(self, *args, **kwargs))
+
+    return call
+
+
 class Client(Twin[asyncio_client.Client]):
     """A connected client; see `connect`."""
 
@@ -307,6 +334,7 @@ class Client(Twin[asyncio_client.Client]):
     flush = blocking(asyncio_client.Client.flush)
     producer = _producing(asyncio_client.Client.producer)
     consume = _consuming(asyncio_client.Client.consume)
+    receive = _receiving(asyncio_client.Client.receive)
 
     def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
         """Publish values in order and wait until all are acknowledged; see the asyncio twin."""

@@ -21,8 +21,10 @@ from .admin import Admin
 from .consumer import Consumer
 from .consumer_options import ConsumerOptions
 from .decode import BATCH_BYTES_MAX
+from .leased_types import ReceiveOptions
 from .membership import GroupOptions
 from .producer import Producer, ProducerOptions
+from .receive import Receiver
 from .types import TopicPartition
 
 if TYPE_CHECKING:
@@ -77,6 +79,7 @@ class Client:
         self._producer: Producer | None = None
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
+        self._receivers: list[Receiver] = []
         self.admin = Admin(self._cluster)
 
     async def __aenter__(self) -> Self:
@@ -93,9 +96,10 @@ class Client:
         await self.close(flush=error is None)
 
     async def close(self, *, flush: bool = True) -> None:
-        """Close consumers, flush and close producers, close the connections."""
+        """Close consumers and receivers, flush and close producers, close the connections."""
         try:
             await asyncio.gather(*(consumer.close() for consumer in self._consumers))
+            await asyncio.gather(*(receiver.close() for receiver in self._receivers))
             await asyncio.gather(*(producer.close(flush=flush) for producer in self._producers))
         finally:
             await self._cluster.close()
@@ -232,3 +236,41 @@ class Client:
         consumer = Consumer(self._cluster, given, options)
         self._consumers = [*(other for other in self._consumers if not other.is_closed), consumer]
         return consumer
+
+    def receive(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        max_records: int = 500,
+        auto_extend: bool = True,
+        extend_max_ms: float = 600_000,
+        fetch_wait_ms_max: int = 500,
+        prefetch_bytes_max: int = 32 << 20,
+        batch_bytes_max: int = BATCH_BYTES_MAX,
+    ) -> Receiver:
+        """Take records of topics on lease, as a member of a share group (KIP-932): each record goes to one member at a
+        time, is settled by itself (`ack`, `retry`, `reject`), and comes again if it is not. Iterate the result, or use
+        its `poll` or `run`.
+
+        A group that is new begins at the end, unless its setting `share.auto.offset.reset` says otherwise.
+        `max_records`: what this member has on lease at a time, fetched ahead or in work. Whoever settles nothing gets
+        nothing more, until leases end.
+        `auto_extend`: leases are extended when half of their time (`share.record.lock.duration.ms`) is over, while a
+        record waits here and while the application has it, each for `extend_max_ms` at most; then they end.
+        `fetch_wait_ms_max`: how long a broker waits for records before it answers that there are none.
+        `prefetch_bytes_max`: nothing more is fetched while so much waits to be handed out. `batch_bytes_max`: a batch
+        that becomes larger than this when it is decompressed is given back, with `InvalidRecord`.
+        """
+        options = ReceiveOptions(
+            group=group,
+            max_records=max_records,
+            auto_extend=auto_extend,
+            extend_max_ms=extend_max_ms,
+            fetch_wait_ms_max=fetch_wait_ms_max,
+            prefetch_bytes_max=prefetch_bytes_max,
+            batch_bytes_max=batch_bytes_max,
+        )
+        receiver = Receiver(self._cluster, topics, options)
+        self._receivers = [*(other for other in self._receivers if not other.is_closed), receiver]
+        return receiver

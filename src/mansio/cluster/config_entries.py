@@ -63,8 +63,8 @@ def group_entries(configs: Mapping[str, str], settings: Settings) -> list[Config
     """Every setting of a consumer group, in force."""
     entries = []
     for row in group_config.SETTINGS.values():
-        synonyms: tuple[Synonym, ...] = (Synonym(row.broker_name, row.default, Source.DEFAULT),)
-        if settings.origin(row.broker_setting) is not Origin.DEFAULT:
+        synonyms: tuple[Synonym, ...] = (Synonym(row.broker_name or row.name, row.default, Source.DEFAULT),)
+        if row.broker_setting and settings.origin(row.broker_setting) is not Origin.DEFAULT:
             value = str(getattr(settings, row.broker_setting))
             synonyms = (Synonym(row.broker_name, value, Source.STATIC_BROKER), *synonyms)
         if row.name in configs:

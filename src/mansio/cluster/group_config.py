@@ -1,4 +1,4 @@
-"""The settings a consumer group can have of its own, and what is in force for it.
+"""The settings a group can have of its own, and what is in force for it.
 
 Owns the one table (`SETTINGS`), as `topic_config` does for topics. A group that says nothing of a setting has the
 broker's.
@@ -11,46 +11,20 @@ member that dies without a word costs a session timeout.
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
+from mansio.cluster import share_group_config
+from mansio.cluster.group_setting import GroupSetting, milliseconds
 from mansio.cluster.topic_config import Kind, Operation
 from mansio.errors import InvalidConfig, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
     from mansio.cluster.topic_config import Change
 
 CONSUMER_SESSION_TIMEOUT: Final = "consumer.session.timeout.ms"
 CONSUMER_HEARTBEAT_INTERVAL: Final = "consumer.heartbeat.interval.ms"
-
-
-@dataclass(frozen=True, slots=True)
-class GroupSetting:
-    """One row of the table. `broker_setting`: Mansio's setting that holds for groups which say nothing, under Kafka's
-    `broker_name`; `default`: its text if it is not set either. `parse`: text to value, or `ValueError`."""
-
-    name: str
-    kind: Kind
-    broker_setting: str
-    broker_name: str
-    default: str
-    meaning: str
-    parse: Callable[[str], Any]
-
-
-def _milliseconds(minimum: int, maximum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\s*\d{1,10}\s*", text, re.ASCII):
-            raise ValueError(f"{text!r} is not a number of milliseconds")
-        value = int(text)
-        if not minimum <= value <= maximum:
-            raise ValueError(f"{value} is not within {minimum} and {maximum}")
-        return value
-
-    return parse
 
 
 _ROWS: Final = (
@@ -61,7 +35,7 @@ _ROWS: Final = (
         "group.consumer.session.timeout.ms",
         "45000",
         "After this long without a heartbeat a member is removed (groups of the new protocol).",
-        _milliseconds(6_000, 60_000),
+        milliseconds(6_000, 60_000),
     ),
     GroupSetting(
         CONSUMER_HEARTBEAT_INTERVAL,
@@ -70,11 +44,11 @@ _ROWS: Final = (
         "group.consumer.heartbeat.interval.ms",
         "5000",
         "How often members are to be heard of (groups of the new protocol).",
-        _milliseconds(100, 15_000),
+        milliseconds(100, 15_000),
     ),
 )
 
-SETTINGS: Final[dict[str, GroupSetting]] = {row.name: row for row in _ROWS}
+SETTINGS: Final[dict[str, GroupSetting]] = {row.name: row for row in (*_ROWS, *share_group_config.ROWS)}
 
 NOT_OFFERED: Final[dict[str, str]] = {
     "consumer.assignment.interval.ms": "a target is computed at once, whenever it has to be",
@@ -132,11 +106,11 @@ def apply_changes(configs: Mapping[str, str], changes: Iterable[Change]) -> dict
 
 def check_together(configs: Mapping[str, str], defaults: Mapping[str, int]) -> None:
     """Rules that need more than one value, of those in force; `defaults` are the broker's. Raises `InvalidConfig`."""
-    session_ms, interval_ms = (
-        value_of(name, configs, defaults[name])
-        for name in (CONSUMER_SESSION_TIMEOUT, CONSUMER_HEARTBEAT_INTERVAL)
-    )
-    if interval_ms >= session_ms:
-        raise InvalidConfig(
-            f"{CONSUMER_HEARTBEAT_INTERVAL}: {interval_ms} is not less than {CONSUMER_SESSION_TIMEOUT}, {session_ms}"
-        )
+    for session, interval in (
+        (CONSUMER_SESSION_TIMEOUT, CONSUMER_HEARTBEAT_INTERVAL),
+        (share_group_config.SESSION_TIMEOUT, share_group_config.HEARTBEAT_INTERVAL),
+    ):
+        session_ms = value_of(session, configs, defaults[session])
+        interval_ms = value_of(interval, configs, defaults[interval])
+        if interval_ms >= session_ms:
+            raise InvalidConfig(f"{interval}: {interval_ms} is not less than {session}, {session_ms}")

@@ -24,6 +24,7 @@ INT64_MAX: Final = (1 << 63) - 1
 INT32_MAX: Final = (1 << 31) - 1
 DELETE: Final = "delete"
 COMPACT: Final = "compact"
+TAKES_DEAD_LETTERS: Final = "errors.deadletterqueue.group.enable"
 
 
 class Kind(IntEnum):
@@ -137,6 +138,12 @@ _ROWS: Final = (
         "delete.retention.ms", Kind.LONG, "86400000", "log.cleaner.delete.retention.ms",
         "How long in ms compaction keeps a tombstone (a record without value), so that readers can see it.",
         _whole(0, INT64_MAX),
+    ),
+    TopicSetting(
+        TAKES_DEAD_LETTERS, Kind.BOOLEAN, "false", TAKES_DEAD_LETTERS,
+        "Whether share groups may put dead letters here (KIP-1191). Records of such a topic have no dead letters of"
+        " their own: rejected or tried too often, they are only marked as done.",
+        _one_of("true", "false"),
     ),
     TopicSetting(
         "index.interval.bytes", Kind.INT, "4096", "log.index.interval.bytes",
@@ -274,6 +281,7 @@ class TopicSettings:
     hold_enabled: bool
     hold_bytes_max: int
     hold_ms_max: int
+    takes_dead_letters: bool
 
     @property
     def deletes(self) -> bool:
@@ -459,4 +467,5 @@ def resolve(
         hold_enabled=value["mansio.hold.enable"] == "true",
         hold_bytes_max=value["mansio.hold.bytes.max"],
         hold_ms_max=value["mansio.hold.ms.max"],
+        takes_dead_letters=value[TAKES_DEAD_LETTERS] == "true",
     )

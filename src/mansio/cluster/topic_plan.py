@@ -38,6 +38,17 @@ INTERNAL_CONFIGS: Final = {
 """What the broker's own topics are made with: views of the latest record of each key. Small segments, because only
 closed ones are compacted, and all that is left is read at the next start."""
 
+INTERNAL_CONFIGS_PRUNED: Final = {
+    "cleanup.policy": "delete",
+    "retention.ms": "-1",
+    "retention.bytes": "-1",
+    "segment.bytes": str(16 << 20),
+}
+"""The same of a topic whose records change what those before them said: the broker itself says from where on its log is
+kept. Small segments, because only whole ones leave the disk."""
+
+PRUNED_TOPICS: Final = frozenset({"__share_group_state"})
+
 Partitions = tuple[PartitionState, ...]
 
 

@@ -6,9 +6,10 @@ past the end, a bad length, bytes left over raise `CorruptLog`: what is read her
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Final, NoReturn, TypeVar
 
 from mansio.errors import CorruptLog
+from mansio.wire.headers import unsigned_varint as varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -16,16 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NO_TAGS = b"\x00"
-
-
-def varint(value: int) -> bytes:
-    """An unsigned varint."""
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
+OFFSETS_TOPIC: Final = "__consumer_offsets"
 
 
 def integer(value: int, width: int) -> bytes:
@@ -57,16 +49,25 @@ def tags(fields: Mapping[int, bytes]) -> bytes:
 class Reader:
     """A position in the bytes of one record."""
 
-    __slots__ = ("_data", "_position")
+    __slots__ = ("_data", "_position", "_topic")
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, topic: str = OFFSETS_TOPIC) -> None:
+        """`topic`: whose record it is, for errors."""
         self._data = data
         self._position = 0
+        self._topic = topic
+
+    def inside(self, data: bytes) -> Reader:
+        """A reader of a part that was taken out as a whole."""
+        return Reader(data, self._topic)
+
+    def fail(self, what: str) -> NoReturn:
+        fail(what, self._topic)
 
     def take(self, length: int) -> bytes:
         end = self._position + length
         if length < 0 or end > len(self._data):
-            fail("a record ends too early")
+            self.fail("a record ends too early")
         taken = self._data[self._position : end]
         self._position = end
         return taken
@@ -81,19 +82,19 @@ class Reader:
             value |= (byte & 0x7F) << shift
             if byte < 0x80:
                 return value
-        return fail("a length does not end")
+        return self.fail("a length does not end")
 
     def nullable_text(self) -> str | None:
         length = self.varint()
-        return None if length == 0 else _decoded(self.take(length - 1))
+        return None if length == 0 else self._decoded(self.take(length - 1))
 
     def text(self) -> str:
         value = self.nullable_text()
-        return fail("a string is missing") if value is None else value
+        return self.fail("a string is missing") if value is None else value
 
     def short_text(self) -> str:
         """A string of a structure that is not flexible, as all keys are."""
-        return _decoded(self.take(self.integer(2)))
+        return self._decoded(self.take(self.integer(2)))
 
     def data(self) -> bytes:
         return self.take(self.varint() - 1)
@@ -102,7 +103,7 @@ class Reader:
         """Items, each read by calling `item`."""
         count = self.varint() - 1
         if not 0 <= count <= len(self._data):
-            fail("a count is impossible")
+            self.fail("a count is impossible")
         return tuple([item() for _ in range(count)])
 
     def tags(self) -> dict[int, bytes]:
@@ -114,21 +115,20 @@ class Reader:
         for _ in range(self.varint()):
             tag = self.varint()
             if tag in found:
-                fail("a tagged field comes twice")
+                self.fail("a tagged field comes twice")
             found[tag] = self.take(self.varint())
         return found
 
     def end(self) -> None:
         if self._position != len(self._data):
-            fail("a record has bytes left over")
+            self.fail("a record has bytes left over")
+
+    def _decoded(self, raw: bytes) -> str:
+        try:
+            return raw.decode()
+        except UnicodeDecodeError as error:
+            raise CorruptLog(f"{self._topic}: a string is not UTF-8") from error
 
 
-def fail(what: str) -> NoReturn:
-    raise CorruptLog(f"__consumer_offsets: {what}")
-
-
-def _decoded(raw: bytes) -> str:
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as error:
-        raise CorruptLog("__consumer_offsets: a string is not UTF-8") from error
+def fail(what: str, topic: str = OFFSETS_TOPIC) -> NoReturn:
+    raise CorruptLog(f"{topic}: {what}")

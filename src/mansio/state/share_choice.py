@@ -1,12 +1,13 @@
 """What of a share partition a member is to read, and what of that it is given.
 
-The policy says in which order; the limits are kept in here: records, stretches, and where a batch may be cut. Nothing
-is changed.
+The policy says in which order; the limits are kept in here: records, stretches, and where a batch may be cut.
+
+Always true: nothing is changed; what is chosen was picked by the policy, was read, and lies below where leases end; it
+is never more than there are locks left, nor, if that is asked for, one record more than was asked for.
 """
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 STRETCHES_MAX: Final = 8
 """How many stretches one member is to read at a time."""
+
+_NOWHERE: Final = 2**63
 
 
 def stretches(picked: Iterable[tuple[int, int]], room: int, stop: int) -> list[tuple[int, int]]:
@@ -65,25 +68,26 @@ def choose(
     nobody has to open it then.
     """
     chosen: list[tuple[int, int]] = []
-    stop = math.inf
+    stop = _NOWHERE
     room = min(most, locks)
     for begin, piece_last in pieces:
         first = begin
         while first <= min(piece_last, stop):
             if room <= 0:
-                if strict or stop != math.inf or not chosen:
+                if strict or stop != _NOWHERE or not chosen:
                     return chosen
                 stop = _batch_end(chosen[-1][1], batch_ends)
-                rest = int(stop) - chosen[-1][1]
+                rest = stop - chosen[-1][1]
                 if not 0 < rest <= most:
                     return chosen
                 room = min(rest, locks)
                 if not room:
                     return chosen
                 continue
-            last = min(first + room - 1, int(min(piece_last, stop)))
+            last = min(first + room - 1, piece_last, stop)
             chosen.append((first, last))
-            room, locks, first = room - (last - first + 1), locks - (last - first + 1), last + 1
+            taken = last - first + 1
+            room, locks, first = room - taken, locks - taken, last + 1
         if first > stop:
             break
     return chosen

@@ -27,6 +27,7 @@ from mansio.errors import (
     CoordinatorNotAvailable,
     FencedMemberEpoch,
     GroupMaxSizeReached,
+    InconsistentGroupProtocol,
     InvalidRequest,
     NonEmptyGroup,
     UnknownMember,
@@ -206,6 +207,12 @@ class ShareGroup:
         self._check_empty()
         self._deleted = True
         return [(key, None) for key, _ in self.snapshot()]
+
+    def check_commit(self, member_id: str, instance_id: str | None, epoch: int, now_ms: float) -> None:  # noqa: ARG002 - the signature of all groups
+        """Nobody commits offsets in a share group. Raises `InconsistentGroupProtocol`."""
+        raise InconsistentGroupProtocol(
+            f"group {self.group_id!r} is a share group: it has no committed offsets"
+        )
 
     def undelete(self) -> None:
         """The deletion could not be written: the group is what it was."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mansio.state.retry import ASKED_MAX_MS
 from mansio.state.share_ranges import NEVER_MS, Span
-from mansio.state.share_types import ACQUIRED, AVAILABLE, WITHHELD, Change
+from mansio.state.share_types import ACQUIRED, AVAILABLE, WITHHELD, Change, Update
 from mansio.state.share_window import Window, changes_of
 
 if TYPE_CHECKING:
@@ -83,3 +83,19 @@ def _parked(window: Window, change: Change, now_ms: float, wall_ms: int) -> list
         )
         for span in window.ranges.within(change.first, change.last)
     ]
+
+
+def whole(token: int, state: LoadedState) -> Update:
+    """A state as the update that puts it in the place of whatever is stored."""
+    return Update(
+        token,
+        durable=True,
+        start_offset=state.start_offset,
+        horizon=state.horizon,
+        done_count=state.done_count,
+        changes=state.changes,
+        snapshot=True,
+        dead=state.dead,
+        redrives=state.redrives,
+        producer=state.producer,
+    )

@@ -41,26 +41,19 @@ import math
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.state import share_archiving, share_choice, share_redrive, share_report
-from mansio.state.retry import delay_ms
 from mansio.state.share_dead import Dead
-from mansio.state.share_loading import restored, stored
+from mansio.state.share_ending import Ending
+from mansio.state.share_horizon import Horizon
+from mansio.state.share_loading import restored, stored, whole
 from mansio.state.share_policy import InOrder, LowestFirst
-from mansio.state.share_ranges import NEVER_MS, SETTLED, Span
+from mansio.state.share_ranges import SETTLED, Span
 from mansio.state.share_settling import check, runs_of
 from mansio.state.share_trimming import age, drop, late
 from mansio.state.share_types import (
-    ACCEPT,
-    ACKNOWLEDGED,
     ACQUIRED,
-    ARCHIVED,
     ARCHIVING,
     AVAILABLE,
-    CAUSE_LIMIT,
-    CAUSE_REJECTED,
-    GAP,
-    RELEASE,
     RENEW,
-    WITHHELD,
     Acquired,
     Archiving,
     LoadedState,
@@ -69,14 +62,13 @@ from mansio.state.share_types import (
     Ticket,
     Update,
 )
-from mansio.state.share_window import DELIVERIES_MAX, changes_of
+from mansio.state.share_window import acquired_of, changes_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.state.share_policy import Policy
     from mansio.state.share_ranges import Ranges
-    from mansio.state.share_settling import Run
     from mansio.state.share_types import Producer, Settle, ShareKey, ShareSettings
 
 AT_ONCE_MS: Final = -math.inf
@@ -87,7 +79,7 @@ class SharePartition:
 
     __slots__ = (
         "_dead",
-        "_horizon_asked",
+        "_horizon",
         "_log_start",
         "_policy",
         "_producer",
@@ -96,7 +88,6 @@ class SharePartition:
         "_window",
         "aged_out",
         "high_watermark",
-        "horizon",
         "key",
         "leader_epoch",
         "settings",
@@ -120,10 +111,9 @@ class SharePartition:
         self.reconfigure(settings)
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
-        self.horizon = state.horizon
         self.aged_out = 0  # records that the log lost before anybody settled them
         self._state = state
-        self._horizon_asked: tuple[int, int] | None = None  # the update that moves it, and where to
+        self._horizon = Horizon(state.horizon)
         self._wall_ahead_ms = wall_ms - now_ms
         self._dead = Dead(state)
         self._producer = state.producer
@@ -147,7 +137,7 @@ class SharePartition:
         self.high_watermark = max(self.high_watermark, high_watermark)
         room = min(max_records, self.settings.locks_max - self._window.leased)
         picked = self._policy.pick(self._window.ranges, member, now_ms)
-        return share_choice.stretches(picked, room, min(self._lease_end(), self.high_watermark))
+        return share_choice.stretches(picked, room, min(self._lease_end, self.high_watermark))
 
     def acquire(
         self,
@@ -168,7 +158,7 @@ class SharePartition:
         window, policy = self._window, self._policy
         picked = policy.pick(window.ranges, member, now_ms)
         chosen = share_choice.choose(
-            share_choice.readable(picked, read, self._lease_end(), may_skip=policy.may_skip),
+            share_choice.readable(picked, read, self._lease_end, may_skip=policy.may_skip),
             max_records,
             self.settings.locks_max - window.leased,
             strict=strict,
@@ -190,19 +180,13 @@ class SharePartition:
                     deadline_ms=deadline_ms,
                 )
                 spans.append(span)
-        told: list[Acquired] = []
-        for span in spans:
-            if told and told[-1].last + 1 == span.first and told[-1].deliveries == span.deliveries:
-                told[-1] = told[-1]._replace(last=span.last)
-            else:
-                told.append(Acquired(span.first, span.last, span.deliveries))
-        again = any(span.deliveries > 1 for span in spans)
+        told = acquired_of(spans)
+        again = any(each.deliveries > 1 for each in told)
         return told, self._update(token, spans, durable=again, horizon=True)
 
+    @property
     def _lease_end(self) -> int:
-        """Where leases end: at the horizon; at the end of what there is, while that is in too many pieces."""
-        ranges = self._window.ranges
-        return min(self.horizon, ranges.end) if len(ranges) >= self.settings.ranges_max else self.horizon
+        return self._horizon.lease_end(self._window.ranges, self.settings)
 
     def settle(
         self, member: str, batches: Sequence[Settle], now_ms: float, wall_ms: int, chance: float
@@ -225,66 +209,52 @@ class SharePartition:
                 window.ranges.merge_around(run.first, run.last)
         if not told:
             return None
-        token = window.begin()
+        ending = Ending(window, self.settings, window.begin(), now_ms, wall_ms, chance)
         spans: list[Span] = []
         for run in told:
             for span in window.ranges.split(run.first, run.last):
-                self._end(span, run, member, token, now_ms, chance)
+                ending.settle(span, run, member)
                 spans.append(span)
-        return self._update(token, spans, durable=any(span.state != AVAILABLE for span in spans))
-
-    def _end(self, span: Span, run: Run, member: str, token: int, now_ms: float, chance: float) -> None:
-        if span.state == WITHHELD:
-            span.forgiven = 0  # so it was delivered
-        if run.type == ACCEPT:
-            self._window.put(span, ACKNOWLEDGED, token, holder=member)
-        elif run.type == GAP:
-            self._window.put(span, ARCHIVED, token, holder=member)
-        elif run.type == RELEASE:
-            self._retry(span, token, now_ms, chance, run.said.delay_ms, member)
-        else:
-            self._give_up(span, token, now_ms, CAUSE_REJECTED, run.said.reason, member)
+        return self._update(ending.token, spans, durable=_says_more_than_free(spans))
 
     def release_member(self, member: str, now_ms: float, *, forgive: bool = True) -> Update | None:
         """The member is gone: what it has is offered to others at once. `forgive`: it left in order, so its deliveries
         are no tries. What it has in an update under way stays as it is."""
-        window, spans, token = self._window, [], 0
-        for span in list(window.ranges):
-            if span.state == ACQUIRED and span.holder == member and span.unsettled == SETTLED:
-                token = token or window.begin()
-                span.forgiven += forgive
-                self._retry(span, token, now_ms, 0.0, 0, member)
-                spans.append(span)
-        durable = any(span.state != AVAILABLE for span in spans)
-        return self._update(token, spans, durable=durable) if spans else None
+        window = self._window
+        spans = [
+            span
+            for span in window.ranges
+            if span.state == ACQUIRED and span.holder == member and span.unsettled == SETTLED
+        ]
+        if not spans:
+            return None
+        ending = Ending(window, self.settings, window.begin(), now_ms, round(self._wall(now_ms)), 0.0)
+        for span in spans:
+            span.forgiven += forgive
+            ending.retry(span, 0, member)
+        return self._update(ending.token, spans, durable=_says_more_than_free(spans))
 
     def tick(self, now_ms: float, wall_ms: int, chance: float) -> Update | None:
         """What time brings: leases end, what rested is free, what was withheld is, the horizon moves ahead."""
         window = self._window
         self._wall_ahead_ms = wall_ms - now_ms
-        token = 0
-        changed: list[Span] = []
-        if late(window, self._log_start):
-            token = window.begin()
-            changed = self._age(token)
-        freed: list[Span] = []
-        for span in window.due(now_ms):
-            if span.state == AVAILABLE:
-                window.unpark(span)
-                freed.append(span)
-                continue
-            token = token or window.begin()
-            if span.state == WITHHELD:
-                window.put(span, AVAILABLE, token)
-            else:
-                self._retry(span, token, now_ms, chance, -1, span.holder)
-            changed.append(span)
-        window.merge(freed)
+        token = window.begin()
+        changed = self._age(token)
+        due = window.due(now_ms)
+        rested = [span for span in due if span.state == AVAILABLE]
+        for span in rested:
+            window.unpark(span)
+        ending = Ending(window, self.settings, token, now_ms, wall_ms, chance)
+        for span in due:
+            if span.state != AVAILABLE:
+                ending.expire(span)
+                changed.append(span)
+        window.merge(rested)
         if not changed and not self._horizon_due:
+            window.settle(token)
             return None
-        durable = any(span.state != AVAILABLE for span in changed)
         changed.sort(key=lambda span: span.first)
-        return self._update(token or window.begin(), changed, durable=durable, horizon=True)
+        return self._update(token, changed, durable=_says_more_than_free(changed), horizon=True)
 
     def next_deadline_ms(self) -> float:
         """When `tick` is due."""
@@ -294,32 +264,6 @@ class SharePartition:
             else self._window.next_deadline_ms
         )
 
-    def _retry(
-        self, span: Span, token: int, now_ms: float, chance: float, asked_ms: int, consumer: str
-    ) -> None:
-        """Offer it again after a rest (`asked_ms`: so long, -1 for the group's backoff), or give it up."""
-        settings = self.settings
-        tries = span.deliveries - span.forgiven
-        if tries >= settings.delivery_limit or span.deliveries >= DELIVERIES_MAX:
-            self._give_up(span, token, now_ms, CAUSE_LIMIT, "", consumer)
-            return
-        in_order = settings.ordered and asked_ms < 0
-        rest_ms = 0 if in_order else delay_ms(settings.backoff, tries, chance, asked_ms)
-        self._window.put(
-            span,
-            AVAILABLE,
-            token,
-            deadline_ms=now_ms + rest_ms if rest_ms else NEVER_MS,
-            due_ms=round(self._wall(now_ms)) + rest_ms if rest_ms else -1,
-        )
-
-    def _give_up(self, span: Span, token: int, now_ms: float, cause: int, reason: str, consumer: str) -> None:
-        if self.settings.dead_letters:
-            ticket = share_archiving.open_ticket(cause, reason, consumer, round(self._wall(now_ms)))
-            self._window.put(span, ARCHIVING, token, holder=consumer, ticket=ticket)
-        else:
-            self._window.put(span, ARCHIVED, token, holder=consumer)
-
     def _wall(self, now_ms: float) -> float:
         return now_ms + self._wall_ahead_ms
 
@@ -328,8 +272,7 @@ class SharePartition:
     def settled(self, token: int) -> list[Archiving]:
         """The update with this token is stored as it asked for. Gives what is to go to the dead-letter topic now."""
         spans = self._window.settle(token)
-        if self._horizon_asked is not None and self._horizon_asked[0] == token:
-            self.horizon, self._horizon_asked = self._horizon_asked[1], None
+        self._horizon.settled(token)
         found = [
             share_archiving.letter(self.key, span)
             for span in spans
@@ -344,7 +287,7 @@ class SharePartition:
         return self._state._replace(
             leader_epoch=self.leader_epoch,
             start_offset=start,
-            horizon=self.horizon,
+            horizon=self._horizon.offset,
             done_count=done,
             changes=stored(self._window, now_ms=now_ms, wall_ms=round(self._wall(now_ms))),
             dead=self._dead.ranges(),
@@ -359,35 +302,21 @@ class SharePartition:
         return self._whole(self._window.begin(), now_ms)
 
     def _whole(self, token: int, now_ms: float) -> Update:
-        state = self.snapshot(now_ms)
-        return Update(
-            token,
-            durable=True,
-            start_offset=state.start_offset,
-            horizon=state.horizon,
-            done_count=state.done_count,
-            changes=state.changes,
-            snapshot=True,
-            dead=state.dead,
-            redrives=state.redrives,
-            producer=state.producer,
-        )
+        return whole(token, self.snapshot(now_ms))
 
     def _update(
         self, token: int, spans: list[Span], *, durable: bool, horizon: bool = False, **more: Any
     ) -> Update:
-        start, done = self._window.start_with(token)
-        ahead = self.horizon
+        window = self._window
+        start, done = window.start_with(token)
+        ahead = self._horizon.offset
         if horizon and self._horizon_due:
-            step = self.settings.horizon_step
-            ahead, durable = max(self.horizon, self._window.ranges.end) + step, True
-            self._horizon_asked = (token, ahead)
+            ahead, durable = self._horizon.ask(token, window.ranges, self.settings), True
         return Update(token, durable, start, ahead, done, tuple(changes_of(spans)), **more)
 
     @property
     def _horizon_due(self) -> bool:
-        left = self.horizon - self._window.ranges.end
-        return self._horizon_asked is None and 2 * left < self.settings.horizon_step
+        return self._horizon.is_due(self._window.ranges, self.settings)
 
     # ------------------------------------------------------------------ the log loses its oldest records
 
@@ -461,6 +390,16 @@ class SharePartition:
     # ------------------------------------------------------------------ for people
 
     @property
+    def horizon(self) -> int:
+        """Nothing at or above this offset was ever leased."""
+        return self._horizon.offset
+
+    @property
+    def leased(self) -> int:
+        """Records that somebody has now."""
+        return self._window.leased
+
+    @property
     def ranges(self) -> Ranges:
         """To be read, not changed."""
         return self._window.ranges
@@ -470,3 +409,8 @@ class SharePartition:
         return share_report.counts(
             self._window, self._dead, self.high_watermark, self.settings.lock_ms, now_ms
         )
+
+
+def _says_more_than_free(spans: list[Span]) -> bool:
+    """Has it to be durable? A release, or the end of a lease, may be lost: the lease is found again, and ends again."""
+    return any(span.state != AVAILABLE for span in spans)

@@ -1,7 +1,9 @@
 """Which records a member may be given, and in which order: the one place where that is chosen.
 
-A policy only looks. What it picks is leased, or not, by `share_partition`, which knows the limits. Lanes and delays
-are further policies.
+Lanes and delays are further policies.
+
+Always true: a policy only looks, and picks nothing but what is free, in stretches that do not overlap. What it picks is
+leased, or not, by `share_partition`, which knows the limits.
 """
 
 from __future__ import annotations

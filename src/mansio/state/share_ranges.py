@@ -154,7 +154,8 @@ class Ranges:
         """The spans that have at least one offset of `first` to `last`."""
         if last < self.start or first >= self.end or first > last:
             return []
-        return self._spans[self._index(max(first, self.start)) : self._index(min(last, self.end - 1)) + 1]
+        low = self._index(first) if first > self.start else 0
+        return self._spans[low : bisect_right(self._firsts, last, low)]
 
     def walk(self, first: int) -> Iterator[Span]:
         """The spans from the one that has `first`, or from the lowest one."""
@@ -189,17 +190,18 @@ class Ranges:
 
     def merge_around(self, first: int, last: int) -> None:
         """Make one of what is the same, among `first` to `last` and their neighbours."""
-        if last < self.start or not self._spans:
+        low = max(self._index(first) - 1, 0)
+        high = bisect_right(self._firsts, last, low) + 1
+        if last < self.start or len(self._spans) < 2:
             return
-        low = max(self._index(max(first, self.start)) - 1, 0)
-        high = min(self._index(min(last, self.end - 1)) + 2, len(self._spans))
         merged = [self._spans[low]]
-        for span in self._spans[low + 1 : high]:
+        several = self._spans[low + 1 : high]
+        for span in several:
             if merged[-1].same(span):
                 merged[-1].last = span.last
             else:
                 merged.append(span)
-        if len(merged) < high - low:
+        if len(merged) <= len(several):
             self._spans[low:high] = merged
             self._firsts[low:high] = [span.first for span in merged]
 

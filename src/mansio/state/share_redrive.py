@@ -1,7 +1,10 @@
 """Offering dead records again: which of them, and how the window takes them back in.
 
-Only what is dead, is still in the log, and was not offered under the same id before. What lies below the start of the
-window comes back into it, with what lies between as what it is: done.
+An operator does that when what was wrong is repaired, perhaps twice because an answer was lost.
+
+Always true: only what is dead, is still in the log, and was not offered under the same id before; nothing that was
+acknowledged. What lies below the start of the window comes back into it, with what lies between as what it is: done.
+Deliveries stay as they are, and all of them are forgiven.
 """
 
 from __future__ import annotations

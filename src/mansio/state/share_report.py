@@ -1,4 +1,10 @@
-"""What people are shown of a share partition."""
+"""What people are shown of a share partition: records by state, and who has how many leased since when.
+
+Reckoned when it is asked for, from the ranges, so that nothing has to be kept up to date for it.
+
+Always true: nothing is changed in here; numbers are of records, not of ranges; what is in an update under way counts as
+what it is about to be.
+"""
 
 from __future__ import annotations
 

@@ -140,6 +140,10 @@ class Sessions:
             raise ShareSessionNotFound(f"member {member} of group {group} has no share session here")
         return session
 
+    def holds(self, group: str, member: str) -> bool:
+        """Has the member a session here?"""
+        return (group, member) in self._sessions
+
     def lost(self, connection: Any) -> list[Session]:
         """The connection ended, and with it these; their members' leases are to be released."""
         ended = [session for session in self._sessions.values() if session.connection is connection]

@@ -1,6 +1,9 @@
 """What a member says of the records it has, made into runs of one type, and whether it may say so.
 
-Nothing is changed in here: a partition's part of a request is applied whole or not at all.
+It comes before anything is changed, because a partition's part of a request is applied whole or not at all.
+
+Always true: nothing is changed in here; runs are ascending and disjoint, and what they are of is leased by the member,
+or was withheld because it may be; what is below the start is left out, as nobody can undo it.
 
 Source: KIP-932, as Apache Kafka's SharePartition and ShareFetchUtils check it.
 """

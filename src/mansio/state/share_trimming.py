@@ -1,8 +1,8 @@
 """What becomes of a share partition when its log loses its oldest records.
 
-What nobody settled is done with, as it cannot be read again; what waits for its dead letter still gets one, without
-the record, and holds the start of the ranges until then. What is in an update under way is left alone until it is
-stored.
+Always true: what nobody settled is done with, as it cannot be read again; what waits for its dead letter still gets
+one, without the record, and holds the start of the ranges until then; what is in an update under way is left alone
+until it is stored.
 """
 
 from __future__ import annotations

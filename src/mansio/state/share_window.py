@@ -21,6 +21,7 @@ from mansio.state.share_types import (
     ARCHIVING,
     AVAILABLE,
     WITHHELD,
+    Acquired,
     Change,
 )
 
@@ -72,6 +73,17 @@ def _alike(one: Change, other: Change) -> bool:
     return one[2:] == other[2:] and not reserved
 
 
+def acquired_of(spans: Iterable[Span]) -> list[Acquired]:
+    """What a member is told of them, neighbours of the same delivery in one."""
+    told: list[Acquired] = []
+    for span in spans:
+        if told and told[-1].last + 1 == span.first and told[-1].deliveries == span.deliveries:
+            told[-1] = told[-1]._replace(last=span.last)
+        else:
+            told.append(Acquired(span.first, span.last, span.deliveries))
+    return told
+
+
 class Window:
     """See the module."""
 
@@ -114,8 +126,9 @@ class Window:
         if span.unsettled != SETTLED or state not in TRANSITIONS[span.state]:
             message = f"offsets {span.first} to {span.last} cannot go from {span.state} to {state} now"
             raise AssertionError(message)
-        self.discount(span)
-        span.state = state
+        was, span.state = span.state, state
+        if was != state:
+            self._moved(was, state, span.last - span.first + 1)
         if deliveries is not None:
             span.deliveries = deliveries
         if forgiven is not None:
@@ -126,28 +139,34 @@ class Window:
         span.due_ms = due_ms
         span.ticket = ticket
         span.unsettled = token
-        self.count(span)
         if token == SETTLED:
             self._settled(span)
-        else:
-            self._add(token, span)
-
-    def _add(self, token: int, span: Span) -> None:
+            return
         covered = self._under_way[token]
         if covered and covered[-1][1] + 1 == span.first:
             covered[-1] = (covered[-1][0], span.last)
         else:
             covered.append((span.first, span.last))
 
+    def _moved(self, was: int, state: int, size: int) -> None:
+        if state == ACQUIRED:
+            self.leased += size
+        elif was == ACQUIRED:
+            self.leased -= size
+        if state in TERMINAL:
+            self.done += size
+        elif was in TERMINAL:
+            self.done -= size
+
     def count(self, span: Span) -> None:
-        """The span has come, or has its state from now on."""
+        """The span has come."""
         if span.state == ACQUIRED:
             self.leased += span.size
         elif span.state in TERMINAL:
             self.done += span.size
 
     def discount(self, span: Span) -> None:
-        """The span goes, or is about to change its state."""
+        """The span goes."""
         if span.state == ACQUIRED:
             self.leased -= span.size
         elif span.state in TERMINAL:

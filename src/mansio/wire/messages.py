@@ -25,6 +25,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import WireError
+from mansio.wire import native
 from mansio.wire.headers import framed_response, read_response_header, request_header
 from mansio.wire.schema_readers import MAX_STRUCTS, Body, struct_reader
 from mansio.wire.schema_writers import struct_writer
@@ -123,7 +124,7 @@ def decode_response_frame(api_key: int, version: int, frame: Buffer) -> tuple[in
 def warm_up() -> Iterator[None]:
     """Import and compile everything offered; each step of the iterator takes some milliseconds."""
     for api in OFFERED.values():
-        if api.handler is None:
+        if api.handler is None or api.raw:
             continue
         for version in range(api.highest, api.lowest - 1, -1):
             _reader(api.key, version, REQUEST)
@@ -162,8 +163,10 @@ def _writer(api_key: int, version: int, direction: str) -> Writer:
 
 
 def _schema(api_key: int, version: int, direction: str) -> Any:
-    """kio's class of a message. Raises `ValueError` for what kio does not know: the caller checks versions
+    """kio's class of a message, or ours. Raises `ValueError` for what there is not: the caller checks versions
     first."""
+    if native.is_native(api_key):
+        return native.schema(api_key, version, direction)
     from kio import index
 
     load = index.load_request_schema if direction == REQUEST else index.load_response_schema
@@ -176,6 +179,8 @@ def _schema(api_key: int, version: int, direction: str) -> Any:
 @cache
 def shape_of(api_key: int, direction: str) -> Shape:
     """The one shape of an API's request or response."""
+    if native.is_native(api_key):
+        return _shape(api_key, direction, "", native.schema(api_key, 0, direction))
     from kio.schema.index import api_key_map, schema_name_map
 
     newest = max(schema_name_map[api_key_map[api_key]])

@@ -63,6 +63,21 @@ class ApiKey(IntEnum):
     CONSUMER_GROUP_DESCRIBE = 69
     LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
+    SHARE_GROUP_HEARTBEAT = 76
+    SHARE_GROUP_DESCRIBE = 77
+    SHARE_FETCH = 78
+    SHARE_ACKNOWLEDGE = 79
+    INITIALIZE_SHARE_GROUP_STATE = 83
+    READ_SHARE_GROUP_STATE = 84
+    WRITE_SHARE_GROUP_STATE = 85
+    DELETE_SHARE_GROUP_STATE = 86
+    READ_SHARE_GROUP_STATE_SUMMARY = 87
+    DESCRIBE_SHARE_GROUP_OFFSETS = 90
+    ALTER_SHARE_GROUP_OFFSETS = 91
+    DELETE_SHARE_GROUP_OFFSETS = 92
+    SETTLE_LEASES = 20100
+    DESCRIBE_LEASES = 20101
+    REDRIVE_RECORDS = 20102
 
 
 class Api(NamedTuple):
@@ -72,16 +87,21 @@ class Api(NamedTuple):
     lowest: int
     highest: int
     handler: str | None = None
-    """`module.function` under the broker's handlers; None for Produce and Fetch, which the server answers
-    itself."""
+    """`module.function` under the broker's handlers; None for Produce, Fetch, ShareFetch and ShareAcknowledge, which
+    the server answers itself."""
     note: str = ""
     """What is particular about Mansio's answer."""
     skipped: str = ""
     """Why Kafka's newer versions are not offered; empty where there are none."""
     announced_lowest: int | None = None
     """The lowest version ApiVersions announces, where it is not `lowest`."""
+    raw: bool = False
+    """The handler reads the request's bytes itself."""
 
 
+_BROKERS_ONLY: Final = (
+    "Brokers of a cluster among each other; anybody else gets CLUSTER_AUTHORIZATION_FAILED."
+)
 _NO_AUTHORIZER: Final = "Every operation is allowed: SECURITY_DISABLED, as Kafka without an authorizer."
 
 _ROWS: Final = (
@@ -124,7 +144,7 @@ _ROWS: Final = (
         "offsets.offset_fetch",
         skipped="10 names topics by id (KIP-848 clients use 9, too).",
     ),
-    Api(ApiKey.FIND_COORDINATOR, 0, 6, "groups.find_coordinator", note="Groups only."),
+    Api(ApiKey.FIND_COORDINATOR, 0, 6, "groups.find_coordinator", note="Groups and share partitions."),
     Api(ApiKey.JOIN_GROUP, 0, 9, "groups.join_group"),
     Api(ApiKey.HEARTBEAT, 0, 4, "groups.heartbeat"),
     Api(ApiKey.LEAVE_GROUP, 0, 5, "groups.leave_group"),
@@ -237,13 +257,50 @@ _ROWS: Final = (
         note="Topics, this broker, and groups with settings of their own. Version 0 asks for client metrics: none.",
     ),
     Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "cluster.describe_topic_partitions"),
+    Api(ApiKey.SHARE_GROUP_HEARTBEAT, 1, 1, "share_groups.share_group_heartbeat", note="KIP-932."),
+    Api(ApiKey.SHARE_GROUP_DESCRIBE, 1, 1, "share_groups.share_group_describe"),
+    Api(
+        ApiKey.SHARE_FETCH,
+        1,
+        2,
+        note="KIP-932, with the record limit of KIP-1206. A batch is finished when its rest is no more than asked for.",
+    ),
+    Api(ApiKey.SHARE_ACKNOWLEDGE, 1, 2, note="KIP-932, with the renewals of KIP-1222."),
+    Api(ApiKey.INITIALIZE_SHARE_GROUP_STATE, 0, 0, "share_state.initialize", note=_BROKERS_ONLY, raw=True),
+    Api(ApiKey.READ_SHARE_GROUP_STATE, 0, 0, "share_state.read", note=_BROKERS_ONLY, raw=True),
+    Api(ApiKey.WRITE_SHARE_GROUP_STATE, 1, 1, "share_state.write", note=_BROKERS_ONLY, raw=True),
+    Api(ApiKey.DELETE_SHARE_GROUP_STATE, 0, 0, "share_state.delete", note=_BROKERS_ONLY, raw=True),
+    Api(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, 1, 1, "share_state.summary", note=_BROKERS_ONLY, raw=True),
+    Api(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 0, 1, "share_offsets.describe_share_group_offsets"),
+    Api(ApiKey.ALTER_SHARE_GROUP_OFFSETS, 0, 0, "share_offsets.alter_share_group_offsets"),
+    Api(ApiKey.DELETE_SHARE_GROUP_OFFSETS, 0, 0, "share_offsets.delete_share_group_offsets"),
+    Api(
+        ApiKey.SETTLE_LEASES,
+        0,
+        0,
+        "leases.settle_leases",
+        note="Ours. ShareAcknowledge without a session, with a delay for releases and a reason for rejections.",
+    ),
+    Api(
+        ApiKey.DESCRIBE_LEASES,
+        0,
+        0,
+        "leases.describe_leases",
+        note="Ours. Who has leased what, and since when.",
+    ),
+    Api(
+        ApiKey.REDRIVE_RECORDS,
+        0,
+        0,
+        "leases.redrive_records",
+        note="Ours. Offers dead records to their group again, once for each redrive's id.",
+    ),
 )
 
 OFFERED: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
 """Every API a client may use, in the order of the keys."""
 
 _TRANSACTIONS: Final = "transactions are not there yet"
-_SHARE_GROUPS: Final = "share groups (KIP-932) are not there yet"
 _SECURITY: Final = "there is no authentication on this listener yet"
 _RAFT: Final = "brokers talk to a metadata store, not to a KRaft quorum"
 _STREAMS: Final = "streams groups (KIP-1071) are not planned"
@@ -256,8 +313,6 @@ SKIPPED: Final[dict[str, str]] = {
     "AlterReplicaLogDirs (34)": "a broker has one data directory",
     "DescribeQuorum (55), UpdateFeatures (57), UnregisterBroker (64), AddRaftVoter (80) and on": _RAFT,
     "GetTelemetrySubscriptions (71), PushTelemetry (72)": "clients keep their metrics (KIP-714 is optional)",
-    "ShareGroupHeartbeat (76) to ShareAcknowledge (79)": _SHARE_GROUPS,
-    "DescribeShareGroupOffsets (90) to DeleteShareGroupOffsets (92)": _SHARE_GROUPS,
     "StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)": _STREAMS,
 }
 """What Kafka's clients may ask for and Mansio does not offer, with the reason."""
@@ -305,6 +360,21 @@ _FIRST_FLEXIBLE: Final[dict[int, int]] = {
     ApiKey.CONSUMER_GROUP_DESCRIBE: 0,
     ApiKey.LIST_CONFIG_RESOURCES: 0,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: 0,
+    ApiKey.SHARE_GROUP_HEARTBEAT: 0,
+    ApiKey.SHARE_GROUP_DESCRIBE: 0,
+    ApiKey.SHARE_FETCH: 0,
+    ApiKey.SHARE_ACKNOWLEDGE: 0,
+    ApiKey.INITIALIZE_SHARE_GROUP_STATE: 0,
+    ApiKey.READ_SHARE_GROUP_STATE: 0,
+    ApiKey.WRITE_SHARE_GROUP_STATE: 0,
+    ApiKey.DELETE_SHARE_GROUP_STATE: 0,
+    ApiKey.READ_SHARE_GROUP_STATE_SUMMARY: 0,
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: 0,
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS: 0,
+    ApiKey.DELETE_SHARE_GROUP_OFFSETS: 0,
+    ApiKey.SETTLE_LEASES: 0,
+    ApiKey.DESCRIBE_LEASES: 0,
+    ApiKey.REDRIVE_RECORDS: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15
 

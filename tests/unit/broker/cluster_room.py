@@ -42,10 +42,10 @@ class RolePartition(MemoryPartition):
             self.on_read(number)
             yield batch
 
-    def append(self, batch: bytes, *, internal: bool = False) -> Any:
+    def append(self, batch: bytes, *, internal: bool = False, urgent: bool = True) -> Any:
         if not self.leads:
             raise NotLeaderOrFollower
-        return super().append(batch, internal=internal)
+        return super().append(batch, internal=internal, urgent=urgent)
 
     def step_down(self) -> None:
         self.leads = False

@@ -190,7 +190,7 @@ class MemoryPartition:
     def log(self) -> MemoryPartition:
         return self
 
-    def append(self, batch: bytes, *, internal: bool = False) -> Appended:
+    def append(self, batch: bytes, *, internal: bool = False, urgent: bool = True) -> Appended:
         assert internal
         if self.refuses is not None:
             raise self.refuses

@@ -450,12 +450,12 @@ def test_whatever_cannot_be_written_the_group_goes_on_as_it_is_stored(nth: int, 
     home, appends = broker.home, iter(range(1_000_000))
     append = home.append
 
-    def failing(batch: bytes, *, internal: bool = False) -> object:
+    def failing(batch: bytes, *, internal: bool = False, urgent: bool = True) -> object:
         number = next(appends)
         if number == nth and how == "append":
             raise StorageError("no room")
         home.holds = number == nth
-        appended = append(batch, internal=internal)
+        appended = append(batch, internal=internal, urgent=urgent)
         if number == nth:
             home.holds = False
             broker.scheduler.call_soon(refuse_commit)

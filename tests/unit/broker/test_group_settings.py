@@ -12,7 +12,7 @@ import mansio.broker.coordinators.group_settings
 from mansio.broker.context import RequestContext
 from mansio.broker.coordinators.group_settings import GroupConfigs
 from mansio.broker.handlers import configs as handlers
-from mansio.cluster import metadata
+from mansio.cluster import group_config, metadata
 from mansio.cluster.config_entries import Source
 from mansio.cluster.metadata import Put
 from mansio.cluster.state import ClusterState
@@ -152,7 +152,7 @@ def test_what_another_version_has_kept_is_not_in_force_and_can_be_removed() -> N
         put = Put(key, metadata.encode({"configs": {"streams.session.timeout.ms": "1"}}, "w"))
         done = await admin.store.transact([], [put])
         await admin.state.reached(done.revision, admin.scheduler)
-        assert {entry.name for entry in configs.describe("g")} == {SESSION, INTERVAL}
+        assert {entry.name for entry in configs.describe("g")} == set(group_config.SETTINGS)
         await configs.alter("g", [change("streams.session.timeout.ms", None)])
         assert configs.groups() == []
 
@@ -165,7 +165,10 @@ def test_clients_see_where_a_value_comes_from_and_set_it_both_ways() -> None:
             resource = {"resource_type": GROUP, "resource_name": "g", "configuration_keys": None}
             answer = await call(admin, configs, ApiKey.DESCRIBE_CONFIGS, 4, resources=[resource])
             assert answer.results[0].error_code == 0
-            return {each.name: (each.value, each.config_source) for each in answer.results[0].configs}
+            configs_ = answer.results[0].configs
+            assert {each.name for each in configs_} == set(group_config.SETTINGS)
+            consumers = [each for each in configs_ if each.name.startswith("consumer.")]
+            return {each.name: (each.value, each.config_source) for each in consumers}
 
         default = {
             SESSION: ("30000", int(Source.STATIC_BROKER)),

@@ -12,6 +12,7 @@ from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
 from mansio.wire.messages import REQUEST, RESPONSE
+from mansio.wire.native import is_native
 from mansio.wire.schemas import Field, fields_of
 from mansio.wire.versions import OFFERED
 
@@ -25,10 +26,10 @@ BITS = {"int8": 8, "int16": 16, "int32": 32, "int64": 64, "timedelta_i32": 32}
 ERRORS = [code.value for code in ErrorCode]
 
 
-def every_version(*, without: tuple[int, ...] = ()) -> Iterator[tuple[int, int, str]]:
-    """(API key, version, direction) of everything offered."""
+def every_version(*, without: tuple[int, ...] = (), native: bool = False) -> Iterator[tuple[int, int, str]]:
+    """(API key, version, direction) of everything offered that kio knows; with `native`, of ours too."""
     for api in OFFERED.values():
-        if api.key not in without:
+        if api.key not in without and (native or not is_native(api.key)):
             for version in range(api.lowest, api.highest + 1):
                 yield int(api.key), version, REQUEST
                 yield int(api.key), version, RESPONSE

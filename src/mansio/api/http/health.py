@@ -15,8 +15,9 @@ a cluster `session_not_held` (another broker may lead what this one leads, so it
 Warnings do not keep work away; with any of them the broker is `degraded`: `corrupt_batch` (a reader met damage),
 `log_cut` (the start cut what was not known to be durable; said until the next start), `disk_full` (writes find no
 room), `disk_low`, `disk_silent` (the file system does not say how much is free), `hold_broken` (records are gone that
-a pipeline had not read), `holds_unknown` (nothing is deleted, because nobody knows what pipelines still need); in a
-cluster `etcd_silent`, `etcd_member_down`, `replicas_not_in_sync`, `under_min_in_sync` (acks=all is refused).
+a pipeline had not read), `holds_unknown` (nothing is deleted, because nobody knows what pipelines still need),
+`dead_letters_waiting` (they could not be written when last tried); in a cluster `etcd_silent`, `etcd_member_down`,
+`replicas_not_in_sync`, `under_min_in_sync` (acks=all is refused).
 Always true: at most `REASONS_MAX` reasons, and as many warnings, are listed; the count of the rest is said.
 """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.api.http import cluster_numbers
+from mansio.api.http import cluster_numbers, share_numbers
 from mansio.api.http.source import Distribution, Measurement
 from mansio.errors import BY_KAFKA_CODE
 from mansio.logs import COUNTS
@@ -183,6 +183,7 @@ PARTS: Final[tuple[Callable[[Service], Iterator[Measurement]], ...]] = (
     _quotas,
     _lines,
     cluster_numbers.measurements,
+    share_numbers.measurements,
 )
 
 

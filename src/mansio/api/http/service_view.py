@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from mansio.api.http import cluster_numbers, service_numbers
+from mansio.api.http import cluster_numbers, service_numbers, share_numbers
 from mansio.api.http.source import Bounds, GroupLag, PartitionSample, Problem
 from mansio.broker.holds import REASONS
 from mansio.errors import CorruptLog, MansioError, StorageError
@@ -89,6 +89,7 @@ class ServiceView:
                 detail = f"other partitions: met {damage.times} times by readers"
             yield Problem("corrupt_batch", detail, topic, index)
         yield from cluster_numbers.warnings(service)
+        yield from share_numbers.warnings(service)
         yield from _held_back(service)
         for partition in tuple(service.partitions):
             if (cut := partition.log.recovery.cut) is not None:

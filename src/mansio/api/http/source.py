@@ -135,7 +135,8 @@ class BrokerView(MetricsSource, Protocol):
 
     def warnings(self) -> Iterable[Problem]:
         """What somebody should look at, although the broker does its work. Reasons: `corrupt_batch`, `log_cut`,
-        `disk_full`, `hold_broken`, `holds_unknown`, and those of a cluster: see `cluster_numbers`."""
+        `disk_full`, `hold_broken`, `holds_unknown`, `dead_letters_waiting`, and those of a cluster: see
+        `cluster_numbers`."""
 
     def on_room_change(self, listener: Callable[[], object]) -> None:
         """Have `listener` called when a write finds the disk full, and when one finds room again."""

@@ -95,6 +95,7 @@ class GroupConfigs:
         return {
             row.name: int(getattr(self._settings, row.broker_setting))
             for row in group_config.SETTINGS.values()
+            if row.broker_setting
         }
 
     async def _write(self, group_id: str, revision: int, configs: Mapping[str, str]) -> bool:

@@ -27,6 +27,7 @@ from mansio.broker.coordinators.inspection import Inspection
 from mansio.broker.coordinators.modern_groups import ModernGroups
 from mansio.broker.coordinators.offsets import Offsets, tombstones
 from mansio.broker.coordinators.settings import OFFSETS_TOPIC, GroupSettings
+from mansio.broker.coordinators.share_groups import ShareGroups
 from mansio.broker.coordinators.store import GroupEntry, GroupStore
 from mansio.broker.coordinators.subscriptions import Subscriptions
 from mansio.broker.internal_topic import InternalTopic
@@ -35,6 +36,7 @@ from mansio.errors import (
     CoordinatorNotAvailable,
     FencedLeaderEpoch,
     GroupIdNotFound,
+    InconsistentGroupProtocol,
     InvalidGroupId,
     InvalidRequest,
     InvalidSessionTimeout,
@@ -54,6 +56,7 @@ from mansio.state.classic_group import ClassicGroup
 from mansio.state.consumer_group import ConsumerGroup
 from mansio.state.group_records import GroupKey, encode_group_key, encode_group_value
 from mansio.state.group_types import Answer, Persist
+from mansio.state.share_group import ShareGroup
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     from mansio.ports import Clock, Random, Scheduler
     from mansio.state.group_types import Effect, Join, JoinAnswer, Sync, SyncAnswer
     from mansio.state.modern_types import Heartbeat, HeartbeatAnswer
+    from mansio.state.share_group import ShareHeartbeat
 
 __all__ = ["OFFSETS_TOPIC", "GroupCoordinator", "GroupSettings"]
 
@@ -112,9 +116,17 @@ class GroupCoordinator:
         self._waiting: dict[Any, GroupEntry] = {}  # promises of parked joins and syncs
         self.subscriptions = subscriptions or Subscriptions({})
         self.modern = ModernGroups(settings, clock, self.subscriptions, overrides)
-        self.store = GroupStore(settings, clock, on_offset, consumer_group=self.modern.empty_group)
+        self.share = ShareGroups(settings, scheduler, self.subscriptions, overrides)
+        self.store = GroupStore(
+            settings,
+            clock,
+            on_offset,
+            consumer_group=self.modern.empty_group,
+            share_group=self.share.empty_group,
+        )
         self.modern.store = self.store
         self.modern.perform, self.modern.arm, self.modern.revive = self._perform, self._arm, self.revive
+        self.share.store, self.share.arm, self.share.revive = self.store, self._arm, self.revive
         self.topic = InternalTopic(
             OFFSETS_TOPIC,
             view=self.store,
@@ -140,6 +152,7 @@ class GroupCoordinator:
         await self.topic.start(partitions)
         for entry in list(self.store.entries.values()):
             self._arm(entry)
+        self.share.resume(list(self.store.entries.values()))
         self._schedule_expiry()
 
     def role_changed(self, partition: OffsetsPartition) -> None:
@@ -177,6 +190,7 @@ class GroupCoordinator:
         entries = self.store.of_partition(index)
         for entry in entries:
             self._arm(entry)
+        self.share.resume(entries)
         logger.info("groups loaded", extra=fields(partition=index, groups=len(entries)))
         self._begin_forgetting(entries)
 
@@ -206,6 +220,7 @@ class GroupCoordinator:
                 entry = await self.store.find_or_create(group_id)
             except MansioError as error:  # the first group of all makes the topic it is stored in
                 raise as_coordinator_error(error) from error
+        _check_not_shared(entry)
         new_member_id = f"{request.instance_id or request.client_id}-{self._random.bytes(16).hex()}"
         if isinstance(entry.group, ConsumerGroup):
             if not entry.group.is_idle():
@@ -228,7 +243,7 @@ class GroupCoordinator:
         if isinstance(entry.group, ConsumerGroup):
             return await self._coordinated(self.modern.sync(entry, entry.group, request))
         promise = self._scheduler.promise()
-        effects = entry.group.sync(request, promise, self.store.monotonic_ms())
+        effects = _classic(entry).sync(request, promise, self.store.monotonic_ms())
         answer: SyncAnswer = await self._performed(entry, effects, promise)
         return answer
 
@@ -247,7 +262,7 @@ class GroupCoordinator:
         if isinstance(entry.group, ConsumerGroup):
             self.modern.classic_heartbeat(entry, entry.group, member_id, instance_id, generation)
             return
-        entry.group.heartbeat(member_id, instance_id, generation, self.store.monotonic_ms())
+        _classic(entry).heartbeat(member_id, instance_id, generation, self.store.monotonic_ms())
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None) -> None:
         """A member goes."""
@@ -259,7 +274,7 @@ class GroupCoordinator:
             except MansioError as error:
                 raise as_coordinator_error(error) from error
             return
-        self._perform(entry, entry.group.leave(member_id, instance_id, self.store.monotonic_ms()))
+        self._perform(entry, _classic(entry).leave(member_id, instance_id, self.store.monotonic_ms()))
 
     def new_member_id(self) -> str:
         """For a member of the new protocol that has none: a uuid, as clients make it themselves."""
@@ -269,6 +284,11 @@ class GroupCoordinator:
         """A member of the new protocol joins, is alive, or leaves; see `ModernGroups.heartbeat`."""
         check_group_id(group_id)
         return await self._coordinated(self.modern.heartbeat(group_id, request))
+
+    async def share_heartbeat(self, group_id: str, request: ShareHeartbeat) -> HeartbeatAnswer:
+        """A member of a share group joins, is alive, or leaves; see `ShareGroups.heartbeat`."""
+        check_group_id(group_id)
+        return await self._coordinated(self.share.heartbeat(group_id, request))
 
     async def _coordinated(self, work: Awaitable[Answered]) -> Answered:
         try:
@@ -289,6 +309,8 @@ class GroupCoordinator:
         entry = self.store.find(group_id)
         if entry is None:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
+        if isinstance(entry.group, ShareGroup):
+            await self._coordinated(self.share.forget_all(entry, entry.group))
         entry.group.delete()
         try:
             if records := tombstones(entry, with_group=True):
@@ -340,7 +362,7 @@ class GroupCoordinator:
         promise.add_done_callback(settled)
 
     def _persisted(self, entry: GroupEntry, group: Machine, token: int, error: MansioError | None) -> None:
-        if self._closed or entry.gone or entry.group is not group or isinstance(group, ConsumerGroup):
+        if self._closed or entry.gone or entry.group is not group or not isinstance(group, ClassicGroup):
             return
         if error is not None:
             logger.error("group not stored", extra=fields(group=entry.group.group_id, reason=error))
@@ -379,6 +401,8 @@ class GroupCoordinator:
             return
         if isinstance(entry.group, ConsumerGroup):
             self.modern.tick(entry, entry.group)
+        elif isinstance(entry.group, ShareGroup):
+            self.share.tick(entry, entry.group)
         else:
             self._perform(entry, entry.group.tick(now_ms))
         self.store.drop_if_unused(entry)
@@ -409,7 +433,7 @@ class GroupCoordinator:
                 expired = self.offsets.expired(entry, now_ms)
                 gone += len(expired)
                 kept = sum(len(partitions) for partitions in entry.offsets.values()) > len(expired)
-                if not kept and entry.group.is_idle():
+                if not kept and entry.group.is_idle() and not isinstance(entry.group, ShareGroup):
                     await self.delete(group_id)
                 elif expired:
                     await self.store.append(group_id, tombstones(entry, only=expired))
@@ -425,6 +449,7 @@ class GroupCoordinator:
         entry = self.store.find(group_id)
         if entry is None:
             raise UnknownMember(f"there is no group {group_id!r}")
+        _check_not_shared(entry)
         return entry
 
     def _check_join(self, group_id: str, request: Join) -> None:
@@ -447,6 +472,11 @@ def _classic(entry: GroupEntry) -> ClassicGroup:
     if not isinstance(entry.group, ClassicGroup):
         raise CoordinatorNotAvailable(f"group {entry.group.group_id} is being deleted")
     return entry.group
+
+
+def _check_not_shared(entry: GroupEntry) -> None:
+    if isinstance(entry.group, ShareGroup):
+        raise InconsistentGroupProtocol(f"group {entry.group.group_id!r} is a share group")
 
 
 def check_group_id(group_id: str | None) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from mansio.errors import GroupIdNotFound, WireError
 from mansio.state.classic_group import DEAD, STABLE, ClassicGroup
 from mansio.state.consumer_group import ConsumerGroup
+from mansio.state.share_group import ShareGroup
 from mansio.wire.consumer_protocol import decode_assignment, decode_subscription
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 CLASSIC: Final = "classic"
 CONSUMER: Final = "consumer"
+SHARE: Final = "share"
 """The types of groups: who assigns, a member or the broker (KIP-848). Also the protocol type of consumers."""
 
 
@@ -228,7 +230,7 @@ class Inspection:
                 for each in self._by_topic(member.current.assigned)
                 for index in each.partitions
             }
-        if group.state is not STABLE:
+        if isinstance(group, ShareGroup) or group.state is not STABLE:
             return {}
         return {partition: member.member_id for member in group.roster for partition in _assigned(member)}
 
@@ -237,6 +239,8 @@ def _listed(entry: GroupEntry) -> ListedGroup:
     group = entry.group
     if isinstance(group, ConsumerGroup):
         return ListedGroup(group.group_id, CONSUMER, str(group.state), CONSUMER)
+    if isinstance(group, ShareGroup):
+        return ListedGroup(group.group_id, SHARE, str(group.state), SHARE)
     return ListedGroup(group.group_id, group.protocol_type or "", str(group.state))
 
 

@@ -26,11 +26,12 @@ from mansio.cluster.group_config import (
     CONSUMER_SESSION_TIMEOUT,
     value_of,
 )
-from mansio.errors import CoordinatorNotAvailable, MansioError, UnknownMember
+from mansio.errors import CoordinatorNotAvailable, InconsistentGroupProtocol, MansioError, UnknownMember
 from mansio.logs import fields
 from mansio.state.consumer_group import ConsumerGroup
 from mansio.state.group_records import GroupKey, encode_group_key
 from mansio.state.modern_types import JOIN_EPOCH, ConsumerGroupSettings
+from mansio.state.share_group import ShareGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -122,6 +123,8 @@ class ModernGroups:
         if isinstance(before, ConsumerGroup):
             group, records, effects = before, list[Any](), list[Any]()
             topics = self._topics(entry, request.topic_regex)
+        elif isinstance(before, ShareGroup):
+            raise InconsistentGroupProtocol(f"group {before.group_id!r} is a share group")
         else:
             topics = self.subscriptions.topics((request.topic_regex,) if request.topic_regex else ())
             group, records, effects = self._taken_over(entry, before, request, topics, now_ms)

@@ -37,6 +37,7 @@ from mansio.state.group_records import (
     encode_offset_key,
     encode_offset_value,
 )
+from mansio.state.share_group import ShareGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Sequence
@@ -279,6 +280,8 @@ def subscribed_topics(entry: GroupEntry) -> frozenset[str] | None:
     group = entry.group
     if isinstance(group, ConsumerGroup):
         return frozenset(names_read(group))
+    if isinstance(group, ShareGroup):
+        return frozenset(name for member in group.members.values() for name in member.metadata.topic_names)
     if group.protocol_type != CONSUMER or group.protocol is None:
         return None
     topics: set[str] = set()

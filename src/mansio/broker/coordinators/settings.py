@@ -25,6 +25,9 @@ class GroupSettings:
     consumer_session_timeout_ms: int = 45_000  # group.consumer.session.timeout.ms
     consumer_heartbeat_interval_ms: int = 5_000  # group.consumer.heartbeat.interval.ms
     consumer_assignors: tuple[str, ...] = ("uniform", "range")  # group.consumer.assignors
+    share_session_timeout_ms: int = 45_000  # group.share.session.timeout.ms
+    share_heartbeat_interval_ms: int = 5_000  # group.share.heartbeat.interval.ms
+    share_members_max: int = 200  # group.share.max.size
     offset_metadata_bytes_max: int = 4_096  # offset.metadata.max.bytes
     offsets_retention_ms: int = 7 * 24 * 60 * 60_000  # offsets.retention.minutes
     offsets_retention_check_interval_ms: int = 10 * 60_000  # offsets.retention.check.interval.ms

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.errors import CoordinatorNotAvailable
 from mansio.state.classic_group import ClassicGroup
-from mansio.state.consumer_group import ConsumerGroup
 from mansio.state.group_records import (
     CommittedOffset,
     GroupKey,
@@ -40,11 +39,13 @@ if TYPE_CHECKING:
     from mansio.broker.coordinators.settings import GroupSettings
     from mansio.broker.internal_topic import InternalTopic, KeyValue
     from mansio.ports import Clock, Promise, Timer
+    from mansio.state.consumer_group import ConsumerGroup
     from mansio.state.modern_records import ModernKey
     from mansio.state.modern_types import Topics
+    from mansio.state.share_group import ShareGroup
 
     OffsetListener = Callable[[str, str, int, CommittedOffset | None], None]
-    Machine = ClassicGroup | ConsumerGroup
+    Machine = ClassicGroup | ConsumerGroup | ShareGroup
 
 _HASH_MASK: Final = 0xFFFFFFFF
 
@@ -96,7 +97,7 @@ class GroupEntry:
 
     @property
     def member_count(self) -> int:
-        return len(self.group.members if isinstance(self.group, ConsumerGroup) else self.group.roster)
+        return len(self.group.roster if isinstance(self.group, ClassicGroup) else self.group.members)
 
     def each_offset(self) -> Iterator[tuple[str, int, CommittedOffset]]:
         for topic, partitions in list(self.offsets.items()):
@@ -127,12 +128,14 @@ class GroupStore:
         on_offset: OffsetListener = lambda *_: None,
         *,
         consumer_group: Callable[[str], ConsumerGroup],
+        share_group: Callable[[str], ShareGroup],
     ) -> None:
-        """`consumer_group` makes an empty one of that id."""
+        """`consumer_group` and `share_group` make an empty one of that id."""
         self._settings = settings
         self._clock = clock
         self._on_offset = on_offset
         self.consumer_group = consumer_group
+        self.share_group = share_group
         self.topic: InternalTopic
         self.entries: dict[str, GroupEntry] = {}
         self._of: dict[int, dict[str, GroupEntry]] = {}
@@ -273,6 +276,14 @@ class GroupStore:
                     group.apply(key, value)
             group.restored(now_ms)
             entry.group = group
+            return
+        if any(key is not None and key.kind in SHARE_KINDS for key, _ in keys):
+            share = self.share_group(group_id)
+            for key, value in keys:
+                if key is not None:
+                    share.apply(key, value)
+            share.restored(now_ms)
+            entry.group = share
             return
         classic = self.classic_group(group_id)
         if entry.stored is not None:

@@ -52,11 +52,12 @@ async def _coordinator(service: Service, key_type: int, key: str, context: Reque
         if key_type == KEY_TRANSACTION:
             raise TransactionsNotOffered
         if key_type == KEY_SHARE:
-            raise InvalidRequest("this broker has no share groups yet")
-        if key_type != KEY_GROUP:
+            node_id, host, port = await _place_of_state(service, key, context)
+        elif key_type == KEY_GROUP:
+            check_group_id(key)
+            node_id, host, port = await _place_of(service, key, context)
+        else:
             raise InvalidRequest(f"there is no coordinator of type {key_type}")
-        check_group_id(key)
-        node_id, host, port = await _place_of(service, key, context)
     except MansioError as error:
         return {**NO_NODE, "error_code": error.kafka_code, "error_message": error.message}
     return {"node_id": node_id, "host": host, "port": port, "error_code": 0}
@@ -73,6 +74,16 @@ async def _place_of(service: Service, group_id: str, context: RequestContext) ->
         raise CoordinatorNotAvailable(f"nobody leads the partition that group {group_id!r} lives in")
     if broker.node_id == own:
         return own, *context.listener
+    return broker.node_id, broker.host, broker.port
+
+
+async def _place_of_state(service: Service, key: str, context: RequestContext) -> tuple[int, str, int]:
+    """Who keeps the state of a share partition, named as `group:topic id:partition`."""
+    if service.share_state is None:
+        raise CoordinatorNotAvailable("this broker keeps no state of share groups")
+    broker = await service.share_state.place_of(key)
+    if broker is None or broker.node_id == service.settings.node_id:
+        return service.settings.node_id, *context.listener
     return broker.node_id, broker.host, broker.port
 
 

@@ -1,0 +1,285 @@
+"""Share groups (KIP-932) in the coordinator: performs what `state.share_group` decides.
+
+Members and what they fetch are records of `__consumer_offsets`, written as those of the other kinds of groups are. What
+each record of a topic is to the group is not kept here but by the share partitions' leaders; this only knows which
+topics have such state, and has it deleted when the group, or the topic, is gone.
+
+Always true:
+* A machine never stays ahead of its records. If they cannot be written, it is made anew of what is stored.
+* Nobody is told of an assignment that is not committed. A heartbeat that says nothing new writes nothing.
+* State that is to be deleted is named in the group's records until it is gone; a coordinator that takes the group over
+  goes on with it.
+
+Ours: a group id belongs to one kind of group until that group is deleted; only a group of the classic kind without
+members and offsets gives way.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from mansio.cluster.group_config import value_of
+from mansio.cluster.share_group_config import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
+from mansio.errors import (
+    CoordinatorNotAvailable,
+    GroupIdNotFound,
+    InconsistentGroupProtocol,
+    MansioError,
+    UnknownMember,
+)
+from mansio.logs import fields
+from mansio.state.classic_group import ClassicGroup
+from mansio.state.group_records import GroupKey, encode_group_key
+from mansio.state.modern_types import JOIN_EPOCH, ConsumerGroupSettings
+from mansio.state.share_group import ShareGroup
+from mansio.state.share_types import ShareKey
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
+
+    from mansio.broker.coordinators.settings import GroupSettings
+    from mansio.broker.coordinators.store import GroupEntry, GroupStore
+    from mansio.broker.coordinators.subscriptions import Subscriptions
+    from mansio.ports import Promise, Scheduler
+    from mansio.state.modern_types import HeartbeatAnswer, Records
+    from mansio.state.share_group import ShareGroupMember, ShareHeartbeat
+
+logger = logging.getLogger(__name__)
+
+
+class DescribedShareGroup(NamedTuple):
+    """A group as `ShareGroupDescribe` shows it."""
+
+    group_id: str
+    state: str
+    group_epoch: int
+    assignment_epoch: int
+    members: tuple[ShareGroupMember, ...]
+
+
+class ShareGroups:
+    """See the module. `store`, `arm` (the group's timer), `revive` and `delete_state` (of one share partition) are set
+    by those who have them; `overrides`: the settings a group has of its own."""
+
+    def __init__(
+        self,
+        settings: GroupSettings,
+        scheduler: Scheduler,
+        subscriptions: Subscriptions,
+        overrides: Callable[[str], Mapping[str, str]],
+    ) -> None:
+        self.subscriptions = subscriptions
+        self._settings = settings
+        self._scheduler = scheduler
+        self._overrides = overrides
+        self.store: GroupStore
+        self.arm: Callable[[GroupEntry], None]
+        self.revive: Callable[[GroupEntry], None]
+        self.delete_state: Callable[[ShareKey], Awaitable[None]] = _nothing_to_delete
+
+    def empty_group(self, group_id: str) -> ShareGroup:
+        """A group without members, with the settings in force for it."""
+        return ShareGroup(group_id, settings=self._in_force(group_id))
+
+    def _in_force(self, group_id: str) -> ConsumerGroupSettings:
+        own, settings = self._overrides(group_id), self._settings
+        return ConsumerGroupSettings(
+            value_of(SESSION_TIMEOUT, own, settings.share_session_timeout_ms),
+            value_of(HEARTBEAT_INTERVAL, own, settings.share_heartbeat_interval_ms),
+            settings.share_members_max,
+        )
+
+    def settings_changed(self, group_id: str) -> None:
+        """The group's own settings are others now: they hold from each member's next heartbeat on."""
+        entry = self.store.entries.get(group_id)
+        if entry is not None and isinstance(entry.group, ShareGroup):
+            entry.group.settings = self._in_force(group_id)
+
+    # ------------------------------------------------------------------ members
+
+    async def heartbeat(self, group_id: str, request: ShareHeartbeat) -> HeartbeatAnswer:
+        """A member joins, is alive, or leaves; returns once what that changed is committed. Raises the errors of
+        `ShareGroup.heartbeat`, `InconsistentGroupProtocol` (a group of another kind), those of the coordinator."""
+        joins = request.member_epoch == JOIN_EPOCH
+        entry = await self.store.find_or_create(group_id) if joins else self.store.find(group_id)
+        if entry is None:
+            raise UnknownMember(f"there is no group {group_id!r}")
+        try:
+            answer, written = self._beat(entry, request)
+        finally:
+            self.store.drop_if_unused(entry)
+        if written is not None:
+            await written
+        elif answer.assignment is not None:
+            await self.store.committed(group_id)
+        return answer
+
+    def _beat(
+        self, entry: GroupEntry, request: ShareHeartbeat
+    ) -> tuple[HeartbeatAnswer, Promise[None] | None]:
+        before, now_ms = entry.group, self.store.monotonic_ms()
+        records: Records = []
+        group = before if isinstance(before, ShareGroup) else self._taken_over(entry, records)
+        try:
+            answer, more = group.heartbeat(request, self.subscriptions.topics(), now_ms)
+        except MansioError:
+            raise
+        except Exception as error:
+            raise self._broken(entry, group, error) from error
+        if group is before and not more:
+            if now_ms + group.settings.session_timeout_ms < entry.timer_due_ms:
+                self.arm(entry)  # sessions are shorter than when it was set
+            return answer, None
+        return answer, self._write(entry, group, records + more)
+
+    def _taken_over(self, entry: GroupEntry, records: Records) -> ShareGroup:
+        """The share group in the place of a classic one that holds nothing."""
+        classic = entry.group
+        if entry.is_deleted:
+            raise CoordinatorNotAvailable(f"group {classic.group_id} is being deleted")
+        if not isinstance(classic, ClassicGroup) or not classic.is_idle() or entry.offsets:
+            raise InconsistentGroupProtocol(f"group {classic.group_id!r} is not a share group")
+        if entry.stored is not None:
+            records.append((encode_group_key(GroupKey(classic.group_id)), None))
+        return self.empty_group(classic.group_id)
+
+    def tick(self, entry: GroupEntry, group: ShareGroup) -> None:
+        """The group's timer fired: whoever has not been heard of is removed."""
+        try:
+            records = group.tick(self.subscriptions.topics(), self.store.monotonic_ms())
+            self._write(entry, group, records)
+        except MansioError as error:  # revived already, and its sessions begin anew
+            logger.warning("members not removed", extra=fields(group=group.group_id, reason=error))
+        except Exception as error:  # noqa: BLE001 - nobody waits for it, and the group goes on as it is stored
+            self._broken(entry, group, error)
+        self.arm(entry)
+
+    def find(self, group_id: str) -> tuple[GroupEntry, ShareGroup]:
+        """The share group of that id. Raises `GroupIdNotFound`, and those of the coordinator."""
+        entry = self.store.find(group_id)
+        if entry is None or entry.is_deleted or not isinstance(entry.group, ShareGroup):
+            raise GroupIdNotFound(f"there is no share group {group_id!r}")
+        return entry, entry.group
+
+    def describe(self, group_id: str) -> DescribedShareGroup:
+        """One share group. Raises `GroupIdNotFound`."""
+        _, group = self.find(group_id)
+        return DescribedShareGroup(
+            group_id,
+            str(group.state),
+            group.group_epoch,
+            group.assignment_epoch,
+            tuple(group.members.values()),
+        )
+
+    # ------------------------------------------------------------------ which topics have state
+
+    async def initialized(
+        self, entry: GroupEntry, group: ShareGroup, topic_id: bytes, name: str, indexes: Iterable[int]
+    ) -> None:
+        """These partitions have state, whether or not a member was ever given them; returns when that is committed."""
+        await self._written(entry, group, group.initialized(topic_id, name, indexes))
+
+    async def forget_topics(self, entry: GroupEntry, group: ShareGroup, topic_ids: Iterable[bytes]) -> None:
+        """Delete the state of these topics, which no member fetches from. Raises `NonEmptyGroup`, and what the state
+        could not be deleted for: then it is tried again when the group is loaded next."""
+        wanted = list(topic_ids)
+        indexes = {
+            each.topic_id: each.partitions
+            for each in group.state_partitions.initialized
+            if each.topic_id in wanted
+        }
+        counts = self.subscriptions.topics().partitions
+        # Of a topic that is gone nobody makes state again, and only what is initialized says how many there are.
+        for topic_id in wanted:
+            if topic_id not in counts:
+                await self._delete(group.group_id, topic_id, indexes.get(topic_id, ()))
+        await self._written(entry, group, group.deleting(wanted))
+        for topic_id in wanted:
+            if topic_id in counts:
+                everything = {*indexes.get(topic_id, ()), *range(counts[topic_id])}
+                await self._delete(group.group_id, topic_id, sorted(everything))
+        if not entry.gone and entry.group is group:
+            await self._written(entry, group, group.deleted(wanted))
+
+    async def _delete(self, group_id: str, topic_id: bytes, indexes: Iterable[int]) -> None:
+        for index in indexes:
+            await self.delete_state(ShareKey(group_id, topic_id, index))
+
+    async def forget_all(self, entry: GroupEntry, group: ShareGroup) -> None:
+        """Delete all state of a group without members, which is about to be deleted."""
+        kept = group.state_partitions
+        await self.forget_topics(
+            entry, group, [each.topic_id for each in (*kept.initialized, *kept.deleting)]
+        )
+
+    def resume(self, entries: Iterable[GroupEntry]) -> None:
+        """Go on with deletions that are under way, and begin those of topics that are gone: groups were loaded, or
+        topics changed."""
+        found = [(entry, entry.group) for entry in entries if isinstance(entry.group, ShareGroup)]
+        if not found:
+            return
+        known = self.subscriptions.topics().partitions
+        for entry, group in found:
+            kept = group.state_partitions
+            gone = [each.topic_id for each in kept.deleting]
+            gone += [each.topic_id for each in kept.initialized if each.topic_id not in known]
+            if gone:
+                self._scheduler.spawn(self._resumed(entry, group, gone), name="delete share state")
+
+    async def _resumed(self, entry: GroupEntry, group: ShareGroup, gone: list[bytes]) -> None:
+        try:
+            if group.members:
+                await self._written(
+                    entry, group, group.topics_changed(self.subscriptions.topics(), self.store.monotonic_ms())
+                )
+            await self.forget_topics(entry, group, gone)
+        except MansioError as error:  # the next load, or the next look, tries again
+            logger.warning("share state not deleted", extra=fields(group=group.group_id, reason=error))
+
+    # ------------------------------------------------------------------ writing
+
+    async def _written(self, entry: GroupEntry, group: ShareGroup, records: Records) -> None:
+        written = self._write(entry, group, records)
+        if written is not None:
+            await written
+
+    def _write(self, entry: GroupEntry, group: ShareGroup, records: Records) -> Promise[None] | None:
+        """Append what a machine has changed and make it the group's. None if there is nothing to write. Raises what the
+        append raises, the machine being revived."""
+        if not records:
+            return None
+        try:
+            written = self.store.append(group.group_id, records, whole=True)
+        except MansioError as error:
+            self._not_written(entry, group, error)
+            raise
+        if entry.group is not group:
+            logger.info("group protocol changed", extra=fields(group=group.group_id, protocol="share"))
+            entry.group = group
+        written.add_done_callback(lambda kept: self._settled(entry, group, kept))
+        self.arm(entry)
+        return written
+
+    def _settled(self, entry: GroupEntry, group: ShareGroup, kept: Any) -> None:
+        try:
+            kept.result()
+        except MansioError as error:
+            self._not_written(entry, group, error)
+
+    def _not_written(self, entry: GroupEntry, group: ShareGroup, error: MansioError) -> None:
+        if entry.gone or entry.group is not group:
+            return
+        logger.error("group not stored", extra=fields(group=group.group_id, reason=error))
+        self.revive(entry)
+
+    def _broken(self, entry: GroupEntry, group: ShareGroup, error: Exception) -> MansioError:
+        logger.error("group failed", extra=fields(group=group.group_id, reason=error), exc_info=error)
+        if entry.group is group and not entry.gone:
+            self.revive(entry)
+        return CoordinatorNotAvailable(f"group {group.group_id} cannot take this request: {error}")
+
+
+async def _nothing_to_delete(key: ShareKey) -> None:
+    del key

@@ -1,0 +1,118 @@
+"""Membership of share groups (KIP-932) over the Kafka protocol: ShareGroupHeartbeat and ShareGroupDescribe.
+
+Translates only: requests into calls on `service.groups`, its answers and errors into response fields.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.broker.coordinators.groups import NAME_BYTES_MAX, check_group_id
+from mansio.broker.handlers.consumer_groups import TOPIC_NAMES_MAX
+from mansio.broker.handlers.share_fetch import MEMBER_BYTES_MAX
+from mansio.errors import InvalidRequest, MansioError
+from mansio.state.share_group import ShareHeartbeat
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mansio.broker.context import RequestContext
+    from mansio.broker.service import Service
+    from mansio.state.modern_types import TopicPartition
+    from mansio.state.share_group import ShareGroupMember
+    from mansio.wire.messages import Struct
+
+Fields = dict[str, Any]
+
+ASSIGNOR: Final = "simple"
+
+
+async def share_group_heartbeat(service: Service, request: Struct, context: RequestContext) -> Fields:
+    """A member joins, is alive, or leaves; it is told its epoch, and its partitions when they are others."""
+    try:
+        answer = await service.groups.share_heartbeat(request.group_id, _asked(request, context))
+    except MansioError as error:
+        return {"error_code": error.kafka_code, "error_message": error.message}
+    assignment = None
+    if answer.assignment is not None:
+        assignment = {"topic_partitions": _grouped(answer.assignment)}
+    return {
+        "member_id": answer.member_id,
+        "member_epoch": answer.member_epoch,
+        "heartbeat_interval_ms": answer.heartbeat_interval_ms,
+        "assignment": assignment,
+    }
+
+
+def _asked(request: Struct, context: RequestContext) -> ShareHeartbeat:
+    """The request, checked as far as that needs no group."""
+    if len(request.member_id.encode()) > MEMBER_BYTES_MAX:
+        raise InvalidRequest(f"a member's id has at most {MEMBER_BYTES_MAX} bytes")
+    if request.rack_id == "" or len((request.rack_id or "").encode()) > NAME_BYTES_MAX:
+        raise InvalidRequest("a rack is null or has a name")
+    names = request.subscribed_topic_names
+    if names is not None and len(names) > TOPIC_NAMES_MAX:
+        raise InvalidRequest(f"a member may subscribe to {TOPIC_NAMES_MAX} topics")
+    return ShareHeartbeat(
+        member_id=request.member_id,
+        member_epoch=request.member_epoch,
+        rack_id=request.rack_id,
+        client_id=context.client_id or "",
+        client_host=f"/{context.client_host}",
+        topic_names=None if names is None else tuple(names),
+    )
+
+
+def _grouped(partitions: Iterable[TopicPartition]) -> list[Fields]:
+    grouped: dict[bytes, list[int]] = {}
+    for topic_id, index in partitions:
+        grouped.setdefault(topic_id, []).append(index)
+    return [{"topic_id": topic_id, "partitions": indexes} for topic_id, indexes in grouped.items()]
+
+
+async def share_group_describe(service: Service, request: Struct, context: RequestContext) -> Fields:
+    """Each group with its members and what they fetch."""
+    return {"groups": [_describe(service, group_id) for group_id in request.group_ids]}
+
+
+def _describe(service: Service, group_id: str) -> Fields:
+    try:
+        check_group_id(group_id)
+        found = service.groups.share.describe(group_id)
+    except MansioError as error:
+        return {
+            "group_id": group_id,
+            "group_state": "",
+            "group_epoch": 0,
+            "assignment_epoch": 0,
+            "assignor_name": "",
+            "members": [],
+            "error_code": error.kafka_code,
+            "error_message": error.message,
+        }
+    return {
+        "group_id": group_id,
+        "group_state": found.state,
+        "group_epoch": found.group_epoch,
+        "assignment_epoch": found.assignment_epoch,
+        "assignor_name": ASSIGNOR,
+        "members": [_described(service, each) for each in found.members],
+    }
+
+
+def _described(service: Service, member: ShareGroupMember) -> Fields:
+    name_of = service.groups.subscriptions.name_of
+    named = [
+        {**each, "topic_name": name}
+        for each in _grouped(sorted(member.current.assigned))
+        if (name := name_of(each["topic_id"])) is not None
+    ]
+    return {
+        "member_id": member.member_id,
+        "rack_id": member.metadata.rack_id,
+        "member_epoch": member.current.epoch,
+        "client_id": member.metadata.client_id,
+        "client_host": member.metadata.client_host,
+        "subscribed_topic_names": member.metadata.topic_names,
+        "assignment": {"topic_partitions": named},
+    }

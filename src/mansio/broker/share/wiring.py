@@ -1,0 +1,69 @@
+"""What share partitions need of their broker: its partitions, the settings of groups, and where their state is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mansio.broker.share.share_partitions import SharePartitions
+from mansio.cluster.share_group_config import (
+    BY_DURATION,
+    EARLIEST,
+    OFFSET_RESET,
+    duration_ms,
+    in_force,
+    share_settings,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from mansio.broker.machine import Machine
+    from mansio.broker.partition import Partition
+    from mansio.broker.partitions import PartitionSet
+    from mansio.broker.share.live_share import DeadLetterDesk
+    from mansio.broker.share.ports import SharePersister
+    from mansio.config import Settings
+    from mansio.ports import Clock
+    from mansio.state.share_types import ShareSettings
+
+    Overrides = Callable[[str], Mapping[str, str]]
+
+
+def share_partitions(
+    settings: Settings,
+    machine: Machine,
+    partitions: PartitionSet,
+    overrides: Overrides,
+    persister: SharePersister,
+    dead_letters: DeadLetterDesk | None = None,
+) -> SharePartitions:
+    """Those of one broker. `overrides`: the settings a group has of its own."""
+
+    def in_force_for(group: str, partition: Partition) -> ShareSettings:
+        takes_dead_letters = partition.settings.takes_dead_letters
+        return share_settings(overrides(group), takes_dead_letters=takes_dead_letters)
+
+    return SharePartitions(
+        find=partitions.find,
+        persister=persister,
+        settings=in_force_for,
+        first_offset=lambda group, partition: first_offset(overrides(group), partition, machine.clock),
+        clock=machine.clock,
+        scheduler=machine.scheduler,
+        random=machine.random,
+        sessions_max=settings.group_share_sessions_max,
+        dead_letters=dead_letters,
+    )
+
+
+def first_offset(configs: Mapping[str, str], partition: Partition, clock: Clock) -> int:
+    """Where a group begins in a partition it never read (`share.auto.offset.reset`)."""
+    reset: str = in_force(OFFSET_RESET, configs)
+    if reset == EARLIEST:
+        return partition.start_offset
+    end = partition.high_watermark
+    if reset.startswith(BY_DURATION):
+        since_ms = clock.wall_ms() - duration_ms(reset.removeprefix(BY_DURATION))
+        found = partition.first_at(max(since_ms, 0), end)
+        return end if found is None else found[0]
+    return end

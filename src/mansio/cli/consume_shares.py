@@ -1,0 +1,137 @@
+"""`mansio consume --share-group`: records on lease, printed, and then settled as was asked.
+
+Always true: a record is acknowledged, given back or rejected only after it was printed and flushed; what was leased and
+not printed, or is held, is released when the command ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from mansio.cli.common import complain, connect, refuse
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mansio.cli.printing import Printer
+    from mansio.client import Client, Leased, Receiver
+
+POLL_MS: Final = 200
+RECORDS_MAX: Final = 500
+"""Leased at a time."""
+HELD_MAX: Final = 100_000
+HELD_MS_MAX: Final = 365 * 24 * 3600 * 1000
+
+
+class Fate(StrEnum):
+    """What becomes of a record that was printed."""
+
+    ACK = "ack"
+    RELEASE = "release"
+    REJECT = "reject"
+    HOLD = "hold"
+
+
+def fate_of(flags: Mapping[Fate, bool], share_group: str | None) -> Fate:
+    """What the flags ask for; exit code 2 for two of them, or for one without a share group."""
+    chosen = [fate for fate, is_given in flags.items() if is_given]
+    if chosen and share_group is None:
+        refuse("this is for a share group: name it with --share-group", f"--{chosen[0]}")
+    if len(chosen) > 1:
+        refuse("only one of --ack, --release, --reject, --hold", f"--{chosen[1]}")
+    return chosen[0] if chosen else Fate.ACK
+
+
+def check_alone(given: Mapping[str, bool], share_group: str) -> None:
+    """These options have no meaning for a share group; exit code 2."""
+    for name, is_given in given.items():
+        if is_given and name == "--group":
+            refuse("a group is of one kind: --group or --share-group", name)
+        if is_given:
+            begins = f"mansio group alter {share_group} share.auto.offset.reset=earliest"
+            refuse(f"a share group gives out what is open; where a new one begins: {begins}", name)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Reading as a member of a share group. `has_end`: until there is nothing to be had."""
+
+    topic: str
+    group: str
+    fate: Fate
+    has_end: bool
+    limit: int | None
+
+    def __post_init__(self) -> None:
+        if self.fate is Fate.HOLD and self.has_end:
+            refuse("what is held is released at the end: it has to be Ctrl-C", "--exit-at-end")
+
+    async def perform(self, broker: str, printer: Printer) -> int:
+        """Print until the end, or for ever. Returns the exit code."""
+        from mansio.cli.topic_watch import unless_deleted
+
+        lost: list[Leased] = []
+        async with connect(broker) as client:
+            await unless_deleted(client, self.topic, self._read(client, printer, lost))
+        if lost:
+            what = f"{len(lost)} records were printed and not settled: their leases were over, and they come again"
+            return complain(what)
+        return 0
+
+    async def _read(self, client: Client, printer: Printer, lost: list[Leased]) -> None:
+        is_held = self.fate is Fate.HOLD
+        most = HELD_MAX if is_held else RECORDS_MAX
+        receiver = client.receive(
+            self.topic,
+            group=self.group,
+            max_records=max(1, most if self.limit is None else min(self.limit, most)),
+            extend_max_ms=HELD_MS_MAX,
+        )
+        async with receiver:
+            left = self.limit
+            while left is None or left > 0:
+                messages = await receiver.poll(POLL_MS, max_records=left)
+                if left is not None:
+                    left -= len(messages)
+                    if left == 0 and not is_held:
+                        receiver.stop()  # no more is leased than is printed
+                if messages:
+                    printer.show(messages)
+                    lost += await self._settle(receiver, messages)
+                elif self.has_end and await self._is_at_end(client, receiver):
+                    return
+            if is_held and self.limit:
+                await asyncio.Event().wait()
+
+    async def _settle(self, receiver: Receiver, messages: Sequence[Leased]) -> list[Leased]:
+        """As was asked. Gives those whose leases were over."""
+        from mansio.client import LeaseLost
+
+        if self.fate is Fate.HOLD:
+            return []
+        if self.fate is Fate.ACK:
+            outcomes = [*await asyncio.gather(receiver.ack(messages), return_exceptions=True)]
+        else:
+            works = [one.retry() if self.fate is Fate.RELEASE else one.reject() for one in messages]
+            outcomes = [*await asyncio.gather(*works, return_exceptions=True)]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, LeaseLost):
+                raise outcome
+        return [one for one in messages if not one.is_settled]
+
+    async def _is_at_end(self, client: Client, receiver: Receiver) -> bool:
+        """Is there nothing that anybody could be given now, and nothing on its way to us?"""
+        from mansio.client.types import TopicPartition
+
+        topic = await client.admin.describe_topic(self.topic)
+        partitions = [TopicPartition(self.topic, one.index) for one in topic.partitions]
+        for found in (await client.admin.shares.leases(self.group, partitions)).values():
+            if found is None:
+                return False  # nobody has begun to read it
+            taken = found.leased + found.parked + found.withheld + found.archiving
+            if found.lag > taken or any(each.member_id == receiver.member_id for each in found.holders):
+                return False
+        return receiver.held == 0

@@ -1,0 +1,197 @@
+"""What a share partition's stored state comes to: updates, one after the other, folded into one list of ranges.
+
+Owns `Folded`, the state as it is folded so far, cheap to change, and `fold`, the same as a function of values.
+
+Always true: * Ranges are ascending and disjoint, none lies wholly below the start, neighbours that say the same are
+one. An offset that no range holds is AVAILABLE and was never delivered.
+* The start goes back in a snapshot only; the lease horizon never goes back, so that two updates that were under way at
+once come to the same in either order.
+* A ticket goes with its offsets: what is left of a range that is cut has the sequence of its own first offset.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final
+
+from mansio.state.share_types import AVAILABLE, Change, LoadedState
+
+if TYPE_CHECKING:
+    from mansio.state.share_types import DeadRange, Producer, Redrive, Ticket, Update
+
+SEQUENCE_MASK: Final = 0x7FFFFFFF
+_NOTHING: Final = Change(0, 0, AVAILABLE, 0)[2:]
+
+
+class Folded:
+    """See the module. `apply` takes over updates; the rest is to be read."""
+
+    __slots__ = (
+        "_changes",
+        "_firsts",
+        "dead",
+        "done_count",
+        "horizon",
+        "producer",
+        "redrives",
+        "start_offset",
+    )
+
+    def __init__(self, start_offset: int = 0) -> None:
+        self.start_offset = start_offset
+        self.horizon = 0
+        self.done_count = 0
+        self.dead: tuple[DeadRange, ...] = ()
+        self.redrives: tuple[Redrive, ...] = ()
+        self.producer: Producer | None = None
+        self._firsts: list[int] = []
+        self._changes: list[Change] = []
+
+    def __len__(self) -> int:
+        """In ranges."""
+        return len(self._changes)
+
+    @property
+    def changes(self) -> tuple[Change, ...]:
+        """The ranges, in their order."""
+        return tuple(self._changes)
+
+    def apply(self, update: Update) -> None:
+        """What the update says holds from now on."""
+        if update.snapshot:
+            self._firsts.clear()
+            self._changes.clear()
+            self.start_offset = update.start_offset
+        for change in update.changes:
+            self._put(change)
+        if update.start_offset > self.start_offset:
+            self.start_offset = update.start_offset
+        self._prune()
+        self.horizon = max(self.horizon, update.horizon)
+        if update.done_count >= 0:
+            self.done_count = update.done_count
+        if update.dead is not None:
+            self.dead = update.dead
+        if update.redrives is not None:
+            self.redrives = update.redrives
+        if update.producer is not None:
+            self.producer = update.producer
+
+    def _put(self, change: Change) -> None:
+        firsts, changes = self._firsts, self._changes
+        low = bisect_right(firsts, change.first) - 1
+        if low < 0 or changes[low].last < change.first:
+            low += 1
+        high = bisect_right(firsts, change.last, low)
+        between = [change] if _says_something(change) else []
+        if low < high:
+            before, after = changes[low], changes[high - 1]
+            if before.first < change.first:
+                between.insert(0, before._replace(last=change.first - 1))
+            if after.last > change.last:
+                between.append(_from(after, change.last + 1))
+        if low > 0:
+            low -= 1
+            between.insert(0, changes[low])
+        if high < len(changes):
+            between.append(changes[high])
+            high += 1
+        merged = _merged(between)
+        changes[low:high] = merged
+        firsts[low:high] = [each.first for each in merged]
+
+    def _prune(self) -> None:
+        changes, start = self._changes, self.start_offset
+        gone = 0
+        while gone < len(changes) and changes[gone].last < start:
+            gone += 1
+        if gone:
+            del changes[:gone]
+            del self._firsts[:gone]
+        if changes and changes[0].first < start:
+            changes[0] = _from(changes[0], start)
+            self._firsts[0] = start
+
+
+def of_state(state: LoadedState) -> Folded:
+    """The same, to be folded on."""
+    folded = Folded(state.start_offset)
+    folded.horizon, folded.done_count = state.horizon, state.done_count
+    folded.dead, folded.redrives, folded.producer = state.dead, state.redrives, state.producer
+    for change in state.changes:
+        folded._put(change)
+    folded._prune()
+    return folded
+
+
+def to_state(
+    folded: Folded,
+    *,
+    state_epoch: int,
+    leader_epoch: int,
+    snapshot_epoch: int,
+    certain: bool = True,
+    withheld_ms: int = 0,
+) -> LoadedState:
+    """What is folded, as a value."""
+    return LoadedState(
+        state_epoch,
+        leader_epoch,
+        snapshot_epoch,
+        folded.start_offset,
+        folded.horizon,
+        folded.done_count,
+        folded.changes,
+        folded.dead,
+        folded.redrives,
+        folded.producer,
+        certain,
+        withheld_ms,
+    )
+
+
+def fold(state: LoadedState, update: Update) -> LoadedState:
+    """The state after an update."""
+    folded = of_state(state)
+    folded.apply(update)
+    return to_state(
+        folded,
+        state_epoch=state.state_epoch,
+        leader_epoch=state.leader_epoch,
+        snapshot_epoch=state.snapshot_epoch,
+        certain=state.certain,
+        withheld_ms=state.withheld_ms,
+    )
+
+
+def _says_something(change: Change) -> bool:
+    """More than what holds for an offset that nothing is said of."""
+    return change[2:] != _NOTHING
+
+
+def _from(change: Change, first: int) -> Change:
+    """What is left of it from an offset on."""
+    return change._replace(first=first, ticket=_ticket_at(change, first))
+
+
+def _ticket_at(change: Change, offset: int) -> Ticket | None:
+    """As a range has it that begins at that offset: one that has a place counts up."""
+    ticket = change.ticket
+    if ticket is None or ticket.producer_id < 0:
+        return ticket
+    return ticket._replace(sequence=(ticket.sequence + offset - change.first) & SEQUENCE_MASK)
+
+
+def _merged(changes: list[Change]) -> list[Change]:
+    merged = changes[:1]
+    for change in changes[1:]:
+        last = merged[-1]
+        if (
+            last.last + 1 == change.first
+            and last[2:-1] == change[2:-1]
+            and _ticket_at(last, change.first) == change.ticket
+        ):
+            merged[-1] = last._replace(last=change.last)
+        else:
+            merged.append(change)
+    return merged

@@ -1,0 +1,357 @@
+"""The records of `__share_group_state`, in Kafka's own formats: bytes <-> values.
+
+Owns two kinds of records for each share partition: a snapshot (kind 0), which is its whole state, and an update (kind
+1), which changes it. A key begins with its kind, 16 bits, and is not flexible; a value begins with its version, always
+0, and is. A snapshot without a value deletes the state. What Kafka has no field for (who holds a range, when it is due,
+its dead-letter ticket, the lease horizon) goes in tagged fields, which Kafka's readers skip.
+
+An update counts only after the snapshot whose epoch it names. A snapshot of more than `CHANGES_PER_RECORD` ranges is a
+snapshot of the first ones and updates with the others, all in one batch of the log, so that it is there as a whole or
+not at all.
+
+Always true: what `encode_*` writes, `decode_*` reads back equal; tagged fields that are not known here are skipped;
+malformed bytes raise `CorruptLog` and nothing else. Brokers send each other ranges and tagged fields in these very
+bytes.
+
+Source: ShareSnapshotKey/Value.json and ShareUpdateKey/Value.json of Apache Kafka 4.3 (KIP-932, KIP-1226).
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from mansio.state.flexible_bytes import NO_TAGS, Reader, array, tags, text
+from mansio.state.share_types import (
+    ARCHIVED,
+    Change,
+    DeadRange,
+    Producer,
+    Redrive,
+    ShareKey,
+    Ticket,
+    Update,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+T = TypeVar("T")
+
+TOPIC: Final = "__share_group_state"
+
+SNAPSHOT: Final = 0
+UPDATE: Final = 1
+
+CHANGES_PER_RECORD: Final = 2000
+
+NOT_SAID: Final = -1
+"""A start, a horizon or a count of an update that leaves it as it was."""
+
+_VERSION: Final = b"\x00\x00"
+_DONE_TAG: Final = 0
+_HOLDER_TAG: Final = 1000
+_FORGIVEN_TAG: Final = 1001
+_DUE_TAG: Final = 1002
+_TICKET_TAG: Final = 1003
+HORIZON_TAG: Final = 1010
+PRODUCER_TAG: Final = 1011
+REDRIVES_TAG: Final = 1012
+CHUNK_TAG: Final = 1013
+DEAD_TAG: Final = 1014
+
+_KEY_END: Final = Struct(">16si")
+_UPDATE_START: Final = Struct(">iiq")  # snapshot epoch, leader epoch, start offset
+_SNAPSHOT_START: Final = Struct(">iiiq")  # snapshot epoch, state epoch, leader epoch, start offset
+_TIMES: Final = Struct(">qq")  # created, written
+_BATCH: Final = Struct(">qqbh")  # first, last, state, deliveries
+_TICKET: Final = Struct(">16siqhibq")  # topic, partition, producer id, its epoch, sequence, cause, first time
+_PRODUCER: Final = Struct(">qh")
+_SEQUENCE: Final = Struct(">16sii")
+_RANGE: Final = Struct(">qq")
+_DEAD: Final = Struct(">qqhh")
+_SHORT: Final = Struct(">h")
+_LONG: Final = Struct(">q")
+_INT: Final = Struct(">i")
+_CHUNK: Final = Struct(">ii")
+
+
+class RecordKey(NamedTuple):
+    """Whose record it is, and of which kind."""
+
+    kind: int
+    key: ShareKey
+
+
+class Stored(NamedTuple):
+    """A value. `update` is what it says; its `token` and `durable` are not stored, and what is `NOT_SAID` (-1) of its
+    numbers is left as it was. `state_epoch` and the times (wall clock, ms) are those of a snapshot, -1 in an update.
+    `chunk`: which one of how many records of one snapshot this is."""
+
+    snapshot_epoch: int
+    leader_epoch: int
+    update: Update
+    state_epoch: int = -1
+    created_ms: int = -1
+    written_ms: int = -1
+    chunk: tuple[int, int] = (0, 1)
+
+
+# ---------------------------------------------------------------------- keys
+
+
+def encode_key(kind: int, key: ShareKey) -> bytes:
+    group = key.group.encode()
+    return b"".join(
+        (
+            _SHORT.pack(kind),
+            _SHORT.pack(len(group)),
+            group,
+            _KEY_END.pack(key.topic_id, key.partition),
+        )
+    )
+
+
+def decode_key(raw: bytes) -> RecordKey | None:
+    """The key of a record; None for a kind that is not known here."""
+    reader = Reader(raw, TOPIC)
+    kind = reader.integer(2)
+    if kind not in (SNAPSHOT, UPDATE):
+        return None
+    group = reader.short_text()
+    topic_id, partition = _KEY_END.unpack(reader.take(_KEY_END.size))
+    reader.end()
+    return RecordKey(kind, ShareKey(group, topic_id, partition))
+
+
+# ---------------------------------------------------------------------- values
+
+
+def encode_update(
+    snapshot_epoch: int, leader_epoch: int, update: Update, chunk: tuple[int, int] = (0, 1)
+) -> bytes:
+    """The value of kind 1; `update.snapshot` is of no account."""
+    fields = update_tags(update)
+    if chunk != (0, 1):
+        fields[CHUNK_TAG] = _CHUNK.pack(*chunk)
+    return b"".join(
+        (
+            _VERSION,
+            _UPDATE_START.pack(snapshot_epoch, leader_epoch, update.start_offset),
+            encode_changes(update.changes),
+            tags(fields),
+        )
+    )
+
+
+def encode_snapshot(stored: Stored) -> Iterator[tuple[int, bytes]]:
+    """A whole state, as the records of one batch: kind and value of each. `stored.chunk` is of no account."""
+    changes, update = stored.update.changes, stored.update
+    count = max(-(-len(changes) // CHANGES_PER_RECORD), 1)
+    fields = update_tags(update)
+    if count > 1:
+        fields[CHUNK_TAG] = _CHUNK.pack(0, count)
+    start = (stored.snapshot_epoch, stored.state_epoch, stored.leader_epoch, update.start_offset)
+    yield (
+        SNAPSHOT,
+        b"".join(
+            (
+                _VERSION,
+                _SNAPSHOT_START.pack(*start),
+                _TIMES.pack(stored.created_ms, stored.written_ms),
+                encode_changes(changes[:CHANGES_PER_RECORD]),
+                tags(fields),
+            )
+        ),
+    )
+    for number in range(1, count):
+        first = number * CHANGES_PER_RECORD
+        more = Update(0, False, NOT_SAID, NOT_SAID, NOT_SAID, changes[first : first + CHANGES_PER_RECORD])
+        yield UPDATE, encode_update(stored.snapshot_epoch, stored.leader_epoch, more, (number, count))
+
+
+def decode_value(kind: int, raw: bytes) -> Stored:
+    """The value of a record of this kind."""
+    reader = Reader(raw, TOPIC)
+    version = reader.integer(2)
+    if version != 0:
+        reader.fail(f"unknown value version {version}")
+    state_epoch = created_ms = written_ms = -1
+    if kind == SNAPSHOT:
+        snapshot_epoch, state_epoch, leader_epoch, start_offset = _SNAPSHOT_START.unpack(
+            reader.take(_SNAPSHOT_START.size)
+        )
+        created_ms, written_ms = _TIMES.unpack(reader.take(_TIMES.size))
+    else:
+        snapshot_epoch, leader_epoch, start_offset = _UPDATE_START.unpack(reader.take(_UPDATE_START.size))
+    changes = read_changes(reader)
+    fields = reader.tags()
+    reader.end()
+    chunk = _CHUNK.unpack(_exactly(reader, fields[CHUNK_TAG], _CHUNK)) if CHUNK_TAG in fields else (0, 1)
+    return Stored(
+        snapshot_epoch,
+        leader_epoch,
+        update_of(reader, start_offset, changes, fields, snapshot=kind == SNAPSHOT),
+        state_epoch,
+        created_ms,
+        written_ms,
+        (chunk[0], chunk[1]),
+    )
+
+
+# ---------------------------------------------------------------------- what brokers send each other, too
+
+
+def encode_changes(changes: Iterable[Change]) -> bytes:
+    """The array of state batches."""
+    return array(_batch(change) for change in changes)
+
+
+def read_changes(reader: Reader) -> tuple[Change, ...]:
+    return reader.array(lambda: _read_batch(reader))
+
+
+def update_tags(update: Update) -> dict[int, bytes]:
+    """What of an update goes in tagged fields of its value."""
+    fields: dict[int, bytes] = {}
+    if update.done_count != NOT_SAID:
+        fields[_DONE_TAG] = _INT.pack(update.done_count)
+    if update.horizon != NOT_SAID:
+        fields[HORIZON_TAG] = _LONG.pack(update.horizon)
+    if update.producer is not None:
+        fields[PRODUCER_TAG] = _encode_producer(update.producer)
+    if update.redrives is not None:
+        fields[REDRIVES_TAG] = array(_encode_redrive(each) for each in update.redrives)
+    if update.dead is not None:
+        fields[DEAD_TAG] = array(_DEAD.pack(*each) for each in update.dead)
+    return fields
+
+
+def update_of(
+    reader: Reader,
+    start_offset: int,
+    changes: tuple[Change, ...],
+    fields: dict[int, bytes],
+    *,
+    snapshot: bool,
+    token: int = 0,
+    durable: bool = False,
+) -> Update:
+    """The other way round; `reader` says whose bytes are bad."""
+    done, horizon = fields.get(_DONE_TAG), fields.get(HORIZON_TAG)
+    producer, redrives, dead = fields.get(PRODUCER_TAG), fields.get(REDRIVES_TAG), fields.get(DEAD_TAG)
+    return Update(
+        token,
+        durable,
+        start_offset,
+        NOT_SAID if horizon is None else _LONG.unpack(_exactly(reader, horizon, _LONG))[0],
+        NOT_SAID if done is None else _INT.unpack(_exactly(reader, done, _INT))[0],
+        changes,
+        snapshot,
+        None if dead is None else _read_all(reader, dead, _read_dead),
+        None if redrives is None else _read_all(reader, redrives, _read_redrive),
+        None if producer is None else _read_producer(reader.inside(producer)),
+    )
+
+
+def _batch(change: Change) -> bytes:
+    start = _BATCH.pack(change.first, change.last, change.state, change.deliveries)
+    fields: dict[int, bytes] = {}
+    if change.holder:
+        fields[_HOLDER_TAG] = text(change.holder)
+    if change.forgiven:
+        fields[_FORGIVEN_TAG] = _SHORT.pack(change.forgiven)
+    if change.due_ms != -1:
+        fields[_DUE_TAG] = _LONG.pack(change.due_ms)
+    if change.ticket is not None:
+        fields[_TICKET_TAG] = _encode_ticket(change.ticket)
+    return start + (tags(fields) if fields else NO_TAGS)
+
+
+def _read_batch(reader: Reader) -> Change:
+    first, last, state, deliveries = _BATCH.unpack(reader.take(_BATCH.size))
+    fields = reader.tags()
+    if not 0 <= first <= last or not 0 <= state <= ARCHIVED or deliveries < 0:
+        reader.fail("a range that cannot be")
+    if not fields:
+        return Change(first, last, state, deliveries)
+    holder, forgiven = fields.get(_HOLDER_TAG), fields.get(_FORGIVEN_TAG)
+    due, ticket = fields.get(_DUE_TAG), fields.get(_TICKET_TAG)
+    return Change(
+        first,
+        last,
+        state,
+        deliveries,
+        0 if forgiven is None else _SHORT.unpack(_exactly(reader, forgiven, _SHORT))[0],
+        "" if holder is None else _read_text(reader.inside(holder)),
+        -1 if due is None else _LONG.unpack(_exactly(reader, due, _LONG))[0],
+        None if ticket is None else _read_ticket(reader.inside(ticket)),
+    )
+
+
+def _encode_ticket(ticket: Ticket) -> bytes:
+    start = _TICKET.pack(
+        ticket.topic_id,
+        ticket.partition,
+        ticket.producer_id,
+        ticket.epoch,
+        ticket.sequence,
+        ticket.cause,
+        ticket.first_ms,
+    )
+    return b"".join((start, text(ticket.reason), text(ticket.consumer), NO_TAGS))
+
+
+def _read_ticket(reader: Reader) -> Ticket:
+    topic_id, partition, producer_id, epoch, sequence, cause, first_ms = _TICKET.unpack(
+        reader.take(_TICKET.size)
+    )
+    reason, consumer = reader.text(), reader.text()
+    reader.tags()
+    reader.end()
+    return Ticket(topic_id, partition, producer_id, epoch, sequence, cause, reason, consumer, first_ms)
+
+
+def _encode_producer(producer: Producer) -> bytes:
+    sequences = array(_SEQUENCE.pack(*each) for each in producer.sequences)
+    return _PRODUCER.pack(producer.producer_id, producer.epoch) + sequences + NO_TAGS
+
+
+def _read_producer(reader: Reader) -> Producer:
+    producer_id, epoch = _PRODUCER.unpack(reader.take(_PRODUCER.size))
+    sequences = reader.array(lambda: _SEQUENCE.unpack(reader.take(_SEQUENCE.size)))
+    reader.tags()
+    reader.end()
+    return Producer(producer_id, epoch, sequences)
+
+
+def _encode_redrive(redrive: Redrive) -> bytes:
+    return text(redrive.redrive_id) + array(_RANGE.pack(*each) for each in redrive.ranges)
+
+
+def _read_redrive(reader: Reader) -> Redrive:
+    return Redrive(reader.text(), reader.array(lambda: _RANGE.unpack(reader.take(_RANGE.size))))
+
+
+def _read_dead(reader: Reader) -> DeadRange:
+    return DeadRange(*_DEAD.unpack(reader.take(_DEAD.size)))
+
+
+def _read_text(reader: Reader) -> str:
+    value = reader.text()
+    reader.end()
+    return value
+
+
+def _read_all(reader: Reader, raw: bytes, item: Callable[[Reader], T]) -> tuple[T, ...]:
+    """An array that is all of a field."""
+    inside = reader.inside(raw)
+    items = inside.array(lambda: item(inside))
+    inside.end()
+    return items
+
+
+def _exactly(reader: Reader, raw: bytes, shape: Struct) -> bytes:
+    if len(raw) != shape.size:
+        reader.fail("a tagged field of a wrong length")
+    return raw

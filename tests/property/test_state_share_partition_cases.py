@@ -1,0 +1,310 @@
+"""What a share partition promises, each promise by the shortest story that breaks when it is not kept; and that two
+groups on one topic partition never touch each other, whatever they do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mansio.errors import InvalidRecordState, MansioError
+from mansio.state.share_partition import SharePartition
+from mansio.state.share_types import (
+    ACCEPT,
+    ACKNOWLEDGED,
+    ARCHIVING,
+    GAP,
+    REJECT,
+    RELEASE,
+    RENEW,
+    Acquired,
+    Backoff,
+    Producer,
+    RedriveResult,
+    Settle,
+    ShareKey,
+    ShareSettings,
+    Ticket,
+    Update,
+)
+from support.share_store import Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+LOCK_MS, WALL_MS, LOG_END = 100, 1_000_000, 60
+SETTINGS = ShareSettings(LOCK_MS, 3, 50, 100, 20, False, True, True, Backoff(0, 1.0, 0, 0.0))
+
+
+class Leases:
+    """A share partition whose updates are stored at once, unless said otherwise."""
+
+    def __init__(self, group: str = "g") -> None:
+        self.group, self.store, self.now, self.sequence = group, Store(), 0.0, 0
+        self.load()
+
+    def load(self, *, certain: bool = True) -> None:
+        state = self.store.fold(certain=certain, withheld_ms=0 if certain else LOCK_MS)
+        self.core = SharePartition(
+            ShareKey(self.group, bytes(16), 0), SETTINGS, state, leader_epoch=1, log_start=0, log_end=LOG_END,
+            high_watermark=LOG_END, now_ms=self.now, wall_ms=round(WALL_MS + self.now),
+        )  # fmt: skip
+
+    def lose_power(self) -> None:
+        """What was not synced is lost."""
+        del self.store.log[self.store.synced :]
+        self.load(certain=False)
+
+    def put(self, update: Update | None) -> list[tuple[int, int]]:
+        if update is None:
+            return []
+        self.store.append(update)
+        return [(each.first, each.last) for each in self.core.settled(update.token)]
+
+    def ask(self, member: str, first: int, last: int) -> tuple[list[Acquired], Update | None]:
+        size = last - first + 1
+        return self.core.acquire(member, [(first, last)], size, strict=True, batch_ends=(), now_ms=self.now)
+
+    def lease(self, member: str, first: int, last: int) -> list[Acquired]:
+        told, update = self.ask(member, first, last)
+        self.put(update)
+        return told
+
+    def say(self, member: str, first: int, last: int, kind: int, count: int = -1) -> Update | None:
+        said = Settle(first, last, bytes([kind]), delivery_count=count)
+        return self.core.settle(member, [said], self.now, round(WALL_MS + self.now), 0.5)
+
+    def reserve(self) -> list[tuple[int, int, Ticket]]:
+        """Places for all that waits for its dead letter."""
+        places = []
+        for each in self.core.archiving():
+            ticket = each.ticket._replace(
+                topic_id=b"t" * 16, partition=0, producer_id=7, epoch=0, sequence=self.sequence
+            )
+            places.append((each.first, each.last, ticket))
+            self.sequence += each.last - each.first + 1
+        self.put(self.core.reserve(Producer(7, 0, ((b"t" * 16, 0, self.sequence),)), places))
+        return places
+
+    def redrive(self, name: str) -> RedriveResult:
+        """Of all that may ever have been dead."""
+        update, result = self.core.redrive(name, [(0, 2)], 10, self.now)
+        self.put(update)
+        return result
+
+    def wait(self, ms: float) -> None:
+        self.now += ms
+        self.put(self.core.tick(self.now, round(WALL_MS + self.now), 0.5))
+
+    def states(self) -> list[tuple[int, int, int, int, str]]:
+        return [
+            (each.first, each.last, each.state, each.deliveries, each.holder) for each in self.core.ranges
+        ]
+
+
+def test_late_ack_counts_no_more_once_another_has_the_lease() -> None:
+    leases = Leases()
+    leases.lease("a", 0, 3)
+    leases.wait(LOCK_MS)
+    assert leases.lease("b", 0, 3) == [(0, 3, 2)]
+    with pytest.raises(InvalidRecordState):
+        leases.say("a", 0, 3, ACCEPT)
+    leases.put(leases.say("b", 0, 3, ACCEPT))
+    assert leases.core.ranges.start == 4
+
+
+def test_late_ack_of_an_earlier_delivery_does_not_settle_the_later_one() -> None:
+    leases = Leases()
+    leases.lease("a", 0, 0)
+    leases.wait(LOCK_MS)
+    leases.lease("a", 0, 0)
+    with pytest.raises(InvalidRecordState):
+        leases.say("a", 0, 0, ACCEPT, count=1)
+    assert leases.say("a", 0, 0, ACCEPT, count=2)
+
+
+def test_lease_ends_at_its_deadline_and_not_before() -> None:
+    leases = Leases()
+    leases.lease("a", 0, 3)
+    leases.wait(LOCK_MS - 1)
+    assert leases.lease("b", 0, 3) == []
+    assert leases.core.next_deadline_ms() == LOCK_MS
+    leases.wait(1)
+    assert leases.lease("b", 0, 3) == [(0, 3, 2)]
+
+
+def test_counts_and_leases_are_found_again_after_a_restart() -> None:
+    leases = Leases()
+    leases.lease("a", 0, 3)
+    leases.wait(LOCK_MS)
+    leases.lease("b", 0, 1)
+    before = leases.states()
+    leases.load()
+    assert leases.states() == before
+    leases.wait(LOCK_MS)
+    assert leases.lease("a", 0, 3) == [(0, 1, 3), (2, 3, 2)]
+
+
+def test_rejected_record_is_archived_only_when_its_copy_is_there() -> None:
+    leases = Leases()
+    leases.lease("a", 0, 1)
+    assert leases.put(leases.say("a", 0, 1, REJECT)) == [(0, 1)]
+    assert leases.states()[0][:3] == (0, 1, ARCHIVING)
+    leases.load()
+    places = leases.reserve()
+    assert leases.core.ranges.start == 0
+    leases.put(leases.core.archived(places))
+    assert leases.core.ranges.start == 2
+    assert leases.core.counts(leases.now).dead == 2
+
+
+def test_redrive_brings_back_what_is_dead_and_once_for_one_id() -> None:
+    leases = Leases()
+    leases.lease("a", 0, 2)
+    leases.put(leases.say("a", 1, 1, ACCEPT))
+    for first, last in ((0, 0), (2, 2)):
+        leases.put(leases.say("a", first, last, REJECT))
+    leases.put(leases.core.archived(leases.reserve()))
+    assert leases.core.ranges.start == 3
+    assert leases.redrive("x") == (2, 0, 0)
+    assert leases.lease("b", 0, 2) == [(0, 0, 2), (2, 2, 2)]
+    for first, last in ((0, 0), (2, 2)):
+        leases.put(leases.say("b", first, last, REJECT))
+    leases.put(leases.core.archived(leases.reserve()))
+    leases.load()
+    assert leases.redrive("x") == (0, 2, 0)
+    assert leases.redrive("y") == (2, 0, 0)
+    assert leases.lease("c", 0, 2) == [(0, 0, 3), (2, 2, 3)]
+
+
+def test_neighbours_of_other_members_and_other_counts_are_never_one_range() -> None:
+    leases = Leases()
+    leases.lease("a", 0, 0)
+    leases.lease("b", 1, 1)
+    with pytest.raises(InvalidRecordState):
+        leases.say("a", 0, 1, ACCEPT)
+    leases.put(leases.say("a", 0, 0, RELEASE))
+    leases.put(leases.say("b", 1, 1, RELEASE))
+    leases.lease("a", 0, 0)
+    leases.put(leases.say("a", 0, 0, RELEASE))
+    assert leases.lease("c", 0, 2) == [(0, 0, 3), (1, 1, 2), (2, 2, 1)]
+
+
+def test_delivery_after_the_first_is_known_after_any_loss() -> None:
+    leases = Leases()
+    leases.lease("a", 0, 0)
+    leases.wait(LOCK_MS)
+    leases.lease("b", 0, 0)
+    leases.lose_power()
+    leases.wait(LOCK_MS)
+    assert leases.lease("c", 0, 0) == [(0, 0, 3)]
+
+
+def test_nothing_is_leased_at_or_above_a_horizon_that_is_not_stored() -> None:
+    leases = Leases()
+    told, update = leases.ask("a", 0, 15)
+    assert (told, update.horizon, update.durable) == ([(0, 15, 1)], 40, True)
+    assert leases.ask("b", 16, 30)[0] == [(16, 19, 1)]
+    leases.put(update)
+    assert leases.ask("b", 20, 30)[0] == [(20, 30, 1)]
+
+
+def test_what_may_have_been_leased_before_a_loss_is_withheld_for_as_long_as_a_lease_lasts() -> None:
+    leases = Leases()
+    leases.lease("a", 0, 3)
+    leases.lose_power()
+    assert leases.lease("b", 0, 3) == []
+    leases.wait(LOCK_MS - 1)
+    assert leases.lease("b", 0, 3) == []
+    leases.put(leases.say("a", 0, 0, ACCEPT))
+    leases.wait(1)
+    assert leases.lease("b", 0, 3) == [(1, 3, 2)]
+
+
+def test_start_moves_only_over_what_is_stored() -> None:
+    leases = Leases()
+    leases.lease("a", 0, 3)
+    accepted = leases.say("a", 0, 1, ACCEPT)
+    assert leases.put(leases.say("a", 2, 3, RELEASE)) == []
+    assert leases.core.ranges.start == leases.store.fold().start_offset == 0
+    leases.put(accepted)
+    assert leases.core.ranges.start == leases.store.fold().start_offset == 2
+
+
+def test_what_waits_to_be_stored_can_neither_be_leased_nor_settled_again() -> None:
+    leases = Leases()
+    leases.lease("a", 0, 1)
+    leases.say("a", 0, 0, RELEASE)
+    assert leases.lease("b", 0, 0) == []
+    with pytest.raises(InvalidRecordState):
+        leases.say("a", 0, 1, ACCEPT)
+    assert leases.say("a", 1, 1, ACCEPT).changes[0].state == ACKNOWLEDGED
+    leases.ask("a", 2, 3)
+    with pytest.raises(InvalidRecordState):
+        leases.say("a", 2, 3, ACCEPT)
+
+
+def test_two_groups_have_the_same_records_side_by_side() -> None:
+    one, other = Leases("g"), Leases("h")
+    (told, first), (told_too, second) = one.ask("a", 0, 3), other.ask("a", 0, 5)
+    assert (told, told_too) == ([(0, 3, 1)], [(0, 5, 1)])
+    one.put(first)
+    other.put(second)
+    one.put(one.say("a", 0, 3, ACCEPT))
+    other.put(other.say("a", 0, 1, RELEASE))
+    assert one.core.ranges.start == 4
+    assert other.lease("b", 0, 5) == [(0, 1, 2)]
+
+
+ACTS = st.tuples(
+    st.sampled_from(
+        ("lease", "lease", "say", "say", "land", "land", "land", "leave", "wait", "load", "lose")
+    ),
+    st.sampled_from("ab"),
+    st.integers(0, 12),
+    st.integers(0, 6),
+    st.sampled_from((GAP, ACCEPT, RELEASE, REJECT, RENEW)),
+)
+
+
+def act(leases: Leases, flying: list[Update], acts: Iterable[tuple]) -> list[object]:
+    """What a group sees of all it does, and what it stores."""
+    seen: list[object] = []
+    for name, member, first, more, kind in acts:
+        update = None
+        try:
+            if name == "lease":
+                told, update = leases.ask(member, first, first + more)
+                seen.append(told)
+            elif name == "say":
+                update = leases.say(member, first, first + more, kind)
+            elif name == "leave":
+                update = leases.core.release_member(member, leases.now)
+            elif name == "wait":
+                leases.wait(10 * more)
+            elif name == "land" and flying:
+                seen.append(leases.put(flying.pop(0)))
+            elif name in ("load", "lose"):
+                flying.clear()
+                leases.load() if name == "load" else leases.lose_power()
+        except MansioError as error:
+            seen.append(str(error))
+        if update is not None:
+            flying.append(update)
+        seen.append((update, leases.states(), leases.core.counts(leases.now)))
+    return seen
+
+
+@settings(max_examples=60)
+@given(one=st.lists(ACTS, min_size=9), other=st.lists(ACTS, min_size=9), turns=st.randoms())
+def test_two_groups_on_one_partition_never_touch_each_other(one: list, other: list, turns: object) -> None:
+    """Side by side, act by act, each sees and stores what it would see and store alone."""
+    alone = [act(Leases(name), [], acts) for name, acts in (("g", one), ("h", other))]
+    groups, flying, seen = [Leases("g"), Leases("h")], ([], []), ([], [])
+    left = [list(one), list(other)]
+    while left[0] or left[1]:
+        which = turns.choice([each for each in (0, 1) if left[each]])
+        seen[which].extend(act(groups[which], flying[which], [left[which].pop(0)]))
+    assert list(seen) == alone

@@ -1,0 +1,335 @@
+"""The records of `__share_group_state`: Kafka's own bytes, round trips, damage, and what updates come to."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mansio.errors import CorruptLog
+from mansio.state.flexible_bytes import tags, varint
+from mansio.state.share_fold import Folded, fold, of_state, to_state
+from mansio.state.share_records import (
+    CHANGES_PER_RECORD,
+    NOT_SAID,
+    SNAPSHOT,
+    UPDATE,
+    RecordKey,
+    Stored,
+    decode_key,
+    decode_value,
+    encode_key,
+    encode_snapshot,
+    encode_update,
+)
+from mansio.state.share_types import (
+    ACKNOWLEDGED,
+    ACQUIRED,
+    AVAILABLE,
+    Change,
+    DeadRange,
+    LoadedState,
+    Producer,
+    Redrive,
+    ShareKey,
+    Ticket,
+    Update,
+)
+from support.share_store import at_offset
+
+INT16 = st.integers(0, 2**15 - 1)
+INT32 = st.integers(0, 2**31 - 1)
+INT64 = st.integers(0, 2**63 - 1)
+TEXT = st.text(max_size=8)
+IDS = st.binary(min_size=16, max_size=16)
+RANGES = st.lists(st.tuples(INT64, INT64), max_size=3).map(tuple)
+
+TICKETS = st.builds(
+    Ticket, IDS, INT32, st.just(-1) | INT64, INT16, INT32, st.sampled_from((1, 2)), TEXT, TEXT, INT64
+)
+KEYS = st.builds(ShareKey, TEXT, IDS, INT32)
+PRODUCERS = st.builds(Producer, INT64, INT16, st.lists(st.tuples(IDS, INT32, INT32), max_size=2).map(tuple))
+
+
+def change_of(first: int, length: int, *rest: object) -> Change:
+    return Change(first, first + length, *rest)  # type: ignore[arg-type]  # the strategies below know
+
+
+ANY_CHANGES = st.builds(
+    change_of,
+    st.integers(0, 2**62),
+    st.integers(0, 2**61),
+    st.integers(0, 4),
+    INT16,
+    INT16,
+    TEXT,
+    st.just(-1) | INT64,
+    st.none() | TICKETS,
+)
+ANY_UPDATES = st.builds(
+    Update,
+    st.just(0),
+    st.just(False),
+    st.just(NOT_SAID) | INT64,
+    st.just(NOT_SAID) | INT64,
+    st.just(NOT_SAID) | INT32,
+    st.lists(ANY_CHANGES, max_size=3).map(tuple),
+    st.booleans(),
+    st.none() | st.lists(st.builds(DeadRange, INT64, INT64, INT16, INT16), max_size=3).map(tuple),
+    st.none() | st.lists(st.builds(Redrive, TEXT, RANGES), max_size=2).map(tuple),
+    st.none() | PRODUCERS,
+)
+
+# Small ones, that meet each other.
+OFFSETS = st.integers(0, 30)
+SMALL_TICKETS = st.builds(
+    Ticket,
+    st.just(bytes(16)),
+    st.just(0),
+    st.sampled_from((-1, 7)),
+    st.just(0),
+    st.sampled_from((0, 2**31 - 3)),
+    st.just(1),
+    st.just(""),
+    st.just("m"),
+    st.just(5),
+)
+SMALL_CHANGES = st.builds(
+    change_of,
+    OFFSETS,
+    st.integers(0, 9),
+    st.sampled_from((AVAILABLE, ACQUIRED, ACKNOWLEDGED, 3)),
+    st.integers(0, 2),
+    st.integers(0, 1),
+    st.sampled_from(("", "m")),
+    st.sampled_from((-1, 9)),
+    st.none() | SMALL_TICKETS,
+)
+SMALL_UPDATES = st.builds(
+    Update,
+    st.just(0),
+    st.just(False),
+    OFFSETS,
+    OFFSETS,
+    OFFSETS,
+    st.lists(SMALL_CHANGES, max_size=3).map(tuple),
+    st.sampled_from((False, False, False, True)),
+    st.none() | st.just((DeadRange(1, 2, 3, 0),)),
+    st.none() | st.just((Redrive("r", ((1, 2),)),)),
+    st.none() | st.just(Producer(7, 0, ())),
+)
+
+
+def state_of(folded: Folded) -> LoadedState:
+    return to_state(folded, state_epoch=3, leader_epoch=4, snapshot_epoch=5)
+
+
+def stored_of(state: LoadedState) -> Stored:
+    update = Update(
+        0,
+        False,
+        state.start_offset,
+        state.horizon,
+        state.done_count,
+        state.changes,
+        True,
+        state.dead,
+        state.redrives,
+        state.producer,
+    )
+    return Stored(state.snapshot_epoch, state.leader_epoch, update, state.state_epoch, 10, 20)
+
+
+@given(st.sampled_from((SNAPSHOT, UPDATE)), KEYS)
+def test_keys_come_back_and_end_where_they_end(kind: int, key: ShareKey) -> None:
+    raw = encode_key(kind, key)
+    assert decode_key(raw) == RecordKey(kind, key)
+    for length in range(len(raw)):
+        with pytest.raises(CorruptLog):
+            decode_key(raw[:length])
+    with pytest.raises(CorruptLog):
+        decode_key(raw + b"\0")
+
+
+def test_a_key_of_a_kind_that_is_not_known_is_none() -> None:
+    assert decode_key(b"\x00\x02whatever") is None
+
+
+@given(ANY_UPDATES, INT32, INT32)
+def test_updates_come_back_and_every_cut_is_seen(
+    update: Update, snapshot_epoch: int, leader_epoch: int
+) -> None:
+    raw = encode_update(snapshot_epoch, leader_epoch, update)
+    decoded = decode_value(UPDATE, raw)
+    assert decoded == Stored(snapshot_epoch, leader_epoch, update._replace(snapshot=False))
+    for length in range(len(raw)):
+        with pytest.raises(CorruptLog):
+            decode_value(UPDATE, raw[:length])
+    with pytest.raises(CorruptLog):
+        decode_value(UPDATE, raw + b"\0")
+
+
+@given(ANY_UPDATES, INT32, INT32, INT32, INT64, INT64)
+def test_snapshots_come_back_and_every_cut_is_seen(
+    update: Update, snapshot_epoch: int, leader_epoch: int, state_epoch: int, created_ms: int, written_ms: int
+) -> None:
+    update = update._replace(snapshot=True)
+    stored = Stored(snapshot_epoch, leader_epoch, update, state_epoch, created_ms, written_ms)
+    ((kind, raw),) = encode_snapshot(stored)
+    assert (kind, decode_value(SNAPSHOT, raw)) == (SNAPSHOT, stored)
+    for length in range(len(raw)):
+        with pytest.raises(CorruptLog):
+            decode_value(SNAPSHOT, raw[:length])
+
+
+def test_the_bytes_are_those_of_kafkas_schema() -> None:
+    """ShareUpdateValue, version 0: by hand, with a tagged field of ours in the batch, one of Kafka in the value."""
+    update = Update(0, durable=False, start_offset=7, horizon=NOT_SAID, done_count=2)
+    update = update._replace(changes=(Change(8, 9, 2, 1, holder="ab"),))
+    raw = bytes.fromhex(
+        "0000"  # version
+        "00000001"  # snapshot epoch
+        "00000003"  # leader epoch
+        "0000000000000007"  # start offset
+        "02"  # one batch
+        "0000000000000008" + "0000000000000009" + "02" + "0001"  # first, last, state, count
+        "01" + "e807" + "03" + "036162"  # one tagged field: 1000, three bytes, "ab"
+        "01" + "00" + "04" + "00000002"  # one tagged field: 0, four bytes, the delivery complete count
+    )
+    assert encode_update(1, 3, update) == raw
+    assert decode_value(UPDATE, raw) == Stored(1, 3, update)
+    key = ShareKey("g", bytes(range(16)), 5)
+    assert encode_key(UPDATE, key) == b"\x00\x01\x00\x01g" + bytes(range(16)) + b"\x00\x00\x00\x05"
+
+
+@given(ANY_UPDATES, st.binary(max_size=5))
+def test_a_tag_that_is_not_known_is_skipped(update: Update, more: bytes) -> None:
+    plain = update._replace(
+        done_count=NOT_SAID,
+        horizon=NOT_SAID,
+        producer=None,
+        redrives=None,
+        dead=None,
+        changes=(),
+        snapshot=False,
+    )
+    raw = encode_update(1, 2, plain)
+    assert raw.endswith(b"\x00")
+    assert decode_value(UPDATE, raw[:-1] + tags({1900: more})).update == plain
+    batch = encode_update(1, 2, plain._replace(changes=(Change(1, 2, 0, 0),)))
+    known = decode_value(UPDATE, batch[:-2] + tags({1900: more}) + b"\x00")
+    assert known.update.changes == (Change(1, 2, 0, 0),)
+
+
+@pytest.mark.parametrize("bad", [(5, 4, 0, 0), (-1, 4, 0, 0), (1, 4, 5, 0), (1, 4, 9, 0), (1, 4, 0, -1)])
+def test_a_range_that_cannot_be_is_damage(bad: tuple[int, int, int, int]) -> None:
+    raw = encode_update(1, 2, Update(0, False, 0, 0, 0, (Change(*bad),)))
+    with pytest.raises(CorruptLog):
+        decode_value(UPDATE, raw)
+
+
+@pytest.mark.parametrize(
+    "count", [0, 1, CHANGES_PER_RECORD, CHANGES_PER_RECORD + 1, 2 * CHANGES_PER_RECORD + 7]
+)
+def test_a_large_snapshot_is_one_record_and_updates_of_its_epoch(count: int) -> None:
+    changes = tuple(Change(2 * n, 2 * n, ACQUIRED, 1, holder="m") for n in range(count))
+    folded = Folded()
+    folded.apply(Update(0, False, 0, 9, 4, changes))
+    state = state_of(folded)
+    records = list(encode_snapshot(stored_of(state)))
+    assert len(records) == max(-(-count // CHANGES_PER_RECORD), 1)
+    assert [kind for kind, _ in records] == [SNAPSHOT] + [UPDATE] * (len(records) - 1)
+    again = Folded()
+    again.apply(Update(0, False, 0, 0, 0, (Change(5, 5, ACKNOWLEDGED, 9),)))
+    for number, (kind, raw) in enumerate(records):
+        stored = decode_value(kind, raw)
+        assert stored.snapshot_epoch == 5
+        assert stored.chunk == (number, len(records))
+        again.apply(stored.update)
+    assert state_of(again) == state
+
+
+# What updates come to
+
+
+class Model:
+    """One entry an offset."""
+
+    def __init__(self) -> None:
+        self.start = self.horizon = self.done = 0
+        self.offsets: dict[int, Change] = {}
+
+    def apply(self, update: Update) -> None:
+        if update.snapshot:
+            self.start, self.offsets = update.start_offset, {}
+        for change in update.changes:
+            for offset in range(change.first, change.last + 1):
+                self.offsets[offset] = said(change, offset)
+        self.start, self.horizon = max(self.start, update.start_offset), max(self.horizon, update.horizon)
+        self.done = update.done_count
+
+
+def said(change: Change, offset: int) -> Change:
+    one = at_offset(change, offset)
+    if change.ticket is not None and change.ticket.producer_id < 0:
+        one = one._replace(ticket=change.ticket)  # nothing is reserved, so nothing counts up
+    return one
+
+
+def nothing(change: Change) -> bool:
+    return change[2:] == Change(0, 0, AVAILABLE, 0)[2:]
+
+
+@given(st.lists(SMALL_UPDATES, max_size=8))
+@example([Update(0, False, 0, 0, 0, (Change(0, 9, 1, 1), Change(3, 5, 1, 2), Change(3, 5, 1, 1)))])
+def test_folded_updates_say_of_every_offset_what_was_said_last(updates: list[Update]) -> None:
+    model, folded = Model(), Folded()
+    for update in updates:
+        model.apply(update)
+        folded.apply(update)
+    assert (folded.start_offset, folded.horizon) == (model.start, model.horizon)
+    expected = {o: c for o, c in model.offsets.items() if o >= model.start and not nothing(c)}
+    found = {o: said(c, o) for c in folded.changes for o in range(c.first, c.last + 1)}
+    assert found == expected
+    for before, after in zip(folded.changes, folded.changes[1:], strict=False):
+        assert before.last < after.first
+        joined = before.last + 1 == after.first and said(before, after.first) == said(after, after.first)
+        assert not joined, "neighbours that say the same are one"
+
+
+@given(st.lists(SMALL_UPDATES, max_size=8), st.integers(0, 8))
+def test_a_snapshot_may_stand_for_all_before_it_at_every_cut(updates: list[Update], cut: int) -> None:
+    straight = Folded()
+    for update in updates:
+        straight.apply(update)
+    state = state_of(Folded())
+    for update in updates[:cut]:
+        state = fold(state, update)
+    over = Folded()
+    over.apply(Update(0, False, 3, 0, 1, (Change(4, 40, ACQUIRED, 9),)))
+    over = of_state(state) if cut % 2 else over
+    for kind, raw in encode_snapshot(stored_of(state)):
+        over.apply(decode_value(kind, raw).update)
+    for update in updates[cut:]:
+        raw = encode_update(5, 4, update)
+        over.apply(decode_value(UPDATE, raw).update._replace(snapshot=update.snapshot))
+    assert state_of(over)._replace(producer=None) == state_of(straight)._replace(producer=None)
+
+
+@given(SMALL_UPDATES, SMALL_UPDATES)
+def test_updates_of_other_offsets_may_come_in_either_order(one: Update, other: Update) -> None:
+    one = one._replace(snapshot=False, done_count=NOT_SAID, dead=None, redrives=None, producer=None)
+    other = other._replace(snapshot=False, done_count=NOT_SAID, dead=None, redrives=None, producer=None)
+    shifted = tuple(
+        change._replace(first=change.first + 50, last=change.last + 50) for change in other.changes
+    )
+    other = other._replace(changes=shifted)
+    here, there = Folded(), Folded()
+    for folded, updates in ((here, (one, other)), (there, (other, one))):
+        for update in updates:
+            folded.apply(update)
+    assert state_of(here) == state_of(there)
+
+
+def test_a_varint_of_a_tag_takes_two_bytes() -> None:
+    assert varint(1000) == b"\xe8\x07"

@@ -1,0 +1,231 @@
+"""The state of share groups on several brokers, on virtual time: shipped stores, ways, messages and handlers, over
+partitions in memory that move when the test says so, and a network that delays, loses and repeats.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from mansio.broker.context import RequestContext
+from mansio.broker.handlers import share_state as handlers
+from mansio.broker.share.share_state import ShareState
+from mansio.broker.share.state_peers import StatePeers
+from mansio.broker.share.state_store import StoreSettings
+from mansio.errors import ConnectionLost, NotLeaderOrFollower, RequestTimedOut
+from mansio.testing.scheduler import SimulatedClock, Simulation
+from mansio.wire.headers import read_request_header
+from mansio.wire.records import read_header
+from mansio.wire.versions import OFFERED, ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Iterator
+
+PARTITIONS = 3
+LOCK_MS = 2000
+COMMIT_MS = 5.0
+
+
+class MovingPartition:
+    """One leadership of a partition of the topic on one broker."""
+
+    def __init__(self, cluster: StateCluster, index: int, leader_epoch: int, stored: list[bytes]) -> None:
+        self.cluster = cluster
+        self.index = index
+        self.leader_epoch = leader_epoch
+        self.leads = True
+        self.closed = False
+        self.outdated = False
+        self.stored = list(stored)
+        self.start_offset = self.base_offset = 0
+        self.end_offset = self.high_watermark = sum(read_header(each).record_count for each in stored)
+        self.waits: list[tuple[int, Any]] = []
+        self.table = SimpleNamespace(segments=[self])
+
+    @property
+    def log(self) -> MovingPartition:
+        return self
+
+    def append(self, batch: bytes, *, internal: bool = False, urgent: bool = True) -> Any:
+        assert internal
+        if not self.leads:
+            raise NotLeaderOrFollower
+        base_offset = self.end_offset
+        self.stored.append(base_offset.to_bytes(8, "big") + batch[8:])
+        self.end_offset += read_header(batch).record_count
+        if urgent:
+            self.sync_soon()
+        return SimpleNamespace(base_offset=base_offset)
+
+    def sync_soon(self) -> None:
+        self.cluster.simulation.scheduler("disk").call_later(COMMIT_MS, self._commit, self.end_offset)
+
+    def _commit(self, end_offset: int) -> None:
+        if self.leads:
+            self.high_watermark = max(self.high_watermark, end_offset)
+            for end, promise in self.waits:
+                if end <= self.high_watermark and not promise.done():
+                    promise.set_result(None)
+
+    def committed(self, end_offset: int) -> Any:
+        promise = self.cluster.simulation.scheduler("disk").promise()
+        self.waits.append((end_offset, promise))
+        if not self.leads:
+            promise.set_exception(NotLeaderOrFollower())
+        elif end_offset <= self.high_watermark:
+            promise.set_result(None)
+        return promise
+
+    def trim(self, start_offset: int) -> None:
+        self.start_offset = start_offset
+
+    def batches(self, from_offset: int) -> Iterator[bytes]:
+        return iter([each for each in self.stored if read_header(each).last_offset >= from_offset])
+
+    def step_down(self) -> None:
+        self.leads = False
+        for _, promise in self.waits:
+            if not promise.done():
+                promise.set_exception(NotLeaderOrFollower())
+
+
+class StatePlacesInMemory:
+    def __init__(self, cluster: StateCluster) -> None:
+        self._cluster = cluster
+
+    def partition_count(self) -> int:
+        return len(self._cluster.partitions)
+
+    def leader(self, index: int) -> Any:
+        node_id = self._cluster.leaders[index]
+        return None if node_id < 0 else SimpleNamespace(node_id=node_id)
+
+
+class StateNode:
+    """One broker."""
+
+    def __init__(self, cluster: StateCluster, node_id: int) -> None:
+        self.cluster = cluster
+        self.node_id = node_id
+        self.scheduler = cluster.simulation.scheduler(f"broker {node_id}")
+        peers = NetworkPeers(cluster, self)
+        self.state = ShareState(
+            settings=StoreSettings(updates_per_snapshot=cluster.updates_per_snapshot),
+            prune_interval_ms=1 << 40,
+            node_id=node_id,
+            clock=SimulatedClock(cluster.simulation),
+            scheduler=self.scheduler,
+            create_topic=cluster.create,
+            lock_ms=lambda _: LOCK_MS,
+            places=StatePlacesInMemory(cluster),
+            remote=StatePeers(
+                peers,
+                NetworkPeers(cluster, self),
+                node_id=node_id,
+                broker_epoch=lambda: cluster.epochs[node_id],
+                scheduler=self.scheduler,
+            ).door,
+        )
+        self.persister = self.state.persister
+        self.refused: list[int] = []
+        self.service = SimpleNamespace(
+            share_state=self.state,
+            scheduler=self.scheduler,
+            broker_epoch_of=lambda sender: cluster.epochs.get(sender, 0),
+            statistics=SimpleNamespace(refused=lambda _, code: self.refused.append(code)),
+        )
+
+    async def serve(self, request: bytes) -> bytes:
+        header = read_request_header(request[4:])
+        api = OFFERED[ApiKey(header.api_key)]
+        assert api.lowest <= header.api_version <= api.highest
+        handler = getattr(handlers, (api.handler or "").partition(".")[2])
+        context = RequestContext(
+            header.api_key, header.api_version, header.correlation_id, header.client_id, "broker", ("", 0)
+        )
+        answer: bytes = await handler(self.service, request[4:][header.body :], context)
+        return answer[4:]
+
+
+class NetworkPeers:
+    """`mansio.ports.Peers`: one request at a time; what is given up may arrive yet."""
+
+    def __init__(self, cluster: StateCluster, node: StateNode) -> None:
+        self._cluster = cluster
+        self._node = node
+        self._busy: dict[int, None] = {}
+
+    async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
+        cluster, random = self._cluster, self._cluster.simulation.random
+        assert node_id not in self._busy, "one request at a time"
+        self._busy[node_id] = None
+        cluster.requests += 1
+        scheduler = self._node.scheduler
+        promise = scheduler.promise()
+
+        def answered(answer: bytes) -> None:
+            if not promise.done():
+                promise.set_result(answer)
+
+        async def carried(*, answer: bool) -> None:
+            frame = await cluster.nodes[node_id].serve(request)
+            if answer:
+                scheduler.call_later(random.uniform(0.1, 1), answered, frame)
+
+        def arrive(*, answer: bool = True) -> None:
+            cluster.nodes[node_id].scheduler.spawn(carried(answer=answer), name="request")
+
+        fate = random.random()
+        if fate < cluster.lost:
+            scheduler.call_later(1, lambda: promise.done() or promise.set_exception(ConnectionLost("")))
+            if fate < cluster.lost * 0.7:  # only its answer was; it comes soon, or late
+                scheduler.call_later(random.uniform(0, 300), lambda: arrive(answer=False))
+        else:
+            scheduler.call_later(random.uniform(0.1, 1), arrive)
+            if random.random() < cluster.repeated:
+                scheduler.call_later(random.uniform(1, 300), lambda: arrive(answer=False))
+        timer = scheduler.call_later(
+            timeout_ms, lambda: promise.done() or promise.set_exception(RequestTimedOut(""))
+        )
+        try:
+            result: bytes = await promise
+            return result
+        finally:
+            timer.cancel()
+            del self._busy[node_id]
+
+
+class StateCluster:
+    """Brokers 1 to 3. `lost` and `repeated`: shares of requests."""
+
+    def __init__(
+        self, seed: int = 0, *, lost: float = 0.0, repeated: float = 0.0, updates_per_snapshot: int = 5
+    ) -> None:
+        self.simulation = Simulation(seed)
+        self.updates_per_snapshot = updates_per_snapshot
+        self.lost, self.repeated = lost, repeated
+        self.epochs = {1: 11, 2: 12, 3: 13}
+        self.partitions: list[MovingPartition] = []
+        self.leaders: list[int] = []
+        self.requests = 0
+        self.nodes = {node_id: StateNode(self, node_id) for node_id in (1, 2, 3)}
+
+    async def create(self) -> list[Any]:
+        for index in range(PARTITIONS):
+            self.partitions.append(MovingPartition(self, index, 0, []))
+            self.leaders.append(index % 3 + 1)
+            self.nodes[self.leaders[index]].state.role_changed(self.partitions[index])
+        return []
+
+    def move(self, index: int, node_id: int, *, cut: bool = False) -> None:
+        """Another broker leads now. `cut`: it does not have what was not committed."""
+        old = self.partitions[index]
+        old.step_down()
+        kept = [each for each in old.stored if not cut or read_header(each).last_offset < old.high_watermark]
+        self.nodes[self.leaders[index]].state.role_changed(old)
+        self.partitions[index] = new = MovingPartition(self, index, old.leader_epoch + 1, kept)
+        self.leaders[index] = node_id
+        self.nodes[node_id].state.role_changed(new)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.simulation.run(work)

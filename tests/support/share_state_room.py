@@ -1,0 +1,146 @@
+"""The state of share groups on one broker, on virtual time: shipped logs, partitions and view over a simulated disk.
+
+`kill` ends the process and leaves what it wrote, `lose_power` what a disk may keep of it; both give the next life.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from mansio.broker.append_rules import AppendRules
+from mansio.broker.partition import Partition
+from mansio.broker.share.boot_mark import BootMark
+from mansio.broker.share.share_state import ShareState
+from mansio.broker.share.state_store import StoreSettings
+from mansio.log.log import Log
+from mansio.log.settings import LogSettings
+from mansio.log.sync import Syncer
+from mansio.state.replica import ReplicaProgress
+from mansio.state.share_types import ACQUIRED, Change, ShareKey, Update
+from mansio.testing.disk import SimulatedDisk
+from mansio.testing.scheduler import SimulatedBackground, SimulatedClock, Simulation
+from mansio.wire.records import TimestampType
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+RULES = AppendRules(1 << 20, TimestampType.CREATE, 1 << 62, 1 << 62)
+LOCK_MS = 30_000
+PARTITIONS = 2
+TOPIC = bytes(range(16))
+
+
+def key_of(group: str = "g", partition: int = 0) -> ShareKey:
+    return ShareKey(group, TOPIC, partition)
+
+
+def leased(first: int, last: int, *, durable: bool = False, deliveries: int = 1, start: int = 0) -> Update:
+    change = Change(first, last, ACQUIRED, deliveries, holder="m")
+    return Update(0, durable, start, 100, 0, (change,))
+
+
+def begun(start: int = 0, horizon: int = 100) -> Update:
+    return Update(0, durable=True, start_offset=start, horizon=horizon, done_count=0, snapshot=True)
+
+
+class StateRoom:
+    """One life of one broker; `boot` names the start of its machine."""
+
+    def __init__(
+        self,
+        disk: SimulatedDisk | None = None,
+        *,
+        boot: str = "first",
+        segment_bytes: int = 1 << 20,
+        updates_per_snapshot: int = 500,
+        shares_max: int = 1000,
+        began_ms: float = 0.0,
+    ) -> None:
+        self.simulation = Simulation()
+        self.simulation.now_ms = began_ms
+        self.scheduler = self.simulation.scheduler("broker")
+        self.clock = SimulatedClock(self.simulation)
+        self.disk = disk or SimulatedDisk()
+        self.boot = boot
+        self.options: dict[str, Any] = {
+            "segment_bytes": segment_bytes,
+            "updates_per_snapshot": updates_per_snapshot,
+            "shares_max": shares_max,
+        }
+        self.lock_ms = LOCK_MS
+        self.partitions: list[Partition] = []
+        self.background = SimulatedBackground(self.scheduler, lambda: 1.0)
+        self.disk.make_directory("data")
+        self.syncer = Syncer(self.disk, self.background, "data", scheduler=self.scheduler)
+        self.state = ShareState(
+            settings=StoreSettings(updates_per_snapshot=updates_per_snapshot, shares_max=shares_max),
+            prune_interval_ms=1 << 40,
+            node_id=1,
+            clock=self.clock,
+            scheduler=self.scheduler,
+            create_topic=self._create,
+            lock_ms=lambda _: self.lock_ms,
+            mark=BootMark(self.disk, self.background, self.scheduler, "data", boot),
+        )
+        self.store, self.persister = self.state.store, self.state.persister
+        if self.disk.exists("data/s-0"):
+            self._open()
+        cut = [partition.index for partition in self.partitions if partition.log.epoch_due]
+        self.run(self.state.start(self.partitions, cut))
+
+    async def _create(self) -> list[Partition]:
+        self._open()
+        return self.partitions
+
+    def _open(self) -> None:
+        for index in range(PARTITIONS):
+            settings = LogSettings(segment_bytes=self.options["segment_bytes"])
+            log = Log.open(self.disk, self.clock, f"data/s-{index}", settings, leader_epoch=0)
+            self.syncer.register(log)
+            self.partitions.append(
+                Partition(
+                    topic="__share_group_state",
+                    topic_id=UUID(int=1),
+                    index=index,
+                    broker_id=1,
+                    log=log,
+                    syncer=self.syncer,
+                    replica=ReplicaProgress(1, 0, frozenset({1}), log.durable_end_offset),
+                    rules=RULES,
+                    clock=self.clock,
+                    scheduler=self.scheduler,
+                    internal=True,
+                )
+            )
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.simulation.run(work)
+
+    def partition_of(self, key: ShareKey) -> Partition:
+        return self.partitions[self.store.index_of(key)]
+
+    def begin(self, key: ShareKey, leader_epoch: int = 0, update: Update | None = None) -> None:
+        """Read a state that is not there, and make it."""
+        assert self.run(self.persister.read(key, leader_epoch)) is None
+        self.run(self.persister.write(key, 0, leader_epoch, update or begun()))
+
+    def write(self, key: ShareKey, update: Update, *, state_epoch: int = 0, leader_epoch: int = 0) -> None:
+        self.run(self.persister.write(key, state_epoch, leader_epoch, update))
+
+    def read(self, key: ShareKey, leader_epoch: int = 0) -> Any:
+        return self.run(self.persister.read(key, leader_epoch))
+
+    # The next life
+
+    def kill(self, *, boot: str | None = None, **options: Any) -> StateRoom:
+        self.scheduler.stop()
+        return StateRoom(
+            self.disk, boot=boot or self.boot, began_ms=self.simulation.now_ms, **(self.options | options)
+        )
+
+    def lose_power(self, chance: Random | None = None, *, boot: str = "second", **options: Any) -> StateRoom:
+        self.scheduler.stop()
+        disk = self.disk.crash(chance or Random(1))
+        return StateRoom(disk, boot=boot, began_ms=self.simulation.now_ms, **(self.options | options))

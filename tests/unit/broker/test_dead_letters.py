@@ -1,0 +1,544 @@
+"""Dead letters: each given-up record once in its topic, with all that is known of it, whatever fails on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mansio.broker.peers import LinkPeers
+from mansio.broker.producer_hook import ProducerHook
+from mansio.broker.share.dead_letter_targets import Targets
+from mansio.cluster.topic_config import Change, Operation
+from mansio.cluster.topic_plan import NewTopic
+from mansio.errors import (
+    ConnectionLost,
+    CoordinatorNotAvailable,
+    DiskFull,
+    InvalidProducerEpoch,
+    OutOfOrderSequence,
+    RequestTimedOut,
+    UnknownProducerId,
+)
+from mansio.logs import FIELDS
+from mansio.state import dead_letter
+from mansio.state.share_types import REJECT, Settle
+from mansio.wire.compression import Codec
+from mansio.wire.records import build_batch
+from support.waiting import eventually
+from unit.broker.dead_letters_room import MEMBER, Room, expected_ids, headers, ids, room_in
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from mansio.broker.share.dead_letter_targets import Target
+
+DEADLINE_S = 20.0
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letter, "RETRY_MS", 5)
+    monkeypatch.setattr(dead_letter, "RETRY_MAX_MS", 20)
+    monkeypatch.setattr("mansio.broker.share.dead_letters.RETRY_MS", 5)
+    monkeypatch.setattr("mansio.broker.share.dead_letters.RETRY_MAX_MS", 20)
+
+
+def run(check: Callable[[Room], Awaitable[None]], tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_S), room_in(tmp_path) as room:
+            await check(room)
+
+    asyncio.run(main())
+
+
+def records(count: int, *, size: int = 10) -> list[Any]:
+    return [(b"k%d" % at, b"v%d" % at + b"x" * size, [("own", b"h%d" % at)]) for at in range(count)]
+
+
+async def settled(room: Room) -> None:
+    await eventually(lambda: room.dead_letters.waiting == 0, DEADLINE_S, "no dead letter waits")
+    await eventually(lambda: all(not s.working for s in room.dead_letters._shares.values()))
+
+
+def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        await room.topic(partitions=3, max_message_bytes="70000")
+        await room.write(*records(4), index=2)
+        live = await room.live(index=2)
+        await live.reject(1, 2, "no such flight")
+        await settled(room)
+        found = room.letters(index=2)
+        assert [(one.key, one.value[:2]) for one in found] == [(b"k1", b"v1"), (b"k2", b"v2")]
+        first = found[0]
+        assert [name for name, _ in first.headers] == [
+            "own",
+            "__dlq.errors.topic",
+            "__dlq.errors.partition",
+            "__dlq.errors.offset",
+            "__dlq.errors.group",
+            "__dlq.errors.delivery.count",
+            "__dlq.errors.message",
+            "mansio-dlq-id",
+            "mansio-dlq-consumer",
+            "mansio-dlq-first-ms",
+            "mansio-dlq-reason",
+        ]
+        told = headers(first)
+        assert told.pop("mansio-dlq-first-ms").isdigit()
+        assert told == {
+            "own": "h1",
+            "__dlq.errors.topic": "t",
+            "__dlq.errors.partition": "2",
+            "__dlq.errors.offset": "1",
+            "__dlq.errors.group": "g",
+            "__dlq.errors.delivery.count": "1",
+            "__dlq.errors.message": "Offset rejected by client.",
+            "mansio-dlq-id": expected_ids(live.key, [1])[0],
+            "mansio-dlq-consumer": "member-7",
+            "mansio-dlq-reason": "no such flight",
+        }
+        made = room.service.topics.find("dlq.t")
+        assert len(made.partitions) == 3
+        assert dict(made.configs) == {
+            "errors.deadletterqueue.group.enable": "true",
+            "max.message.bytes": str(70_000 + 65_536),
+            "message.timestamp.type": "CreateTime",
+            "retention.ms": str(14 * 24 * 3600 * 1000),
+        }
+        assert room.dead(live.key) == [(1, 2)]
+        assert room.dead_letters.counts.written == 2
+
+    run(check, tmp_path)
+
+
+WRITES = 3  # what is stored of a rejection: given up, placed, archived
+
+
+@pytest.mark.parametrize("stored", [False, True])
+@pytest.mark.parametrize("nth", range(WRITES))
+def test_exactly_one_dead_letter_when_the_state_cannot_be_stored(
+    tmp_path: Path, nth: int, stored: bool
+) -> None:
+    """Each arrow: the state's store fails, or its answer is lost; the broker is killed; the state is loaded again."""
+
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(6))
+        live = await room.live()
+        await live.lease(0, 5)
+        key = live.key
+        room.persister.fail(nth + 1, CoordinatorNotAvailable("away"), stored=stored)
+        done = nth + 1 if stored else nth
+        try:
+            await live_reject(live, 0, 3)
+        except CoordinatorNotAvailable:
+            assert nth == 0
+        await eventually(lambda: live.is_dropped)
+        room.renew()
+        live = await room.live()
+        if done == 0:  # nobody was told that they are rejected
+            assert room.letters() == []
+            await live_reject(live, 0, 3)
+        await settled(room)
+        assert ids(room.letters()) == expected_ids(key, range(4))
+        assert room.dead(key) == [(0, 3)]
+        assert live.core.counts(0.0).archiving == 0
+
+    run(check, tmp_path)
+
+
+async def live_reject(live: Any, first: int, last: int) -> None:
+    update = live.core.settle(MEMBER, [Settle(first, last, bytes([REJECT]))], 0.0, live.room.wall_ms(), 0.5)
+    await live.perform(update)
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("killed", [False, True], ids=["retried", "killed"])
+def test_exactly_one_dead_letter_when_the_append_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, killed: bool
+) -> None:
+    """The append does not happen, or its answer is lost; it is tried again here, or after the broker died and came
+    back on the same directory."""
+
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            async with room_in(tmp_path) as room:
+                persister = room.persister
+                await room.topic()
+                await room.write(*records(6))
+                failing = Failing(monkeypatch, room, times=1_000_000 if killed else 2, there=there)
+                live = await room.live()
+                key = live.key
+                await live.reject(0, 1)
+                await live.reject(3, 5)
+                await eventually(lambda: failing.failed >= 2)
+                if not killed:
+                    await settled(room)
+                    assert ids(room.letters()) == expected_ids(key, [0, 1, 3, 4, 5])
+                    return
+                room.dead_letters.close()
+            monkeypatch.undo()
+            async with room_in(tmp_path, persister) as room:
+                await room.live()
+                await settled(room)
+                assert ids(room.letters()) == expected_ids(key, [0, 1, 3, 4, 5])
+                assert room.dead(key) == [(0, 1), (3, 5)]
+
+    asyncio.run(main())
+
+
+class Failing:
+    """Appends to dead-letter topics that fail so many times, with their batch there or not."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, room: Room, *, times: int, there: bool, error: Any = None
+    ) -> None:
+        self.failed = 0
+        append = type(room.targets).append
+
+        async def failing(targets: Any, target: Target, data: bytes) -> None:
+            if self.failed >= times:
+                await append(targets, target, data)
+                return
+            if there:
+                await append(targets, target, data)
+            self.failed += 1
+            raise error or RequestTimedOut("no answer")
+
+        monkeypatch.setattr(type(room.targets), "append", failing)
+
+
+def test_two_groups_have_each_their_own_dead_letters(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(3))
+        one, other = await room.live("a"), await room.live("b")
+        await one.reject(0, 1)
+        await other.reject(1, 2)
+        await settled(room)
+        assert sorted(ids(room.letters())) == sorted(
+            expected_ids(one.key, [0, 1]) + expected_ids(other.key, [1, 2])
+        )
+
+    run(check, tmp_path)
+
+
+def test_more_than_fits_into_one_batch_keeps_its_order(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(1200))
+        live = await room.live()
+        await live.reject(0, 1199)
+        await settled(room)
+        assert ids(room.letters()) == expected_ids(live.key, range(1200))
+        headers_of_batches = list(room.partition("dlq.t").log.batch_headers(0))
+        assert max(header.record_count for header in headers_of_batches) == 500
+
+    run(check, tmp_path)
+
+
+def test_a_record_too_large_for_the_target_comes_without_its_value(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.topic("small", errors_deadletterqueue_group_enable="true", max_message_bytes="6000")
+        room.configs["errors.deadletterqueue.topic.name"] = "small"
+        await room.write((b"k0", b"a" * 3000, []), (b"k1", b"b" * 9000, []), (b"k2", b"c" * 3000, []))
+        live = await room.live()
+        await live.reject(0, 2)
+        await settled(room)
+        found = room.letters("small")
+        assert [(one.key, one.value and len(one.value)) for one in found] == [
+            (b"k0", 3000),
+            (b"k1", None),
+            (b"k2", 3000),
+        ]
+        omitted = [headers(one).get("mansio-dlq-value-omitted") for one in found]
+        assert omitted == [None, "it is too large for this topic", None]
+        assert room.dead_letters.counts.omitted == 1
+
+    run(check, tmp_path)
+
+
+def test_a_target_too_small_for_anything_waits_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.topic("small", errors_deadletterqueue_group_enable="true", max_message_bytes="100")
+        room.configs["errors.deadletterqueue.topic.name"] = "small"
+        await room.write(*records(2))
+        live = await room.live()
+        with caplog.at_level(logging.WARNING):
+            await live.reject(0, 1)
+            await eventually(lambda: room.dead_letters.counts.failures >= 2)
+        assert room.dead_letters.waiting == 2
+        assert "max.message.bytes=100" in room.dead_letters.trouble_of(live.key)
+        told = next(one for one in caplog.records if one.message == "dead letter not written")
+        assert getattr(told, FIELDS)["group"] == "g"
+        assert getattr(told, FIELDS)["topic"] == "t"
+        assert live.core.counts(0.0).archiving == 2
+        await room.service.topics.alter_configs(
+            "small", [Change("max.message.bytes", Operation.SET, "100000")]
+        )
+        await settled(room)
+        assert ids(room.letters("small")) == expected_ids(live.key, [0, 1])
+        assert room.dead_letters.trouble_of(live.key) == ""
+
+    run(check, tmp_path)
+
+
+def test_a_full_disk_holds_them_up_and_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(5))
+        failing = Failing(monkeypatch, room, times=4, there=False, error=DiskFull("no room"))
+        live = await room.live()
+        await live.reject(0, 4)
+        await settled(room)
+        assert failing.failed == 4
+        assert ids(room.letters()) == expected_ids(live.key, range(5))
+
+    run(check, tmp_path)
+
+
+@pytest.mark.parametrize("error", [OutOfOrderSequence("lost"), UnknownProducerId("lost")])
+def test_a_target_that_forgot_the_producer_gets_them_in_a_higher_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
+) -> None:
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(4))
+        live = await room.live()
+        await live.reject(0, 1)
+        await settled(room)
+        Failing(monkeypatch, room, times=1, there=False, error=error)
+        await live.reject(2, 3)
+        await settled(room)
+        assert ids(room.letters()) == expected_ids(live.key, range(4))
+        epochs = [header.producer_epoch for header in room.partition("dlq.t").log.batch_headers(0)]
+        assert epochs == [0, 1]
+        producer = room.persister.state(live.key).producer  # type: ignore[union-attr]
+        assert producer is not None
+        assert producer.epoch == 1
+
+    run(check, tmp_path)
+
+
+def test_a_target_deleted_and_made_anew_gets_what_was_on_its_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name is the same and its id is not: what was reserved in the old one has no meaning there."""
+
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(6))
+        live = await room.live()
+        await live.reject(0, 1)
+        await settled(room)
+        before = room.service.topics.find("dlq.t")
+        failing = Failing(monkeypatch, room, times=3, there=True)
+        await live.reject(2, 5)
+        await eventually(lambda: failing.failed >= 1)
+        await room.service.topics.delete(before)
+        await settled(room)
+        assert room.service.topics.find("dlq.t").topic_id != before.topic_id
+        assert ids(room.letters()) == expected_ids(live.key, range(2, 6))
+
+    run(check, tmp_path)
+
+
+def test_a_producer_that_the_target_forgot_is_looked_for_before_a_repeat(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is there, nobody was told, and by the time it is sent again the target's table has no such producer."""
+
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(3))
+        Failing(monkeypatch, room, times=1_000_000, there=True)
+        live = await room.live()
+        await live.reject(0, 2)
+        await eventually(lambda: len(room.letters()) == 3)
+        live.drop()
+        monkeypatch.undo()
+        hook = room.partition("dlq.t").plugged_in(ProducerHook)
+        assert hook is not None
+        assert hook.table.expire(room.wall_ms() + 48 * 3_600_000) == 1
+        await room.live()
+        await settled(room)
+        assert ids(room.letters()) == expected_ids(live.key, range(3))
+        assert room.dead(live.key) == [(0, 2)]
+
+    run(check, tmp_path)
+
+
+def test_what_left_the_log_meanwhile_has_a_letter_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def check(room: Room) -> None:
+        await room.topic()
+        for record in records(4):
+            await room.write(record)
+        failing = Failing(monkeypatch, room, times=1_000_000, there=False)
+        live = await room.live()
+        await live.reject(0, 3)
+        await eventually(lambda: failing.failed >= 1)
+        await room.partition().delete_records(2)
+        monkeypatch.undo()
+        await settled(room)
+        found = room.letters()
+        assert ids(found) == expected_ids(live.key, range(4))
+        assert [one.key for one in found] == [None, None, b"k2", b"k3"]
+        assert headers(found[0])["mansio-dlq-value-omitted"] == "it is in the log no more"
+        assert "own" not in headers(found[0])
+
+    run(check, tmp_path)
+
+
+def test_a_group_may_have_no_copies(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        await room.topic()
+        room.configs["errors.deadletterqueue.copy.record.enable"] = "false"
+        await room.write(*records(1))
+        live = await room.live()
+        await live.reject(0, 0)
+        await settled(room)
+        (found,) = room.letters()
+        assert (found.key, found.value) == (None, None)
+        assert headers(found)["__dlq.errors.offset"] == "0"
+
+    run(check, tmp_path)
+
+
+def test_a_topic_that_takes_no_dead_letters_gets_none(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.service.topics.create(NewTopic("dlq.t", 1, 1))
+        await room.write(*records(1))
+        live = await room.live()
+        await live.reject(0, 0)
+        await eventually(lambda: room.dead_letters.counts.failures >= 2)
+        assert "errors.deadletterqueue.group.enable=true" in room.dead_letters.trouble_of(live.key)
+        assert room.letters() == []
+        on = Change("errors.deadletterqueue.group.enable", Operation.SET, "true")
+        await room.service.topics.alter_configs("dlq.t", [on])
+        await settled(room)
+        assert ids(room.letters()) == expected_ids(live.key, [0])
+
+    run(check, tmp_path)
+
+
+def test_compressed_records_come_compressed(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(20, size=500), codec=Codec.ZSTD)
+        live = await room.live()
+        await live.reject(0, 19)
+        await settled(room)
+        assert ids(room.letters()) == expected_ids(live.key, range(20))
+        (header,) = room.partition("dlq.t").log.batch_headers(0)
+        assert header.codec is Codec.ZSTD
+
+    run(check, tmp_path)
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker of the dead letters believes to be another than the one that leads their topic, and reaches that over
+    its port."""
+    made = Targets.__init__
+
+    def made_far(targets: Targets, **given: Any) -> None:
+        peers = LinkPeers(lambda node_id: PORTS.get(node_id))
+        made(targets, **{**given, "node_id": 99, "peers": peers})
+        OPENED.append(peers)
+
+    monkeypatch.setattr(Targets, "__init__", made_far)
+
+
+PORTS: dict[int, tuple[str, int]] = {}
+OPENED: list[LinkPeers] = []
+
+
+def run_far(check: Callable[[Room], Awaitable[None]], tmp_path: Path) -> None:
+    async def far_check(room: Room) -> None:
+        PORTS[1] = (room.broker.kafka_address.host, room.broker.kafka_address.port)
+        try:
+            await check(room)
+        finally:
+            while OPENED:
+                await OPENED.pop().close()
+
+    run(far_check, tmp_path)
+
+
+@pytest.mark.usefixtures("far")
+def test_a_target_that_another_broker_leads_gets_each_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Over the wire, with an answer that is lost, and one batch that the target has forgotten the producer of."""
+
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(6))
+        live = await room.live()
+        await live.reject(0, 1)
+        await settled(room)
+        with monkeypatch.context() as patch:
+            failing = Failing(patch, room, times=1, there=True)
+            await live.reject(2, 3)
+            await settled(room)
+            assert failing.failed == 1
+        assert ids(room.letters()) == expected_ids(live.key, range(4))
+        with monkeypatch.context() as patch:
+            Failing(patch, room, times=1_000_000, there=True)
+            await live.reject(4, 5)
+            await eventually(lambda: len(room.letters()) == 6)
+            live.drop()
+        hook = room.partition("dlq.t").plugged_in(ProducerHook)
+        assert hook is not None
+        hook.table.expire(room.wall_ms() + 48 * 3_600_000)
+        monkeypatch.setattr(dead_letter, "FORGOTTEN_MS", -1)
+        await room.live()
+        await settled(room)
+        assert ids(room.letters()) == expected_ids(live.key, range(6))
+        assert room.dead(live.key) == [(0, 5)]
+
+    run_far(check, tmp_path)
+
+
+@pytest.mark.usefixtures("far")
+def test_what_another_broker_refuses_is_understood(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(2))
+        live = await room.live()
+        await live.reject(0, 0)
+        await settled(room)
+        target = room.targets.by_id(room.key(topic="dlq.t").topic_id, 0)
+        producer = room.persister.state(live.key).producer  # type: ignore[union-attr]
+        assert producer is not None
+
+        def batch(epoch: int, sequence: int) -> bytes:
+            record = (room.wall_ms(), b"k", b"v", ())
+            return build_batch(
+                [record],
+                producer_id=producer.producer_id,
+                producer_epoch=epoch,
+                base_sequence=sequence,
+            )
+
+        with pytest.raises(OutOfOrderSequence):
+            await room.targets.append(target, batch(0, 7))
+        await room.targets.append(target, batch(1, 0))
+        with pytest.raises(InvalidProducerEpoch):
+            await room.targets.append(target, batch(0, 1))
+        PORTS.clear()
+        with pytest.raises(ConnectionLost):
+            await room.targets.append(target, batch(1, 1))
+
+    run_far(check, tmp_path)

@@ -1,0 +1,310 @@
+"""Mansio's own requests on leases, over a socket to a whole broker: settle, describe, redrive, and the dead letters
+that come of it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mansio.api.http import share_numbers
+from mansio.broker.broker import Broker
+from mansio.client import connect
+from mansio.client.types import TopicPartition
+from mansio.cluster.topic_config import Change, Operation
+from mansio.cluster.topic_plan import NewTopic
+from mansio.config import Settings
+from mansio.errors import InvalidRecordState, InvalidRequest
+from mansio.state import dead_letter
+from mansio.state.share_types import ACCEPT, REJECT, RELEASE, RENEW
+from mansio.wire.versions import ApiKey
+from support.waiting import eventually
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+    from pathlib import Path
+
+    from mansio.client import Client
+    from mansio.client.types import Message
+
+DEADLINE_S = 20.0
+ONE = TopicPartition("t", 0)
+OFFSETS = 10
+
+
+class World:
+    """A broker, a client of it, and a share group "g" that reads topic "t" from its beginning."""
+
+    def __init__(self, broker: Broker, client: Client) -> None:
+        self.broker = broker
+        self.service = broker.service
+        self.client = client
+        self.shares = client.admin.shares
+
+    @property
+    def topic_id(self) -> bytes:
+        return self.service.topics.find("t").topic_id.bytes
+
+    async def lease(self, first: int, last: int, member: str = "m1", group: str = "g", index: int = 0) -> Any:
+        """As a fetch would: these offsets are the member's."""
+        live = self.service.shares.find(group, self.topic_id, index)
+        core = await live.loaded()
+
+        async def due() -> bool:
+            now_ms, wall_ms = live.now_ms(), self.service.clock.wall_ms()
+            if (update := live.ask(core.tick, now_ms, wall_ms, 0.5)) is not None:
+                await live.perform(update)
+            return any(
+                low <= first and last <= high
+                for low, high in core.wanted(member, 100, live.partition.high_watermark, live.now_ms())
+            )
+
+        await eventually(due, DEADLINE_S, f"{first} to {last} are to be had")
+        got, update = live.ask(
+            core.acquire, member, [(first, last)], 100, strict=True, batch_ends=(), now_ms=live.now_ms()
+        )
+        assert [(one.first, one.last) for one in got] == [(first, last)]
+        await live.perform(update)
+        return live
+
+    async def settle(self, *batches: dict[str, Any], member: str = "m1", index: int = 0) -> Any:
+        """One partition's answer."""
+        partition = {"partition_index": index, "batches": list(batches)}
+        fields = {
+            "group_id": "g",
+            "member_id": member,
+            "topics": [{"topic_id": self.topic_id, "partitions": [partition]}],
+        }
+        answer = await self.ask(ApiKey.SETTLE_LEASES, fields)
+        (settled,) = answer.topics[0].partitions
+        return settled
+
+    async def ask(self, key: ApiKey, fields: dict[str, Any]) -> Any:
+        connection = await self.client._cluster.any_connection()
+        return await connection.request(key, fields)
+
+    async def reject(self, first: int, last: int, reason: str = "poison") -> None:
+        await self.lease(first, last)
+        assert (await self.settle(batch(first, last, REJECT, reason=reason))).error_code == 0
+        await self.archived()
+
+    async def archived(self) -> None:
+        async def none_waits() -> bool:
+            found = (await self.shares.leases("g", [ONE]))[ONE]
+            return found is not None and found.archiving == 0
+
+        await eventually(none_waits, DEADLINE_S, "no dead letter waits")
+
+    async def letters(self) -> list[Message]:
+        async with self.client.consume("dlq.t", to_end=True) as consumer:
+            return [message async for message in consumer]
+
+
+def batch(first: int, last: int, kind: int, **more: Any) -> dict[str, Any]:
+    return {"first_offset": first, "last_offset": last, "types": bytes([kind]), **more}
+
+
+@asynccontextmanager
+async def world_in(directory: Path) -> AsyncIterator[World]:
+    broker = Broker(Settings(kafka_listen="127.0.0.1:0", http_listen="", data_dir=str(directory)))
+    await broker.start()
+    try:
+        host, port = broker.kafka_address
+        async with connect(f"{host}:{port}") as client:
+            yield World(broker, client)
+    finally:
+        await broker.stop()
+
+
+async def prepared(world: World) -> None:
+    set_ = Operation.SET
+    changes = [
+        Change("share.auto.offset.reset", set_, "earliest"),
+        Change("mansio.retry.backoff.ms", set_, "0"),
+    ]
+    assert world.service.group_configs is not None
+    await world.service.group_configs.alter("g", changes)
+    await world.service.topics.create(NewTopic("t", 2, 1))
+    for at in range(OFFSETS):
+        await world.client.publish("t", f"v{at}", key=f"k{at}", headers=[("own", b"%d" % at)], partition=0)
+
+
+def run(check: Callable[[World], Awaitable[None]], directory: Path) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_S), world_in(directory) as world:
+            await prepared(world)
+            await check(world)
+
+    asyncio.run(main())
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dead_letter, "RETRY_MS", 20)
+
+
+def test_what_is_settled_is_settled_and_what_is_wrong_changes_nothing(tmp_path: Path) -> None:
+    async def check(world: World) -> None:
+        live = await world.lease(0, 5)
+        wrong = await world.settle(batch(0, 1, ACCEPT), batch(2, 2, ACCEPT, delivery_count=7))
+        assert wrong.error_code == InvalidRecordState.kafka_code
+        assert live.core.counts(live.now_ms()).leased == 6, "all of a partition's part holds, or nothing"
+        assert (await world.settle(batch(0, 0, ACCEPT), member="m2")).error_code == 121
+        assert (await world.settle(batch(3, 2, ACCEPT))).error_code == InvalidRequest.kafka_code
+        done = await world.settle(
+            batch(0, 1, ACCEPT), batch(2, 2, RELEASE, delay_ms=60_000), batch(3, 3, RENEW, delivery_count=1)
+        )
+        assert (done.error_code, done.error_message) == (0, None)
+        found = (await world.shares.leases("g", [ONE], ranges_max=10))[ONE]
+        assert found is not None
+        assert (found.start_offset, found.lag, found.leased, found.parked) == (2, 8, 3, 1)
+        assert [(one.member_id, one.leased) for one in found.holders] == [("m1", 3)]
+        assert found.holders[0].oldest_ms < 10_000
+        shown = [(one.first_offset, one.last_offset, one.delivery_count) for one in found.ranges]
+        assert shown == [(3, 5, 1)] or shown == [(3, 3, 1), (4, 5, 1)]
+
+    run(check, tmp_path)
+
+
+def test_a_rejection_has_its_reason_and_a_dead_letter(tmp_path: Path) -> None:
+    async def check(world: World) -> None:
+        await world.reject(3, 4, "no such flight")
+        found = await world.letters()
+        assert [(one.key, one.value) for one in found] == [(b"k3", b"v3"), (b"k4", b"v4")]
+        assert found[0].header("mansio-dlq-reason") == b"no such flight"
+        assert found[0].header("own") == b"3"
+        described = (await world.shares.leases("g", [ONE]))[ONE]
+        assert described is not None
+        assert (described.dead, described.archiving, described.trouble) == (2, 0, "")
+
+    run(check, tmp_path)
+
+
+def test_looking_makes_no_state(tmp_path: Path) -> None:
+    async def check(world: World) -> None:
+        assert await world.shares.leases("g", [ONE]) == {ONE: None}
+        assert len(world.service.shares) == 0
+        nowhere = await world.ask(
+            ApiKey.DESCRIBE_LEASES,
+            {"group_id": "g", "topics": [{"topic_id": b"\x07" * 16, "partitions": [0]}], "spans_max": 1},
+        )
+        assert nowhere.topics[0].partitions[0].error_code == 100
+        await world.lease(0, 0)
+        every = await world.ask(ApiKey.DESCRIBE_LEASES, {"group_id": "g", "topics": None, "spans_max": 1})
+        assert [(one.topic_id, len(one.partitions)) for one in every.topics] == [(world.topic_id, 1)]
+
+    run(check, tmp_path)
+
+
+def test_a_redrive_offers_what_is_dead_once_for_each_id(tmp_path: Path) -> None:
+    async def check(world: World) -> None:
+        await world.lease(0, 1)
+        assert (await world.settle(batch(0, 1, ACCEPT))).error_code == 0
+        await world.reject(2, 5)
+        redrive = world.shares.redrive
+        first = await redrive("g", ONE, redrive_id="a", offsets=[(0, 3)])
+        assert (first.offered, first.done_before, first.gone, first.dead) == (2, 0, 0, 2)
+        again = await redrive("g", ONE, redrive_id="a", offsets=[(0, 3)])
+        assert (again.offered, again.done_before, again.dead) == (0, 2, 2)
+        live = await world.lease(2, 3)
+        assert [one.deliveries for one in live.core.ranges if one.first == 2] == [2]
+        assert (await world.settle(batch(2, 3, REJECT))).error_code == 0
+        await world.archived()
+        assert (await redrive("g", ONE, redrive_id="a")).offered == 2, "4 and 5, and not 2 and 3 once more"
+        assert (await redrive("g", ONE, redrive_id="b", most=1)).offered == 1
+        assert (await redrive("g", ONE, redrive_id="b")).offered == 1
+        assert (await redrive("g", ONE, redrive_id="c")).offered == 0
+        deliveries = [one.header("__dlq.errors.delivery.count") for one in await world.letters()]
+        assert deliveries == [b"1"] * 4 + [b"2"] * 2
+
+    run(check, tmp_path)
+
+
+def test_what_the_log_has_lost_cannot_be_offered(tmp_path: Path) -> None:
+    async def check(world: World) -> None:
+        await world.reject(0, 5)
+        await world.client.admin.delete_records([ONE], before=4)
+        found = await world.shares.redrive("g", ONE, redrive_id="a", offsets=[(0, 5)])
+        assert (found.offered, found.gone, found.dead) == (2, 4, 0)
+
+    run(check, tmp_path)
+
+
+def test_nothing_is_offered_twice_across_a_restart(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            async with world_in(tmp_path) as world:
+                await prepared(world)
+                await world.reject(0, 3)
+                assert (await world.shares.redrive("g", ONE, redrive_id="a", offsets=[(1, 2)])).offered == 2
+            async with world_in(tmp_path) as world:
+                found = await world.shares.redrive("g", ONE, redrive_id="a")
+                assert (found.offered, found.dead) == (2, 0)
+                await world.lease(0, 3)
+
+    asyncio.run(main())
+
+
+def test_a_redrive_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
+    async def check(world: World) -> None:
+        await world.reject(0, 0)
+        redrive = world.shares.redrive
+        with pytest.raises(InvalidRequest):
+            await redrive("g", ONE, redrive_id="")
+        with pytest.raises(InvalidRequest):
+            await redrive("g", ONE, redrive_id="a", most=0)
+        with pytest.raises(InvalidRequest):
+            await redrive("g", ONE, redrive_id="a", offsets=[(3, 1)])
+
+    run(check, tmp_path)
+
+
+def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) -> None:
+    async def check(world: World) -> None:
+        await world.reject(0, 1)
+        await world.lease(2, 4)
+        await world.service.topics.alter_configs(
+            "dlq.t", [Change("errors.deadletterqueue.group.enable", Operation.SET, "false")]
+        )
+        assert (await world.settle(batch(2, 2, REJECT))).error_code == 0
+        await eventually(lambda: list(share_numbers.warnings(world.service)), DEADLINE_S)
+        (warning,) = share_numbers.warnings(world.service)
+        assert warning.reason == "dead_letters_waiting"
+        assert "1 dead letters wait: group 'g', partition 0: topic dlq.t does not take" in warning.detail
+        told = {one.name: one.value for one in share_numbers.measurements(world.service)}
+        assert told["dead_letters_waiting"] == 1
+        assert told["dead_letters_written"] == 2
+        assert told["dead_letter_failures"] >= 1
+        assert told["share_leased_records"] == 2
+        assert told["share_partitions"] == 1
+        described = (await world.shares.leases("g", [ONE]))[ONE]
+        assert described is not None
+        assert "does not take dead letters" in described.trouble
+
+    run(check, tmp_path)
+
+
+def test_dead_letters_go_on_after_a_restart_although_nobody_uses_the_group(tmp_path: Path) -> None:
+    async def takes_them(world: World, text: str) -> None:
+        change = Change("errors.deadletterqueue.group.enable", Operation.SET, text)
+        await world.service.topics.alter_configs("dlq.t", [change])
+
+    async def main() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            async with world_in(tmp_path) as world:
+                await prepared(world)
+                await world.reject(0, 0)
+                await takes_them(world, "false")
+                await world.lease(1, 2)
+                assert (await world.settle(batch(1, 2, REJECT))).error_code == 0
+            async with world_in(tmp_path) as world:
+                await takes_them(world, "true")
+
+                async def all_there() -> bool:
+                    return len(await world.letters()) == 3
+
+                await eventually(all_there, DEADLINE_S)
+
+    asyncio.run(main())

@@ -1,0 +1,297 @@
+"""ShareFetch and ShareAcknowledge on a whole broker, by the wire: limits, sessions, renewals, waits, and what a member
+is not told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mansio.errors import (
+    CoordinatorNotAvailable,
+    InvalidRecordState,
+    InvalidRequest,
+    InvalidShareSessionEpoch,
+    InvalidTopic,
+    NotLeaderOrFollower,
+    ShareSessionLimitReached,
+    ShareSessionNotFound,
+    UnknownTopicId,
+)
+from mansio.state.share_types import ACCEPT, ACQUIRED, RELEASE, RENEW, ShareKey
+from mansio.wire.share_acknowledge import AckBatch
+from mansio.wire.share_fetch import RECORD_LIMIT
+from support.waiting import eventually
+from unit.broker.share_room import Peer, Room, offsets, part_of, run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOTHING: list[Any] = []
+LONG_MS = 30_000
+"""Longer than a test may last."""
+
+
+def ack(first: int, last: int, kind: int = ACCEPT) -> AckBatch:
+    return AckBatch(first, last, bytes([kind]))
+
+
+def code_of(answer: Any) -> int:
+    """Of the one partition that was acknowledged."""
+    ((_, (part,)),) = answer.topics
+    return int(part.error_code)
+
+
+async def opened(room: Room, *sizes: int, **more: Any) -> Peer:
+    """A member with a session; the topic has batches of these sizes, and the group begins with them."""
+    room.remember(**more)
+    await room.write(*sizes)
+    peer = await room.peer()
+    await peer.fetch(0)
+    return peer
+
+
+def test_a_record_limit_is_kept_and_otherwise_a_batch_is_finished(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room, 10, 10, 50)
+        strict = part_of(await peer.fetch(7, wait_ms=5000, acquire_mode=RECORD_LIMIT))
+        assert offsets(strict) == list(range(7))
+        finished = part_of(await peer.fetch(7, acquire_mode=0))
+        assert offsets(finished) == list(range(7, 20)), "the rest of a batch is no more than was asked for"
+        cut = part_of(await peer.fetch(7, acquire_mode=0))
+        assert offsets(cut) == list(range(20, 27)), "this one's rest is"
+        assert part_of(await peer.fetch(1000, acquire_mode=RECORD_LIMIT)).acquired == [(27, 69, 1)]
+
+    run(check, tmp_path)
+
+
+def test_few_bytes_are_one_batch_and_no_offset_beyond_it(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room, 5, 5, 5)
+        assert offsets(part_of(await peer.fetch(100, wait_ms=5000, max_bytes=1))) == list(range(5))
+        await peer.acknowledge(ack(1, 1, RELEASE), ack(3, 3, RELEASE))
+        both = part_of(await peer.fetch(100, max_bytes=1))
+        assert both.acquired == [(1, 1, 2), (3, 3, 2)], "one batch is sent once for all that is free of it"
+
+    run(check, tmp_path)
+
+
+def test_renewals(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room, 4, lock_ms=600)
+        old = await room.peer("m2", version=1)
+        await old.fetch(0)
+        part_of(await peer.fetch(4, wait_ms=5000))
+        assert code_of(await peer.acknowledge(ack(0, 3, RENEW))) == InvalidRequest.kafka_code, "not announced"
+        wants = await peer.fetch(5, acks=[ack(0, 3, RENEW)], is_renew_ack=True)
+        assert wants.error_code == InvalidRequest.kafka_code, "renews and asks for records"
+        assert code_of(await old.acknowledge(ack(0, 3, RENEW))) == InvalidRequest.kafka_code, (
+            "version 1 has none"
+        )
+        began, beaten = time.monotonic(), 0
+        while time.monotonic() - began < 1.5:
+            await asyncio.sleep(0.1)
+            if beaten % 2:
+                answer = await peer.acknowledge(ack(0, 1, RENEW), is_renew_ack=True)
+                assert code_of(answer) == 0
+                assert answer.lock_ms == 600
+            else:
+                more = await peer.fetch(0, acks=[ack(0, 1, RENEW)], max_bytes=0, is_renew_ack=True)
+                assert part_of(more).acknowledge_error_code == 0
+            beaten += 1
+        assert code_of(await peer.acknowledge(ack(0, 1))) == 0, "two leases of 0.6 s lasted longer"
+        assert code_of(await peer.acknowledge(ack(2, 3))) == InvalidRecordState.kafka_code
+
+    run(check, tmp_path)
+
+
+def test_sessions_are_counted_limited_and_ended(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room, 6, sessions_max=2)
+        assert (await peer.fetch(1, epoch=7)).error_code == InvalidShareSessionEpoch.kafka_code
+        assert (await peer.acknowledge(ack(0, 0), epoch=0)).error_code == InvalidShareSessionEpoch.kafka_code
+        other = await room.peer("m2")
+        assert (await other.fetch(1, epoch=1)).error_code == ShareSessionNotFound.kafka_code
+        assert (await other.fetch(1, epoch=-1)).error_code == ShareSessionNotFound.kafka_code
+        assert (await other.fetch(1, acks=[ack(0, 0)])).error_code == InvalidRequest.kafka_code
+        assert (await other.fetch(0)).error_code == 0
+        third = await room.peer("m3")
+        assert (await third.fetch(0)).error_code == ShareSessionLimitReached.kafka_code
+        held = part_of(await peer.fetch(6, wait_ms=5000))
+        assert offsets(held) == list(range(6))
+        final = await peer.acknowledge(ack(0, 1), epoch=-1)
+        assert code_of(final) == 0
+        assert part_of(await other.fetch(6)).acquired == [(2, 5, 2)], "acked first, and the rest is free"
+        assert (await third.fetch(0)).error_code == 0, "and so is its place"
+        nobody = await room.peer("")
+        assert (await nobody.fetch(1)).error_code == InvalidRequest.kafka_code
+        large = await room.peer("m" * 256)
+        assert (await large.fetch(1)).error_code == InvalidRequest.kafka_code
+
+    run(check, tmp_path)
+
+
+def test_a_new_session_of_a_member_gives_up_what_the_old_one_had(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room, 3)
+        assert offsets(part_of(await peer.fetch(3, wait_ms=5000))) == [0, 1, 2]
+        peer.epoch = 0
+        assert part_of(await peer.fetch(3)).acquired == [(0, 2, 2)]
+
+    run(check, tmp_path)
+
+
+def test_a_fetch_waits_for_records_for_a_release_and_no_longer_than_it_says(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room)
+        other = await room.peer("m2")
+        await other.fetch(0)
+        waiting = asyncio.create_task(peer.fetch(10, wait_ms=LONG_MS))
+        await eventually(lambda: len(room.service.shares.parked) == 1)
+        await room.write(3)
+        assert offsets(part_of(await waiting)) == [0, 1, 2]
+        waiting = asyncio.create_task(other.fetch(10, wait_ms=LONG_MS))
+        await eventually(lambda: len(room.service.shares.parked) == 1)
+        assert code_of(await peer.acknowledge(ack(1, 1, RELEASE))) == 0
+        assert part_of(await waiting).acquired == [(1, 1, 2)]
+        began = time.monotonic()
+        assert (await other.fetch(10, wait_ms=200)).topics == NOTHING
+        assert 0.15 < time.monotonic() - began < 5
+        assert not room.service.shares.parked
+
+    run(check, tmp_path)
+
+
+def test_locks_are_limited_and_an_ack_makes_room(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room, 150, 150, **{"share.partition.max.record.locks": "100"})
+        other = await room.peer("m2")
+        await other.fetch(0)
+        assert offsets(part_of(await peer.fetch(1000, wait_ms=5000))) == list(range(100))
+        assert (await other.fetch(1000, wait_ms=50)).topics == NOTHING
+        waiting = asyncio.create_task(other.fetch(1000, wait_ms=LONG_MS))
+        await eventually(lambda: len(room.service.shares.parked) == 1)
+        both = await peer.fetch(0, acks=[ack(0, 59)], max_bytes=0)
+        assert part_of(both).acknowledge_error_code == 0
+        assert offsets(part_of(await waiting)) == list(range(100, 160))
+
+    run(check, tmp_path)
+
+
+def test_acks_are_stored_with_the_next_leases_in_one_write(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room, 20)
+        part_of(await peer.fetch(10, wait_ms=5000, acquire_mode=RECORD_LIMIT))
+        writes = len(room.memory.writes)
+        part = part_of(await peer.fetch(10, acks=[ack(0, 9)], acquire_mode=RECORD_LIMIT))
+        assert (part.acknowledge_error_code, part.acquired) == (0, [(10, 19, 1)])
+        (update,) = [update for _, update in room.memory.writes[writes:]]
+        assert update.durable
+        assert [(each.first, each.last) for each in update.changes] == [(0, 9), (10, 19)]
+        assert update.start_offset == 10
+        at_once = await peer.fetch(10, acks=[ack(10, 19)], wait_ms=LONG_MS)
+        assert part_of(at_once).acknowledge_error_code == 0, "confirmed now, not when there is more to fetch"
+
+    run(check, tmp_path)
+
+
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_write_that_fails_leases_nothing_and_confirms_nothing(tmp_path: Path, stored: bool) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room, 10, lock_ms=400)
+        part_of(await peer.fetch(5, wait_ms=5000, acquire_mode=RECORD_LIMIT))
+        room.memory.fail(1, CoordinatorNotAvailable("gone"), stored=stored)
+        answer = await peer.fetch(5, wait_ms=5000, acquire_mode=RECORD_LIMIT)
+        told = part_of(answer).acquired
+        assert told == ([(5, 9, 1)] if not stored else [(0, 4, 2)]), "what may be leased waits for its end"
+        room.memory.fail(1, CoordinatorNotAvailable("gone"), stored=stored)
+        refused = await peer.acknowledge(ack(*told[0][:2]))
+        assert code_of(refused) == CoordinatorNotAvailable.kafka_code
+        state = room.memory.state(ShareKey("g", room.topic_id, 0))
+        assert state is not None
+        assert any(each.state == ACQUIRED for each in state.changes) or stored
+
+    run(check, tmp_path)
+
+
+def test_nobody_is_told_of_leases_once_another_broker_leads(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room, 5)
+        await peer.fetch(1, wait_ms=5000)
+        release = room.memory.hold(1)
+        waiting = asyncio.create_task(peer.fetch(4, wait_ms=100))
+        await eventually(lambda: room.memory._held == {})
+        room.partition.leads = False
+        release()
+        part = part_of(await waiting)
+        assert (part.error_code, part.acquired, part.records) == (NotLeaderOrFollower.kafka_code, NOTHING, ())
+        room.partition.leads = True
+
+    run(check, tmp_path)
+
+
+def test_leases_under_way_when_the_connection_ends_are_free_at_once(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room, 5)
+        other = await room.peer("m2")
+        await other.fetch(0)
+        assert offsets(part_of(await peer.fetch(1, wait_ms=5000, acquire_mode=RECORD_LIMIT))) == [0]
+        release = room.memory.hold(1)
+        waiting = asyncio.create_task(peer.fetch(5, wait_ms=5000))
+        await eventually(lambda: room.memory._held == {})
+        peer.close()
+        await eventually(lambda: not room.service.shares.sessions.holds("g", "m1"))
+        release()
+        assert part_of(await other.fetch(1, wait_ms=5000, acquire_mode=RECORD_LIMIT)).acquired == [(0, 0, 2)]
+        await eventually(lambda: room.service.shares.lives()[0].core.counts(0).leased == 1)
+        assert part_of(await other.fetch(5, wait_ms=5000)).acquired == [(1, 4, 2)]
+        with pytest.raises(asyncio.IncompleteReadError):
+            await waiting
+
+    run(check, tmp_path)
+
+
+def test_a_broker_that_stood_still_ends_no_lease_before_its_member_can_speak(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room, 2, lock_ms=300)
+        assert offsets(part_of(await peer.fetch(2, wait_ms=5000))) == [0, 1]
+        time.sleep(1.6)  # noqa: ASYNC251 - the whole loop stands still
+        await asyncio.sleep(0.05)
+        assert code_of(await peer.acknowledge(ack(0, 0))) == 0
+        assert part_of(await peer.fetch(2, wait_ms=5000)).acquired == [(1, 1, 2)], "then it ends all the same"
+
+    run(check, tmp_path)
+
+
+def test_what_cannot_be_shared_is_refused_by_partition(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        room.remember()
+        peer = await room.peer()
+        room_id = room.topic_id
+        try:
+            type(room).topic_id = property(lambda _: b"\x07" * 16)  # type: ignore[method-assign,assignment]
+            assert code_of(await peer.fetch(1)) == UnknownTopicId.kafka_code
+        finally:
+            type(room).topic_id = property(lambda _: room_id)  # type: ignore[method-assign,assignment]
+        room.partition.internal = True
+        assert code_of(await (await room.peer("m2")).fetch(1)) == InvalidTopic.kafka_code
+        room.partition.internal = False
+
+    original = Room.topic_id
+    try:
+        run(check, tmp_path)
+    finally:
+        Room.topic_id = original  # type: ignore[method-assign]
+
+
+def test_a_stopping_broker_answers_who_waits(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room)
+        waiting = asyncio.create_task(peer.fetch(1, wait_ms=20_000))
+        await eventually(lambda: len(room.service.shares.parked) == 1)
+        await room.broker.stop()
+        assert (await waiting).topics == NOTHING
+
+    run(check, tmp_path)

@@ -1,0 +1,448 @@
+"""The state of share groups on one broker: what survives what, who may write, and how the log is kept short."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from mansio.broker.share.places import coordinator_key, index_of
+from mansio.broker.share.stored import Writing
+from mansio.errors import (
+    CoordinatorNotAvailable,
+    FencedLeaderEpoch,
+    FencedStateEpoch,
+    MansioError,
+    NotCoordinator,
+    StorageError,
+)
+from mansio.state.share_fold import fold
+from mansio.state.share_records import UPDATE, encode_key, encode_update
+from mansio.state.share_types import ACKNOWLEDGED, ACQUIRED, Change, LoadedState, ShareKey, Update
+from mansio.wire.records import build_batch
+from support.share_state_room import LOCK_MS, StateRoom, begun, key_of, leased
+
+G = key_of()
+PLAIN = ("snapshot_epoch", "leader_epoch", "certain", "withheld_ms")
+
+
+def plain(state: LoadedState | None) -> Any:
+    """What a state says of the share partition."""
+    assert state is not None
+    return state._replace(snapshot_epoch=0, leader_epoch=0, certain=True, withheld_ms=0)
+
+
+def acked(first: int, last: int, **more: Any) -> Update:
+    return leased(first, last, durable=True)._replace(changes=(Change(first, last, ACKNOWLEDGED, 1),), **more)
+
+
+# What survives
+
+
+def test_the_topic_is_made_by_the_first_write_and_by_nothing_else() -> None:
+    room = StateRoom()
+    assert room.read(G) is None
+    assert room.run(room.persister.summary(G)) is None
+    room.run(room.persister.delete(G))
+    assert not room.partitions
+    assert not room.disk.exists("data/boot")
+    room.write(G, begun())
+    assert len(room.partitions) == 2
+    assert plain(room.read(G)).horizon == 100
+
+
+def test_a_process_that_is_killed_leaves_all_that_was_appended() -> None:
+    room = StateRoom()
+    room.begin(G)
+    room.write(G, leased(0, 9))
+    room.write(G, leased(10, 19))
+    told = room.store._shares[G].folded.changes
+    again = room.kill()
+    state = again.read(G)
+    assert state.changes == told == (Change(0, 19, ACQUIRED, 1, holder="m"),)
+    assert (state.certain, state.withheld_ms) == (True, 0)
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_after_a_power_loss_what_was_durable_is_there_and_the_rest_is_a_history_that_was(seed: int) -> None:
+    """Writes of two share partitions, with snapshots in between and the log pruned; the power fails at any moment."""
+    chance = Random(seed)
+    room = StateRoom(segment_bytes=2000, updates_per_snapshot=4)
+    keys = [key_of("g"), key_of("h")]
+    histories: dict[ShareKey, list[LoadedState]] = {}
+    durable: dict[ShareKey, int] = {}
+    for key in keys:
+        room.begin(key)
+        histories[key], durable[key] = [plain(room.read(key))], 0
+    for number in range(chance.randint(1, 60)):
+        key = chance.choice(keys)
+        first = chance.randint(0, 50)
+        update = (acked if chance.random() < 0.4 else leased)(first, first + chance.randint(0, 5))
+        update = update._replace(start_offset=number // 6)
+        histories[key].append(fold(histories[key][-1], update))
+        room.write(key, update)
+        if update.durable:
+            durable[key] = len(histories[key]) - 1
+        if chance.random() < 0.1:
+            room.run(room.state.tidy())
+        if chance.random() < 0.2:
+            room.simulation.run_for(chance.randint(0, 150))
+    again = room.lose_power(chance)
+    for key in keys:
+        state = again.read(key, 1)
+        assert not state.certain
+        assert state.withheld_ms == LOCK_MS
+        assert plain(state) in histories[key][durable[key] :]
+
+
+def test_an_update_of_an_older_snapshot_says_nothing() -> None:
+    room = StateRoom()
+    room.begin(G)
+    room.write(G, acked(0, 9))
+    epoch = room.store._shares[G].snapshot_epoch
+    room.write(G, begun(start=10))
+    late = encode_update(epoch, 0, leased(12, 13, durable=True))
+    index = room.store.index_of(G)
+    room.run(_append(room, index, [(encode_key(UPDATE, G), late)]))
+    assert room.read(G).changes == ()
+    assert room.kill().read(G).changes == ()
+
+
+async def _append(room: StateRoom, index: int, records: list[tuple[bytes, bytes | None]]) -> None:
+    await room.state.topic.append(index, records)
+
+
+def test_a_damaged_record_keeps_its_partition_from_being_used_and_is_not_skipped() -> None:
+    room = StateRoom()
+    room.begin(G)
+    broken = room.partition_of(G)
+    broken.append(build_batch([(0, encode_key(UPDATE, G), b"\x00\x00nonsense", ())]), internal=True)
+    again = room.kill()
+    with pytest.raises(CoordinatorNotAvailable, match="could not be loaded"):
+        again.read(G)
+
+
+def test_a_large_state_survives_as_a_whole() -> None:
+    room = StateRoom()
+    changes = tuple(Change(2 * n, 2 * n, ACQUIRED, 1, holder=f"m{n}") for n in range(5001))
+    room.begin(G, update=begun()._replace(changes=changes))
+    assert room.kill().read(G).changes == changes
+
+
+# Who may write
+
+
+def test_an_older_leader_neither_reads_nor_writes() -> None:
+    room = StateRoom()
+    room.begin(G, leader_epoch=4)
+    assert room.read(G, 6).leader_epoch == 6
+    with pytest.raises(FencedLeaderEpoch):
+        room.read(G, 5)
+    with pytest.raises(FencedLeaderEpoch):
+        room.write(G, leased(0, 1), leader_epoch=5)
+
+
+def test_the_leader_epoch_of_a_read_is_durable_when_it_is_answered() -> None:
+    room = StateRoom()
+    room.begin(G, leader_epoch=4)
+    room.read(G, 6)
+    for seed in range(10):
+        after = StateRoom(room.disk.crash(Random(seed)), boot="second")
+        with pytest.raises(FencedLeaderEpoch):
+            after.read(G, 5)
+
+
+def test_an_older_state_epoch_is_fenced_and_a_new_state_is_empty() -> None:
+    room = StateRoom()
+    room.begin(G)
+    room.write(G, acked(0, 3))
+    room.run(room.persister.initialize(G, 1, 7))
+    with pytest.raises(FencedStateEpoch):
+        room.write(G, leased(8, 9))
+    with pytest.raises(FencedStateEpoch):
+        room.run(room.persister.initialize(G, 0, 3))
+    room.read(G, 1)
+    room.write(G, leased(8, 9), state_epoch=1, leader_epoch=1)
+    state = room.lose_power(Random(0)).read(G, 1)
+    assert (state.state_epoch, state.start_offset) == (1, 7)
+    assert not [change for change in state.changes if change.state == ACKNOWLEDGED]
+
+
+def test_a_state_that_is_begun_again_in_its_own_epoch_is_left_as_it_is() -> None:
+    """The request came twice, the second time late."""
+    room = StateRoom()
+    room.run(room.persister.initialize(G, 1, 7))
+    room.read(G)
+    room.write(G, acked(8, 9), state_epoch=1)
+    room.run(room.persister.initialize(G, 1, 7))
+    assert room.read(G).changes == (Change(8, 9, ACKNOWLEDGED, 1),)
+
+
+def test_whoever_did_not_read_last_does_not_write() -> None:
+    room = StateRoom()
+    room.begin(G)
+    first = room.persister._readings[G]
+    state, session = room.run(room.store.read(G, 0))
+    assert state is not None
+    assert session != first.session
+    with pytest.raises(NotCoordinator, match="has to be read"):
+        room.write(G, leased(0, 1))
+    with pytest.raises(NotCoordinator):
+        room.write(G, leased(0, 1))
+    room.read(G)
+    room.write(G, leased(0, 1))
+
+
+def test_a_write_that_comes_late_or_again_is_refused() -> None:
+    room = StateRoom()
+    room.begin(G)
+    _, session = room.run(room.store.read(G, 0))
+    write = room.store.write
+    write(G, Writing(session, 2), 0, 0, leased(0, 1))
+    write(G, Writing(session, 1), 0, 0, acked(5, 6))  # the way of those that wait has an order of its own
+    for number, update in ((2, leased(0, 1)), (1, leased(2, 3)), (1, acked(5, 6))):
+        with pytest.raises(NotCoordinator, match="comes late"):
+            write(G, Writing(session, number), 0, 0, update)
+    write(G, Writing(session, 3), 0, 0, leased(2, 3))
+
+
+def test_what_nobody_made_cannot_be_changed_and_what_was_deleted_does_not_come_back() -> None:
+    room = StateRoom()
+    room.begin(G)
+    other = key_of("other")
+    assert room.read(other) is None
+    with pytest.raises(FencedStateEpoch):
+        room.write(other, leased(0, 1))
+    _, session = room.run(room.store.read(G, 0))
+    room.run(room.persister.delete(G))
+    with pytest.raises(FencedStateEpoch):
+        room.store.write(G, Writing(session, 1), 0, 0, leased(0, 1))
+    with pytest.raises(NotCoordinator):
+        room.store.write(G, Writing(session, 2), 0, 0, begun())
+    again = room.lose_power()
+    assert again.read(G) is None
+    again.begin(G)
+
+
+def test_a_state_that_was_told_not_to_be_there_is_not_made_over_one_that_is() -> None:
+    room = StateRoom()
+    assert room.read(G) is None  # the topic is not there yet
+    room.run(room.persister.initialize(G, 0, 5))
+    reading = room.persister._readings[G]
+    reading.session = 0
+    with pytest.raises(FencedStateEpoch, match="after all"):
+        room.write(G, begun())
+    assert room.read(G).start_offset == 5
+
+
+def test_a_failed_write_ends_the_reading_and_the_whole_state_opens_a_new_one() -> None:
+    room = StateRoom()
+    room.begin(G)
+    failing = _Failing(room.partition_of(G))
+    with pytest.raises(NotCoordinator):
+        room.write(G, leased(0, 1))
+    failing.end()
+    with pytest.raises(NotCoordinator, match="has to be read"):
+        room.write(G, leased(0, 1))
+    room.write(G, begun(start=3))
+    room.write(G, leased(3, 4))
+    assert room.read(G).start_offset == 3
+
+
+class _Failing:
+    """Appends to a partition raise."""
+
+    def __init__(self, partition: Any) -> None:
+        self._append = partition.log.append
+        self._log = partition.log
+        partition.log.append = self._raise
+
+    def _raise(self, *_: Any, **__: Any) -> Any:
+        raise StorageError("no room")
+
+    def end(self) -> None:
+        self._log.append = self._append
+
+
+def test_there_is_a_bound_of_states() -> None:
+    room = StateRoom(shares_max=2)
+    room.begin(key_of("a"))
+    room.begin(key_of("b"))
+    with pytest.raises(CoordinatorNotAvailable):
+        room.begin(key_of("c"))
+    room.run(room.persister.delete(key_of("a")))
+    room.write(key_of("c"), begun())
+
+
+# What may be missing
+
+
+def test_after_another_start_of_the_machine_first_leases_may_be_missing_for_as_long_as_they_last() -> None:
+    room = StateRoom()
+    room.begin(G)
+    again = room.kill(boot="second")
+    assert (again.read(G).certain, again.read(G).withheld_ms) == (False, LOCK_MS)
+    again.simulation.run_for(LOCK_MS - 1000)
+    assert 900 < again.read(G).withheld_ms <= 1001
+    again.write(G, leased(0, 1, durable=True))
+    assert not again.read(G).certain, "what is withheld is not over yet"
+    again.simulation.run_for(1100)
+    assert (again.read(G).certain, again.read(G).withheld_ms) == (False, 0)
+    again.write(G, leased(2, 3))
+    assert not again.read(G).certain, "nothing durable says so yet"
+    again.write(G, leased(2, 3, durable=True))
+    assert again.read(G).certain
+
+
+def test_a_leader_that_lived_through_it_says_what_there_is() -> None:
+    room = StateRoom()
+    room.begin(G)
+    again = room.kill(boot="second")
+    again.read(G)
+    again.write(G, begun())
+    assert again.read(G).certain
+
+
+def test_a_second_end_within_that_time_leaves_it_as_uncertain() -> None:
+    room = StateRoom()
+    room.begin(G)
+    second = room.kill(boot="second")
+    second.simulation.run_for(LOCK_MS - 1000)
+    third = second.kill()
+    assert third.read(G).withheld_ms == LOCK_MS
+    third.simulation.run_for(LOCK_MS + 1000)
+    assert third.kill().read(G).certain
+
+
+def test_where_nobody_knows_the_start_of_the_machine_nothing_is_certain() -> None:
+    room = StateRoom(boot="")
+    room.begin(G)
+    assert not room.kill(boot="").read(G).certain
+
+
+def test_a_log_that_lost_its_end_at_the_start_makes_its_states_uncertain() -> None:
+    room = StateRoom()
+    room.begin(G)
+    room.write(G, leased(0, 1, durable=True))
+    index = room.store.index_of(G)
+    name = f"data/s-{index}/00000000000000000000.log"
+    disk = room.disk
+    torn = disk.open(name)
+    torn.write_at([b"\x00\x00\x00\x00torn"], room.partitions[index].log.active.size)
+    assert not room.kill().read(G).certain
+
+
+# Keeping the log short
+
+
+def segments(room: StateRoom, index: int) -> list[str]:
+    return [name for name in room.disk.list_directory(f"data/s-{index}") if name.endswith(".log")]
+
+
+def test_a_state_is_written_as_a_whole_after_so_many_updates() -> None:
+    room = StateRoom(updates_per_snapshot=5)
+    room.begin(G)
+    share = room.store._shares[G]
+    for number in range(12):
+        room.write(G, leased(number, number))
+    assert (share.snapshot_epoch, share.updates) == (2, 2)
+    assert room.kill().read(G).changes == (Change(0, 11, ACQUIRED, 1, holder="m"),)
+
+
+def test_segments_that_no_state_needs_leave_the_disk_and_the_next_start_reads_little() -> None:
+    room = StateRoom(segment_bytes=4000, updates_per_snapshot=10)
+    room.begin(G)
+    index = room.store.index_of(G)
+    for number in range(400):
+        room.write(G, leased(number, number, durable=number % 20 == 0))
+    before = segments(room, index)
+    room.run(room.state.tidy())
+    room.simulation.run_for(2000)
+    assert len(segments(room, index)) < len(before) / 4
+    partition = room.partitions[index]
+    assert 0 < partition.log.start_offset <= room.store._shares[G].snapshot_offset
+    told = room.read(G).changes
+    for life in (room.lose_power(Random(3)), room.kill()):
+        assert life.read(G, 1).changes == told
+
+
+def test_nothing_above_the_oldest_snapshot_that_counts_is_pruned() -> None:
+    """A state that nobody changes keeps the log, until it is written anew; then that is durable before."""
+    room = StateRoom(segment_bytes=4000, updates_per_snapshot=10)
+    cold = next(key for n in range(100) if room_index(key := key_of(f"cold{n}")) == room_index(G))
+    room.begin(cold, update=begun()._replace(changes=(Change(3, 9, ACKNOWLEDGED, 2),)))
+    room.begin(G)
+    index = room.store.index_of(G)
+    for number in range(60):  # some segments, fewer than are too many
+        room.write(G, leased(number, number))
+    offset = room.store._shares[cold].snapshot_offset
+    room.run(room.state.tidy())
+    assert room.store._shares[cold].snapshot_offset == offset
+    assert room.partitions[index].log.start_offset <= offset
+    room.simulation.run_for(300_000)
+    room.run(room.state.tidy())
+    assert room.store._shares[cold].snapshot_offset > offset
+    assert room.partitions[index].log.start_offset > offset
+    for seed in range(10):
+        after = StateRoom(room.disk.crash(Random(seed)), boot="second", **room.options)
+        assert after.read(cold, 1).changes == (Change(3, 9, ACKNOWLEDGED, 2),)
+
+
+def test_a_state_that_keeps_too_many_segments_is_written_anew_at_once() -> None:
+    room = StateRoom(segment_bytes=2000, updates_per_snapshot=10)
+    cold = next(key for n in range(100) if room_index(key := key_of(f"cold{n}")) == room_index(G))
+    room.begin(cold)
+    room.begin(G)
+    for number in range(300):
+        room.write(G, leased(number, number))
+    assert len(segments(room, room.store.index_of(G))) > 10
+    room.run(room.state.tidy())
+    room.simulation.run_for(2000)
+    assert len(segments(room, room.store.index_of(G))) < 10
+
+
+def room_index(key: ShareKey) -> int:
+    return index_of(coordinator_key(key), 2)
+
+
+def test_the_log_of_states_that_are_all_gone_is_let_go() -> None:
+    room = StateRoom(segment_bytes=2000)
+    room.begin(G)
+    for number in range(100):
+        room.write(G, leased(number, number))
+    room.run(room.persister.delete(G))
+    room.run(room.state.tidy())
+    room.simulation.run_for(2000)
+    assert len(segments(room, room.store.index_of(G))) == 1
+    assert room.kill().read(G) is None
+
+
+def test_a_snapshot_that_finds_no_room_costs_no_write() -> None:
+    room = StateRoom(updates_per_snapshot=3)
+    room.begin(G)
+    log = room.partition_of(G).log
+    append, sizes = log.append, []
+
+    def full_for_snapshots(batch: Any, *rest: Any, **more: Any) -> Any:
+        sizes.append(len(batch))
+        if len(sizes) == 4:
+            raise StorageError("no room")
+        return append(batch, *rest, **more)
+
+    log.append = full_for_snapshots  # type: ignore[method-assign]
+    for number in range(5):
+        room.write(G, leased(number, number))
+    assert len(sizes) == 7, "three updates, no snapshot, an update and the snapshot, one more"
+    assert room.kill().read(G).changes == (Change(0, 4, ACQUIRED, 1, holder="m"),)
+
+
+def test_errors_of_the_topic_are_those_a_leader_can_act_on() -> None:
+    room = StateRoom()
+    room.begin(G)
+    failing = _Failing(room.partition_of(G))
+    with pytest.raises(MansioError) as caught:
+        room.run(room.persister.initialize(G, 5, 0))
+    assert isinstance(caught.value, NotCoordinator | CoordinatorNotAvailable)
+    failing.end()
+    assert room.read(G).state_epoch == 0

@@ -1,0 +1,420 @@
+"""The state of share groups in a cluster: asked for and written over the network, wherever it is led now."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mansio.broker.share.places import coordinator_key, index_of
+from mansio.broker.share.state_messages import (
+    VERSIONS,
+    Answer,
+    Question,
+    Sender,
+    decode_answer,
+    decode_request,
+    encode_answer,
+    encode_request,
+)
+from mansio.broker.share.stored import Writing
+from mansio.errors import (
+    CoordinatorNotAvailable,
+    FencedLeaderEpoch,
+    FencedStateEpoch,
+    MansioError,
+    NotCoordinator,
+    WireError,
+)
+from mansio.state.share_types import (
+    ACKNOWLEDGED,
+    ACQUIRED,
+    Change,
+    LoadedState,
+    ShareKey,
+    ShareSummary,
+    Update,
+)
+from mansio.wire import messages
+from mansio.wire.headers import read_request_header
+from mansio.wire.versions import ApiKey
+from property.test_state_share_records import ANY_UPDATES, INT32, INT64, KEYS
+from support.share_state_cluster import LOCK_MS, PARTITIONS, StateCluster
+from support.share_state_room import begun, key_of, leased
+
+
+def keys_in(index: int, count: int = 1) -> list[ShareKey]:
+    found = (key_of(f"g{n}") for n in range(1000))
+    return [key for key in found if index_of(coordinator_key(key), PARTITIONS) == index][:count]
+
+
+def begin(cluster: StateCluster, node_id: int, key: ShareKey, leader_epoch: int = 0) -> None:
+    persister = cluster.nodes[node_id].persister
+    assert cluster.run(persister.read(key, leader_epoch)) is None
+    cluster.run(persister.write(key, 0, leader_epoch, begun()))
+
+
+# Messages
+
+SENDERS = st.builds(Sender, INT32, INT64)
+QUESTIONS = st.builds(
+    Question, KEYS, INT32, INT32, INT64, st.builds(Writing, INT64, INT32), ANY_UPDATES.map(lambda each: each)
+)
+APIS = st.sampled_from(sorted(VERSIONS))
+
+
+def asked(api_key: int, question: Question) -> Question:
+    """What of a question is in a request of this kind."""
+    plain = Question(question.key)
+    if api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
+        return question._replace(start_offset=question.update.start_offset if question.update else 0)
+    if api_key == ApiKey.INITIALIZE_SHARE_GROUP_STATE:
+        return plain._replace(state_epoch=question.state_epoch, start_offset=question.start_offset)
+    if api_key == ApiKey.DELETE_SHARE_GROUP_STATE:
+        return plain
+    return plain._replace(leader_epoch=question.leader_epoch)
+
+
+@settings(max_examples=60)
+@given(APIS, SENDERS, st.lists(QUESTIONS, min_size=1, max_size=3), st.booleans())
+def test_requests_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen(
+    api_key: int, sender: Sender, questions: list[Question], durable: bool
+) -> None:
+    questions = [
+        each._replace(update=each.update._replace(durable=durable) if each.update else None)
+        for each in questions
+    ]
+    frame = encode_request(api_key, sender, questions, "c")[4:]
+    body = frame[read_request_header(frame).body :]
+    assert decode_request(api_key, body) == (sender, [asked(api_key, each) for each in questions])
+    read = messages.decode_request(api_key, VERSIONS[ApiKey(api_key)], body)
+    assert read.group_id == questions[0].key.group
+    assert [topic.partitions[0].partition for topic in read.topics] == [
+        each.key.partition for each in questions
+    ]
+    if api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
+        first = questions[0].update
+        assert first is not None
+        batches = read.topics[0].partitions[0].state_batches
+        assert [each.first_offset for each in batches] == [each.first for each in first.changes]
+        assert read.topics[0].partitions[0].delivery_complete_count == first.done_count
+    for length in range(0, len(body), 3):
+        with pytest.raises(WireError):
+            decode_request(api_key, body[:length])
+
+
+STATES = st.builds(
+    LoadedState,
+    INT32,
+    INT32,
+    INT32,
+    INT64,
+    INT64,
+    INT32,
+    ANY_UPDATES.map(lambda each: each.changes),
+    ANY_UPDATES.map(lambda each: each.dead or ()),
+    ANY_UPDATES.map(lambda each: each.redrives or ()),
+    ANY_UPDATES.map(lambda each: each.producer),
+    st.booleans(),
+    INT32,
+)
+ANSWERS = st.builds(
+    Answer,
+    st.just(0),
+    st.none() | st.text(max_size=5),
+    INT64,
+    st.none() | STATES,
+    st.none() | st.builds(ShareSummary, INT32, INT32, INT64, INT32),
+)
+
+
+@settings(max_examples=60)
+@given(APIS, KEYS, st.lists(ANSWERS, min_size=1, max_size=3))
+def test_answers_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen(
+    api_key: int, key: ShareKey, answers: list[Answer]
+) -> None:
+    frame = encode_answer(api_key, 5, [Question(key)] * len(answers), answers)[4:]
+    expected = []
+    for each in answers:
+        said = Answer(0, each.message)
+        if api_key == ApiKey.READ_SHARE_GROUP_STATE:
+            said = said._replace(session=each.session, state=each.state)
+        elif api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
+            said = said._replace(summary=each.summary)
+        expected.append(said)
+    assert decode_answer(api_key, frame) == expected
+    body = frame[5:]
+    read = messages.decode_response(api_key, VERSIONS[ApiKey(api_key)], body)
+    assert len(read.results) == len(answers)
+    for length in range(0, len(body), 3):
+        with pytest.raises(WireError):
+            decode_answer(api_key, frame[: 5 + length])
+
+
+def test_an_error_is_an_answer() -> None:
+    for api_key in VERSIONS:
+        frame = encode_answer(api_key, 0, [Question(key_of())], [Answer(16, "elsewhere")])
+        assert decode_answer(api_key, frame[4:]) == [Answer(16, "elsewhere")]
+
+
+@given(APIS, st.binary(max_size=80), st.integers(0, 80))
+def test_any_bytes_are_a_message_or_a_wire_error(api_key: int, noise: bytes, at: int) -> None:
+    question = Question(key_of(), writing=Writing(1, 2), update=leased(0, 9, durable=True))
+    frame = encode_request(api_key, Sender(1, 2), [question], "c")[4:]
+    body = frame[read_request_header(frame).body :]
+    answer = encode_answer(api_key, 5, [question], [Answer()])[4:]
+    for data in (noise, body[:at] + noise + body[at + len(noise) :]):
+        with suppress(WireError):
+            decode_request(api_key, data)
+    for data in (noise, answer[:at] + noise + answer[at + len(noise) :]):
+        with suppress(WireError):
+            decode_answer(api_key, data)
+
+
+# Near and far
+
+
+def test_the_first_write_makes_the_topic_and_all_brokers_find_the_state() -> None:
+    cluster = StateCluster()
+    key = key_of()
+    begin(cluster, 1, key)
+    assert len(cluster.partitions) == PARTITIONS
+    for epoch, node in enumerate(cluster.nodes.values(), start=1):
+        state = cluster.run(node.persister.read(key, epoch))
+        assert (state.leader_epoch, state.horizon, state.certain) == (epoch, 100, True)
+
+
+@pytest.mark.parametrize("index", range(PARTITIONS))
+def test_a_state_is_the_same_near_and_far(index: int) -> None:
+    cluster = StateCluster()
+    key = keys_in(index)[0]
+    begin(cluster, 1, key)
+    persister = cluster.nodes[1].persister
+    cluster.run(persister.write(key, 0, 0, leased(0, 9)))
+    cluster.run(persister.write(key, 0, 0, leased(3, 4, durable=True, deliveries=2)))
+    state = cluster.run(persister.read(key, 1))
+    assert state.changes == (
+        Change(0, 2, ACQUIRED, 1, holder="m"),
+        Change(3, 4, ACQUIRED, 2, holder="m"),
+        Change(5, 9, ACQUIRED, 1, holder="m"),
+    )
+    assert cluster.run(persister.summary(key)) == ShareSummary(0, 1, 0, 0)
+    with pytest.raises(FencedLeaderEpoch):
+        cluster.run(persister.read(key, 0))
+    cluster.run(persister.initialize(key, 1, 7))
+    with pytest.raises(MansioError) as caught:
+        cluster.run(persister.write(key, 0, 1, leased(8, 8)))
+    assert isinstance(caught.value, FencedStateEpoch | NotCoordinator)
+    assert cluster.run(persister.read(key, 1)).start_offset == 7
+    cluster.run(persister.delete(key))
+    assert cluster.run(persister.read(key, 1)) is None
+    assert cluster.run(persister.summary(key)) is None
+
+
+def test_what_waits_for_a_broker_goes_together_and_in_order() -> None:
+    cluster = StateCluster()
+    keys = keys_in(2, 20)
+    for key in keys:
+        begin(cluster, 1, key)
+    cluster.requests = 0
+    done: list[int] = []
+
+    async def write(number: int, key: ShareKey) -> None:
+        await cluster.nodes[1].persister.write(key, 0, 0, leased(number, number, durable=True))
+        done.append(number)
+
+    for number, key in enumerate(keys):
+        cluster.nodes[1].scheduler.spawn(write(number, key), name="write")
+    cluster.simulation.run_until(lambda: len(done) == len(keys))
+    assert done == list(range(20))
+    assert cluster.requests == 1
+
+
+def test_what_is_to_be_appended_does_not_wait_for_what_is_to_be_committed() -> None:
+    cluster = StateCluster()
+    one, other = keys_in(2, 2)
+    begin(cluster, 1, one)
+    begin(cluster, 1, other)
+    done: list[str] = []
+
+    async def write(key: ShareKey, name: str, *, durable: bool) -> None:
+        await cluster.nodes[1].persister.write(key, 0, 0, leased(1, 1, durable=durable))
+        done.append(name)
+
+    cluster.nodes[1].scheduler.spawn(write(one, "durable", durable=True), name="write")
+    cluster.nodes[1].scheduler.spawn(write(other, "quick", durable=False), name="write")
+    cluster.simulation.run_until(lambda: len(done) == 2)
+    assert done == ["quick", "durable"]
+
+
+def test_only_brokers_of_the_cluster_in_their_session_of_now_are_answered() -> None:
+    cluster = StateCluster()
+    key = keys_in(2)[0]
+    begin(cluster, 1, key)
+    node = cluster.nodes[3]
+    for sender, code in ((Sender(1, 10), 77), (Sender(9, 99), 77)):
+        request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, sender, [Question(key)], "c")
+        assert [
+            each.error_code
+            for each in decode_answer(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request)))
+        ] == [code]
+    node.service.broker_epoch_of = None  # a single node
+    request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, Sender(1, 11), [Question(key)], "c")
+    answers = decode_answer(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request)))
+    assert [each.error_code for each in answers] == [31]
+    assert node.refused == [77, 77, 31]
+
+
+# When the state moves
+
+
+def test_a_write_after_the_state_moved_is_refused_and_what_may_be_leased_is_withheld() -> None:
+    cluster = StateCluster()
+    key = keys_in(2)[0]
+    begin(cluster, 1, key)
+    persister = cluster.nodes[1].persister
+    cluster.run(persister.write(key, 0, 0, leased(0, 9)))
+    cluster.move(2, 2, cut=True)
+    with pytest.raises(NotCoordinator):
+        cluster.run(persister.write(key, 0, 0, leased(10, 19)))
+    state = cluster.run(persister.read(key, 0))
+    assert (state.changes, state.certain, state.withheld_ms) == ((), False, LOCK_MS)
+    assert state.horizon == 100
+
+
+def test_a_reading_of_one_leader_of_the_state_is_none_of_the_next() -> None:
+    cluster = StateCluster()
+    key = keys_in(2)[0]
+    begin(cluster, 1, key)
+    cluster.move(2, 2)
+    assert cluster.run(cluster.nodes[3].persister.read(key, 0)) is not None  # the first there, as it was here
+    with pytest.raises(NotCoordinator):
+        cluster.run(cluster.nodes[1].persister.write(key, 0, 0, leased(0, 9)))
+
+
+def test_a_leader_that_is_still_there_writes_its_whole_state_where_it_is_now() -> None:
+    cluster = StateCluster()
+    key = keys_in(2)[0]
+    begin(cluster, 1, key)
+    persister = cluster.nodes[1].persister
+    cluster.run(persister.write(key, 0, 0, leased(0, 9)))
+    cluster.move(2, 2, cut=True)
+    with pytest.raises(NotCoordinator):
+        cluster.run(persister.write(key, 0, 0, leased(10, 19)))
+    changes = (Change(0, 19, ACQUIRED, 1, holder="m"),)
+    cluster.run(persister.write(key, 0, 0, begun()._replace(changes=changes)))
+    cluster.run(persister.write(key, 0, 0, leased(20, 20)))
+    state = cluster.run(persister.read(key, 1))
+    assert state.certain
+    assert state.changes == (Change(0, 20, ACQUIRED, 1, holder="m"),)
+
+
+def test_while_nobody_leads_a_read_waits_and_then_says_so() -> None:
+    cluster = StateCluster()
+    key = keys_in(2)[0]
+    begin(cluster, 1, key)
+    cluster.leaders[2] = -1
+    began_ms = cluster.simulation.now_ms
+    with pytest.raises(CoordinatorNotAvailable):
+        cluster.run(cluster.nodes[1].persister.read(key, 0))
+    assert 4000 < cluster.simulation.now_ms - began_ms < 6000
+    cluster.leaders[2] = 3
+    assert cluster.run(cluster.nodes[1].persister.read(key, 0)) is not None
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_was_acknowledged_stays_so_whatever_the_network_and_the_leaders_do(seed: int) -> None:
+    """A leader that leases and acknowledges, reads anew or writes all it knows when a write fails; requests are lost,
+    come late and twice; the state moves, with or without what was not committed."""
+    cluster = StateCluster(seed, lost=0.15, repeated=0.2)
+    chance = Random(seed)
+    key = key_of(f"g{seed}")
+    leader = _Leader(cluster, key, chance)
+    cluster.run(
+        leader.live(60),
+    )
+    cluster.lost = cluster.repeated = 0.0
+    cluster.simulation.run_for(1000)
+    state = cluster.run(cluster.nodes[1].persister.read(key, 1000))
+    leader.check(state)
+    assert leader.acked, "something was acknowledged"
+
+
+class _Leader:
+    def __init__(self, cluster: StateCluster, key: ShareKey, chance: Random) -> None:
+        self.cluster, self.key, self.chance = cluster, key, chance
+        self.acked: dict[int, None] = {}
+        self.known: dict[int, Change] = {}
+        self.epoch = 0
+
+    @property
+    def persister(self) -> Any:
+        return self.cluster.nodes[self.epoch % 3 + 1].persister
+
+    def check(self, state: LoadedState | None) -> None:
+        found = self.spread(state.changes) if state is not None else {}
+        lost = [
+            offset for offset in self.acked if found.get(offset, Change(0, 0, 0, 0)).state != ACKNOWLEDGED
+        ]
+        assert not lost, f"acknowledged and taken back: {lost}"
+
+    def spread(self, changes: tuple[Change, ...]) -> dict[int, Change]:
+        return {
+            offset: each._replace(first=offset, last=offset)
+            for each in changes
+            for offset in range(each.first, each.last + 1)
+        }
+
+    async def read(self) -> None:
+        while True:
+            try:
+                state = await self.persister.read(self.key, self.epoch)
+                if state is None:
+                    assert not self.acked
+                    await self.persister.write(self.key, 0, self.epoch, begun(horizon=1000))
+                    state = await self.persister.read(self.key, self.epoch)
+            except MansioError:
+                continue
+            self.check(state)
+            self.known = self.spread(state.changes)
+            return
+
+    async def live(self, steps: int) -> None:
+        await self.read()
+        for number in range(steps):
+            if self.chance.random() < 0.08:
+                index = index_of(coordinator_key(self.key), PARTITIONS)
+                self.cluster.move(index, self.chance.randint(1, 3), cut=self.chance.random() < 0.5)
+            if self.chance.random() < 0.05:
+                self.epoch += 1
+                await self.read()
+            await self.step(number)
+
+    async def step(self, number: int) -> None:
+        """Lease one record and acknowledge another."""
+        update = leased(number, number)
+        open_ones = [offset for offset, change in self.known.items() if change.state == ACQUIRED]
+        offset = self.chance.choice(open_ones) if open_ones and self.chance.random() < 0.6 else None
+        if offset is not None:
+            update = Update(0, True, 0, 1000, 0, (Change(offset, offset, ACKNOWLEDGED, 1),))
+        self.known |= self.spread(update.changes)
+        try:
+            await self.persister.write(self.key, 0, self.epoch, update)
+        except MansioError:
+            if self.chance.random() < 0.5 or not await self.says_all():
+                await self.read()
+                return
+        if offset is not None:
+            self.acked[offset] = None
+
+    async def says_all(self) -> bool:
+        changes = tuple(change for _, change in sorted(self.known.items()))
+        try:
+            await self.persister.write(self.key, 0, self.epoch, begun(horizon=1000)._replace(changes=changes))
+        except MansioError:
+            return False
+        return True
