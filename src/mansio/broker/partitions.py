@@ -17,12 +17,13 @@ from __future__ import annotations
 import base64
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from mansio.broker.append_rules import AppendRules
 from mansio.broker.hold_hook import HoldHook
 from mansio.broker.holds import Holds
 from mansio.broker.made import Made
+from mansio.broker.off_loop import off_loop
 from mansio.broker.partition import Partition
 from mansio.broker.producer_hook import ProducerHook
 from mansio.broker.served import ServedPartitions, ServedTopic
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     Wanted = tuple[Topic, int]  # a partition to be opened
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 NAME_BYTES_IN_DIRECTORY = 200  # a file name may have 255 bytes, a topic 249 and the id takes 23
 
@@ -115,8 +114,10 @@ class PartitionSet(ServedPartitions):
         served, and nobody else's. `is_new`: may a partition of which there is no directory never have had one? Asked
         only where there is no list of those that had (`made`)."""
         if self._list is not None:
-            await self._off_loop(
-                partial(self._list.load, [topic.topic_id for topic in topics]), self._file_thread
+            await off_loop(
+                self._scheduler,
+                self._file_thread,
+                partial(self._list.load, [topic.topic_id for topic in topics]),
             )
         for topic, index, error in await self._open(self._kept_here(topics), is_new):
             logger.error(
@@ -132,7 +133,7 @@ class PartitionSet(ServedPartitions):
         if self._list is None or self._list.begun:
             return
         try:
-            await self._off_loop(self._list.begin, self._file_thread)
+            await off_loop(self._scheduler, self._file_thread, self._list.begin)
         except StorageError as error:
             logger.warning("list of partitions not begun", extra=fields(reason=error.message))
 
@@ -150,7 +151,7 @@ class PartitionSet(ServedPartitions):
         opened = self._opened.get(topic.topic_id, {})
         if isinstance(opened.get(index), StorageError):
             directory = f"{self._directory(topic)}/{index}"
-            await self._off_loop(partial(_set_aside, self._disk, directory), self._file_thread)
+            await off_loop(self._scheduler, self._file_thread, partial(_set_aside, self._disk, directory))
             opened.pop(index, None)
         for _, _, error in await self._open([(topic, index)]):
             opened[index] = error
@@ -183,7 +184,9 @@ class PartitionSet(ServedPartitions):
             failed = []
             for first in range(0, len(wanted), OPENED_TOGETHER_MAX):
                 part = wanted[first : first + OPENED_TOGETHER_MAX]
-                made = await self._off_loop(partial(self._made, part, settings, is_new), self._file_thread)
+                made = await off_loop(
+                    self._scheduler, self._file_thread, partial(self._made, part, settings, is_new)
+                )
                 for (topic, index), result in zip(part, made, strict=True):
                     if isinstance(result, StorageError):
                         failed.append((topic, index, result))
@@ -341,10 +344,11 @@ class PartitionSet(ServedPartitions):
                 partition.close(save=False)
                 self._syncer.forget(partition.log)
                 partition.log.close(save=False)
-        await self._off_loop(
-            lambda: None, self._sync_thread
-        )  # a sync or checkpoint of these logs has ended now
-        await self._off_loop(partial(_remove, self._disk, self._directory(topic)), self._file_thread)
+        # When this is through, a sync or checkpoint of these logs that was under way has ended.
+        await off_loop(self._scheduler, self._sync_thread, lambda: None)
+        await off_loop(
+            self._scheduler, self._file_thread, partial(_remove, self._disk, self._directory(topic))
+        )
 
     def close(self, *, save: bool) -> None:
         """Close every partition; with `save`, keep what makes the next start quick. The last sync has been done."""
@@ -396,22 +400,6 @@ class PartitionSet(ServedPartitions):
 
     def _directory(self, topic: Topic) -> str:
         return topic_directory(self._settings.data_dir, topic)
-
-    async def _off_loop(self, work: Callable[[], T], thread: Background) -> T:
-        promise: Promise[T] = self._scheduler.promise()
-
-        def done(result: T | None, error: BaseException | None) -> None:
-            if promise.done():
-                return
-            if error is None:
-                promise.set_result(result)  # type: ignore[arg-type]  # there is a result when there is no error
-            elif isinstance(error, OSError):
-                promise.set_exception(StorageError(str(error)))
-            else:
-                promise.set_exception(error)
-
-        thread.submit(work, done)
-        return await promise
 
 
 def _remove(disk: Disk, directory: str) -> None:
