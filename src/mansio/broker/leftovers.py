@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from mansio.broker.off_loop import off_loop
-from mansio.broker.partitions import topic_directory
+from mansio.broker.partition_files import topic_directory
 from mansio.broker.whole_file import replace_file
 from mansio.errors import StorageError
 from mansio.log.sealed import seal, unseal
