@@ -286,8 +286,9 @@ class Settings:
         kafka_name="group.consumer.session.timeout.ms",
     )
     group_consumer_heartbeat_interval_ms: int = _ms(
-        5 * SECOND_MS,
-        "How often members of the new group protocol are to be heard of. A group may have its own.",
+        500,
+        "How often members of the new group protocol are to be heard of; so long may what one leaves behind wait for "
+        "another. A group may have its own.",
         minimum=1,
         kafka_name="group.consumer.heartbeat.interval.ms",
     )

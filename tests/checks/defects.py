@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from checks.group_defects import GROUP_DEFECTS, MORE_GROUP_DEFECTS
 from checks.planted import Defect
 from checks.replication_defects import MORE_REPLICATION_DEFECTS, REPLICATION_DEFECTS
 from checks.share_defects import MORE_SHARE_DEFECTS, SHARE_DEFECTS
@@ -109,6 +110,7 @@ DEFECTS = (
     *REPLICATION_DEFECTS,
     *SHARE_DEFECTS,
     *SHARE_STATE_DEFECTS,
+    *GROUP_DEFECTS,
 )
 
 MORE = (
@@ -416,8 +418,8 @@ MORE = (
     Defect(
         "a commit of an older generation",
         "state/classic_group.py",
-        "if generation != self.generation:",
-        "if generation > self.generation:",
+        "if generation != current:",
+        "if generation > current:",
         GROUP_ROOM,
     ),
     Defect(
@@ -535,4 +537,5 @@ MORE = (
     *MORE_REPLICATION_DEFECTS,
     *MORE_SHARE_DEFECTS,
     *MORE_SHARE_STATE_DEFECTS,
+    *MORE_GROUP_DEFECTS,
 )

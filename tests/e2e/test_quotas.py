@@ -113,15 +113,17 @@ def test_a_producer_over_its_quota_is_told_to_pause_and_not_read_until_then(
 ) -> None:
     world.set(me, producer_byte_rate=RATE)
     with RawPeer(world.port) as peer, RawPeer(world.port) as other:
-        assert write(peer, me, topic, 4000) == 0, "within the burst"
-        pause_ms = write(peer, me, topic, 15_000)
-        assert pause_ms == pytest.approx(280, abs=40)
         begun = time.monotonic()
+        assert write(peer, me, topic, 4000) == 0, "within the burst"
+        pause_ms = write(peer, me, topic, 50_000)
+        told = time.monotonic()
+        filled_ms = 1000 * (told - begun)  # while these went to and fro
+        assert 980 - filled_ms <= pause_ms <= 1020
         send(peer, me, topic, 100)  # a client that does not know of pauses
         assert write(other, f"not {me}", topic, 100_000) == 0, "another client is not held up"
-        assert time.monotonic() - begun < pause_ms / 1000
+        assert time.monotonic() - told < pause_ms / 1000
         written(peer)
-        assert time.monotonic() - begun >= pause_ms / 1000 - EARLY_S
+        assert time.monotonic() - told >= pause_ms / 1000 - EARLY_S
     counters = world.broker.broker.service.quotas.counters
     assert counters.produce_throttled >= 1
     assert counters.produce_throttled_ms >= pause_ms
@@ -142,13 +144,13 @@ def test_bytes_come_in_at_the_rate_whatever_the_acknowledgement(
         written(peer)
         took_s = time.monotonic() - begun
     expected_s = 10 * 3000 / RATE - BURST_MS / 1000
-    assert expected_s - EARLY_S <= took_s < 4 * expected_s
+    assert expected_s - EARLY_S <= took_s < 10 * expected_s
 
 
 def test_a_quota_belongs_to_the_client_id_not_to_the_connection(world: World, topic: str, me: str) -> None:
     world.set(me, producer_byte_rate=RATE)
     with RawPeer(world.port) as first:
-        assert write(first, me, topic, 20_000) > 0
+        assert write(first, me, topic, 500_000) > 0
     with RawPeer(world.port) as second:
         assert write(second, me, topic, 1) > 0, "coming back does not pay the debt"
 
@@ -158,23 +160,23 @@ def test_a_consumer_over_its_quota_gets_an_empty_answer_and_the_rest_later(
     world: World, topic: str, me: str
 ) -> None:
     with RawPeer(world.port) as peer:
-        for _ in range(10):
-            peer.produce(topic, batch_of(b"x" * 2000))
+        for size_bytes in (2000, 2000, 60_000, 2000):
+            peer.produce(topic, batch_of(b"x" * size_bytes))
     world.set(me, consumer_byte_rate=RATE)
     with RawPeer(world.port) as peer, RawPeer(world.port) as second:
         pause_ms, first = read(peer, me, topic)
         assert 2000 < first.records_bytes <= RATE * BURST_MS / 1000, "no more than a burst at once"
         assert pause_ms == 0
         pause_ms, more = read(peer, me, topic, offset=2)
-        assert more.records_bytes > 0
+        assert more.records_bytes > 60_000, "but for a batch that is larger"
         assert pause_ms > 0
         begun = time.monotonic()
-        empty_ms, nothing = read(second, me, topic, offset=4, wait_ms=5000)
-        assert (nothing.records_bytes, nothing.error_code, nothing.high_watermark) == (0, 0, 10)
+        empty_ms, nothing = read(second, me, topic, offset=3, wait_ms=8000)
+        assert time.monotonic() - begun < 4, "a throttled fetch is answered, not parked"
+        assert (nothing.records_bytes, nothing.error_code, nothing.high_watermark) == (0, 0, 4)
         assert 0 < empty_ms <= pause_ms
-        assert time.monotonic() - begun < 1, "a throttled fetch is answered, not parked"
-        while not (rest := read(second, me, topic, offset=4)[1]).records_bytes:
-            assert time.monotonic() - begun < 5  # a timer that was a little early costs one more empty answer
+        while not (rest := read(second, me, topic, offset=3)[1]).records_bytes:
+            assert time.monotonic() - begun < 10  # a timer a little early costs one more empty answer
         assert rest.records_bytes > 2000
         assert time.monotonic() - begun >= empty_ms / 1000 - EARLY_S
     with RawPeer(world.port) as free:
@@ -256,17 +258,17 @@ def test_quotas_survive_a_restart_and_cost_nothing_when_there_are_none(tmp_path:
 def test_a_stopping_broker_does_not_wait_for_those_who_pause(tmp_path: Path, me: str) -> None:
     with world_in(tmp_path / "data") as world, RawPeer(world.port) as peer:
         world.client.admin.create_topic("t")
-        world.set(me, producer_byte_rate=1000)
+        world.set(me, producer_byte_rate=100)
         peer.send(5 * produce_frame(me, "t", 3000))
         pause_ms = written(peer)
         begun = time.monotonic()
         world.broker.close()
-        assert time.monotonic() - begun < 2
+        assert time.monotonic() - begun < 10
         while (
             frame := peer.frame()
         ) is not None:  # what had been read is still done, and nobody pauses again
             assert produce.decode_response(9, frame).throttle_ms == 0
-    assert pause_ms == pytest.approx(3000, abs=200)
+    assert pause_ms == pytest.approx(31_000, abs=300)
 
 
 def alter(entity: list[tuple[str, str | None]], **values: float) -> dict[str, Any]:

@@ -80,28 +80,33 @@ def test_our_client_reports_the_batch_and_reads_on_after_it(flipped: mansio.Brok
 
 @pytest.mark.row("L10")
 def test_librdkafka_reports_the_batch_and_reads_on_after_it(flipped: mansio.Broker) -> None:
+    """It asks for the batch again until it is told to seek; then its next position is chance (it was never set), which
+    is out of range, and the answer to that may overtake the seek. So it begins again where it may, and one that reads
+    has to seek at each report."""
     consumer = Consumer(
         {
             "bootstrap.servers": flipped.address,
             "group.id": "none",
             "enable.auto.commit": False,
+            "auto.offset.reset": "earliest",
             "check.crcs": True,
             **QUIET,
         }
     )
     consumer.assign([TopicPartition(TOPIC, 0, 0), TopicPartition(TOPIC, 1, 0)])
     good: dict[tuple[int, int], bytes] = {}
-    errors: list[KafkaError] = []
+    reported: set[tuple[int, int | None, int | None]] = set()
     end = time.monotonic() + DEADLINE_S
     while len(good) < len(VALUES) and time.monotonic() < end:
         for message in consumer.consume(1, 0.2):
-            if message.error() is None:
+            error = message.error()
+            if error is None:
                 good[message.partition(), message.offset()] = message.value()
-            elif not errors:
-                errors.append(message.error())
+            else:
+                reported.add((error.code(), message.partition(), message.offset()))
                 consumer.seek(TopicPartition(TOPIC, 0, BAD + 1))
     consumer.close()
-    assert [error.code() for error in errors] == [KafkaError._BAD_MSG]
+    assert reported == {(KafkaError._BAD_MSG, 0, BAD)}
     expected: dict[tuple[int, int], Any] = {(0, n): v for n, v in enumerate(VALUES) if n != BAD}
     assert good == {**expected, (1, 0): b"elsewhere"}
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,9 @@ if TYPE_CHECKING:
 PARTITIONS = 4
 HEARTBEAT_MS = 200
 SESSION_MS = 6_000
+INTERVAL, SESSION = "consumer.heartbeat.interval.ms", "consumer.session.timeout.ms"
 DEADLINE_S = 15.0
+MOVED_S_MAX = 1.0
 
 
 class NextMember(Member):
@@ -120,7 +123,10 @@ def group(bootstrap: str, unique: str) -> str:
 
 
 def often(bootstrap: str, group: str) -> None:
-    settings = {"consumer.heartbeat.interval.ms": HEARTBEAT_MS, "consumer.session.timeout.ms": SESSION_MS}
+    alter(bootstrap, group, {INTERVAL: HEARTBEAT_MS, SESSION: SESSION_MS})
+
+
+def alter(bootstrap: str, group: str, settings: dict[str, int]) -> None:
     changes = [
         ConfigEntry(name, str(value), incremental_operation=AlterConfigOpType.SET)
         for name, value in settings.items()
@@ -176,7 +182,7 @@ def test_members_share_the_partitions_and_nothing_is_left_out_or_read_twice(
     assert committed(bootstrap, group, topic) == [30] * 4
 
 
-@pytest.mark.row("G2")
+@pytest.mark.row("G2", "G3")
 def test_a_killed_member_costs_its_session_and_no_record(
     bootstrap: str, topic: str, group: str, members: ExitStack
 ) -> None:
@@ -196,11 +202,35 @@ def test_a_killed_member_costs_its_session_and_no_record(
         wait_for_shares([living], 2)
     finally:
         dying.kill()
+        killed_s = time.monotonic()
         dying.communicate()
     values = publish(bootstrap, topic, "after")
     wait_for_shares([living], 4)
     wait_for_values([living], values)
+    assert time.monotonic() - killed_s <= SESSION_MS / 1000 + MOVED_S_MAX
     living.leave()
+
+
+@pytest.mark.row("G3")
+def test_with_the_settings_as_they_are_partitions_move_within_a_second(
+    bootstrap: str, topic: str, unique: str, members: ExitStack
+) -> None:
+    """Members join and leave; each figure is the middle one of three, as the machine may have other things to do."""
+    first = enter(members, NextMember(bootstrap, unique, topic))
+    wait_for_shares([first], 4)
+    joined, left = [], []
+    for _ in range(3):
+        began = time.monotonic()
+        second = enter(members, NextMember(bootstrap, unique, topic))
+        wait_for_shares([first, second], 2, 2)
+        joined.append(time.monotonic() - began)
+        began = time.monotonic()
+        second.leave()
+        wait_for_shares([first], 4)
+        left.append(time.monotonic() - began)
+    first.leave()
+    assert sorted(joined)[1] <= MOVED_S_MAX, joined
+    assert sorted(left)[1] <= MOVED_S_MAX, left
 
 
 @pytest.mark.row("G2", "L5")
@@ -341,6 +371,31 @@ def test_a_group_changes_its_protocol_member_by_member_and_back(
     wait_for_values([classic, classic_again, following], values)
     classic_again.leave()
     assert committed(bootstrap, group, topic) == [30] * 4
+
+
+@pytest.mark.row("G2")
+@pytest.mark.parametrize("client", ["confluent-kafka range", "kafka-python", "aiokafka"])
+def test_a_classic_member_commits_what_it_has_done_when_the_others_are_gone(
+    bootstrap: str, topic: str, group: str, members: ExitStack, client: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It commits only when it has to join again, in the epoch it had: refused, it would read all that twice."""
+    monkeypatch.setattr("interop.members.COMMIT_MS", 60_000)
+    make = MEMBERS.get(client, ConfluentMember)
+    following = enter(members, NextMember(bootstrap, group, topic))
+    wait_for_shares([following], 4)
+    classic = enter(members, make(bootstrap, group, topic, **CLASSIC[client]))
+    wait_for_shares([classic, following], 2, 2)
+    values = publish(bootstrap, topic, "both")
+    wait_for_values([classic, following], values)
+    assert classic.values
+    following.leave()
+    wait_for_shares([classic], 4)
+    values |= publish(bootstrap, topic, "alone")
+    wait_for_values([classic, following], values)
+    classic.leave()
+    got = [*classic.values, *following.values]
+    assert len(got) == len(set(got))
+    assert committed(bootstrap, group, topic) == [20] * 4
 
 
 def kind_of(bootstrap: str, group: str) -> ConsumerGroupType:

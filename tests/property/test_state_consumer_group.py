@@ -127,7 +127,12 @@ class GroupMachine(RuleBasedStateMachine):
         )
         if taken is not None:
             self.classic, records = taken
-            assert self.classic.generation >= self.epochs_seen[0]
+            assert self.classic.generation > self.epochs_seen[0]
+            for member in self.group.members.values():
+                self.classic.check_commit(
+                    member.member_id, member.metadata.instance_id, member.current.epoch, self.now_ms
+                )
+                assert member.current.epoch < self.classic.generation
             self.append(records)
             assert [decode_key(key) for key in self.log] == [GroupKey("g")]
             self.group = new_group()
@@ -148,6 +153,9 @@ class GroupMachine(RuleBasedStateMachine):
             now_ms=self.now_ms,
         )
         assert all(isinstance(each.value, RebalanceInProgress) for each in answers)
+        for each in self.classic.roster:
+            generation = self.classic.generation_of(each)
+            group.check_commit(each.member_id, each.instance_id, generation, self.now_ms)
         self.group, self.classic = group, None
         self.append(records)
         self.state_seen = self.group.state
@@ -472,6 +480,8 @@ class GroupMachine(RuleBasedStateMachine):
                 break
         else:
             pytest.fail(f"the group does not come to rest: {self.described()}")
+        if not self.group.members and any(self.active):
+            return  # its classic clients are about to come, all at once, and some of them under ids that are no more
         if change == "join" and not self.active[number]:
             self.clients[number].restart()
             self.active[number] = True
@@ -565,4 +575,7 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestConsumerGroup = GroupMachine.TestCase
-TestConsumerGroup.settings = settings(stateful_step_count=50, deadline=None)
+TestConsumerGroup.settings = settings(
+    settings.get_profile(settings.get_current_profile_name()), max_examples=300, stateful_step_count=50
+)
+TestConsumerGroup.pytestmark = [pytest.mark.timeout(600)]

@@ -147,6 +147,20 @@ def test_a_member_that_missed_an_answer_is_told_again() -> None:
             group.heartbeat(Heartbeat("m", 1, owned=foreign), TOPICS, 0.0)
 
 
+def test_a_partition_goes_to_another_only_when_who_had_it_has_let_go() -> None:
+    group = new_group()
+    beat(group, joining("m"))
+    beat(group, joining("n"))
+    revoking = beat(group, Heartbeat("m", 1))
+    had = frozenset((A, index) for index in range(4))
+    for owned in (None, had, had - {min(had - set(revoking.assignment))}):
+        assert beat(group, Heartbeat("n", group.members["n"].current.epoch)).assignment is None
+        assert beat(group, Heartbeat("m", 1, owned=owned)).member_epoch == 1
+    beat(group, Heartbeat("m", 1, owned=frozenset(revoking.assignment)))
+    told = beat(group, Heartbeat("n", group.members["n"].current.epoch))
+    assert frozenset(told.assignment) == had - frozenset(revoking.assignment)
+
+
 def test_topics_that_are_wanted_no_more_go_at_once_even_while_others_are_given_up() -> None:
     world = World({"a": 2, "b": 2})
     group = new_group()

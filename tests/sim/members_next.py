@@ -1,5 +1,8 @@
 """Members of a consumer group of the new protocol (KIP-848): the broker assigns, heartbeat by heartbeat.
 
+A member that is told to give a partition up commits once more what it has read of it, as clients do, and says then that
+it let go: until it has said so nobody else may have it.
+
 What must be true, for each partition, is what `GroupChecker` has for classic groups, with the member's epoch for the
 generation: of one epoch one member has it; who takes it over finds at least what was committed before it asked; nothing
 of an older epoch is committed after that.
@@ -30,6 +33,7 @@ class NextMember(Member):
         self.says_all = True
         self.says_owned = False
         self.positions: dict[int, int | None] = {}  # of what it has; None: not asked for yet
+        self.leaving: dict[int, int] = {}  # told to be given up, and not committed for the last time
         self.starts = 0
         self.topic_id = b""
         super().__init__(world, group, number, checker)
@@ -44,6 +48,7 @@ class NextMember(Member):
     def _forget(self) -> None:
         self.epoch, self.says_all = 0, True
         self.positions = {}
+        self.leaving = {}
 
     async def _run(self) -> None:
         await self.find_coordinator(self.group)
@@ -84,13 +89,13 @@ class NextMember(Member):
             else:
                 fields["subscribed_topic_regex"] = ""
         if self.says_all or self.says_owned:
-            topics = [{"topic_id": self.topic_id, "partitions": sorted(self.positions)}]
-            fields["topic_partitions"] = topics if self.positions else []
+            owned = sorted({**self.positions, **self.leaving})
+            fields["topic_partitions"] = [{"topic_id": self.topic_id, "partitions": owned}] if owned else []
         return fields
 
     async def _heartbeat(self) -> float | None:
         """How long until the next one; None when something was in the way."""
-        said_owned = self.says_owned
+        said_owned, before = self.says_owned and not self.leaving, self.epoch
         answer = await self.call(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, self._request())
         if answer is None or answer.error_code:
             await self._failed(None if answer is None else answer.error_code)
@@ -103,13 +108,25 @@ class NextMember(Member):
             for each in answer.assignment.topic_partitions:
                 self.topic_id = each.topic_id
             owned = sorted(index for each in answer.assignment.topic_partitions for index in each.partitions)
-            self.positions = {index: self.positions.get(index) for index in owned}
+            if self.epoch == before:
+                self.leaving |= {
+                    index: position
+                    for index, position in self.positions.items()
+                    if index not in owned and position is not None
+                }
+            self.positions = {index: self.leaving.pop(index, self.positions.get(index)) for index in owned}
         for index in self.positions:
             self.checker.owns(index, self.epoch, self.member_id)
         return float(answer.heartbeat_interval_ms)
 
     async def _go_on(self) -> bool:
         """Commit in every partition it has, after asking where to begin; whether all that went well."""
+        while self.leaving:
+            if self.random.random() < 0.3:
+                return True  # it takes its time
+            index, position = self.leaving.popitem()
+            if not await self._commit(index, position + 1):
+                return False
         for index in list(self.positions):
             if (position := self.positions[index]) is None:
                 at_least = self.checker.asks(index)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PIECE_BYTES: Final = 1 << 17
 DEADLINE_S: Final = 10.0
-LOOKS: Final = 3
+LOOKS: Final = 100
 LOOK_AGAIN_S: Final = 0.01
 
 CLIENTS: Final = 0
@@ -142,7 +142,8 @@ class Network:
     ) -> None:
         try:
             if caller is None:
-                caller = await self._caller(writer.get_extra_info("peername")[1])
+                ends = (writer.get_extra_info(name)[1] for name in ("peername", "sockname"))
+                caller = await self._caller(*ends)
             answers, to_called = await asyncio.open_connection("127.0.0.1", port)
         except (OSError, asyncio.CancelledError) as error:
             writer.transport.abort()
@@ -177,34 +178,35 @@ class Network:
         else:
             passage.close()
 
-    async def _caller(self, port: int) -> int:
-        """`_who`, asked again where it says `CLIENTS`: the system's list of sockets may lack one while others come and
-        go, and a broker that is taken for a client is cut off from nobody."""
-        for _ in range(LOOKS):
-            if (found := self._who(port)) != CLIENTS:
-                return found
-            await asyncio.sleep(LOOK_AGAIN_S)
-        return CLIENTS
+    async def _caller(self, port: int, door: int) -> int:
+        """The broker whose connection from this port to this door it is; `CLIENTS` for anybody else's. Raises OSError
+        for a connection that nobody holds any more.
 
-    def _who(self, port: int) -> int:
-        """The broker whose socket on this machine has this port; `CLIENTS` for anybody else's."""
-        inode = _socket_of(port)
-        if inode is not None:
-            for node_id, pid in self._pids().items():
-                if _holds_socket(pid, inode):
-                    return node_id
+        The system's list of sockets may lack one while others come and go, so one that is not in it is looked for
+        again: a broker that is taken for a client is cut off from nobody."""
+        for _ in range(LOOKS):
+            if (inode := _socket_of(port, door)) is not None:
+                return self._holder(inode)
+            await asyncio.sleep(LOOK_AGAIN_S)
+        raise ConnectionAbortedError(f"nobody holds the socket of port {port}")
+
+    def _holder(self, inode: str) -> int:
+        for node_id, pid in self._pids().items():
+            if _holds_socket(pid, inode):
+                return node_id
         return CLIENTS
 
 
 LOOPBACK: Final = struct.unpack("=I", bytes((127, 0, 0, 1)))[0]
 
 
-def _socket_of(port: int) -> str | None:
-    """The inode of the socket with this address on loopback."""
-    wanted = f"{LOOPBACK:08X}:{port:04X}"
+def _socket_of(port: int, door: int) -> str | None:
+    """The inode of the socket of this connection. Its own port alone does not say: another connection, to somewhere
+    else, may come from the same one."""
+    wanted = [f"{LOOPBACK:08X}:{port:04X}", f"{LOOPBACK:08X}:{door:04X}"]
     for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
         fields = line.split()
-        if fields[1] == wanted and fields[9] != "0":
+        if fields[1:3] == wanted and fields[9] != "0":
             return fields[9]
     return None
 

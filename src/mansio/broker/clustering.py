@@ -18,6 +18,7 @@ from mansio.broker.follower import Follower, FollowerSettings
 from mansio.broker.in_sync import InSyncKeeper
 from mansio.broker.replication import Replication
 from mansio.broker.residence import Residence
+from mansio.broker.whole_file import replace_file
 from mansio.cluster.controller import Controller
 from mansio.cluster.membership import Membership
 from mansio.errors import ConfigError, CorruptLog, Unavailable
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from mansio.cluster.session import Session
     from mansio.cluster.state import ClusterState, PartitionState, Topic
     from mansio.config import Settings
-    from mansio.ports import Disk, Peers
+    from mansio.ports import Peers
 
 logger = logging.getLogger(__name__)
 
@@ -189,7 +190,7 @@ class Clustering:
         """This data directory is the broker's from now on. One that replaces a lost one is that only when the broker is
         out of all in-sync sets it was in: its next start takes what is missing then for what never was."""
         if not self._machine.disk.exists(self._identity_path):
-            _write(self._machine.disk, self._identity_path, json.dumps(self._identity).encode())
+            replace_file(self._machine.disk, self._identity_path, json.dumps(self._identity).encode())
 
     def live_with(
         self,
@@ -286,17 +287,3 @@ def _check_identity(path: str, data: bytes, identity: dict[str, str | int]) -> N
             f"broker {identity['node_id']} of {identity['cluster_id']}: start that broker here, or take another "
             f"directory"
         )
-
-
-def _write(disk: Disk, path: str, data: bytes) -> None:
-    """Whole or not at all, and durable."""
-    partial = f"{path}.new"
-    file = disk.open(partial, create=True)
-    try:
-        file.truncate(0)
-        file.write_at([data], 0)
-        file.sync()
-    finally:
-        file.close()
-    disk.rename(partial, path)
-    disk.sync_directory(path.rpartition("/")[0])

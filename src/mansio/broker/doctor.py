@@ -20,8 +20,9 @@ from mansio.broker.data_kind import CLUSTERED
 from mansio.broker.leftovers import FILE as SEEN_NAME
 from mansio.broker.leftovers import REMOVED, SET_ASIDE
 from mansio.broker.loop import AsyncioScheduler
-from mansio.broker.partitions import topic_directory
+from mansio.broker.partition_files import topic_directory
 from mansio.broker.view_checkpoint import decode_checkpoint
+from mansio.broker.whole_file import UNFINISHED_SUFFIX
 from mansio.cluster import topic_config
 from mansio.cluster.sqlite_format import verify_store
 from mansio.cluster.sqlite_store import SqliteStore
@@ -50,7 +51,6 @@ MOVED: Final = {
 }
 PRODUCERS_SUFFIX: Final = ".producers"
 VIEW_SUFFIX: Final = ".checkpoint"
-UNFINISHED_SUFFIX: Final = ".new"
 DAY_MS: Final = 24 * 3600 * 1000
 
 

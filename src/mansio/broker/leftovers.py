@@ -20,9 +20,11 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
-from mansio.broker.partitions import topic_directory
+from mansio.broker.off_loop import off_loop
+from mansio.broker.partition_files import topic_directory
+from mansio.broker.whole_file import replace_file
 from mansio.errors import StorageError
-from mansio.log.sealed import seal, unseal, write_sealed
+from mansio.log.sealed import seal, unseal
 from mansio.logs import fields
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
     from mansio.cluster.metadata import MetadataStore
     from mansio.cluster.state import ClusterState
-    from mansio.ports import Background, Disk, Promise, Scheduler
+    from mansio.ports import Background, Disk, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -125,23 +127,10 @@ class Leftovers:
 
     def _write(self, seen: Seen) -> None:
         data = seal(MAGIC, VERSION, json.dumps(seen).encode())
-        write_sealed(self._disk, f"{self._data_dir}/{FILE}", data, durable=True)
+        replace_file(self._disk, f"{self._data_dir}/{FILE}", data)
 
     async def _off_loop(self, work: Callable[[], T]) -> T:
-        promise: Promise[T] = self._scheduler.promise()
-
-        def done(result: T | None, error: BaseException | None) -> None:
-            if promise.done():
-                return
-            if error is None:
-                promise.set_result(result)  # type: ignore[arg-type]  # there is a result when there is no error
-            elif isinstance(error, OSError):
-                promise.set_exception(StorageError(str(error)))
-            else:
-                promise.set_exception(error)
-
-        self._thread.submit(work, done)
-        return await promise
+        return await off_loop(self._scheduler, self._thread, work)
 
 
 def _doubt(seen: Seen | None, now: Seen) -> str:

@@ -18,6 +18,7 @@ from uuid import UUID
 
 from crc32c import crc32c
 
+from mansio.broker.whole_file import replace_file
 from mansio.logs import fields
 
 if TYPE_CHECKING:
@@ -89,17 +90,8 @@ class Made:
 
     def _write(self) -> None:
         """All of it, whole or not at all, and durable."""
-        partial = f"{self._path}.new"
         data = b"".join(_entry(place) for place in sorted(self._places, key=_in_order))
-        file = self._disk.open(partial, create=True)
-        try:
-            file.truncate(0)
-            file.write_at([data], 0)
-            file.sync()
-        finally:
-            file.close()
-        self._disk.rename(partial, self._path)
-        self._disk.sync_directory(self._data_dir)
+        replace_file(self._disk, self._path, data)
         self._size = len(data)
         self.begun = True
 

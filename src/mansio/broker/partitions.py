@@ -1,7 +1,6 @@
 """All partitions this broker holds: from the metadata's topics to open logs on disk, and back.
 
-Owns the directories under `<data>/topics/`. A directory is named after the topic *and its id*
-(`orders.mJ2v...`), so that a topic created again under an old name never meets the old one's files.
+Owns the open partitions, and through `partition_files` what they are on the disk.
 
 Two steps, because a creation has two: `open_partitions` recovers or makes the logs, `serve` lets clients find them
 once the metadata says the topic is live.
@@ -14,7 +13,6 @@ whose deletion is durable in the metadata. A directory the metadata does not kno
 
 from __future__ import annotations
 
-import base64
 import logging
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -22,19 +20,13 @@ from typing import TYPE_CHECKING, TypeVar
 from mansio.broker.append_rules import AppendRules
 from mansio.broker.hold_hook import HoldHook
 from mansio.broker.holds import Holds
-from mansio.broker.made import Made
+from mansio.broker.off_loop import off_loop
 from mansio.broker.partition import Partition
-from mansio.broker.producer_hook import ProducerHook
+from mansio.broker.partition_files import PartitionFiles
 from mansio.broker.served import ServedPartitions, ServedTopic
 from mansio.broker.trouble import Trouble
 from mansio.cluster import topic_config
-from mansio.errors import (
-    CorruptLog,
-    StorageError,
-)
-from mansio.log.closing import keep_house
-from mansio.log.log import Log
-from mansio.log.opening import OpenRequest, open_logs
+from mansio.errors import StorageError
 from mansio.log.settings import LogSettings
 from mansio.logs import fields
 from mansio.state.replica import NOBODY, Following, ReplicaProgress
@@ -44,30 +36,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from uuid import UUID
 
+    from mansio.broker.partition_files import Wanted
+    from mansio.broker.producer_hook import ProducerHook
     from mansio.cluster.state import PartitionState, Topic, TopicChange
     from mansio.cluster.topic_config import TopicSettings
     from mansio.config import Settings
     from mansio.log.files import FileCache
+    from mansio.log.log import Log
     from mansio.log.sync import Syncer
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler
-
-    Wanted = tuple[Topic, int]  # a partition to be opened
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-NAME_BYTES_IN_DIRECTORY = 200  # a file name may have 255 bytes, a topic 249 and the id takes 23
-
-
 OPENED_TOGETHER_MAX = 256
 """Logs made or recovered in one job of the file thread: they share their syncs, and others wait no longer for them."""
-
-
-def topic_directory(data_dir: str, topic: Topic) -> str:
-    """Where the partitions of a topic are: one directory per index in there."""
-    tag = base64.urlsafe_b64encode(topic.topic_id.bytes).decode().rstrip("=")
-    return f"{data_dir}/topics/{topic.name[:NAME_BYTES_IN_DIRECTORY]}.{tag}"
 
 
 class PartitionSet(ServedPartitions):
@@ -88,16 +72,14 @@ class PartitionSet(ServedPartitions):
         super().__init__()
         self._settings = settings
         self._clustered = settings.clustered
-        self._disk = disk
         self._clock = clock
         self._scheduler = scheduler
         self._syncer = syncer
-        self._files = files
         self._sync_thread = sync_thread
         self._file_thread = file_thread
         self.trouble = Trouble(clock)
         self.holds = Holds()
-        self._list = Made(disk, settings.data_dir) if settings.clustered else None
+        self._files = PartitionFiles(settings, disk, clock, files, file_thread)
         self._opening: Promise[None] | None = None
         self._opened: dict[UUID, dict[int, Partition | StorageError]] = {}
 
@@ -114,10 +96,8 @@ class PartitionSet(ServedPartitions):
         """At start: open and serve the live topics. A log that cannot be opened keeps its own partition from being
         served, and nobody else's. `is_new`: may a partition of which there is no directory never have had one? Asked
         only where there is no list of those that had (`made`)."""
-        if self._list is not None:
-            await self._off_loop(
-                partial(self._list.load, [topic.topic_id for topic in topics]), self._file_thread
-            )
+        if (made := self._files.made) is not None:
+            await self._on_disk(partial(made.load, [topic.topic_id for topic in topics]))
         for topic, index, error in await self._open(self._kept_here(topics), is_new):
             logger.error(
                 "partition not served", extra=fields(topic=topic.name, partition=index, reason=error)
@@ -129,10 +109,11 @@ class PartitionSet(ServedPartitions):
 
     async def begin_list(self) -> None:
         """Note from now on what is opened. For a broker that is out of all in-sync sets that a lost disk had it in."""
-        if self._list is None or self._list.begun:
+        made = self._files.made
+        if made is None or made.begun:
             return
         try:
-            await self._off_loop(self._list.begin, self._file_thread)
+            await self._on_disk(made.begin)
         except StorageError as error:
             logger.warning("list of partitions not begun", extra=fields(reason=error.message))
 
@@ -149,8 +130,7 @@ class PartitionSet(ServedPartitions):
         aside before. Raises `StorageError`."""
         opened = self._opened.get(topic.topic_id, {})
         if isinstance(opened.get(index), StorageError):
-            directory = f"{self._directory(topic)}/{index}"
-            await self._off_loop(partial(_set_aside, self._disk, directory), self._file_thread)
+            await self._on_disk(partial(self._files.set_aside, topic, index))
             opened.pop(index, None)
         for _, _, error in await self._open([(topic, index)]):
             opened[index] = error
@@ -168,11 +148,7 @@ class PartitionSet(ServedPartitions):
     async def _open(
         self, wanted: Sequence[Wanted], is_new: Callable[[PartitionState], bool] | None = None
     ) -> list[tuple[Topic, int, StorageError]]:
-        """Making and recovering logs waits for the disk, so it is done off the loop, some hundred at a time.
-
-        At a start (`is_new`) a directory that is missing, of a partition that is not new, is a loss. Returns those that
-        failed.
-        """
+        """Some hundred at a time; those that failed are returned. `is_new`: see `PartitionFiles.open`."""
         while self._opening is not None:
             await self._opening
         self._opening = self._scheduler.promise()
@@ -180,10 +156,11 @@ class PartitionSet(ServedPartitions):
             wanted = [one for one in wanted if one[1] not in self._opened.get(one[0].topic_id, {})]
             topics = {topic.topic_id: topic for topic, _ in wanted}
             settings = {topic_id: self._settings_of(topic) for topic_id, topic in topics.items()}
+            log_settings = {topic_id: _log_settings(each) for topic_id, each in settings.items()}
             failed = []
             for first in range(0, len(wanted), OPENED_TOGETHER_MAX):
                 part = wanted[first : first + OPENED_TOGETHER_MAX]
-                made = await self._off_loop(partial(self._made, part, settings, is_new), self._file_thread)
+                made = await self._on_disk(partial(self._files.open, part, log_settings, is_new))
                 for (topic, index), result in zip(part, made, strict=True):
                     if isinstance(result, StorageError):
                         failed.append((topic, index, result))
@@ -194,68 +171,6 @@ class PartitionSet(ServedPartitions):
         finally:
             opening, self._opening = self._opening, None
             opening.set_result(None)
-
-    def _made(
-        self,
-        wanted: Sequence[Wanted],
-        settings: dict[UUID, TopicSettings],
-        is_new: Callable[[PartitionState], bool] | None,
-    ) -> list[tuple[Log, ProducerHook] | StorageError]:
-        """On the file thread: nothing but the disk is touched."""
-        log_settings = {topic_id: _log_settings(each) for topic_id, each in settings.items()}
-        self._disk.make_directory(self._sync_root)
-        made: dict[int, tuple[Log, ProducerHook] | StorageError] = {}
-        requests: dict[int, OpenRequest] = {}
-        for number, (topic, index) in enumerate(wanted):
-            directory = f"{self._directory(topic)}/{index}"
-            if (
-                is_new is not None
-                and not self._disk.exists(directory)
-                and self._is_lost(topic, index, is_new)
-            ):
-                made[number] = CorruptLog(f"{directory} is missing")
-            else:
-                requests[number] = OpenRequest(directory, log_settings[topic.topic_id])
-        logs = open_logs(self._disk, self._clock, self._sync_root, list(requests.values()), self._files)
-        for number, log in zip(requests, logs, strict=True):
-            made[number] = self._with_producers(log) if isinstance(log, Log) else log
-        self._note(wanted, made)
-        return [made[number] for number in range(len(wanted))]
-
-    def _is_lost(self, topic: Topic, index: int, is_new: Callable[[PartitionState], bool]) -> bool:
-        """Was there a directory that is not there, and may somebody count on it?"""
-        state = topic.partitions[index]
-        if self._list is None or not self._list.begun:
-            return not is_new(state)
-        return self._settings.node_id in state.isr and self._list.has(topic.topic_id, index)
-
-    def _note(
-        self, wanted: Sequence[Wanted], made: dict[int, tuple[Log, ProducerHook] | StorageError]
-    ) -> None:
-        """Before anybody is told that they are open. Where that cannot be noted they are not."""
-        opened = {number: one[0] for number, one in made.items() if isinstance(one, tuple)}
-        if self._list is None or not opened:
-            return
-        try:
-            self._list.add((wanted[number][0].topic_id, wanted[number][1]) for number in opened)
-        except OSError as error:
-            for number, log in opened.items():
-                log.close(save=False)
-                made[number] = StorageError(f"{log.directory} cannot be noted: {error}")
-
-    def _with_producers(self, log: Log) -> tuple[Log, ProducerHook] | StorageError:
-        try:
-            return log, ProducerHook(
-                self._disk,
-                self._clock,
-                self._file_thread,
-                log.directory,
-                log,
-                expiration_ms=self._settings.producer_id_expiration_ms,
-            )
-        except (OSError, StorageError) as error:
-            log.close(save=False)
-            return error if isinstance(error, StorageError) else StorageError(f"{log.directory}: {error}")
 
     def serve(self, topic: Topic) -> None:
         """The topic is live (or has changed): its partitions can be found, under the settings now in force."""
@@ -341,10 +256,9 @@ class PartitionSet(ServedPartitions):
                 partition.close(save=False)
                 self._syncer.forget(partition.log)
                 partition.log.close(save=False)
-        await self._off_loop(
-            lambda: None, self._sync_thread
-        )  # a sync or checkpoint of these logs has ended now
-        await self._off_loop(partial(_remove, self._disk, self._directory(topic)), self._file_thread)
+        # When this is through, a sync or checkpoint of these logs that was under way has ended.
+        await off_loop(self._scheduler, self._sync_thread, lambda: None)
+        await self._on_disk(partial(self._files.remove, topic))
 
     def close(self, *, save: bool) -> None:
         """Close every partition; with `save`, keep what makes the next start quick. The last sync has been done."""
@@ -352,7 +266,7 @@ class PartitionSet(ServedPartitions):
         for partition in partitions:
             self._closing(partition, partial(partition.close, save=save))
         if save:
-            keep_house(self._disk, self._sync_root, [partition.log for partition in partitions])
+            self._files.keep_house([partition.log for partition in partitions])
         for partition in partitions:
             self._closing(partition, partial(partition.log.close, save=save))
         self._opened.clear()
@@ -377,57 +291,13 @@ class PartitionSet(ServedPartitions):
         records need a leader epoch of their own."""
         return [partition for partition in self if partition.log.epoch_due]
 
-    def report_unknown_directories(self) -> list[str]:
+    def report_unknown_directories(self) -> None:
         """Directories under `topics/` that belong to no topic of the metadata: logged, never removed."""
-        root = f"{self._settings.data_dir}/topics"
-        if not self._disk.exists(root):
-            return []
-        known = {self._directory(served.topic).rpartition("/")[2] for served in self._by_name.values()}
-        unknown = [name for name in self._disk.list_directory(root) if name not in known]
-        for name in unknown:
-            logger.warning("directory of no known topic left alone", extra=fields(directory=f"{root}/{name}"))
-        return unknown
+        for directory in self._files.unknown([served.topic for served in self._by_name.values()]):
+            logger.warning("directory of no known topic left alone", extra=fields(directory=directory))
 
-    @property
-    def _sync_root(self) -> str:
-        """What many logs are synced through at once. The syncer uses the directory above: each of the two hears of
-        every error of the file system."""
-        return f"{self._settings.data_dir}/topics"
-
-    def _directory(self, topic: Topic) -> str:
-        return topic_directory(self._settings.data_dir, topic)
-
-    async def _off_loop(self, work: Callable[[], T], thread: Background) -> T:
-        promise: Promise[T] = self._scheduler.promise()
-
-        def done(result: T | None, error: BaseException | None) -> None:
-            if promise.done():
-                return
-            if error is None:
-                promise.set_result(result)  # type: ignore[arg-type]  # there is a result when there is no error
-            elif isinstance(error, OSError):
-                promise.set_exception(StorageError(str(error)))
-            else:
-                promise.set_exception(error)
-
-        thread.submit(work, done)
-        return await promise
-
-
-def _remove(disk: Disk, directory: str) -> None:
-    if disk.exists(directory):
-        disk.remove_tree(directory)
-
-
-def _set_aside(disk: Disk, directory: str) -> None:
-    """Make room for a new log; what may still be of use to somebody stays until the next time."""
-    if not disk.exists(directory):
-        return
-    aside = f"{directory}.damaged"
-    if disk.exists(aside):
-        disk.remove_tree(aside)
-    disk.rename(directory, aside)
-    disk.sync_directory(directory.rpartition("/")[0])
+    async def _on_disk(self, work: Callable[[], T]) -> T:
+        return await off_loop(self._scheduler, self._file_thread, work)
 
 
 def _log_settings(settings: TopicSettings) -> LogSettings:

@@ -15,6 +15,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from mansio.broker.partition_hook import Appended
+from mansio.broker.whole_file import UNFINISHED_SUFFIX
 from mansio.errors import CorruptLog
 from mansio.logs import fields
 from mansio.state.producers import ProducerTable
@@ -168,12 +169,12 @@ class ProducerHook:
 
     def _save(self, end_offset: int, data: bytes) -> None:
         target = self._path(f"{end_offset:020d}{_SUFFIX}")
-        file = self._disk.open(f"{target}.new", create=True)
+        file = self._disk.open(target + UNFINISHED_SUFFIX, create=True)
         try:
             file.truncate(0)
             file.write_at([data], 0)
         finally:
             file.close()
-        self._disk.rename(f"{target}.new", target)
+        self._disk.rename(target + UNFINISHED_SUFFIX, target)
         for name in self._names()[SNAPSHOTS_KEPT:]:
             self._disk.remove(self._path(name))

@@ -6,8 +6,8 @@ Every other one is decoded by `wire.messages` and runs as a coroutine; its modul
 Owns the listening sockets, the set of connections and the memory they share.
 
 Always true: what a peer sends can end its own connection, never anybody else's; a request is answered or its
-connection closed; requests that arrive or wait their turn hold at most `in_flight_bytes_max` of memory and one frame,
-answers that peers do not take as much again and one answer a connection.
+connection closed; requests that arrive or wait their turn hold at most `in_flight_bytes_max` of memory, one frame, and
+`SMALL_FRAME_BYTES` a connection; answers that peers do not take as much again and one answer a connection.
 """
 
 from __future__ import annotations

@@ -13,7 +13,9 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.errors import CorruptLog, StorageError
+from mansio.broker.off_loop import off_loop
+from mansio.broker.whole_file import replace_file
+from mansio.errors import CorruptLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -97,28 +99,10 @@ class ViewCheckpoints:
     async def write(self, index: int, data: bytes) -> None:
         """Replace the file; raises `StorageError`, and then the old one is still there."""
         disk, directory, path = self._room.disk, self._room.directory, self.path(index)
-        promise = self._scheduler.promise()
         self._sizes[index] = len(data)
 
         def work() -> None:
             disk.make_directory(directory)
-            file = disk.open(f"{path}.new", create=True)
-            try:
-                file.truncate(0)
-                file.write_at([data], 0)
-                file.sync()
-            finally:
-                file.close()
-            disk.rename(f"{path}.new", path)
-            disk.sync_directory(directory)
+            replace_file(disk, path, data)
 
-        def done(_: None, error: BaseException | None) -> None:
-            if promise.done():
-                return
-            if error is None:
-                promise.set_result(None)
-            else:
-                promise.set_exception(StorageError(str(error)) if isinstance(error, OSError) else error)
-
-        self._room.background.submit(work, done)
-        await promise
+        await off_loop(self._scheduler, self._room.background, work)

@@ -33,6 +33,8 @@ from mansio.version import __version__
 
 if TYPE_CHECKING:
     import asyncio
+    from collections.abc import Coroutine
+    from typing import Any
 
     from mansio.api.http.server import HttpServer
     from mansio.api.http.service_view import ServiceView
@@ -143,25 +145,31 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
 
 async def _etcd_member(settings: Settings, stop: asyncio.Event) -> EtcdMember | None:
     """This broker's own member of etcd, healthy. None: it has none, or was told to stop meanwhile."""
-    import asyncio
-
     if not settings.etcd_join:
         return None
     from mansio.broker.etcd_settings import own_member
 
     member = await own_member(settings)
-    starting = asyncio.ensure_future(member.start(settings.etcd_start_ms_max / 1000))
+    started = await _unless_stopped(member.start(settings.etcd_start_ms_max / 1000), stop)
+    return member if started else None
+
+
+async def _unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Whether `work` came to its end. It is given up when told to stop meanwhile, and undoes then what it began."""
+    import asyncio
+
+    working = asyncio.ensure_future(work)
     stopping = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            await starting
-            return member
-        return None
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+            return True
+        return False
     finally:
-        starting.cancel()  # it undoes what it began
+        working.cancel()
         stopping.cancel()
-        await asyncio.wait((starting, stopping))
+        await asyncio.wait((working, stopping))
 
 
 async def _beat(manager: SystemdNotifier, lines: LineHandler) -> None:
@@ -205,24 +213,11 @@ def _calm_the_collector() -> None:
 
 
 async def _started(broker: Broker, stop: asyncio.Event) -> bool:
-    """Whether it has started: in a cluster that may take for ever, and is given up when told to stop meanwhile."""
-    import asyncio
-
+    """Whether it has started: in a cluster that may take for ever."""
     if not broker.settings.clustered:
         await _start(broker)
         return True
-    starting = asyncio.ensure_future(_start(broker))
-    stopping = asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if starting.done():
-            await starting
-            return True
-        return False
-    finally:
-        starting.cancel()  # it undoes what it began
-        stopping.cancel()
-        await asyncio.wait((starting, stopping))
+    return await _unless_stopped(_start(broker), stop)
 
 
 async def _start(broker: Broker) -> None:

@@ -6,7 +6,10 @@ broker's.
 Always true: a setting that would do nothing is not accepted; it is refused with the reason (`NOT_OFFERED`).
 
 Source: KIP-848 (dynamic group configurations). Ours: shorter sessions and heartbeat intervals than Kafka allows, for a
-member that dies without a word costs a session timeout.
+member that dies without a word costs a session timeout; and half a second between heartbeats instead of five. Nobody
+can be told anything but in the answer to its heartbeat, so what a member leaves behind is read by nobody until the one
+that is to have it is heard of again: a pause of up to one interval, which is to be well below a second. It costs about
+80 us of a processor for each heartbeat: 1,000 members take a sixth of a core.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ _ROWS: Final = (
         Kind.INT,
         "group_consumer_heartbeat_interval_ms",
         "group.consumer.heartbeat.interval.ms",
-        "5000",
+        "500",
         "How often members are to be heard of (groups of the new protocol).",
         milliseconds(100, 15_000),
     ),

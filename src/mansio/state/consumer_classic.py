@@ -10,6 +10,8 @@ its way to give partitions up. Its generation is its member epoch.
 Always true: * A classic member is made to join again only if its target differs from what it has, and what it misses is
 free; who is told so has its rebalance timeout to join, and as long again to sync.
 * Taking over a classic group changes nothing in it; what its members have there they have here.
+* The classic group that takes over has a generation that none of its members has: they all join it, also if a crash
+makes it begin from its record. Until they do, each goes on in its own.
 
 Source: KIP-848, "online migration"; Apache Kafka's GroupMetadataManager. Ours: a member whose assignment does not
 change is not made to join for the sake of a newer epoch.
@@ -160,7 +162,7 @@ def take_over(
         assigned = _read_assigned(group.codec, each.assignment, topics)
         assigned = frozenset(partition for partition in assigned if partition not in stored.holders)
         stored.set_target(member, assigned)
-        epoch = classic.generation
+        epoch = classic.generation_of(each)
         stored.set_current(member, CurrentAssignment(epoch, epoch, MemberState.STABLE, assigned))
         member.heard_of(group.settings, now_ms)
         waiters = (each.join_waiter, each.sync_waiter)
@@ -187,15 +189,14 @@ def give_back(
     protocol = _protocol(group, members[0])
     metadata = GroupMetadata(
         CLASSIC_PROTOCOL_TYPE,
-        group.group_epoch,
+        group.group_epoch + 1,  # no member has it
         protocol,
         members[0].member_id,
         wall_ms,
         tuple(_classic_record(group, each, protocol, topics) for each in members),
     )
     classic = ClassicGroup(group.group_id, initial_delay_ms=initial_delay_ms, size_max=size_max)
-    classic.restore(metadata, now_ms)
-    classic._rebalance(now_ms)  # nobody waits in it yet, so there is nothing to perform
+    classic.succeed(metadata, {each.member_id: each.current.epoch for each in members}, now_ms)
     record = (encode_group_key(GroupKey(group.group_id)), encode_group_value(metadata))
     return classic, [*group.stored.tombstones(), record]
 

@@ -37,16 +37,13 @@ import math
 from typing import TYPE_CHECKING
 
 from mansio.errors import (
-    CoordinatorNotAvailable,
-    GroupMaxSizeReached,
     InvalidRequest,
     NonEmptyGroup,
     StaleMemberEpoch,
     UnknownMember,
-    UnsupportedAssignor,
 )
 from mansio.state import consumer_classic
-from mansio.state.consumer_member import ConsumerMember
+from mansio.state.consumer_core import ConsumerCore
 from mansio.state.consumer_requests import (
     BLANK,
     check_commit_epoch,
@@ -57,19 +54,10 @@ from mansio.state.consumer_requests import (
     says_nothing,
     updated,
 )
-from mansio.state.consumer_stored import StoredGroup
-from mansio.state.consumer_target import (
-    chosen_assignor,
-    metadata_hash,
-    resolve_expressions,
-    retarget,
-    subscribed,
-)
 from mansio.state.modern_types import (
     ASSIGNING,
     DEAD,
     EMPTY,
-    HASTE_INTERVAL_MS,
     JOIN_EPOCH,
     LEAVE_EPOCH,
     LEAVE_STATIC_EPOCH,
@@ -79,7 +67,6 @@ from mansio.state.modern_types import (
     HeartbeatAnswer,
     MemberState,
 )
-from mansio.state.reconciliation import next_assignment
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -87,19 +74,18 @@ if TYPE_CHECKING:
     from mansio.state.assignors import Assignor
     from mansio.state.classic_group import ClassicGroup
     from mansio.state.group_types import Answer, Join, JoinAnswer, Sync, SyncAnswer
-    from mansio.state.modern_records import MemberMetadata, ModernKey
+    from mansio.state.modern_records import ModernKey
     from mansio.state.modern_types import (
         ClassicCodec,
         ConsumerGroupSettings,
         ConsumerGroupState,
         Heartbeat,
         Records,
-        TopicPartition,
         Topics,
     )
 
 
-class ConsumerGroup:
+class ConsumerGroup(ConsumerCore):
     """The machine. Read its attributes freely; change them only through its methods (`settings` may be replaced).
 
     Every method that returns `Records` has changed the machine already: append them at once, all in one batch, and
@@ -107,28 +93,6 @@ class ConsumerGroup:
     build a new one from the records that are stored: construct, `apply` each, `restored`. A `MansioError` of a method
     means that nothing has changed.
     """
-
-    def __init__(
-        self,
-        group_id: str,
-        *,
-        assignors: Mapping[str, Assignor],
-        default_assignor: str,
-        settings: ConsumerGroupSettings,
-        codec: ClassicCodec,
-    ) -> None:
-        self.group_id = group_id
-        self.settings = settings
-        self.codec = codec
-        self.stored = StoredGroup(group_id)
-        self._assignors = assignors
-        self._default_assignor = default_assignor
-        self._topics: Topics | None = None  # as the group saw them last
-        self._deleted = False
-
-    @property
-    def members(self) -> Mapping[str, ConsumerMember]:
-        return self.stored.members
 
     @property
     def group_epoch(self) -> int:
@@ -139,13 +103,8 @@ class ConsumerGroup:
         return self.stored.assignment_epoch
 
     @property
-    def assignor(self) -> str:
-        """The name of the assignor that most members ask for; without any wish the default."""
-        return chosen_assignor(self.stored, self._default_assignor)
-
-    @property
     def state(self) -> ConsumerGroupState:
-        if self._deleted:
+        if self.deleted:
             return DEAD
         if not self.stored.members:
             return EMPTY
@@ -170,25 +129,25 @@ class ConsumerGroup:
             return self._leave(request, topics, now_ms)
         member = self.stored.validated(request.member_id, request.instance_id)
         current = member.current
-        nothing_to_do = member.settled_version == self.stored.version and self._topics is topics
+        nothing_to_do = member.settled_version == self.stored.version and self.topics is topics
         if nothing_to_do and request.member_epoch == current.epoch and says_nothing(request):
             member.heard_of(self.settings, now_ms)
-            return self._answer(member, assigned=False), []
+            return self.answer(member, assigned=False), []
         check_epoch(member, request)
-        self._check_assignor(request)
+        self.check_assignor(request)
         member.heard_of(self.settings, now_ms)
-        self._update(member, updated(member.metadata, request), topics)
+        self.update(member, updated(member.metadata, request), topics)
         self.reconcile(member, request.owned, topics, now_ms)
         missed = request.member_epoch != current.epoch
         changed = member.current.assigned != current.assigned
-        return self._answer(
+        return self.answer(
             member, assigned=missed or changed or says_all(request)
         ), self.stored.take_changes()
 
     def _join(self, request: Heartbeat, topics: Topics, now_ms: float) -> tuple[HeartbeatAnswer, Records]:
         """A member joins, anew if it is known: then it has nothing any more. A static one may take its place."""
         check_join(request)
-        self._check_assignor(request)
+        self.check_assignor(request)
         place = place_for(self.stored, request.member_id, request.instance_id)
         self.check_room(place)
         metadata = updated(BLANK if place is None else place.metadata, request)
@@ -203,7 +162,7 @@ class ConsumerGroup:
         member.awaits_sync = False
         member.heard_of(self.settings, now_ms)
         self.reconcile(member, NO_PARTITIONS, topics, now_ms)
-        return self._answer(member, assigned=True), self.stored.take_changes()
+        return self.answer(member, assigned=True), self.stored.take_changes()
 
     def _leave(self, request: Heartbeat, topics: Topics, now_ms: float) -> tuple[HeartbeatAnswer, Records]:
         member = self.stored.validated(request.member_id, request.instance_id)
@@ -285,8 +244,8 @@ class ConsumerGroup:
 
     def topics_changed(self, topics: Topics, now_ms: float) -> Records:  # noqa: ARG002 - the signature of all events
         """Topics came, went or grew, or a regular expression matches others now."""
-        if self.stored.members and not self._deleted:
-            self._look_at(topics)
+        if self.stored.members and not self.deleted:
+            self.look_at(topics)
         return self.stored.take_changes()
 
     def next_deadline_ms(self) -> float:
@@ -313,12 +272,12 @@ class ConsumerGroup:
         self.check_alive()
         if self.stored.members:
             raise NonEmptyGroup(f"group {self.group_id} has {len(self.stored.members)} members")
-        self._deleted = True
+        self.deleted = True
         return self.stored.tombstones()
 
     def undelete(self) -> None:
         """The deletion could not be written: the group is what it was."""
-        self._deleted = False
+        self.deleted = False
 
     # ------------------------------------------------------------------ from and to the log, and the classic protocol
 
@@ -376,98 +335,3 @@ class ConsumerGroup:
             initial_delay_ms=initial_delay_ms,
             size_max=size_max,
         )
-
-    # ------------------------------------------------------------------ checks (also of classic members' events)
-
-    def check_alive(self) -> None:
-        if self._deleted:
-            raise CoordinatorNotAvailable(f"group {self.group_id} is being deleted")
-
-    def check_room(self, place: ConsumerMember | None) -> None:
-        if place is None and len(self.stored.members) >= self.settings.size_max:
-            raise GroupMaxSizeReached(f"group {self.group_id} may have {self.settings.size_max} members")
-
-    def _check_assignor(self, request: Heartbeat) -> None:
-        if request.assignor is not None and request.assignor not in self._assignors:
-            known = ", ".join(self._assignors)
-            raise UnsupportedAssignor(f"there is no assignor {request.assignor!r}, but {known}")
-
-    # ------------------------------------------------------------------ steps (also of classic members' events)
-
-    def enter(
-        self, place: ConsumerMember | None, member_id: str, metadata: MemberMetadata, topics: Topics
-    ) -> ConsumerMember:
-        """A member comes: a new one, one that is known (`place`), or one that takes over a static member's place."""
-        if place is None:
-            member = ConsumerMember(member_id, metadata)
-            self.stored.set_metadata(member, metadata)
-            self.stored.set_target(member, NO_PARTITIONS)
-            self._look_at(topics, changed=True)
-        elif place.member_id != member_id:
-            member = self.stored.take_place(place, member_id, place.metadata)
-            self._update(member, metadata, topics)
-        else:
-            member = place
-            self._update(member, metadata, topics)
-        return member
-
-    def remove(self, members: list[ConsumerMember], topics: Topics) -> None:
-        """Members go, and with them everything they held."""
-        for member in members:
-            self.stored.remove(member)
-        self._look_at(topics, changed=True)
-
-    def reconcile(
-        self, member: ConsumerMember, owned: frozenset[TopicPartition] | None, topics: Topics, now_ms: float
-    ) -> None:
-        """Take the member as far towards its target as what it says allows."""
-        stored, before = self.stored, member.current
-        unrevoked = before.state == MemberState.UNREVOKED
-        current = next_assignment(
-            before,
-            member.target,
-            stored.assignment_epoch,
-            subscribed(stored, member.metadata, topics) if unrevoked else frozenset(),
-            owned,
-            stored.holders.__contains__,
-        )
-        if current is not before:
-            stored.set_current(member, current)
-            if current.state != MemberState.UNREVOKED:
-                member.revoke_deadline_ms = math.inf
-            elif not unrevoked or not before.pending <= current.pending:
-                member.revoke_deadline_ms = now_ms + member.metadata.rebalance_timeout_ms
-        member.settled_version = stored.version
-
-    def _update(self, member: ConsumerMember, metadata: MemberMetadata, topics: Topics) -> None:
-        """Store what is new about a member; whether everybody's target is affected is for the group to see."""
-        before = member.metadata
-        changed = False
-        if metadata != before:
-            assignor = self.assignor
-            self.stored.set_metadata(member, metadata)
-            wants = (metadata.topic_names, metadata.topic_regex, metadata.instance_id)
-            changed = wants != (before.topic_names, before.topic_regex, before.instance_id)
-            changed |= assignor != self.assignor
-        self._look_at(topics, changed=changed)
-
-    def _look_at(self, topics: Topics, *, changed: bool = False) -> None:
-        """A new group epoch and a new target, if something `changed` or the topics are not what they were."""
-        stored = self.stored
-        if not changed and topics is self._topics and stored.group_epoch == stored.assignment_epoch:
-            return
-        self._topics = topics
-        resolve_expressions(stored, topics)
-        hashed = metadata_hash(stored, topics)
-        if changed or hashed != stored.metadata_hash:
-            stored.set_epoch(stored.group_epoch + 1, hashed)
-        if stored.group_epoch > stored.assignment_epoch:
-            name = self.assignor
-            retarget(stored, self._assignors.get(name, self._assignors[self._default_assignor]), topics)
-
-    def _answer(self, member: ConsumerMember, *, assigned: bool) -> HeartbeatAnswer:
-        interval_ms = self.settings.heartbeat_interval_ms
-        if member.current.state != MemberState.STABLE:
-            interval_ms = min(interval_ms, HASTE_INTERVAL_MS)
-        assignment = tuple(sorted(member.current.assigned)) if assigned else None
-        return HeartbeatAnswer(member.member_id, member.current.epoch, interval_ms, assignment)

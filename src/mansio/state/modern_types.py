@@ -58,7 +58,7 @@ class ConsumerGroupSettings(NamedTuple):
     """What is in force for one group. `size_max`: members at most."""
 
     session_timeout_ms: int = 45_000
-    heartbeat_interval_ms: int = 5_000
+    heartbeat_interval_ms: int = 500
     size_max: int = 1_000
 
 

@@ -172,7 +172,7 @@ def test_clients_see_where_a_value_comes_from_and_set_it_both_ways() -> None:
 
         default = {
             SESSION: ("30000", int(Source.STATIC_BROKER)),
-            INTERVAL: ("5000", int(Source.DEFAULT)),
+            INTERVAL: ("500", int(Source.DEFAULT)),
         }
         assert await shown() == default
         resource = {"resource_type": GROUP, "resource_name": "g"}

@@ -11,7 +11,7 @@ import pytest
 
 from mansio.broker.leftovers import Leftovers
 from mansio.broker.loop import AsyncioScheduler
-from mansio.broker.partitions import topic_directory
+from mansio.broker.partition_files import topic_directory
 from mansio.cluster.metadata import Entry, Keys
 from mansio.cluster.state import CREATING, LIVE, ClusterState, Topic
 from mansio.errors import StorageError

@@ -10,6 +10,7 @@ import pytest
 
 from mansio.broker.made import FILE, Made
 from mansio.broker.partition import Partition
+from mansio.broker.partition_files import topic_directory
 from mansio.broker.partitions import PartitionSet
 from mansio.cluster.state import LIVE, PartitionState, Topic
 from mansio.config import Settings
@@ -79,7 +80,7 @@ class Broker:
     def after_power_loss(self, *lost: Topic) -> Broker:
         disk = self.disk.crash(self.simulation.random)
         for one in lost:
-            disk.remove_tree(self.partitions._directory(one))
+            disk.remove_tree(topic_directory("data", one))
         return Broker(disk)
 
 

@@ -23,7 +23,7 @@ class GroupSettings:
     members_max: int = 1_000  # group.max.size
     groups_max: int = 100_000
     consumer_session_timeout_ms: int = 45_000  # group.consumer.session.timeout.ms
-    consumer_heartbeat_interval_ms: int = 5_000  # group.consumer.heartbeat.interval.ms
+    consumer_heartbeat_interval_ms: int = 500  # group.consumer.heartbeat.interval.ms
     consumer_assignors: tuple[str, ...] = ("uniform", "range")  # group.consumer.assignors
     share_session_timeout_ms: int = 45_000  # group.share.session.timeout.ms
     share_heartbeat_interval_ms: int = 5_000  # group.share.heartbeat.interval.ms
