@@ -16,7 +16,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .PHONY: help setup demo serve test check format bench bench-peers bench-spark nightly clean
 
 help:
-	@echo "make demo      a broker, 336,776 flights and a kill -9, half a minute; then a lake table over them, with Spark"
+	@echo "make demo      a broker, 336,776 flights and a kill -9; poison, dead letters, a redrive; a lake table, with Spark"
 	@echo "make serve     a broker on 127.0.0.1:9092 with its data under ./data"
 	@echo "make test      checks and all tests (a quarter of an hour)"
 	@echo "make check     lint, types, layers, generated documents"
@@ -54,10 +54,11 @@ $(VENV)/.spark: $(VENV)/.runtime tools/install_spark.sh
 
 setup: $(VENV)/.dev $(VENV)/.spark .tools/.unpacked
 
-# The first chapter needs no Spark: it is installed meanwhile.
+# The first two chapters need no Spark: it is installed meanwhile.
 demo: $(VENV)/.runtime
 	@$(MAKE) --no-print-directory --question $(VENV)/.spark || tools/background.sh spark nice -n 10 tools/install_spark.sh
 	@$(BIN)/mansio demo broker $(ARGS)
+	@$(BIN)/mansio demo delivery
 	@$(MAKE) --no-print-directory $(VENV)/.spark
 	@$(BIN)/mansio demo pipeline $(ARGS)
 

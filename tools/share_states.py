@@ -32,6 +32,8 @@ STATES = {
 }
 """Name and meaning, in the order of Kafka's numbers; the last one is ours, and is never stored."""
 
+BEGINNINGS = {AVAILABLE: "written", WITHHELD: "nobody knows, after a loss"}
+
 _AGED = "retention takes it from the log"
 
 REASONS = {
@@ -55,12 +57,15 @@ REASONS = {
 
 def record_states() -> str:
     """The states and the steps between them: a drawing, and what each means."""
-    steps = [(state, after) for state in STATES for after in sorted(TRANSITIONS[state], key=list(STATES).index)]
+    steps = [
+        (state, after) for state in STATES for after in sorted(TRANSITIONS[state], key=list(STATES).index)
+    ]
     if set(steps) != set(REASONS) or TRANSITIONS.keys() != STATES.keys():
         odd = set(steps) ^ set(REASONS)
         raise ValueError(f"tools/share_states.py does not say what TRANSITIONS says: {sorted(odd)}")
-    lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {STATES[AVAILABLE][0]}: written"]
-    lines += [f"    {STATES[one][0]} --> {STATES[other][0]}: {REASONS[one, other]}" for one, other in steps]
+    lines = ["```mermaid", "stateDiagram-v2"]
+    lines += [f"    [*] --> {STATES[state][0]}: {reason}" for state, reason in BEGINNINGS.items()]
+    lines += [_arrow(*step) for step in steps]
     lines += ["```", "", "| state | a record in it is | then | when |", "|---|---|---|---|"]
     for state, group in groupby(steps, key=lambda step: step[0]):
         name, meaning = STATES[state]
@@ -75,6 +80,11 @@ def record_states() -> str:
     return "\n".join(lines)
 
 
+def _arrow(state: int, after: int) -> str:
+    reason = REASONS[state, after].replace(";", " /")  # which would end the statement
+    return f"    {STATES[state][0]} --> {STATES[after][0]}: {reason}"
+
+
 def group_settings() -> str:
     """Every setting that a share group can have of its own."""
     lines = ["| setting | default | meaning |", "|---|---|---|"]
@@ -82,5 +92,6 @@ def group_settings() -> str:
         default = f"`{row.default}`" if row.default else "none"
         if row.broker_setting:
             default += f" (`{row.broker_setting}`)"
-        lines.append(f"| `{row.name}` | {default} | {row.meaning} |")
+        meaning = row.meaning.replace("<", "&lt;")  # Markdown is HTML, too
+        lines.append(f"| `{row.name}` | {default} | {meaning} |")
     return "\n".join(lines)

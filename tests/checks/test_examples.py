@@ -126,6 +126,24 @@ def test_the_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
         assert words in outcome.output, f"{name}:\n{outcome.output}"
 
 
+def test_the_examples_about_delivery_work_in_their_order(bench: Bench) -> None:
+    expected = {
+        "prepare": "",
+        "receive": "b'ann' b'apples' 2\n",
+        "dlq": "no amount: some",
+        "confluent": "b'some pears' 1\n",
+        "run": "packed b'bob'\n",
+    }
+    found = examples("docs/DELIVERY.md")
+    assert list(found) == list(expected)
+    for name, words in expected.items():
+        outcome = bench.run(found[name])
+        assert outcome.code == 0, f"{name}:\n{outcome.output}"
+        assert words in outcome.output, f"{name}:\n{outcome.output}"
+        if name == "dlq":
+            assert outcome.output.endswith("some pears\n"), outcome.output
+
+
 DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 
 

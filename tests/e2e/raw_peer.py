@@ -33,7 +33,11 @@ class RawPeer:
         if receive_buffer_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
         self.socket.settimeout(DEADLINE_S)
-        self.socket.connect(("127.0.0.1", port))
+        try:
+            self.socket.connect(("127.0.0.1", port))
+        except OSError:
+            self.socket.close()
+            raise
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._correlation_ids = itertools.count(1)
 

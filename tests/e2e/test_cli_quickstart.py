@@ -50,4 +50,5 @@ def test_every_block_of_the_quick_start_works_as_pasted(served_broker: ServedBro
     assert "billing" in printed[2]
     assert "b'5 plums'" in printed[3]
     assert set(printed[4].splitlines()) == {*written, "ann -> 5 plums"}
-    assert '"ready":true' in printed[5]
+    assert sorted(printed[5].splitlines()) == ["1 pear", "2 apples", "3 figs", "5 plums"]
+    assert '"ready":true' in printed[6]

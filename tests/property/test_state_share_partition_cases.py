@@ -308,3 +308,22 @@ def test_two_groups_on_one_partition_never_touch_each_other(one: list, other: li
         which = turns.choice([each for each in (0, 1) if left[each]])
         seen[which].extend(act(groups[which], flying[which], [left[which].pop(0)]))
     assert list(seen) == alone
+
+
+def test_an_acknowledgement_of_what_another_member_settled_is_refused_also_below_the_start() -> None:
+    leases = Leases()
+    leases.lease("one", 0, 3)
+    leases.now += LOCK_MS
+    leases.put(leases.core.tick(leases.now, round(WALL_MS + leases.now), 0.5))
+    leases.lease("two", 0, 1)
+    leases.put(leases.say("two", 0, 1, ACCEPT))
+    assert leases.core.ranges.start == 2
+    for kind in (ACCEPT, REJECT, RELEASE):
+        with pytest.raises(InvalidRecordState):
+            leases.say("one", 0, 0, kind)
+    leases.lease("one", 2, 3)
+    with pytest.raises(InvalidRecordState):
+        leases.say("one", 0, 3, ACCEPT)
+    leases.put(leases.core.trimmed(3))
+    leases.put(leases.say("one", 0, 3, ACCEPT))
+    assert leases.core.ranges.start == 4, "what the log has lost is left out"

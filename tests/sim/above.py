@@ -99,6 +99,8 @@ def reasons(world: World) -> Iterator[str]:
         )
         if reader.position != end:
             yield f"{reader.name} is at {reader.position} of {end}: {reader.last_error}"
+    if world.delivery is not None:
+        yield from world.delivery.reasons()
     for client in (*world.committers, *world.members):
         if client.good_at_ms < world.healed_ms:
             yield f"{client.name} got through last at {client.good_at_ms:.0f}: {client.last_error}"

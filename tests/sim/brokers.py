@@ -54,7 +54,7 @@ LIMITS = Limits(
 )
 
 
-def settings_of(node_id: int) -> Settings:
+def settings_of(node_id: int, **more: int) -> Settings:
     return Settings(
         data_dir="data",
         node_id=node_id,
@@ -70,6 +70,7 @@ def settings_of(node_id: int) -> Settings:
         checkpoint_interval_ms=500,
         log_cleaner_interval_ms=5000,
         replica_fetch_bytes_max=4096,
+        **more,
     )
 
 
@@ -190,7 +191,7 @@ class SimulatedBroker:
         self._stack = stack
 
     async def _start(self, stack: AsyncExitStack) -> None:
-        world, settings = self.world, settings_of(self.node_id)
+        world, settings = self.world, settings_of(self.node_id, **self.world.settings)
         self.disk.make_directory(settings.data_dir)
         stack.callback(self.disk.lock(f"{settings.data_dir}/lock").release)
         random = SimulatedRandom(world.simulation)

@@ -45,6 +45,7 @@ class Outcome(NamedTuple):
     stalled: bool = False
     report: str = ""
     more: dict[str, int] = {}  # noqa: RUF012 - never changed
+    delivered: str = ""
 
 
 class Hangs(AssertionError):
@@ -106,6 +107,7 @@ def run_seed(seed: int, *, more: bool = False) -> Outcome:
         stalled,
         report,
         {} if world.more is None else world.more.numbers(),
+        "" if world.delivery is None else str(world.delivery.history),
     )
 
 
@@ -185,7 +187,10 @@ def run_many(seeds: range, keep_going: bool, verbose: bool, kept: str | None) ->
         if outcome.failure:
             print(outcome.report if verbose else f"seed {seed}: {outcome.failure}", flush=True)
         elif verbose:
-            print(f"seed {seed}: trace {outcome.trace:x}, {outcome.acknowledged} acknowledged", flush=True)
+            known = f"{outcome.acknowledged} acknowledged" + (
+                f"; {outcome.delivered}" if outcome.delivered else ""
+            )
+            print(f"seed {seed}: trace {outcome.trace:x}, {known}", flush=True)
         if kept is not None and (part.seeds == KEPT_TOGETHER or seed == seeds[-1]):
             with Path(kept).open("a") as file:
                 file.write(json.dumps(part.numbers()) + "\n")

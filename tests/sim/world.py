@@ -15,7 +15,7 @@ from mansio.cluster.metadata import decode
 from mansio.errors import MansioError, TopicAlreadyExists
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task
-from sim import above
+from sim import above, delivery
 from sim.admin import Administrator
 from sim.brokers import DriftingClock, SimulatedBroker
 from sim.checker import Checker
@@ -53,6 +53,15 @@ class World:
         self.seed = seed
         self.wants_more = more
         self.more: More | None = None
+        self.delivery: delivery.Delivery | None = None
+        self.settings: dict[str, int] = {}
+        """Of brokers, beside those of all histories."""
+        if seed >= delivery.FIRST_SEED:
+            self.settings = {
+                "share_state_topic_partitions": delivery.STATE_PARTITIONS,
+                "share_state_updates_per_snapshot": 30,
+                "share_state_prune_interval_ms": 3000,
+            }
         self.only = only
         self.faults_ms = faults_ms
         self.simulation = Simulation(seed)
@@ -213,6 +222,8 @@ class World:
         above.check_end(self)
         if self.more is not None:
             self.more.check()
+        if self.delivery is not None:
+            self.delivery.check_end()
 
     def _until(self, condition: Callable[[], bool], within_ms: float, what: str) -> None:
         end_ms = self.simulation.now_ms + within_ms
@@ -261,6 +272,10 @@ class World:
         self.committers = [Committer(self, "g1")]
         kind = Member if self.seed < FIRST_SEED else NextMember
         self.members = [kind(self, "g2", number, self.group) for number in range(2)]
+        if self.seed >= delivery.FIRST_SEED:
+            group = delivery.Settings(self)
+            self._until(lambda: group.done, READY_MS_MAX, "settings of the share group")
+            self.delivery = delivery.Delivery(self)
 
     def _fault(self) -> None:
         if self.writes_end:

@@ -91,6 +91,11 @@ class Slot:
         if self._connection is not None:
             self._connection.abort()
 
+    def refuse(self, error: MansioError) -> None:
+        """It was no request: see `Connection.refuse`."""
+        if self._connection is not None:
+            self._connection.refuse(error)
+
     @property
     def abandoned(self) -> bool:
         """The connection is gone; nobody wants the answer."""

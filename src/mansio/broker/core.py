@@ -31,6 +31,7 @@ from mansio.broker.retention import RetentionKeeper
 from mansio.broker.service import Service
 from mansio.broker.share.boot_mark import BootMark
 from mansio.broker.share.dead_letters import dead_letters
+from mansio.broker.share.letter_calls import LetterCalls
 from mansio.broker.share.places import ClusterStatePlaces
 from mansio.broker.share.share_state import ShareState
 from mansio.broker.share.state_peers import StatePeers
@@ -169,7 +170,17 @@ class Core:
             self.share_state.persister,
             self.dead_letters,
         )
+        if clustering is not None:
+            calls = LetterCalls(
+                node_id=settings.node_id,
+                state=state,
+                peers=clustering.more_peers(),
+                scheduler=machine.scheduler,
+                take_up=lambda key: self.shares.find(*key),
+            )
+            self.share_state.on_archiving = calls.call
         self.groups.share.delete_state = self.shares.delete
+        self.groups.share.letters_written = self.shares.letters_written
         state.on_group_config_change(self.groups.share.settings_changed)
         state.on_group_config_change(self.shares.settings_changed)
         # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.

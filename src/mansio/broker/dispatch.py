@@ -13,7 +13,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any
 
-from mansio.errors import MansioError
+from mansio.errors import MansioError, WireError
 from mansio.logs import fields as fields_of_event
 from mansio.wire import messages
 from mansio.wire.versions import OFFERED, ApiKey, announced
@@ -50,6 +50,9 @@ class Dispatcher:
             try:
                 fields = await handler(self._service, request, context)
             except MansioError as error:
+                if isinstance(error, WireError) and OFFERED[ApiKey(context.api_key)].raw:
+                    slot.refuse(error)  # its bytes are no request, which is found only now
+                    return
                 fields = _error_fields(error, context)
             if not isinstance(fields, bytes):
                 self._service.statistics.answered(context.api_key, fields)

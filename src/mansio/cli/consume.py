@@ -44,21 +44,30 @@ def consume(
     share_group: Annotated[
         str | None,
         typer.Option(
-            "--share-group", "-G", metavar="GROUP", help="Read as a member of this share group: record by record."
+            "--share-group",
+            "-G",
+            metavar="GROUP",
+            help="Read as a member of this share group: record by record.",
         ),
     ] = None,
     ack: Annotated[
-        bool, typer.Option("--ack", help="With --share-group: a record that was printed is done. [the default]")
+        bool,
+        typer.Option("--ack", help="With --share-group: a record that was printed is done. [the default]"),
     ] = False,
     release: Annotated[
         bool,
-        typer.Option("--release", help="With --share-group: give each back, to come again after the group's backoff."),
+        typer.Option(
+            "--release", help="With --share-group: give each back, to come again after the group's backoff."
+        ),
     ] = False,
     reject: Annotated[
         bool, typer.Option("--reject", help="With --share-group: send each to the group's dead letters.")
     ] = False,
     hold: Annotated[
-        bool, typer.Option("--hold", help="With --share-group: keep each on lease until Ctrl-C, which releases it.")
+        bool,
+        typer.Option(
+            "--hold", help="With --share-group: keep each on lease until Ctrl-C, which releases it."
+        ),
     ] = False,
     from_beginning: Annotated[
         bool,
@@ -136,9 +145,7 @@ def consume(
         refuse("a group goes on where it was; move it with: mansio group reset-offsets", "--group")
     if group is not None and partition:
         refuse("a group shares the partitions out by itself", "--partition")
-    fate = fate_of(
-        {Fate.ACK: ack, Fate.RELEASE: release, Fate.REJECT: reject, Fate.HOLD: hold}, share_group
-    )
+    fate = fate_of({Fate.ACK: ack, Fate.RELEASE: release, Fate.REJECT: reject, Fate.HOLD: hold}, share_group)
     start_ms, stop_ms = time_option(from_time, "--from-time"), time_option(to_time, "--to-time")
     printer = Printer(
         output,

@@ -6,7 +6,6 @@ not printed, or is held, is released when the command ends.
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
@@ -104,10 +103,12 @@ class Sharing:
                 elif self.has_end and await self._is_at_end(client, receiver):
                     return
             if is_held and self.limit:
-                await asyncio.Event().wait()
+                await _for_ever()
 
     async def _settle(self, receiver: Receiver, messages: Sequence[Leased]) -> list[Leased]:
         """As was asked. Gives those whose leases were over."""
+        import asyncio
+
         from mansio.client import LeaseLost
 
         if self.fate is Fate.HOLD:
@@ -135,3 +136,9 @@ class Sharing:
             if found.lag > taken or any(each.member_id == receiver.member_id for each in found.holders):
                 return False
         return receiver.held == 0
+
+
+async def _for_ever() -> None:
+    import asyncio
+
+    await asyncio.Event().wait()

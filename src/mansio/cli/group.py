@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mansio.cli import group_shares
 from mansio.cli.common import (
     DEFAULT_BROKER,
     BrokerOption,
@@ -91,15 +92,23 @@ def describe(
     Of a group whose partitions the broker assigns, the table has a row for each member: its epoch, what it READS, what
     it GETS when others have given it up, and what it GIVES UP. The table names the settings that are the group's own,
     JSON all of them.
+
+    Of a share group it has a row for each partition: from where to where records are open, how many are LEASED, PARKED
+    until their next try, on their way to the dead-letter topic (ARCHIVING) or DEAD; and one for each member that has
+    leased some.
     """
 
     async def work() -> dict[str, Any]:
         async with connect(broker) as client:
-            return await _description(client, group)
+            shared = await group_shares.description(client, group)
+            return shared or await _description(client, group)
 
     found = run(work())
     if output is Output.JSON:
         show_json(found)
+        return
+    if found["type"] == "share":
+        group_shares.show(found)
         return
     print(f"group    {group}  {found['state']}, {len(found['members'])} members{_epochs(found)}")
     for name, setting in found["configs"].items():

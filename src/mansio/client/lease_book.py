@@ -16,24 +16,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from bisect import bisect_right
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from mansio.errors import InvalidRecord
 from mansio.link.alarm import Alarm
-from mansio.wire.record_rows import read_rows
-from mansio.wire.visible import visible_batches
 
-from .decode import RECORD_BYTES
-from .leased_types import GAP, HELD, LOST, RELEASE, SETTLED, SETTLING, Leased
+from .lease_reading import LeaseReader
+from .leased_types import HELD, LOST, NOT_RENEWING, RENEWAL_WAITS, SETTLED, SETTLING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from mansio.wire.topic_partition import TopicPartition
 
-    from .leased_types import Keeper, ReceiveOptions
+    from .leased_types import Keeper, Leased, ReceiveOptions
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +45,7 @@ class LeaseBook:
         self._options = options
         self._on_room = on_room
         self._loop = asyncio.get_running_loop()
+        self._reader = LeaseReader(options.batch_bytes_max)
         self._held: dict[TopicPartition, dict[int, Leased]] = {}
         self._nodes: dict[TopicPartition, int] = {}
         self._ready: deque[Leased] = deque()
@@ -57,6 +54,7 @@ class LeaseBook:
         self._alarm = Alarm(self._loop, self._look)
         self.keeper: Keeper
         self.renew: Callable[[Leased], None]
+        self._is_stopped = False
         self.arrival = asyncio.Event()
         """Set when there is something to look at for whoever waits for messages."""
         self.moved = asyncio.Event()
@@ -66,7 +64,9 @@ class LeaseBook:
         """Records that are neither settled nor lost."""
         self.settling = 0
         """Of these, those that somebody is done with, and the broker has not said so."""
-        self.ready_bytes = 0.0
+        self.unbegun = 0
+        """Of these, those that the application has not got."""
+        self.unbegun_bytes = 0.0
 
     # -- what comes --------
 
@@ -78,12 +78,9 @@ class LeaseBook:
         acquired: Sequence[tuple[int, int, int]],
         lock_s: float,
     ) -> list[tuple[int, int, int]]:
-        """Put down what a broker leased. Gives the ranges of it that hold no record, each with what to say of it: `GAP`
-        where the log has none (compaction leaves such), `RELEASE` where the bytes did not come.
-
-        Raises `CorruptMessage`, `InvalidRecord` and has taken nothing then: the records cannot be read.
-        """
-        found, end = self._read(partition, records, acquired)
+        """Put down what a broker leased. Gives and raises what `LeaseReader.read` does, and has taken nothing if it
+        raises."""
+        found, holes = self._reader.read(partition, records, acquired)
         held = self._held.setdefault(partition, {})
         self._nodes[partition] = node
         for message in found:
@@ -100,43 +97,12 @@ class LeaseBook:
             held[message.offset] = message
         self._ready += found
         self.held += len(found)
-        self.ready_bytes += each_bytes * len(found)
+        self.unbegun += len(found)
+        self.unbegun_bytes += each_bytes * len(found)
         if found:
             self._watch(deadline, lock_s)
             self.arrival.set()
-        return _holes(found, acquired, end)
-
-    def _read(
-        self, partition: TopicPartition, records: memoryview, acquired: Sequence[tuple[int, int, int]]
-    ) -> tuple[list[Leased], int]:
-        """The records that were acquired, and the last offset of the last whole batch."""
-        firsts = [first for first, _, _ in acquired]
-        found: list[Leased] = []
-        end = -1
-        limit = self._options.batch_bytes_max
-        for position, header, is_visible in visible_batches(
-            records, partition, firsts[0], read_committed=False
-        ):
-            end = header.last_offset
-            if not is_visible or header.base_offset > acquired[-1][1]:
-                continue
-            if header.codec and header.record_count * RECORD_BYTES > limit:
-                raise InvalidRecord(
-                    f"{partition.topic}-{partition.partition} at offset {header.base_offset}: {header.record_count}"
-                    f" records in one batch are more than batch_bytes_max ({limit}) allows"
-                )
-            rows = read_rows(
-                records[position : position + header.size],
-                Leased,
-                *partition,
-                max_output_bytes=max(header.size, limit),
-            )
-            for message in rows:
-                at = bisect_right(firsts, message.offset) - 1
-                if at >= 0 and message.offset <= acquired[at][1]:
-                    message.delivery_count = acquired[at][2]
-                    found.append(message)
-        return found, end
+        return holes
 
     # -- handing out --------
 
@@ -147,7 +113,6 @@ class LeaseBook:
             if message._is_suspect:
                 self._ready.append(message)
                 continue
-            self.ready_bytes -= message._bytes
             if message._state == HELD and self.begin(message):
                 return message
         return None
@@ -155,7 +120,6 @@ class LeaseBook:
     def pop_unbegun(self) -> list[Leased]:
         """All that is ready, for one who asks `begin` before each."""
         taken, self._ready = list(self._ready), deque()
-        self.ready_bytes = 0.0
         return [message for message in taken if message._state == HELD]
 
     def begin(self, message: Leased) -> bool:
@@ -166,15 +130,24 @@ class LeaseBook:
         if message._deadline <= now:
             self.lose(message)
             return False
-        message._is_out = True
+        if not message._is_out:
+            message._is_out = True
+            self._not_unbegun(message)
+            self._on_room()
         message._until = now + self._options.extend_max_ms / 1000
         return True
 
     async def ready_to_begin(self, message: Leased) -> bool:
-        """`begin`, once it is known whether the lease is still there."""
-        while message._is_suspect and message._state == HELD:
+        """`begin`, once it is known whether the lease is still there. False as well when nothing is to begin."""
+        while message._is_suspect and message._state == HELD and not self._is_stopped:
             await self._move()
-        return self.begin(message)
+        return not self._is_stopped and self.begin(message)
+
+    def stop(self) -> None:
+        """Nothing is to begin any more."""
+        self._is_stopped = True
+        self.arrival.set()
+        self.moved.set()
 
     async def known(self, message: Leased) -> None:
         """Wait until the broker has said what becomes of a message that is being settled."""
@@ -226,7 +199,7 @@ class LeaseBook:
         self._believed(message)
 
     def _believed(self, message: Leased) -> None:
-        message._is_renewing = False
+        message._renewal = NOT_RENEWING
         if message._is_suspect:
             message._is_suspect = False
             self.moved.set()
@@ -241,10 +214,16 @@ class LeaseBook:
         if held is not None and held.get(message[2]) is message:
             del held[message[2]]
             self.held -= 1
+            if not message._is_out:
+                self._not_unbegun(message)
         if message._is_suspect:
             self._believed(message)
         self.moved.set()
         self._on_room()
+
+    def _not_unbegun(self, message: Leased) -> None:
+        self.unbegun -= 1
+        self.unbegun_bytes -= message._bytes
 
     # -- sessions that end --------
 
@@ -270,8 +249,8 @@ class LeaseBook:
                 continue
             if not can_renew:
                 self.not_renewed(message)
-            elif not message._is_renewing and message._state == HELD:
-                message._is_renewing = True
+            elif message._renewal == NOT_RENEWING and message._state == HELD:
+                message._renewal = RENEWAL_WAITS
                 self.renew(message)
 
     # -- time --------
@@ -301,48 +280,24 @@ class LeaseBook:
     def _look(self) -> None:
         """Extend what is due, give up what is over."""
         now = self._loop.time()
-        moment, step = float("inf"), float("inf")
+        moment, step, over = float("inf"), float("inf"), 0
         for message in self.all_held():
             if message._state != HELD:
                 continue
             if message._deadline <= now:
-                logger.info(
-                    "the lease of offset %d of %s-%d is over",
-                    message.offset,
-                    message.topic,
-                    message.partition,
-                )
+                over += 1
                 self.lose(message)
                 continue
             due = message._deadline
             half = due - message._lock_s / 2
-            if self._options.auto_extend and not message._is_renewing and half < message._until:
+            if self._options.auto_extend and message._renewal == NOT_RENEWING and half < message._until:
                 due = half
                 if due <= now and not message._is_suspect:
-                    message._is_renewing = True
+                    message._renewal = RENEWAL_WAITS
                     self.renew(message)
                     due = message._deadline
             moment, step = min(moment, due), min(step, message._lock_s / _GATHER_PARTS)
+        if over:
+            logger.info("share group %s: %d leases are over", self._options.group, over)
         if moment < float("inf"):
             self._alarm.set(max(moment, now + step))
-
-
-def _holes(
-    found: Iterable[Leased], acquired: Sequence[tuple[int, int, int]], end: int
-) -> list[tuple[int, int, int]]:
-    """The ranges of what was acquired in which there is no record. `end`: the last offset that was read."""
-    holes: list[tuple[int, int, int]] = []
-    offsets = [message.offset for message in found]
-    at = 0
-    for first, last, _ in acquired:
-        expected = first
-        while at < len(offsets) and offsets[at] <= last:
-            if offsets[at] > expected:
-                holes.append((expected, offsets[at] - 1, GAP))
-            expected = offsets[at] + 1
-            at += 1
-        if expected <= min(last, end):
-            holes.append((expected, min(last, end), GAP))
-        if (unread := max(expected, end + 1)) <= last:
-            holes.append((unread, last, RELEASE))
-    return holes

@@ -24,18 +24,15 @@ from mansio.errors import (
     MansioError,
     ShareSessionLimitReached,
     ShareSessionNotFound,
-    UnsupportedVersion,
 )
 from mansio.link.alarm import Alarm
 from mansio.link.retry import error_for
-from mansio.wire import share_acknowledge, share_fetch
-from mansio.wire.share_acknowledge import AckBatch, AckPartition
 from mansio.wire.topic_partition import TopicPartition
 from mansio.wire.versions import ApiKey
 
 from .leaders import Leaders
 from .leased_types import RELEASE, RENEW
-from .settles import runs_of
+from .share_requests import Session, ShareRequests, can_renew, has
 from .tasks import client_failed
 
 if TYPE_CHECKING:
@@ -43,38 +40,22 @@ if TYPE_CHECKING:
 
     from mansio.link.cluster import Cluster
     from mansio.link.connection import Connection
+    from mansio.wire import share_fetch
 
     from .lease_book import LeaseBook
     from .leased_types import ReceiveOptions
-    from .settles import Said, Settler
+    from .settle_queue import Said
+    from .settles import Settler
     from .tasks import Tasks
 
     Known = dict[TopicPartition, bytes]
 
 logger = logging.getLogger(__name__)
 
-FINAL_EPOCH: Final = -1
-EPOCH_MAX: Final = 2**31 - 1
 HOLDING_WAIT_MS: Final = 100
 """How long a fetch may wait where acknowledgements wait behind it."""
 
 _LANES = itertools.count()
-
-
-class Session:
-    """With one broker. `epoch`: what the next request carries, 0 for a new session."""
-
-    __slots__ = ("blocked_until", "busy", "connection", "epoch", "failures", "known", "must_open")
-
-    def __init__(self) -> None:
-        self.epoch = 0
-        self.connection: Connection | None = None
-        self.known: Known = {}
-        self.busy = False
-        self.failures = 0
-        self.blocked_until = 0.0
-        self.must_open = False
-        """Something waits for it, though there is nothing to fetch."""
 
 
 class LeaseFetcher:
@@ -92,13 +73,15 @@ class LeaseFetcher:
     ) -> None:
         self._cluster = cluster
         self._options = options
-        self._member_id = member_id
         self._book = book
         self._settler = settler
         self._tasks = tasks
         self._fail = fail
         self._loop = asyncio.get_running_loop()
-        self._leaders = settler.leaders = Leaders(cluster, tasks, self.wake, refreshes=False)
+        self._leaders = Leaders(cluster, tasks, self.wake, refreshes=False)
+        self._requests = ShareRequests(
+            options.group, member_id, settler.ids, bytes_max=options.fetch_bytes_max
+        )
         self._alarm = Alarm(self._loop, self.wake)
         self._assigned: Known = {}
         self._blocked: dict[TopicPartition, tuple[float, int]] = {}
@@ -111,6 +94,7 @@ class LeaseFetcher:
         self._is_closed = False
         self._lane = f"share {next(_LANES)}"
         settler.can_renew_in_session = self._can_renew
+        settler.leader_of = self._leader_of
 
     def assign(self, partitions: Known) -> None:
         """Fetch these, and nothing else. What is leased of others stays so."""
@@ -153,24 +137,30 @@ class LeaseFetcher:
     def _by_leader(self, now: float) -> dict[int, list[TopicPartition]]:
         found: dict[int, list[TopicPartition]] = {}
         for partition in self._assigned:
-            blocked = self._blocked.get(partition)
-            if blocked is not None and blocked[0] > now:
-                self._alarm.set(blocked[0])
-                continue
-            node = self._leaders.find(*partition, now)
-            if node is None:
-                self._leaders.look_up(*partition, partial(self._refused, partition))
-            else:
+            if (node := self._leader_of(partition, now)) is not None:
                 found.setdefault(node, []).append(partition)
         return found
+
+    def _leader_of(self, partition: TopicPartition, now: float) -> int | None:
+        """The broker to ask now; None while there is none, or it has just refused."""
+        blocked = self._blocked.get(partition)
+        if blocked is not None and blocked[0] > now:
+            self._alarm.set(blocked[0])
+            return None
+        node = self._leaders.find(*partition, now)
+        if node is None:
+            self._leaders.look_up(*partition, partial(self._refused, partition))
+        return node
 
     @property
     def _room(self) -> int:
         """How many records may be asked for now."""
         book, most = self._book, self._options.max_records
-        if self._is_paused or book.ready_bytes >= self._options.prefetch_bytes_max:
+        if self._is_paused or book.unbegun_bytes >= self._options.prefetch_bytes_max:
             return 0
-        return min(most - (book.held - book.settling), 2 * most - book.held) - self._reserved
+        room = min(most - (book.held - book.settling), 2 * most - book.held) - self._reserved
+        # One record at a time would have the brokers send large batches over and over again.
+        return room if book.unbegun == 0 or room * 2 >= most else 0
 
     def _start(
         self, leading: dict[int, list[TopicPartition]], waiting: dict[int, list[TopicPartition]], now: float
@@ -191,6 +181,7 @@ class LeaseFetcher:
             self._turn = (self._turn + 1) % len(free)
             free = free[self._turn :] + free[: self._turn]
         left = len(asked)
+        suspect = set(self._book.suspects.values())
         for node, session in free:
             share = 0
             if node in leading:
@@ -202,9 +193,9 @@ class LeaseFetcher:
             taken: Said = {}
             if is_open and node in waiting and (share or not native):
                 taken = self._settler.take_along(waiting[node], everything=not native)
-            if _has(taken, RENEW) or (taken and not share):
+            if has(taken, RENEW) or (taken and not share):
                 self._spawn(self._acknowledge(node, session, taken), session, 0)
-            elif share or (not is_open and (session.must_open or (node in waiting and not native))):
+            elif share or (not is_open and (node in suspect or (node in waiting and not native))):
                 self._spawn(self._fetch(node, session, partitions, share, taken), session, share)
 
     def _spawn(self, work: object, session: Session, share: int) -> None:
@@ -220,20 +211,14 @@ class LeaseFetcher:
             self._ended(node, session)
 
     def _ended(self, node: int, session: Session) -> None:
-        session.epoch = 0
-        session.connection = None
-        session.known = {}
+        session.ended()
         self._book.session_ended(node)
-        session.must_open = bool(self._book.suspects)
 
     def _verify_suspects(self, now: float) -> None:
         """Ask about suspect leases as soon as the broker to be asked has a session that will not end them."""
         for partition, ended in list(self._book.suspects.items()):
-            node = self._leaders.find(*partition, now)
+            node = self._leader_of(partition, now)
             if node is None:
-                self._leaders.look_up(
-                    *partition, lambda error: logger.info("looking for a leader: %s", error)
-                )
                 continue
             session = self._sessions.get(node)
             is_open = session is not None and session.epoch > 0
@@ -243,9 +228,7 @@ class LeaseFetcher:
 
     def _can_renew(self, node: int) -> bool:
         session = self._sessions.get(node)
-        if session is None or session.connection is None:
-            return False
-        return _version(session.connection, ApiKey.SHARE_ACKNOWLEDGE) >= share_acknowledge.RENEWALS
+        return session is not None and can_renew(session.connection)
 
     async def _connect(self, node: int, session: Session) -> Connection:
         connection = await self._cluster.connection(node, self._lane)
@@ -267,7 +250,7 @@ class LeaseFetcher:
             self._failed(node, session, error)
             self._settler.told_all(taken, error if error.retriable else ConnectionLost(error.message))
         else:
-            self._succeeded(session)
+            session.succeeded()
             self._take(node, session, response, taken)
             self._settler.told_all(taken, ConnectionLost("the broker said nothing of a partition"))
         finally:
@@ -279,51 +262,26 @@ class LeaseFetcher:
         self, node: int, session: Session, partitions: list[TopicPartition], share: int, taken: Said
     ) -> share_fetch.ShareFetchResponse:
         connection = await self._connect(node, session)
-        if taken and not session.epoch:
-            raise ConnectionLost("the share session ended")
-        wanted = {each: self._assigned[each] for each in partitions if each in self._assigned}
-        added = {each: key for each, key in wanted.items() if session.known.get(each) != key}
-        gone = {each: key for each, key in session.known.items() if wanted.get(each) != key} if share else {}
-        version = connection.version_for(ApiKey.SHARE_FETCH)
         holds = self._book.held and not self._settler.natives.get(node, True)
-        wait_ms = (
-            min(HOLDING_WAIT_MS, self._options.fetch_wait_ms_max)
-            if holds
-            else self._options.fetch_wait_ms_max
+        wait_ms = self._options.fetch_wait_ms_max
+        return await self._requests.fetch(
+            connection,
+            session,
+            {each: self._assigned[each] for each in partitions if each in self._assigned},
+            taken,
+            records_max=share,
+            wait_ms=min(HOLDING_WAIT_MS, wait_ms) if holds else wait_ms,
         )
-        correlation_id = connection.next_correlation_id()
-        framed = share_fetch.encode_request(
-            version,
-            correlation_id,
-            connection.options.client_id,
-            self._options.group,
-            self._member_id,
-            session.epoch,
-            self._topics(added, taken),
-            max_wait_ms=wait_ms if share else 0,
-            min_bytes=1 if share else 0,
-            max_bytes=self._options.fetch_bytes_max if share else 0,
-            max_records=share,
-            batch_size=share,
-            acquire_mode=share_fetch.RECORD_LIMIT,
-            forgotten=_forgotten(gone) if session.epoch else (),
-        )
-        timeout_ms = connection.options.request_timeout_ms + wait_ms
-        frame = await connection.exchange((framed,), correlation_id, timeout_ms=timeout_ms)
-        response = share_fetch.decode_response(version, frame)
-        if response.error_code:
-            raise error_for(response.error_code, response.error_message)
-        session.known = {each: key for each, key in session.known.items() if each not in gone} | wanted
-        return response
 
     async def _acknowledge(self, node: int, session: Session, taken: Said) -> None:
         try:
-            response = await self._exchange_acknowledge(node, session, taken)
+            connection = await self._connect(node, session)
+            response = await self._requests.acknowledge(connection, session, taken)
         except MansioError as error:
             self._failed(node, session, error)
             self._settler.told_all(taken, error if error.retriable else ConnectionLost(error.message))
         else:
-            self._succeeded(session)
+            session.succeeded()
             names = {self._settler.ids[each]: each.topic for each in taken}
             for topic_id, results in response.topics:
                 for result in results:
@@ -336,51 +294,12 @@ class LeaseFetcher:
             session.busy = False
             self.wake()
 
-    async def _exchange_acknowledge(
-        self, node: int, session: Session, taken: Said
-    ) -> share_acknowledge.ShareAcknowledgeResponse:
-        connection = await self._connect(node, session)
-        if not session.epoch:
-            raise ConnectionLost("the share session ended")
-        version = connection.version_for(ApiKey.SHARE_ACKNOWLEDGE)
-        correlation_id = connection.next_correlation_id()
-        framed = share_acknowledge.encode_request(
-            version,
-            correlation_id,
-            connection.options.client_id,
-            self._options.group,
-            self._member_id,
-            session.epoch,
-            self._topics({}, taken),
-            is_renew_ack=_has(taken, RENEW),
-        )
-        frame = await connection.exchange((framed,), correlation_id)
-        response = share_acknowledge.decode_response(version, frame)
-        if response.error_code:
-            raise error_for(response.error_code, response.error_message)
-        return response
-
-    def _topics(self, added: Known, taken: Said) -> list[tuple[bytes, list[AckPartition]]]:
-        """Partitions for the session, and what is said of leases."""
-        found: dict[bytes, list[AckPartition]] = {}
-        for partition in dict.fromkeys([*added, *taken]):
-            batches = [
-                AckBatch(run[0].first, run[-1].last, bytes((run[0].kind,)))
-                for run in runs_of(taken.get(partition, []))
-            ]
-            key = added.get(partition) or self._settler.ids[partition]
-            found.setdefault(key, []).append(AckPartition(partition.partition, batches))
-        return list(found.items())
-
     # -- answers --------
-
-    def _succeeded(self, session: Session) -> None:
-        session.epoch = session.epoch + 1 if session.epoch < EPOCH_MAX else 1
-        session.failures = 0
-        session.must_open = False
 
     def _failed(self, node: int, session: Session, error: MansioError) -> None:
         """The request came to nothing: begin again, soon."""
+        if self._is_closed:
+            return
         session.failures += 1
         session.blocked_until = self._loop.time() + self._options.backoff.delay_seconds(session.failures)
         if isinstance(error, ShareSessionNotFound | InvalidShareSessionEpoch | ConnectionLost):
@@ -400,17 +319,23 @@ class LeaseFetcher:
         names = {key: each.topic for each, key in session.known.items()}
         names.update({self._settler.ids[each]: each.topic for each in taken})
         lock_s = response.lock_ms / 1000
+        refused: set[TopicPartition] = set()
         for topic_id, partitions in response.topics:
             for data in partitions:
                 partition = TopicPartition(names.get(topic_id, ""), data.index)
                 if partition in taken:
                     code, message = data.acknowledge_error_code, data.acknowledge_error_message
                     self._settler.told(taken, partition, error_for(code, message) if code else None)
+                if not partition.topic:
+                    continue
                 if data.error_code:
+                    refused.add(partition)
                     self._refused(partition, error_for(data.error_code, data.error_message))
-                elif data.acquired and partition.topic:
-                    self._blocked.pop(partition, None)
+                elif data.acquired:
                     self._put_down(partition, node, data, lock_s)
+
+        for partition in session.known.keys() & self._blocked.keys() - refused:
+            del self._blocked[partition]
 
     def _put_down(
         self, partition: TopicPartition, node: int, data: share_fetch.SharePartitionData, lock_s: float
@@ -444,18 +369,7 @@ class LeaseFetcher:
         # Beside the session's own connection, on which a fetch may wait.
         try:
             connection = await self._cluster.connection(node)
-            version = connection.version_for(ApiKey.SHARE_ACKNOWLEDGE)
-            correlation_id = connection.next_correlation_id()
-            framed = share_acknowledge.encode_request(
-                version,
-                correlation_id,
-                connection.options.client_id,
-                self._options.group,
-                self._member_id,
-                FINAL_EPOCH,
-                [],
-            )
-            await connection.exchange((framed,), correlation_id)
+            await self._requests.end(connection)
         except MansioError as error:
             logger.info(
                 "share group %s: ending the session with broker %d: %s", self._options.group, node, error
@@ -466,21 +380,3 @@ class LeaseFetcher:
         self._is_closed = True
         self._alarm.cancel()
         await self._cluster.close_lane(self._lane)
-
-
-def _has(taken: Said, kind: int) -> bool:
-    return any(said.kind == kind for each in taken.values() for said in each)
-
-
-def _version(connection: Connection, api_key: int) -> int:
-    try:
-        return connection.version_for(api_key)
-    except UnsupportedVersion:
-        return -1
-
-
-def _forgotten(gone: Known) -> list[tuple[bytes, list[int]]]:
-    found: dict[bytes, list[int]] = {}
-    for partition, topic_id in gone.items():
-        found.setdefault(topic_id, []).append(partition.partition)
-    return list(found.items())

@@ -24,6 +24,8 @@ GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 HELD, SETTLING, SETTLED, LOST = range(4)
 """What this client knows of a lease."""
 
+NOT_RENEWING, RENEWAL_WAITS, RENEWAL_SENT = range(3)
+
 MILLISECONDS_PER_SECOND: Final = 1000
 
 
@@ -89,7 +91,7 @@ class Leased(Message):
     _settled_as: int = GAP
     _is_out: bool = False
     _is_suspect: bool = False
-    _is_renewing: bool = False
+    _renewal: int = NOT_RENEWING
 
     @property
     def lease_until(self) -> datetime:

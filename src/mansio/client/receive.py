@@ -23,7 +23,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Self
 
-from mansio.errors import ConnectionLost, InvalidRequest, MansioError
+from mansio.errors import InvalidRequest, MansioError
 
 from .lease_book import LeaseBook
 from .lease_fetcher import LeaseFetcher
@@ -117,17 +117,17 @@ class Receiver:
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 await self.start()
-                while True:
+                while not self._is_stopped:
                     found: list[Leased] = []
                     while (most is None or len(found) < most) and (message := self._book.pop()) is not None:
                         found.append(message)
-                    if found or self._is_stopped:
-                        self._wake()
+                    if found:
                         return found
                     self._raise_failure()
                     await self._arrival()
         except TimeoutError:
-            return []
+            pass
+        return []
 
     async def _arrival(self) -> None:
         self._book.arrival.clear()
@@ -180,9 +180,10 @@ class Receiver:
         * "fifo": one record of a partition at a time, in order; "by_key": one of a key in a partition at a time, in
           order (records without a key have none). The record is tried again in place, after the group's backoff; after
           `share.delivery.count.limit` tries it is rejected, with the error as the reason. Nothing of its partition, or
-          key, passes it, here or at another member: that takes the group setting `mansio.share.order=partition`, which
-          is set for a group that is new. `InvalidConfig` where the group is not new and has it not,
-          `UnsupportedVersion` where the broker does not know it.
+          key, passes it, here or at another member: that takes the group setting `mansio.share.order=partition`, with
+          which a partition's records are in the hands of one member at a time, and which is set for a group that is
+          new. `InvalidConfig` where the group is not new and has it not, `UnsupportedVersion` where the broker does not
+          know it. A handler that gives a record back itself (`retry`) gives back those behind it, too.
 
         After `stop()` nothing is begun, and what runs may go on for `drain_ms`; what is done by then is acknowledged,
         the rest cancelled and given back at once, which counts for no try.
@@ -210,20 +211,16 @@ class Receiver:
         from a signal handler of the loop."""
         self._is_stopped = True
         self._fetcher.pause()
+        self._book.stop()
         if self._run is not None:
             self._run.stop()
-        self._book.arrival.set()
 
     # -- starting and ending --------
 
     async def start(self) -> None:
         """Join the group and begin to fetch. `poll`, `run` and iterating do this too."""
         async with self._starting:
-            if self._closing is not None:
-                if self._is_stopped:
-                    return
-                raise ConnectionLost("the receiver is closed")
-            if self._membership is not None:
+            if self._membership is not None or self._is_stopped:
                 return
             for topic in self._topics:
                 await self._cluster.topic(topic)
@@ -232,13 +229,11 @@ class Receiver:
     async def close(self) -> None:
         """Say what was settled, release what is held, leave the group. Closing twice is harmless."""
         if self._closing is None:
-            self._is_stopped = True
+            self.stop()
             self._closing = self._loop.create_task(self._end())
         await asyncio.shield(self._closing)
 
     async def _end(self) -> None:
-        self._fetcher.pause()
-        self._book.arrival.set()
         if self._membership is not None:
             self._membership.cancel()
             await asyncio.gather(self._membership, return_exceptions=True)

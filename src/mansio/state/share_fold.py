@@ -56,6 +56,10 @@ class Folded:
         """The ranges, in their order."""
         return tuple(self._changes)
 
+    def is_in(self, state: int) -> bool:
+        """Is any range in that state?"""
+        return any(change.state == state for change in self._changes)
+
     def apply(self, update: Update) -> None:
         """What the update says holds from now on."""
         if update.snapshot:

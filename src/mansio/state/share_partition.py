@@ -197,7 +197,7 @@ class SharePartition:
         """
         window = self._window
         self._wall_ahead_ms = wall_ms - now_ms
-        runs = runs_of(batches, window.ranges.start)
+        runs = runs_of(batches, min(window.ranges.start, self._log_start))
         for run in runs:
             check(window.ranges, member, run, renew=self.settings.renew)
         told = [run for run in runs if run.type != RENEW]

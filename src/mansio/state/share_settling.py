@@ -3,7 +3,8 @@
 It comes before anything is changed, because a partition's part of a request is applied whole or not at all.
 
 Always true: nothing is changed in here; runs are ascending and disjoint, and what they are of is leased by the member,
-or was withheld because it may be; what is below the start is left out, as nobody can undo it.
+or was withheld because it may be. What the log has lost is left out, as nobody can have it any more; what is below the
+start for another reason was settled by somebody, and to say so again is refused.
 
 Source: KIP-932, as Apache Kafka's SharePartition and ShareFetchUtils check it.
 """
@@ -36,7 +37,7 @@ class Run(NamedTuple):
 
 
 def runs_of(batches: Sequence[Settle], start: int) -> list[Run]:
-    """What is below `start` is settled already, and left out. Raises `InvalidRequest`."""
+    """What is below `start` is in the log no more, and left out. Raises `InvalidRequest`."""
     found: list[Run] = []
     before = -1
     for batch in batches:
@@ -73,6 +74,8 @@ def check(ranges: Ranges, member: str, run: Run, *, renew: bool) -> None:
         raise InvalidRecordState("this group does not renew leases")
     if run.last >= ranges.end:
         raise InvalidRecordState(f"offset {run.last} is not leased")
+    if run.first < ranges.start:
+        raise InvalidRecordState(f"offset {run.first} is settled already")
     for span in ranges.within(run.first, run.last):
         if span.unsettled != SETTLED or not _is_held(span, member, run.type):
             raise InvalidRecordState(f"offset {max(span.first, run.first)} is not leased by this member")

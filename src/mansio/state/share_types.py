@@ -160,12 +160,13 @@ class LoadedState(NamedTuple):
 
 
 class ShareSummary(NamedTuple):
-    """What a lag is reckoned from."""
+    """What a lag is reckoned from. `is_archiving`: some records are on their way to the dead-letter topic."""
 
     state_epoch: int
     leader_epoch: int
     start_offset: int
     done_count: int
+    is_archiving: bool = False
 
 
 class Acquired(NamedTuple):

@@ -11,12 +11,13 @@ import pytest
 
 from mansio.api.http import share_numbers
 from mansio.broker.broker import Broker
+from mansio.broker.share import share_partitions
 from mansio.client import connect
 from mansio.client.types import TopicPartition
 from mansio.cluster.topic_config import Change, Operation
 from mansio.cluster.topic_plan import NewTopic
 from mansio.config import Settings
-from mansio.errors import InvalidRecordState, InvalidRequest
+from mansio.errors import InvalidRecordState, InvalidRequest, NonEmptyGroup
 from mansio.state import dead_letter
 from mansio.state.share_types import ACCEPT, REJECT, RELEASE, RENEW
 from mansio.wire.versions import ApiKey
@@ -308,3 +309,42 @@ def test_dead_letters_go_on_after_a_restart_although_nobody_uses_the_group(tmp_p
                 await eventually(all_there, DEADLINE_S)
 
     asyncio.run(main())
+
+
+def test_no_dead_letter_is_forgotten_with_the_offsets_of_its_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Altered, deleted, or deleted with the group: only when they are written, and then at once."""
+    monkeypatch.setattr(share_partitions, "LETTERS_MS_MAX", 200)
+
+    async def check(world: World) -> None:
+        async def takes_them(text: str) -> None:
+            change = Change("errors.deadletterqueue.group.enable", Operation.SET, text)
+            await world.service.topics.alter_configs("dlq.t", [change])
+
+        async def comes_and_goes() -> None:
+            for epoch, names in ((0, ["t"]), (-1, None)):
+                fields = {"member_id": "m1", "member_epoch": epoch, "subscribed_topic_names": names}
+                answer = await world.ask(ApiKey.SHARE_GROUP_HEARTBEAT, {"group_id": "g", **fields})
+                assert answer.error_code == 0, answer.error_message
+
+        await world.reject(0, 0)
+        ways: tuple[Callable[[], Awaitable[Any]], ...] = (
+            lambda: world.shares.alter_offsets("g", {ONE: 5}),
+            lambda: world.shares.delete_offsets("g", ["t"]),
+            lambda: world.client.admin.delete_group("g"),
+        )
+        for at, way in enumerate(ways, start=1):
+            await comes_and_goes()
+            await takes_them("false")
+            offset = 4 + at
+            await world.lease(offset, offset)
+            assert (await world.settle(batch(offset, offset, REJECT))).error_code == 0
+            with pytest.raises(NonEmptyGroup):
+                await way()
+            await takes_them("true")
+            await world.archived()
+            await way()
+            assert len(await world.letters()) == 1 + at
+
+    run(check, tmp_path)

@@ -253,6 +253,27 @@ def test_leases_under_way_when_the_connection_ends_are_free_at_once(tmp_path: Pa
     run(check, tmp_path)
 
 
+def test_a_record_that_kills_whoever_gets_it_is_given_up_like_any_other(tmp_path: Path) -> None:
+    """Each of them dies without a word; one that leaves in order has not tried."""
+
+    async def check(room: Room) -> None:
+        room.remember(**{"share.delivery.count.limit": "2"})
+        await room.write(1)
+        for deliveries, in_order in enumerate([False, True, True, False], start=1):
+            peer = await room.peer(f"m{deliveries}")
+            await peer.fetch(0)
+            taken = part_of(await peer.fetch(1, wait_ms=5000))
+            assert taken.acquired == [(0, 0, deliveries)]
+            if in_order:
+                await peer.acknowledge(epoch=-1)
+            peer.close()
+            await eventually(lambda name=peer.member: not room.service.shares.sessions.holds("g", name))
+        live = room.service.shares.lives()[0]
+        await eventually(lambda: live.core.ranges.start == 1)
+
+    run(check, tmp_path)
+
+
 def test_a_broker_that_stood_still_ends_no_lease_before_its_member_can_speak(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
         peer = await opened(room, 2, lock_ms=300)

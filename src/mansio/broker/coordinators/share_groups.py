@@ -59,8 +59,8 @@ class DescribedShareGroup(NamedTuple):
 
 
 class ShareGroups:
-    """See the module. `store`, `arm` (the group's timer), `revive` and `delete_state` (of one share partition) are set
-    by those who have them; `overrides`: the settings a group has of its own."""
+    """See the module. `store`, `arm` (the group's timer), `revive`, and of one share partition `delete_state` and
+    `letters_written`, are set by those who have them; `overrides`: the settings a group has of its own."""
 
     def __init__(
         self,
@@ -76,7 +76,8 @@ class ShareGroups:
         self.store: GroupStore
         self.arm: Callable[[GroupEntry], None]
         self.revive: Callable[[GroupEntry], None]
-        self.delete_state: Callable[[ShareKey], Awaitable[None]] = _nothing_to_delete
+        self.delete_state: Callable[[ShareKey], Awaitable[None]] = _no_state
+        self.letters_written: Callable[[ShareKey], Awaitable[None]] = _no_state
 
     def empty_group(self, group_id: str) -> ShareGroup:
         """A group without members, with the settings in force for it."""
@@ -195,6 +196,8 @@ class ShareGroups:
         for topic_id in wanted:
             if topic_id not in counts:
                 await self._delete(group.group_id, topic_id, indexes.get(topic_id, ()))
+            for index in indexes.get(topic_id, ()) if topic_id in counts else ():
+                await self.letters_written(ShareKey(group.group_id, topic_id, index))
         await self._written(entry, group, group.deleting(wanted))
         for topic_id in wanted:
             if topic_id in counts:
@@ -281,5 +284,5 @@ class ShareGroups:
         return CoordinatorNotAvailable(f"group {group.group_id} cannot take this request: {error}")
 
 
-async def _nothing_to_delete(key: ShareKey) -> None:
+async def _no_state(key: ShareKey) -> None:
     del key

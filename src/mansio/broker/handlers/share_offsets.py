@@ -174,6 +174,7 @@ async def _altered(service: Service, key: ShareKey, start_offset: int) -> None:
     if start_offset < 0:
         raise InvalidRequest(f"{start_offset} is not an offset")
     shares = service.shares
+    await shares.letters_written(key)
     summary = await shares.persister.summary(key)
     await shares.persister.initialize(key, 0 if summary is None else summary.state_epoch + 1, start_offset)
     shares.forget(key)

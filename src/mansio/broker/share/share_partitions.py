@@ -19,6 +19,7 @@ from mansio.errors import (
     CoordinatorNotAvailable,
     InvalidTopic,
     MansioError,
+    NonEmptyGroup,
     NotCoordinator,
     NotLeaderOrFollower,
 )
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition import Partition
     from mansio.broker.share.live_share import DeadLetterDesk
     from mansio.broker.share.ports import SharePersister
-    from mansio.ports import Clock, Random, Scheduler, Timer
+    from mansio.ports import Clock, Promise, Random, Scheduler, Timer
     from mansio.state.share_types import ShareSettings
 
 logger = logging.getLogger(__name__)
@@ -53,6 +54,8 @@ class ParkedShareFetch(Protocol):
 FAILURES_MAX: Final = 10_000
 IDLE_MS: Final = 10 * 60_000
 SWEEP_INTERVAL_MS: Final = 60_000
+LETTERS_MS_MAX: Final = 5_000
+LETTERS_LOOK_MS: Final = 50
 
 
 class SharePartitions:
@@ -197,6 +200,17 @@ class SharePartitions:
         await self.persister.delete(key)
         self.forget(key)
 
+    async def letters_written(self, key: ShareKey) -> None:
+        """Returns when none of its records is on its way to the dead-letter topic: whoever forgets its state would
+        forget them, too. Raises `NonEmptyGroup` when some still are after a while."""
+        until_ms = self._now_ms() + LETTERS_MS_MAX
+        while (summary := await self.persister.summary(key)) is not None and summary.is_archiving:
+            if self._now_ms() >= until_ms:
+                raise NonEmptyGroup(f"group {key.group!r} has dead letters that are not written yet")
+            over: Promise[None] = self._scheduler.promise()
+            self._scheduler.call_later(LETTERS_LOOK_MS, over.set_result, None)
+            await over
+
     def settings_changed(self, group: str) -> None:
         """The group's settings are others now: they hold for what is leased from now on."""
         for live in list(self._of_group.get(group, {}).values()):
@@ -224,28 +238,32 @@ class SharePartitions:
     # ------------------------------------------------------------------ members that are gone
 
     def connection_lost(self, connection: Connection) -> None:
-        """Its sessions are over: what their members have leased is released."""
+        """Its sessions are over: what their members have leased is released. It counts as tried, for a record that
+        kills whoever handles it ends a connection each time."""
         for session in self.sessions.lost(connection):
             group, member = session.group, session.member
-            works = self._released(group, member)
+            works = self._released(group, member, forgive=False)
             if works:
                 self._scheduler.spawn(self._done(works, group, member), name="release leases")
 
     async def release(self, group: str, member: str) -> None:
         """Offer others what a member has leased on this broker; it is stored when this returns, or its leases end by
         themselves. What is in an update under way is left alone."""
-        await self._done(self._released(group, member), group, member)
+        await self._done(self._released(group, member, forgive=True), group, member)
 
-    def _released(self, group: str, member: str) -> list[Coroutine[Any, Any, None]]:
+    def _released(self, group: str, member: str, *, forgive: bool) -> list[Coroutine[Any, Any, None]]:
         """The machines know it at once, so that no later request of the member is meant; this is to be stored."""
         lives = list(self._of_group.get(group, {}).values())
-        return [work for live in lives if (work := self._released_in(live, member)) is not None]
+        works = [self._released_in(live, member, forgive=forgive) for live in lives]
+        return [work for work in works if work is not None]
 
-    def _released_in(self, live: LiveShare, member: str) -> Coroutine[Any, Any, None] | None:
+    def _released_in(
+        self, live: LiveShare, member: str, *, forgive: bool
+    ) -> Coroutine[Any, Any, None] | None:
         if not live.is_ready:
             return None
         try:
-            update = live.ask(live.core.release_member, member, live.now_ms())
+            update = live.ask(live.core.release_member, member, live.now_ms(), forgive=forgive)
         except MansioError:  # it is ended, and said why
             return None
         return None if update is None else live.perform(update)

@@ -10,7 +10,7 @@ the log was cut (`BootMark`). In a cluster that can never be said: who leads now
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mansio.broker.internal_topic import InternalTopic
 from mansio.broker.internal_view import InternalPartition
@@ -30,8 +30,12 @@ if TYPE_CHECKING:
     from mansio.cluster.state import BrokerState
     from mansio.errors import StorageError
     from mansio.ports import Clock, Scheduler, Timer
+    from mansio.state.share_types import ShareKey
 
 logger = logging.getLogger(__name__)
+
+LETTERS_LOOK_MS: Final = 3_000
+"""How often, in a cluster, dead letters on their way are looked for."""
 
 
 class StatePartition(InternalPartition, Protocol):
@@ -80,6 +84,9 @@ class ShareState:
         self._closed = False
         self._timers: list[Timer] = []
         self._tidying: Timer | None = None
+        self._looking: Timer | None = None
+        self.on_archiving: Callable[[Sequence[ShareKey]], None] = lambda _: None
+        """In a cluster: told, now and then, whose dead letters are on their way, of states that are kept here."""
         self.store = StateStore(settings, clock, lock_ms=lock_ms, is_certain=self._certain)
         self.topic = InternalTopic(
             TOPIC,
@@ -124,8 +131,9 @@ class ShareState:
         self._closed = True
         for timer in self._timers:
             timer.cancel()
-        if self._tidying is not None:
-            self._tidying.cancel()
+        for looks in (self._tidying, self._looking):
+            if looks is not None:
+                looks.cancel()
         await self.topic.close()
 
     async def _create(self) -> Sequence[InternalPartition | StorageError]:
@@ -165,6 +173,13 @@ class ShareState:
         """There is something to keep short from now on."""
         if self._tidying is None:
             self._tidy_later()
+        if self._looking is None and self.places is not None:
+            self._look_for_letters()
+
+    def _look_for_letters(self) -> None:
+        if not self._closed:
+            self.on_archiving(self.store.archiving())
+            self._looking = self._scheduler.call_later(LETTERS_LOOK_MS, self._look_for_letters)
 
     def _tidy_later(self) -> None:
         if not self._closed:

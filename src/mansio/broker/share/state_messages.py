@@ -47,6 +47,7 @@ _ABSENT: Final = 1026
 _GROUP: Final = 1027
 _DONE: Final = 1028
 _EPOCHS: Final = 1029
+_ARCHIVING: Final = 1030
 _DONE_IN_RECORDS: Final = 0
 
 _INIT: Final = Struct(">iiq")  # partition, state epoch, start offset
@@ -229,7 +230,7 @@ def _result(api_key: int, question: Question, answer: Answer) -> bytes:
         summary = answer.summary
         if summary is None:
             return start + _SUMMARY.pack(0, NOT_SAID, NOT_SAID, NOT_SAID) + tags({_ABSENT: _YES})
-        return start + _SUMMARY.pack(*summary) + NO_TAGS
+        return start + _SUMMARY.pack(*summary[:4]) + tags({_ARCHIVING: _YES} if summary.is_archiving else {})
     return start + NO_TAGS
 
 
@@ -264,9 +265,10 @@ def _read_answer(api_key: int, reader: Reader) -> Answer:
     if api_key == ApiKey.READ_SHARE_GROUP_STATE:
         return _read_state(reader, Answer(error_code, message))
     if api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
-        summary = ShareSummary(*_SUMMARY.unpack(reader.take(_SUMMARY.size)))
-        absent = _ABSENT in reader.tags()
-        return Answer(error_code, message, summary=None if absent else summary)
+        said = ShareSummary(*_SUMMARY.unpack(reader.take(_SUMMARY.size)))
+        told = reader.tags()
+        summary = None if _ABSENT in told else said._replace(is_archiving=_ARCHIVING in told)
+        return Answer(error_code, message, summary=summary)
     reader.tags()
     return Answer(error_code, message)
 

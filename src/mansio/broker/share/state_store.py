@@ -116,11 +116,7 @@ class StateStore:
 
     def archiving(self) -> list[ShareKey]:
         """The share partitions that have records on their way to a dead-letter topic."""
-        return [
-            key
-            for key, share in self._shares.items()
-            if any(change.state == ARCHIVING for change in share.folded.changes)
-        ]
+        return [key for key, share in self._shares.items() if share.folded.is_in(ARCHIVING)]
 
     # ------------------------------------------------------------------ reading
 
@@ -162,7 +158,13 @@ class StateStore:
         if share is None:
             return None
         folded = share.folded
-        return ShareSummary(share.state_epoch, share.leader_epoch, folded.start_offset, folded.done_count)
+        return ShareSummary(
+            share.state_epoch,
+            share.leader_epoch,
+            folded.start_offset,
+            folded.done_count,
+            folded.is_in(ARCHIVING),
+        )
 
     def _new_session(self, index: int) -> int:
         self._sessions += 1

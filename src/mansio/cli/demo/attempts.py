@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.cli.demo.delays import CARRIER, DELAY
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mansio.cli.demo.flights import Flight
+    from mansio.cli.dlq_letters import Letter
 
 NUMBER, TAIL = 11, 12
 """Where these are in a record's value, split at commas; the line number comes first."""
@@ -29,6 +31,8 @@ class Attempt(NamedTuple):
     at: float
     line: int
     delivery: int
+    partition: int
+    offset: int
     is_done: bool
 
 
@@ -91,7 +95,18 @@ class Attempts:
     def rests(self, line: int) -> list[float]:
         """How long a flight rested between its tries, in seconds."""
         times = [one.at for one in self.found[line][: self.limit]]
-        return [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+        return [later - earlier for earlier, later in pairwise(times)]
+
+    def passed(self, line: int) -> tuple[int, int]:
+        """Of the flights behind this one in its partition: how many were done before its last try, and how many are."""
+        last = self.found[line][: self.limit][-1]
+        behind = [
+            one
+            for attempts in self.found.values()
+            for one in attempts
+            if one.is_done and one.partition == last.partition and one.offset > last.offset
+        ]
+        return sum(one.at < last.at for one in behind), len(behind)
 
     def wrong_before_redrive(self) -> list[str]:
         """Each good flight once; each poison one tried up to the limit, after its rests."""
@@ -110,7 +125,9 @@ class Attempts:
                 if rest < wanted - EARLY_S:
                     wrong.append(f"{name_of(flight)} came again after {rest:.3f} s, before {wanted} s")
         if abs(self.mean_min() - mean_delay_min(self.flights)) > 1e-9:
-            wrong.append(f"the mean delay is {self.mean_min():.3f} min, not {mean_delay_min(self.flights):.3f}")
+            wrong.append(
+                f"the mean delay is {self.mean_min():.3f} min, not {mean_delay_min(self.flights):.3f}"
+            )
         return wrong
 
     def wrong_after_redrive(self) -> list[str]:
@@ -124,20 +141,14 @@ class Attempts:
 
 
 def wrong_letters(
-    letters: Sequence[tuple[bytes, dict[str, str]]], poison: Sequence[Flight], topic: str, group: str, limit: int
+    letters: Sequence[Letter], poison: Sequence[Flight], topic: str, group: str, limit: int
 ) -> list[str]:
-    """What is wrong with dead letters (value and headers of each): one for each flight, the record whole, and why."""
-    wrong = []
-    values = Counter(value for value, _ in letters)
+    """What is wrong with the dead letters: one for each flight, with the record whole, and where it was."""
+    values = Counter(letter.message.value for letter in letters)
     if values != Counter(flight.value for flight in poison):
-        wrong.append(f"there are {len(letters)} dead letters of {len(values)} flights, not one for each of {len(poison)}")
-    expected = {
-        "__dlq.errors.topic": topic,
-        "__dlq.errors.group": group,
-        "__dlq.errors.delivery.count": str(limit),
-    }
-    for value, headers in letters:
-        for name, text in expected.items():
-            if headers.get(name) != text:
-                wrong.append(f"the dead letter of line {line_of(value)} says {name}={headers.get(name)}, not {text}")
-    return wrong
+        return [f"there are {len(letters)} dead letters of {len(values)} flights, for {len(poison)} flights"]
+    return [
+        f"a dead letter says {said}, not {wanted}"
+        for letter in letters
+        if (said := (letter.topic, letter.group, letter.deliveries)) != (wanted := (topic, group, limit))
+    ]

@@ -1,0 +1,59 @@
+"""docs/DELIVERY.md says what the code says: states and steps, settings, headers, limits."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import pytest
+from tools import generate, share_states
+
+from mansio.broker.share.dead_letter_copies import ID, OMITTED
+from mansio.cluster import group_config
+from mansio.config import Settings
+from mansio.state import share_archiving, share_dead, share_window
+from mansio.state.share_types import ARCHIVED, ARCHIVING
+from support.places import ROOT
+
+DOCUMENT: Final = (ROOT / "docs/DELIVERY.md").read_text()
+ELSEWHERE: Final = {"errors.deadletterqueue.group.enable", "mansio.blocking"}
+"""A setting of topics, and a module."""
+
+
+def test_the_drawing_and_the_tables_are_those_of_the_code() -> None:
+    assert generate.documents()["docs/DELIVERY.md"]() == DOCUMENT, "run: make format"
+    drawn = set(re.findall(r"^    ([A-Z]+) --> ([A-Z]+):", DOCUMENT, re.MULTILINE))
+    names = {state: name for state, (name, _) in share_states.STATES.items()}
+    assert drawn == {
+        (names[one], names[other]) for one, after in share_window.TRANSITIONS.items() for other in after
+    }
+
+
+@pytest.mark.parametrize("after", [frozenset(), frozenset({ARCHIVING, ARCHIVED, 0})], ids=["gone", "new"])
+def test_a_step_that_nobody_has_explained_cannot_be_drawn(
+    after: frozenset[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(share_window.TRANSITIONS, ARCHIVING, after)
+    with pytest.raises(ValueError, match="does not say what TRANSITIONS says"):
+        share_states.record_states()
+
+
+def test_every_setting_it_names_is_one() -> None:
+    named = set(re.findall(r"`((?:share|mansio|errors|consumer)\.[a-z.]+[a-z])(?:=\w+)?`", DOCUMENT))
+    assert named - ELSEWHERE <= group_config.SETTINGS.keys()
+    assert len(named) >= 16
+    for name in re.findall(r"`((?:group|share|dead)_[a-z_]+)`", DOCUMENT):
+        assert name in Settings.__dataclass_fields__ or name == "dead_letters_waiting", name
+
+
+def test_its_headers_and_limits_are_those_of_the_code() -> None:
+    assert {ID, OMITTED} <= set(re.findall(r"`(mansio-dlq-[a-z-]+)`", DOCUMENT))
+    for limit in (
+        share_dead.DEAD_RANGES_MAX,
+        share_dead.REDRIVES_MAX,
+        share_window.DELIVERIES_MAX,
+        share_archiving.REASON_MAX,
+        Settings.__dataclass_fields__["group_share_members_max"].default,
+        Settings.__dataclass_fields__["group_share_sessions_max"].default,
+    ):
+        assert re.search(rf"\b{limit:,}\b", DOCUMENT.partition("## Bounds")[2]), limit

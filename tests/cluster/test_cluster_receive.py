@@ -1,0 +1,62 @@
+"""Leased delivery in a cluster: the broker that leads the partitions dies, and no acknowledged record comes again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mansio
+from cluster.load import create_topic
+from cluster.test_cluster_groups import one
+from e2e.receive_world import group_of, running
+from mansio.client import LeaseLost
+
+if TYPE_CHECKING:
+    from support.cluster import Cluster
+
+__all__ = ["one"]  # the fixture
+
+RECORDS = 600
+SCENARIO_SECONDS_MAX = 90
+
+
+@pytest.mark.row("D5", "D8")
+def test_a_receiver_goes_on_when_the_leader_is_killed_and_no_acknowledged_record_comes_again(
+    one: Cluster,
+) -> None:
+    create_topic(one, "leased", 4)
+    acknowledged: set[tuple[int, int]] = set()
+    values: set[bytes | None] = set()
+    again: list[mansio.client.Leased] = []
+
+    async def handle(message: mansio.client.Leased) -> None:
+        place = message.partition, message.offset
+        if place in acknowledged:
+            again.append(message)
+        await asyncio.sleep(0.01)
+        try:
+            await message.ack()
+        except LeaseLost:
+            return
+        acknowledged.add(place)
+        values.add(message.value)
+
+    async def scenario() -> None:
+        async with asyncio.timeout(SCENARIO_SECONDS_MAX), mansio.connect(one.bootstrap) as client:
+            group = await group_of(client, "leasing", lock_ms=3_000, tries=10)
+            receivers = [client.receive("leased", group=group, max_records=50) for _ in range(2)]
+            async with running(receivers[0], handle), running(receivers[1], handle):
+                for number in range(RECORDS):
+                    await client.publish("leased", b"%d" % number, partition=number % 4)
+                    if number == RECORDS // 2:
+                        while len(acknowledged) < RECORDS // 4:  # noqa: ASYNC110  # it has no event
+                            await asyncio.sleep(0.01)
+                        one.kill(one.leader("leased"))
+                while len(values) < RECORDS:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+
+    asyncio.run(scenario())
+    assert values == {b"%d" % number for number in range(RECORDS)}
+    assert again == []

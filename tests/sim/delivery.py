@@ -1,0 +1,358 @@
+"""Members of a share group in a simulated cluster: they lease, accept, release, reject, redrive, and die.
+
+Whoever leads a partition and who keeps its state are told apart by nothing but the errors; what is promised of
+deliveries whatever happens to either is judged by `support.share_history`. A member that dies says nothing: what it has
+stays its own until the lease ends, also while leaders move. In the end members accept whatever comes, until nothing of
+the topic is open.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.errors import InvalidRecordState, NotLeaderOrFollower
+from mansio.state.share_types import ACCEPT, AVAILABLE, REJECT, RELEASE, ShareKey
+from mansio.wire import share_acknowledge, share_fetch
+from mansio.wire.records import read_records
+from mansio.wire.share_acknowledge import AckBatch, AckPartition
+from mansio.wire.versions import ApiKey
+from sim import above
+from sim.clients import LOOK_AGAIN, TOPIC, Client
+from support.share_history import Breach, Place, ShareHistory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mansio.broker.share.live_share import LiveShare
+    from sim.world import World
+
+FIRST_SEED: Final = 300_000
+"""Histories from this seed on have a share group, too; those before are as they were."""
+
+GROUP: Final = "crew"
+MEMBERS: Final = 3
+LOCK_MS: Final = 2000
+SURELY: Final = 0.95
+"""A broker's clock goes up to 3 % too fast: its leases last so much of their time at least."""
+
+STATE_PARTITIONS: Final = 2
+BACKOFF_MS_MAX: Final = 500
+VERSION: Final = 2
+TYPES: Final = {"accept": ACCEPT, "release": RELEASE, "reject": REJECT}
+SETTINGS: Final = {
+    "share.auto.offset.reset": "earliest",
+    "share.record.lock.duration.ms": str(LOCK_MS),
+    "share.delivery.count.limit": "4",
+    "mansio.retry.backoff.ms": "50",
+    "mansio.retry.backoff.max.ms": str(BACKOFF_MS_MAX),
+}
+DEAD_LETTERS: Final = f"dlq.{TOPIC}"
+
+
+class Delivery:
+    """The group, its members and its judge."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.history = ShareHistory()
+        self.topic_id = world.brokers()[0].core.state.topics[TOPIC].topic_id
+        self.ends: dict[int, int] = {}
+        self.resting: dict[Place, None] = {}
+        self.members = [Sharer(self, number) for number in range(MEMBERS)]
+
+    def note(self, method: Callable[..., None], *arguments: Any, **named: Any) -> None:
+        """Tell the history; a breach ends the run, whoever catches it."""
+        try:
+            method(*arguments, **named)
+        except Breach as breach:
+            self.world.checker.broken(str(breach))
+
+    def reasons(self) -> Iterator[str]:
+        """What is open yet."""
+        world = self.world
+        self.resting = {}
+        for index, place in enumerate(world.brokers()[0].core.state.topics[TOPIC].partitions):
+            leader = world.network.brokers.get(place.leader)
+            if leader is None or not leader.ready:
+                continue
+            live = leader.core.shares.peek(ShareKey(GROUP, self.topic_id.bytes, index))
+            name = f"share partition {index}, led by {place.leader},"
+            if live is None:
+                yield f"{name} is not loaded"
+                continue
+            end = self.ends[index] = live.partition.end_offset
+            resting = self._resting_by_a_wrong_clock(live)
+            counts = live.core.counts(live.now_ms())
+            if counts.open > len(resting) or counts.archiving or live.core.ranges.end < end:
+                trouble = leader.core.dead_letters.trouble_of(live.key)
+                yield f"{name} begins at {live.core.ranges.start} of {end}: {counts} {trouble}"
+
+    def _resting_by_a_wrong_clock(self, live: LiveShare) -> list[Place]:
+        """A rest is stored by the wall's time, so a wall that was wrong by a day makes one that long."""
+        latest_ms = self.world.wall_ms() + 2 * BACKOFF_MS_MAX
+        found = [
+            Place(live.key.partition, offset)
+            for span in live.core.ranges
+            if span.state == AVAILABLE and span.due_ms > latest_ms
+            for offset in range(span.first, span.last + 1)
+        ]
+        self.resting.update(dict.fromkeys(found))
+        return found
+
+    def check_end(self) -> None:
+        """All that was there when `reasons` had none is settled: was it, as it has to be?"""
+        world, state = self.world, self.world.brokers()[0].core.state
+        dead: list[Place] = []
+        letters = state.topics.get(DEAD_LETTERS)
+        for index in range(len(letters.partitions)) if letters is not None else ():
+            log = above.copies(world, letters.topic_id, index)[0].log
+            for batch in log.batches(log.start_offset):
+                for record in read_records(batch, max_output_bytes=1 << 24):
+                    known = dict(record.headers)
+                    dead.append(
+                        Place(
+                            int(known["__dlq.errors.partition"] or 0), int(known["__dlq.errors.offset"] or 0)
+                        )
+                    )
+        self.note(self.history.finish, self.ends, dead, self.resting)
+
+
+class Sharer(Client):
+    """One member. It works on one partition at a time, by a session with its leader."""
+
+    def __init__(self, delivery: Delivery, number: int) -> None:
+        super().__init__(delivery.world, f"sharer {number}")
+        self.delivery = delivery
+        self.history = delivery.history
+        self.faithful = True
+        self.index = number % 2
+        self.lives = 0
+        self.epoch = 0
+        self.held: dict[Place, float] = {}
+        """What it has, and since when."""
+        self.redrives = 0
+        self.redriving: list[tuple[str, Place]] = []
+        self.good_at_ms = 0.0
+        self.last_error: object = None
+        self._be_born()
+        self.run(self._run())
+
+    @property
+    def _now_ms(self) -> float:
+        return self.world.simulation.now_ms
+
+    def _be_born(self) -> None:
+        """Whoever it was says nothing more, not even that its connection ends."""
+        self.lives += 1
+        self.member = f"{self.name} {self.lives}"
+        self.epoch = 0
+        self.held = {}
+        self._link = None
+
+    async def _run(self) -> None:
+        while not self.world.over:
+            await self.sleep(self.random.uniform(5, 120))
+            if self.random.random() < 0.02:
+                self._be_born()
+            if self.random.random() < 0.03:
+                self.index = 1 - self.index
+                self.leader_epoch = -1
+                await self._look_again()
+            elif not await self._round():
+                await self._look_again()
+
+    async def _look_again(self) -> None:
+        await self.find_leader(self.index)
+        self.epoch = 0
+        await self.sleep(self.random.uniform(10, 100))
+
+    async def _round(self) -> bool:
+        """False: it should look who leads."""
+        if self.epoch == 0:
+            return await self._open()
+        if self.redriving or (not self.world.writes_end and self.random.random() < 0.05):
+            return await self._redrive()
+        settles = self._decide()
+        if settles and self.random.random() < 0.4:
+            return await self._acknowledge(settles)
+        return await self._fetch(self.random.randint(1, 8), settles)
+
+    async def _open(self) -> bool:
+        """A session of its own; an older one gives up what it had, if it is known there."""
+        self.history.gone(self.member, self._now_ms)
+        return await self._fetch(0, {})
+
+    def _decide(self) -> dict[str, list[Place]]:
+        chosen: dict[str, list[Place]] = defaultdict(list)
+        for place, since_ms in list(self.held.items()):
+            if place.partition != self.index:
+                if self._now_ms - since_ms > LOCK_MS:
+                    del self.held[place]
+                continue
+            if self.world.writes_end:
+                kind = "accept"
+            elif self.random.random() < 0.3:
+                if self._now_ms - since_ms > 2 * LOCK_MS:
+                    del self.held[place]
+                continue
+            else:
+                kind = self.random.choices(("accept", "release", "reject"), (75, 15, 10))[0]
+            chosen[kind].append(place)
+            del self.held[place]
+        return chosen
+
+    # What it says, and what it is told
+
+    def _topics(self, settles: dict[str, list[Place]]) -> list[tuple[bytes, list[AckPartition]]]:
+        batches = [
+            AckBatch(place.offset, place.offset, bytes([TYPES[kind]]))
+            for kind, places in settles.items()
+            for place in places
+        ]
+        return [(self.delivery.topic_id.bytes, [AckPartition(self.index, sorted(batches))])]
+
+    def _say(self, settles: dict[str, list[Place]]) -> None:
+        for kind, places in settles.items():
+            self.history.says(self.member, self.index, [each.offset for each in places], kind, self._now_ms)
+
+    def _told(self, settles: dict[str, list[Place]], code: int) -> None:
+        for kind, places in settles.items():
+            if code == 0:
+                self.history.told(self.index, [each.offset for each in places], kind, self._now_ms)
+            elif code == InvalidRecordState.kafka_code:
+                self.history.refused += len(places)
+
+    def _went_well(self, code: int | None) -> bool:
+        """False: look who leads. A session that is not known any more is begun again."""
+        if code == 0:
+            self.good_at_ms = self._now_ms
+            return True
+        self.last_error = "no answer" if code is None else code
+        if code is None or code == NotLeaderOrFollower.kafka_code or code in LOOK_AGAIN:
+            return False
+        if code != InvalidRecordState.kafka_code:
+            self.epoch = 0
+        return True
+
+    async def _fetch(self, most: int, settles: dict[str, list[Place]]) -> bool:
+        sent_ms = self._now_ms
+        self._say(settles)
+        frame = await self.ask(
+            lambda number: share_fetch.encode_request(
+                VERSION,
+                number,
+                self.name,
+                GROUP,
+                self.member,
+                self.epoch,
+                self._topics(settles),
+                max_wait_ms=self.random.choice((0, 100, 400)),
+                min_bytes=1,
+                max_bytes=1 << 14,
+                max_records=most,
+                batch_size=max(most, 1),
+                acquire_mode=self.random.choice((0, share_fetch.RECORD_LIMIT)),
+            )
+        )
+        if frame is None:
+            return self._went_well(None)
+        answer = share_fetch.decode_response(VERSION, frame)
+        if answer.error_code:
+            return self._went_well(answer.error_code)
+        self.epoch += 1
+        code = 0
+        for _, parts in answer.topics:
+            for part in parts:
+                self._told(settles, part.acknowledge_error_code)
+                code = part.error_code or part.acknowledge_error_code
+                if not part.error_code and not self.world.is_misled(self.node_id):
+                    self._take(part, sent_ms)
+        if code == InvalidRecordState.kafka_code:
+            code = 0
+        return self._went_well(code)
+
+    def _take(self, part: Any, sent_ms: float) -> None:
+        far = None if self._link is None else self._link._far
+        for first, last, count in part.acquired:
+            self.delivery.note(
+                self.history.given,
+                self.member,
+                part.index,
+                first,
+                last,
+                count,
+                sent_ms=sent_ms,
+                got_ms=self._now_ms,
+                lock_ms=LOCK_MS * SURELY,
+                stands=lambda: far is None or not far._ended,
+            )
+            for offset in range(first, last + 1):
+                self.held[Place(part.index, offset)] = sent_ms
+
+    async def _acknowledge(self, settles: dict[str, list[Place]]) -> bool:
+        self._say(settles)
+        frame = await self.ask(
+            lambda number: share_acknowledge.encode_request(
+                VERSION, number, self.name, GROUP, self.member, self.epoch, self._topics(settles)
+            )
+        )
+        if frame is None:
+            return self._went_well(None)
+        answer = share_acknowledge.decode_response(VERSION, frame)
+        if answer.error_code:
+            return self._went_well(answer.error_code)
+        self.epoch += 1
+        code = next((part.error_code for _, parts in answer.topics for part in parts), 0)
+        self._told(settles, code)
+        return self._went_well(code)
+
+    async def _redrive(self) -> bool:
+        """One that is known to have died is offered again; whether or not that was answered it is asked once more."""
+        if not self.redriving:
+            dead = [
+                place
+                for place, one in self.history.records.items()
+                if place.partition == self.index and one.rejected_ms < float("inf")
+            ]
+            if not dead:
+                return True
+            self.redrives += 1
+            self.redriving = [(f"{self.name} {self.redrives}", self.random.choice(dead))] * 2
+        redrive_id, place = self.redriving.pop()
+        if place.partition != self.index:
+            return True
+        self.history.asks_redrive(redrive_id, place)
+        answer = await self.call(
+            ApiKey.REDRIVE_RECORDS,
+            0,
+            {
+                "redrive_id": redrive_id,
+                "group_id": GROUP,
+                "topic_id": self.delivery.topic_id,
+                "partition_index": place.partition,
+                "offsets": [{"first_offset": place.offset, "last_offset": place.offset}],
+                "most": 10,
+            },
+        )
+        if answer is None or answer.error_code:
+            return self._went_well(None if answer is None else answer.error_code)
+        self.delivery.note(self.history.redriven, redrive_id, place, answer.offered)
+        return True
+
+
+class Settings(Client):
+    """Sets what the group goes by, before anything goes wrong."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world, "share settings")
+        self.done = False
+        self.run(self._run())
+
+    async def _run(self) -> None:
+        changes = [{"name": name, "config_operation": 0, "value": value} for name, value in SETTINGS.items()]
+        resource = {"resource_type": 32, "resource_name": GROUP, "configs": changes}
+        while not self.done:
+            answer = await self.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})
+            self.done = answer is not None and answer.responses[0].error_code == 0
+            self.elsewhere()

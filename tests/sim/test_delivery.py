@@ -1,0 +1,55 @@
+"""Share groups in simulated histories: no acknowledgement is undone, no record is lost or had by two at a time, each
+dead letter is there once, and counts never go back, whatever happens to brokers, disks, the network and etcd.
+
+`python -m sim.run --seeds 300000:300040` runs more of them.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from sim.delivery import FIRST_SEED
+from sim.run import quick_collections, run_seed
+from sim.world import World
+
+SEEDS = int(os.environ.get("MANSIO_SIM_DELIVERY_SEEDS", "4"))
+NIGHTLY_SEEDS = int(os.environ.get("MANSIO_SIM_NIGHTLY_DELIVERY_SEEDS", "2000"))
+TOGETHER = 100
+BROKE_A_PROMISE = FIRST_SEED + 4
+"""A late acknowledgement of what another member had settled was confirmed."""
+
+NIGHTLY_FIRST = FIRST_SEED + 1000
+
+
+def run(first: int, count: int) -> None:
+    with quick_collections():
+        for seed in range(first, first + count):
+            outcome = run_seed(seed)
+            assert not outcome.failure, f"seed {seed}: {outcome.report}"
+            print(f"seed {seed}: {outcome.delivered}")
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("seed", [*range(FIRST_SEED, FIRST_SEED + SEEDS), BROKE_A_PROMISE])
+def test_no_history_undoes_loses_or_doubles_a_delivery(seed: int) -> None:
+    run(seed, 1)
+
+
+def test_one_seed_gives_one_history() -> None:
+    traces = []
+    for _ in range(2):
+        world = World(FIRST_SEED + 6, faults_ms=3000)
+        world.run()
+        traces.append(world.simulation.trace)
+        assert world.delivery is not None
+        assert world.delivery.history.accepted > 0
+    assert len(set(traces)) == 1
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("first", range(NIGHTLY_FIRST, NIGHTLY_FIRST + NIGHTLY_SEEDS, TOGETHER))
+def test_no_history_of_many_undoes_loses_or_doubles_a_delivery(first: int) -> None:
+    run(first, min(TOGETHER, NIGHTLY_FIRST + NIGHTLY_SEEDS - first))

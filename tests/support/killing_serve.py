@@ -1,0 +1,97 @@
+"""`mansio` that kills itself at a named point of a delivery: `python killing_serve.py POINT serve ...`.
+
+POINT is a file that the test writes before each start: a name of `POINTS` and which time it is reached counts, or
+nothing. Always true: when the point is reached, the process is gone by SIGKILL before another instruction of it runs.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.broker.share.dead_letter_targets import Targets
+from mansio.broker.share.state_store import StateStore
+from mansio.cli.main import main
+from mansio.state.share_types import ACKNOWLEDGED, ACQUIRED, ARCHIVED, ARCHIVING, AVAILABLE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.state.share_types import Update
+
+APPENDED: Final[dict[str, Callable[[Update], bool]]] = {
+    "lease appended": lambda update: any(each.state == ACQUIRED for each in update.changes),
+    "ack appended": lambda update: any(each.state == ACKNOWLEDGED for each in update.changes),
+    "release appended": lambda update: any(each.state == AVAILABLE for each in update.changes),
+    "rejection appended": lambda update: any(
+        each.state == ARCHIVING and each.ticket is not None and each.ticket.producer_id < 0
+        for each in update.changes
+    ),
+    "places appended": lambda update: update.producer is not None and not update.snapshot,
+    "archived appended": lambda update: any(each.state == ARCHIVED for each in update.changes),
+    "redrive appended": lambda update: update.redrives is not None and not update.snapshot,
+}
+"""Of an update that is in the log and not synced."""
+
+POINTS: Final = (*APPENDED, "snapshot appended", "copy appended", "copy committed", "states loaded")
+
+
+class _Countdown:
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    def reached(self) -> None:
+        self.left -= 1
+        if self.left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def after(owner: type, name: str, countdown: _Countdown, counts: Callable[..., bool]) -> None:
+    """Count each return of a method for whose arguments `counts` says so."""
+    true = getattr(owner, name)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        result = true(*arguments, **named)
+        if counts(*arguments):
+            countdown.reached()
+        return result
+
+    setattr(owner, name, call)
+
+
+def arm(point: str, countdown: _Countdown) -> None:
+    """From now on the process dies there."""
+    if point in APPENDED:
+        after(StateStore, "write", countdown, lambda *arguments: APPENDED[point](arguments[-1]))
+    elif point == "snapshot appended":
+        after(StateStore, "_snapshot_if_possible", countdown, lambda *_: True)
+    elif point == "states loaded":
+        after(StateStore, "loaded", countdown, lambda *_: True)
+    elif point == "copy appended":
+        appended = Targets._within
+
+        async def wait(self: Targets, *arguments: Any) -> None:
+            countdown.reached()
+            await appended(self, *arguments)
+
+        Targets._within = wait  # type: ignore[method-assign]
+    elif point == "copy committed":
+        append = Targets.append
+
+        async def committed(self: Targets, *arguments: Any) -> None:
+            await append(self, *arguments)
+            countdown.reached()
+
+        Targets.append = committed  # type: ignore[method-assign]
+    else:
+        raise ValueError(point)
+
+
+if __name__ == "__main__":
+    name, _, number = Path(sys.argv.pop(1)).read_text().strip().partition(",")
+    if name:
+        arm(name, _Countdown(int(number)))
+    main()

@@ -1,0 +1,162 @@
+"""The checkers of the demo's chapter on delivery must be able to say no, and its picture must show what was."""
+
+from __future__ import annotations
+
+import pytest
+
+from mansio.cli.demo.attempts import Attempt, Attempts, wrong_letters
+from mansio.cli.demo.flights import Flight
+from mansio.cli.demo.gaps import Read, first_reads, gaps, longest_s, moved, picture
+from mansio.cli.demo.joining import PARTITIONS, Joining
+from mansio.cli.dlq_letters import Letter
+from mansio.client import Message
+
+LIMIT = 3
+RESTS_S = (0.25, 0.5)
+POISON = 2
+
+
+def flight(line: int, delay: str) -> Flight:
+    value = f"{line},2013,1,1,517,515,{delay},830,819,11,UA,{line},N{line},EWR,IAH,227,1400,5,15,2013"
+    return Flight(line, b"N%d" % line, value.encode())
+
+
+FLIGHTS = [flight(1, "4"), flight(POISON, "NA"), flight(3, "6")]
+
+
+def good() -> Attempts:
+    attempts = Attempts(FLIGHTS, LIMIT, RESTS_S)
+    attempts.delays.update({1: 4, 3: 6})
+    attempts.add(Attempt(0.0, 1, 1, 0, 0, is_done=True))
+    for at, delivery in ((0.0, 1), (0.26, 2), (0.80, 3)):
+        attempts.add(Attempt(at, POISON, delivery, 0, 1, is_done=False))
+    attempts.add(Attempt(0.3, 3, 1, 0, 2, is_done=True))
+    return attempts
+
+
+def test_a_run_as_it_should_be_is_good_and_its_times_are_told() -> None:
+    attempts = good()
+    assert attempts.wrong_before_redrive() == []
+    assert (attempts.done, attempts.good_done_at, attempts.mean_min()) == (2, 0.3, 5.0)
+    assert attempts.rests(POISON) == pytest.approx([0.26, 0.54])
+    assert attempts.passed(POISON) == (1, 1)
+    assert attempts.wrong_after_redrive() == ["UA2 N2 came after the redrive as []"]
+    attempts.add(Attempt(2.0, POISON, LIMIT + 1, 0, 1, is_done=True))
+    assert (attempts.wrong_after_redrive(), attempts.done) == ([], 3)
+
+
+@pytest.mark.parametrize(
+    ("attempt", "words"),
+    [
+        (Attempt(0.1, 1, 2, 0, 0, is_done=True), "UA1 N1 was delivered as [1, 2], not once"),
+        (
+            Attempt(0.9, POISON, 4, 0, 1, is_done=False),
+            "which nobody can deal with, was delivered as [1, 2, 3, 4]",
+        ),
+        (Attempt(0.9, POISON, 3, 0, 1, is_done=False), "was delivered as [1, 2, 3, 3]"),
+    ],
+)
+def test_a_delivery_too_many_is_told(attempt: Attempt, words: str) -> None:
+    attempts = good()
+    attempts.add(attempt)
+    assert words in attempts.wrong_before_redrive()[0]
+
+
+def test_a_rest_that_was_too_short_a_flight_that_never_came_and_a_wrong_mean_are_told() -> None:
+    attempts = good()
+    attempts.found[POISON][1] = attempts.found[POISON][1]._replace(at=0.24)
+    del attempts.found[3]
+    attempts.delays[1] = 5
+    early, missing, mean = attempts.wrong_before_redrive()
+    assert "came again after 0.240 s, before 0.25 s" in early
+    assert "UA3 N3 was delivered as []" in missing
+    assert "5.500 min, not 5.000" in mean
+    assert attempts.good_done_at == 0.0
+
+
+def test_dead_letters_are_one_for_each_flight_and_say_what_they_have_to() -> None:
+    message = Message("dlq.t", 0, 0, 0, b"N2", FLIGHTS[1].value)
+    letter = Letter(message, "g", "t", bytes(16), 0, 1, LIMIT, "", "m", 0, "id", has_value=True)
+
+    def wrong(*letters: Letter) -> list[str]:
+        return wrong_letters(letters, [FLIGHTS[1]], "t", "g", LIMIT)
+
+    assert wrong(letter) == []
+    assert wrong(letter, letter) == ["there are 2 dead letters of 1 flights, for 1 flights"]
+    assert wrong() == ["there are 0 dead letters of 0 flights, for 1 flights"]
+    assert (
+        "1 dead letters of 1 flights" in wrong(letter._replace(message=message._replace(value=b"2,cut")))[0]
+    )
+    assert wrong(letter._replace(group="h")) == ["a dead letter says ('t', 'h', 3), not ('t', 'g', 3)"]
+
+
+READS = [
+    Read(0.0, 0, 0, "a"),
+    Read(0.0, 1, 0, "b"),
+    Read(1.0, 0, 1, "a"),
+    Read(1.0, 1, 1, "b"),
+    Read(2.0, 0, 2, "a"),
+    Read(2.9, 1, 2, "d"),
+    Read(3.0, 0, 3, "a"),
+    Read(3.5, 1, 2, "b"),
+    Read(3.6, 1, 3, "d"),
+]
+
+
+def test_gaps_are_between_first_reads_and_the_picture_shows_who_read_what_when() -> None:
+    reads = first_reads(reversed(READS))
+    assert len(reads) == len(READS) - 1, "a record that was read twice counts once"
+    found = gaps(reads, 1.0, 4.0)
+    assert [(gap.partition, round(gap.seconds, 3)) for gap in found] == [
+        (0, 1.0),
+        (1, 1.9),
+        (0, 1.0),
+        (1, 0.7),
+    ]
+    assert (longest_s(found, [0]), longest_s(found, [1]), longest_s(found, [2])) == (1.0, 1.9, 0.0)
+    assert moved(reads, 1.5) == {1}
+    assert picture(reads, 0.0, 4.0, columns=8) == ["  0  a.a.a.a.", "  1  b.b..d.d"]
+
+
+def joined(pause_s: float = 0.0, move_s: float = 0.0) -> Joining:
+    """Two partitions move to "d" at 1.0, six stay with "a"; a record every 25 ms for 3 s, but for a pause."""
+    story = Joining(begin=0.0, joined=1.0, end=3.0)
+    for index in range(PARTITIONS):
+        is_moved, offset = index < 2, 0
+        for step in range(120):
+            at = step / 40
+            silent_s = move_s if is_moved else pause_s
+            if 1.0 < at < 1.0 + silent_s:
+                continue
+            story.reads.append(Read(at, index, offset, "d" if is_moved and at > 1.0 else "a"))
+            offset += 1
+        story.stored[index] = offset
+    return story
+
+
+def test_a_worker_that_joins_is_noticed_by_nobody_whose_partitions_stay() -> None:
+    story = joined()
+    assert story.wrong() == []
+    assert (story.moved, len(story.stayed)) == ({0, 1}, 6)
+    assert (round(story.before_ms), round(story.stayed_ms), round(story.moved_ms)) == (25, 25, 25)
+    *rows, mark = story.picture()
+    assert [row[5:] for row in rows] == ["a" * 20 + "d" * 40] * 2 + ["a" * 60] * 6
+    assert mark.index("^") == 5 + 20
+
+
+def test_what_a_rebalance_must_not_do_is_told() -> None:
+    (pause,) = joined(pause_s=1.2).wrong()
+    assert "a partition that stayed was not read for 1200 ms" in pause
+    story = joined()
+    story.told = [(0.5, 5), (1.2, 0), (1.3, 7), (3.5, 6)]
+    (told,) = story.wrong()
+    assert "partitions [7]" in told, "0 moves, and the others were told before, or at the end"
+    story = joined()
+    story.reads.remove(story.reads[60])
+    story.stored[3] += 1
+    story.reads.append(story.reads[0])
+    missing, twice = story.wrong()
+    assert (missing[:10], twice[:10]) == ("2 records ", "1 records ")
+    still = joined()
+    still.reads = [read._replace(worker="a") for read in still.reads]
+    assert "0 partitions moved" in still.wrong()[0]

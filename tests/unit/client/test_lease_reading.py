@@ -1,0 +1,76 @@
+"""From the bytes of a share fetch to leased messages: what was acquired, no more and no less, whatever else came."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mansio.client import TopicPartition, lease_reading
+from mansio.client.lease_reading import LeaseReader
+from mansio.client.leased_types import GAP, RELEASE
+from mansio.errors import CorruptMessage, InvalidRecord
+from mansio.wire.compression import Codec
+from mansio.wire.records import build_batch
+
+PLACE = TopicPartition("t", 0)
+
+
+def batch(base_offset: int, count: int, **more: Any) -> bytes:
+    rows = [(1, None, b"%d" % (base_offset + number), ()) for number in range(count)]
+    return build_batch(rows, base_offset=base_offset, **more)
+
+
+def read(
+    reader: LeaseReader, data: bytes, *acquired: tuple[int, int, int]
+) -> tuple[list[tuple[int, int]], Any]:
+    found, holes = reader.read(PLACE, memoryview(data), acquired)
+    assert all(message.value == b"%d" % message.offset for message in found)
+    return [(message.offset, message.delivery_count) for message in found], holes
+
+
+def test_only_what_was_acquired_is_taken_with_the_count_of_its_range() -> None:
+    data = batch(10, 5) + batch(15, 5)
+    found, holes = read(LeaseReader(1 << 20), data, (11, 12, 1), (14, 16, 3))
+    assert found == [(11, 1), (12, 1), (14, 3), (15, 3), (16, 3)]
+    assert holes == []
+
+
+def test_a_batch_is_opened_once_however_often_it_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def counted(*args: Any, **more: Any) -> Any:
+        opened.append(args)
+        return read_rows(*args, **more)
+
+    read_rows = lease_reading.read_rows
+    monkeypatch.setattr(lease_reading, "read_rows", counted)
+    reader, data = LeaseReader(1 << 20), batch(0, 100)
+    for first in range(0, 100, 10):
+        found, _ = read(reader, data, (first, first + 9, 1))
+        assert found == [(offset, 1) for offset in range(first, first + 10)]
+    assert len(opened) == 1
+    assert read(reader, data, (5, 6, 2)) == ([(5, 2), (6, 2)], [])  # one comes anew
+    assert len(opened) == 2
+    other = batch(0, 100, codec=Codec.GZIP)  # the same place in a topic that was made anew
+    assert read(reader, other, (50, 51, 1)) == ([(50, 1), (51, 1)], [])
+    assert len(opened) == 3
+
+
+def test_what_the_log_has_not_is_a_gap_and_what_did_not_come_is_given_back() -> None:
+    first, _, third = batch(0, 3), batch(3, 3), batch(6, 3)
+    data = first + third + batch(9, 3)[:-1]
+    found, holes = read(LeaseReader(1 << 20), data, (1, 10, 1))
+    assert [offset for offset, _ in found] == [1, 2, 6, 7, 8]
+    assert holes == [(3, 5, GAP), (9, 10, RELEASE)]
+    assert read(LeaseReader(1 << 20), b"", (4, 5, 1)) == ([], [(4, 5, RELEASE)])
+
+
+def test_records_that_cannot_be_read_are_refused_as_a_whole() -> None:
+    reader = LeaseReader(1 << 10)
+    damaged = bytearray(batch(0, 3))
+    damaged[-1] ^= 1
+    with pytest.raises(CorruptMessage):
+        read(reader, bytes(damaged), (0, 2, 1))
+    with pytest.raises(InvalidRecord, match="batch_bytes_max"):
+        read(reader, batch(0, 100, codec=Codec.GZIP), (0, 2, 1))
