@@ -125,7 +125,7 @@ def kill_and_judge(data: Path, seed: int, *, noted: bool = False) -> None:
 
 
 @pytest.mark.row("L4", "L5", "P3", "G4")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_moments(tmp_path: Path) -> None:
     kill_and_judge(tmp_path / "data", int(os.environ.get("MANSIO_TEST_SEED") or random.randrange(1 << 32)))
 
