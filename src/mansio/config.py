@@ -279,6 +279,25 @@ class Settings:
         kafka_name="group.initial.rebalance.delay.ms",
     )
     group_members_max: int = _count(1000, "Members of one group at most.", kafka_name="group.max.size")
+    group_consumer_session_timeout_ms: int = _ms(
+        45 * SECOND_MS,
+        "After this long without a heartbeat a member of the new group protocol is removed. A group may have its own.",
+        minimum=1,
+        kafka_name="group.consumer.session.timeout.ms",
+    )
+    group_consumer_heartbeat_interval_ms: int = _ms(
+        500,
+        "How often members of the new group protocol are to be heard of; so long may what one leaves behind wait for "
+        "another. A group may have its own.",
+        minimum=1,
+        kafka_name="group.consumer.heartbeat.interval.ms",
+    )
+    group_consumer_assignors: str = _setting(
+        "uniform,range",
+        "Assignors offered to groups of the new protocol, by name, with commas between; the first one is for groups "
+        "that ask for none. Others than these two are installed as entry points of mansio.assignors.",
+        kafka_name="group.consumer.assignors",
+    )
     offsets_topic_partitions: int = _count(
         16,
         "Partitions of the internal topic of group offsets; fixed once it exists.",
@@ -401,6 +420,10 @@ class Settings:
             raise ConfigError("in_flight_bytes_per_connection_max is larger than in_flight_bytes_max")
         if self.group_session_timeout_ms_min > self.group_session_timeout_ms_max:
             raise ConfigError("group_session_timeout_ms_min is larger than group_session_timeout_ms_max")
+        if self.group_consumer_heartbeat_interval_ms >= self.group_consumer_session_timeout_ms:
+            raise ConfigError(
+                "group_consumer_heartbeat_interval_ms is not less than group_consumer_session_timeout_ms"
+            )
         config_cluster.check(self)
 
     def origin(self, name: str) -> Origin:

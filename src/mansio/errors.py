@@ -268,6 +268,74 @@ class FencedInstanceId(RequestError):
     kafka_code = 82
 
 
+class FencedMemberEpoch(RequestError):
+    """The member's epoch is not the one its coordinator knows; it has to join again (KIP-848)."""
+
+    kafka_code = 110
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class UnreleasedInstanceId(RequestError):
+    """Another member with this group.instance.id is still there (KIP-848)."""
+
+    kafka_code = 111
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class UnsupportedAssignor(RequestError):
+    """The coordinator has no assignor of this name (KIP-848)."""
+
+    kafka_code = 112
+
+
+class StaleMemberEpoch(RequestError):
+    """The request was made in an older epoch of the member; it may try again after its next heartbeat."""
+
+    kafka_code = 113
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class InvalidRegularExpression(RequestError):
+    """The subscription is not a regular expression of RE2 (KIP-848)."""
+
+    kafka_code = 128
+
+
+class InvalidRecordState(RequestError):
+    """A record is not leased by who settles it: the lease ended, or another has it (KIP-932)."""
+
+    kafka_code = 121
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class ShareSessionNotFound(RequestError):
+    """The broker knows no such share session (KIP-932)."""
+
+    kafka_code = 122
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class InvalidShareSessionEpoch(RequestError):
+    """The request is not the next one of its share session (KIP-932)."""
+
+    kafka_code = 123
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
+class FencedStateEpoch(RequestError):
+    """The state of the share partition was begun anew since (KIP-932)."""
+
+    kafka_code = 124
+    grpc_status = "FAILED_PRECONDITION"
+    http_status = 409
+
+
 class GroupMaxSizeReached(RequestError):
     """The group has as many members as it may have."""
 
@@ -348,6 +416,12 @@ class CoordinatorLoadInProgress(Unavailable):
     """The coordinator is still loading."""
 
     kafka_code = 14
+
+
+class ShareSessionLimitReached(Unavailable):
+    """The broker has as many share sessions as it may have; another may end soon (KIP-932)."""
+
+    kafka_code = 133
 
 
 class CoordinatorNotAvailable(Unavailable):

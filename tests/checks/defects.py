@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from checks.group_defects import GROUP_DEFECTS, MORE_GROUP_DEFECTS
 from checks.planted import Defect
 from checks.replication_defects import MORE_REPLICATION_DEFECTS, REPLICATION_DEFECTS
 
@@ -105,6 +106,7 @@ DEFECTS = (
         (f"{COMPACTION}::test_timestamps_of_the_broker_are_kept",),
     ),
     *REPLICATION_DEFECTS,
+    *GROUP_DEFECTS,
 )
 
 MORE = (
@@ -412,8 +414,8 @@ MORE = (
     Defect(
         "a commit of an older generation",
         "state/classic_group.py",
-        "if generation != self.generation:",
-        "if generation > self.generation:",
+        "if generation != current:",
+        "if generation > current:",
         GROUP_ROOM,
     ),
     Defect(
@@ -529,4 +531,5 @@ MORE = (
         METADATA_ROOM,
     ),
     *MORE_REPLICATION_DEFECTS,
+    *MORE_GROUP_DEFECTS,
 )

@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SCENARIO_SECONDS_MAX = 60
-QUICK_GROUPS = {"group_session_timeout_ms_min": 300, "group_initial_rebalance_delay_ms": 0}
+QUICK_GROUPS = {
+    "group_session_timeout_ms_min": 300,
+    "group_initial_rebalance_delay_ms": 0,
+    "group_consumer_session_timeout_ms": 1_500,
+    "group_consumer_heartbeat_interval_ms": 100,
+}
 QUICK_MEMBER: dict[str, Any] = {
     "heartbeat_interval_ms": 100,
     "session_timeout_ms": 1_500,

@@ -8,6 +8,7 @@ import pytest
 
 import mansio
 from e2e.test_cli import Shell
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,6 +121,62 @@ def test_deleting_several_goes_on_after_one_that_is_not_there(shell: Shell):
 
 
 # Groups
+
+
+@pytest.mark.row("A6", "G2")
+def test_a_group_whose_partitions_the_broker_assigns_is_shown_with_its_settings(shell: Shell):
+    shell("topic", "create", "tuned", "--partitions", "2")
+    settings = {"consumer.session.timeout.ms": "7000", "consumer.heartbeat.interval.ms": "200"}
+    shell("group", "alter", "tuned", *(f"{name}={value}" for name, value in settings.items()))
+    with shell.start("consume", "tuned", "--group", "tuned"):
+        wait_until(
+            lambda: (
+                "tuned" in {row["group"] for row in shell.json("group", "list")}
+                and any(
+                    member["partitions"] for member in shell.json("group", "describe", "tuned")["members"]
+                )
+            ),
+            20,
+        )
+        found = shell.json("group", "describe", "tuned")
+        (member,) = found["members"]
+        assert (found["type"], found["state"], found["protocol"]) == ("consumer", "Stable", "uniform")
+        assert found["epoch"] == found["target_epoch"] == member["epoch"]
+        assert member["partitions"] == member["target"] == ["tuned-0", "tuned-1"]
+        assert (member["protocol"], member["topics"], member["pattern"]) == ("consumer", ["tuned"], None)
+        assert {name: found["configs"][name] for name in settings} == {
+            name: {"value": value, "source": "group"} for name, value in settings.items()
+        }
+        table = shell("group", "describe", "tuned")
+        assert "setting  consumer.session.timeout.ms=7000\n" in table
+        assert f"{member['member']}  " in table
+        assert "tuned-0,tuned-1" in table
+        (listed,) = (row for row in shell.json("group", "list") if row["group"] == "tuned")
+        assert (listed["type"], listed["state"]) == ("consumer", "Stable")
+        assert "TYPE" in shell("group", "list")
+    shell("group", "alter", "tuned", "--unset", "consumer.session.timeout.ms")
+    shown = shell.json("group", "describe", "tuned")["configs"]["consumer.session.timeout.ms"]
+    assert shown["source"] != "group"
+    assert "consumer.session.timeout.ms" not in shell("group", "describe", "tuned")
+
+
+@pytest.mark.row("A6", "G2")
+def test_a_setting_that_no_group_has_and_a_value_that_makes_no_sense_are_refused_in_one_line(shell: Shell):
+    good = "consumer.heartbeat.interval.ms=200"
+    for wrong, word in (
+        ("nothing=1", "no such group setting"),
+        ("consumer.session.timeout.ms=soon", "not a number of milliseconds"),
+        ("consumer.session.timeout.ms=1", "is not within"),
+        ("streams.session.timeout.ms=1", "not offered"),
+    ):
+        shell("group", "alter", "refused", good, wrong, code=1)
+        assert word in shell.errors
+        assert shell.errors.count("\n") == 1
+    shell("group", "alter", "refused", "nothing", code=2)
+    shell("group", "alter", "refused", code=2)
+    shell("topic", "create", "refusing")
+    shell("group", "reset-offsets", "refused", "--create", "--topic", "refusing", "--to", "earliest")
+    assert "setting" not in shell("group", "describe", "refused"), "all of them or none"
 
 
 @pytest.mark.row("A6", "G4")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import pytest
 
@@ -119,22 +119,30 @@ def test_group_is_moved_to_every_kind_of_place(broker: mansio.Broker) -> None:
 
 
 @pytest.mark.row("G1", "G4")
-def test_living_group_is_described_and_defended(broker: mansio.Broker) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "assignor"), [("consumer", "uniform"), ("classic", "cooperative-sticky")]
+)
+def test_living_group_is_described_and_defended(
+    broker: mansio.Broker, protocol: Literal["consumer", "classic"], assignor: str
+) -> None:
+    topic, how = f"living-{protocol}", {"group_protocol": protocol, **QUICK_MEMBER}
+
     async def scenario() -> None:
-        async with connected(broker, living=2) as client:
+        async with connected(broker, **{topic: 2}) as client:
             admin = client.admin
-            await client.publish("living", b"x", partition=0)
-            async with client.consume("living", group="alive", **QUICK_MEMBER) as consumer:
+            await client.publish(topic, b"x", partition=0)
+            async with client.consume(topic, group="alive", **how) as consumer:
                 await anext(consumer)
                 await consumer.commit()
                 described = await admin.describe_group("alive")
-                assert (described.state, described.protocol) == ("Stable", "cooperative-sticky")
+                assert (described.state, described.protocol) == ("Stable", assignor)
+                assert described.group_type == protocol
                 (member,) = described.members
-                assert set(member.partitions) == {TopicPartition("living", 0), TopicPartition("living", 1)}
+                assert set(member.partitions) == {TopicPartition(topic, 0), TopicPartition(topic, 1)}
                 with pytest.raises(NonEmptyGroup):
                     await admin.delete_group("alive")
                 with pytest.raises(UnknownMember):
-                    await admin.reset_offsets("alive", ["living"], to="earliest")
+                    await admin.reset_offsets("alive", [topic], to="earliest")
             assert "alive" in {group.group_id for group in await admin.list_groups()}
             await admin.delete_group("alive")
             assert (await admin.describe_group("alive")).state == "Dead"

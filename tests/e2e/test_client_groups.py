@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+either_protocol = pytest.mark.parametrize("protocol", ["consumer", "classic"])
+
+
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
     with broker_in(tmp_path_factory.mktemp("groups")) as started:
@@ -59,21 +62,36 @@ class Reader:
         await self.task
 
 
-@pytest.mark.row("G1", "G3")
-def test_members_come_and_go_and_every_record_is_read(broker: mansio.Broker) -> None:
+def die(reader: Reader) -> None:
+    """No heartbeat any more, and no goodbye."""
+    part = reader.consumer._part
+    assert part is not None
+    for task in reader.consumer._tasks:
+        task.cancel()
+
+    async def say_nothing() -> None: ...
+
+    part.leave = say_nothing  # type: ignore[method-assign]
+
+
+@pytest.mark.row("G1", "G2", "G3")
+@either_protocol
+def test_members_come_and_go_and_every_record_is_read(broker: mansio.Broker, protocol: str) -> None:
+    topic, how = f"shared-{protocol}", {"auto_commit": True, "group_protocol": protocol}
+
     async def scenario() -> None:
-        async with connected(broker, shared=4) as client:
-            await fill(client, "shared", 4, 50)
-            first = Reader(client, "shared", auto_commit=True)
+        async with connected(broker, **{topic: 4}) as client:
+            await fill(client, topic, 4, 50)
+            first = Reader(client, topic, **how)
             await until(lambda: len(first.seen) == 200)
-            second = Reader(client, "shared", auto_commit=True)
+            second = Reader(client, topic, **how)
             await until(lambda: len(first.partitions) == len(second.partitions) == 2)
             assert not first.partitions & second.partitions
-            await fill(client, "shared", 4, 50, first=50)
+            await fill(client, topic, 4, 50, first=50)
             await until(lambda: len(set(first.seen + second.seen)) == 400)
             await first.stop()
             await until(lambda: len(second.partitions) == 4)
-            await fill(client, "shared", 4, 50, first=100)
+            await fill(client, topic, 4, 50, first=100)
             await until(lambda: len(set(first.seen + second.seen)) == 600)
             await second.stop()
             repeated = [place for place, times in Counter(first.seen + second.seen).items() if times > 1]
@@ -83,19 +101,24 @@ def test_members_come_and_go_and_every_record_is_read(broker: mansio.Broker) -> 
 
 
 @pytest.mark.row("G3")
-def test_partition_that_stays_is_delivered_while_the_group_rebalances(broker: mansio.Broker) -> None:
+@either_protocol
+def test_partition_that_stays_is_delivered_while_the_group_rebalances(
+    broker: mansio.Broker, protocol: str
+) -> None:
     events: list[tuple[str, set[int]]] = []
+    topic = f"staying-{protocol}"
 
     async def scenario() -> None:
-        async with connected(broker, staying=4) as client:
+        async with connected(broker, **{topic: 4}) as client:
             first = Reader(
                 client,
-                "staying",
+                topic,
+                group_protocol=protocol,
                 on_assigned=lambda p: events.append(("assigned", {index for _, index in p})),
                 on_revoked=lambda p: events.append(("revoked", {index for _, index in p})),
             )
             await until(lambda: len(first.partitions) == 4)
-            second = Reader(client, "staying")
+            second = Reader(client, topic, group_protocol=protocol)
             await until(lambda: len(first.partitions) == len(second.partitions) == 2)
             assert events == [("assigned", {0, 1, 2, 3}), ("revoked", second.partitions)]
             await first.stop()
@@ -105,16 +128,19 @@ def test_partition_that_stays_is_delivered_while_the_group_rebalances(broker: ma
 
 
 @pytest.mark.row("G3")
+@either_protocol
 def test_message_in_hand_is_finished_before_its_partition_moves_and_none_is_read_twice(
-    broker: mansio.Broker,
+    broker: mansio.Broker, protocol: str
 ) -> None:
+    topic, how = f"slow-{protocol}", {"auto_commit": True, "group_protocol": protocol}
+
     async def scenario() -> None:
-        async with connected(broker, slow=2) as client:
+        async with connected(broker, **{topic: 2}) as client:
             # Two partitions, of which the later one moves to the second member: the one that is being read.
-            await client.publish_many("slow", [OutgoingRecord(b"x", partition=1)] * 40)
-            first = Reader(client, "slow", auto_commit=True, work_seconds=0.02)
+            await client.publish_many(topic, [OutgoingRecord(b"x", partition=1)] * 40)
+            first = Reader(client, topic, work_seconds=0.02, **how)
             await until(lambda: len(first.seen) > 3)
-            second = Reader(client, "slow", auto_commit=True)
+            second = Reader(client, topic, **how)
             readers = (first, second)
             await until(lambda: len({place for reader in readers for place in reader.seen}) == 40)
             assert second.partitions == {1}
@@ -122,6 +148,41 @@ def test_message_in_hand_is_finished_before_its_partition_moves_and_none_is_read
                 await reader.stop()
             seen = Counter(place for reader in readers for place in reader.seen)
             assert [place for place, times in seen.items() if times > 1] == []
+
+    run(scenario)
+
+
+@pytest.mark.row("G3", "G4")
+@either_protocol
+def test_nothing_of_a_partition_is_handed_out_after_the_commit_with_which_it_is_given_back(
+    broker: mansio.Broker, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = f"given-back-{protocol}"
+
+    async def scenario() -> None:
+        async with connected(broker, **{topic: 2}) as client:
+            revoked: list[Any] = []
+            first = Reader(client, topic, group_protocol=protocol, on_revoked=revoked.append)
+            await until(lambda: len(first.partitions) == 2)
+            commit, begun, goes_on = first.consumer._commit, asyncio.Event(), asyncio.Event()
+
+            async def slow_commit(*given: Any, **how: Any) -> None:
+                begun.set()
+                await goes_on.wait()
+                await commit(*given, **how)
+
+            monkeypatch.setattr(first.consumer, "_commit", slow_commit)
+            second = Reader(client, topic, group_protocol=protocol)
+            await begun.wait()
+            await fill(client, topic, 2, 10)
+            await until(lambda: len(first.seen) == 10)
+            assert first.partitions == {0, 1}
+            assert revoked == []
+            goes_on.set()
+            await until(lambda: len(second.seen) == 10)
+            assert {partition for partition, _ in first.seen}.isdisjoint(second.partitions)
+            await first.stop()
+            await second.stop()
 
     run(scenario)
 
@@ -242,48 +303,55 @@ def test_chosen_partition_that_does_not_exist_is_a_typed_error(
     run(scenario)
 
 
-@pytest.mark.row("G1")
-def test_dead_member_is_replaced_after_its_session(broker: mansio.Broker) -> None:
+@pytest.mark.row("G1", "G2")
+@either_protocol
+def test_dead_member_is_replaced_after_its_session(broker: mansio.Broker, protocol: str) -> None:
+    topic = f"deserted-{protocol}"
+
     async def scenario() -> None:
-        async with connected(broker, deserted=2) as client, mansio.connect(broker.address) as other:
-            dying = Reader(other, "deserted")
+        async with connected(broker, **{topic: 2}) as client, mansio.connect(broker.address) as other:
+            dying = Reader(other, topic, group_protocol=protocol)
             await until(lambda: len(dying.partitions) == 2)
-            member = dying.consumer._membership
-            assert member is not None
-            for task in dying.consumer._tasks:
-                task.cancel()  # no heartbeat any more, and no goodbye
-            heir = Reader(client, "deserted")
+            die(dying)
+            heir = Reader(client, topic, group_protocol=protocol)
             await until(lambda: len(heir.partitions) == 2)
             with pytest.raises(UnknownMember):
-                await dying.consumer.commit({TopicPartition("deserted", 0): 0})
+                await dying.consumer.commit({TopicPartition(topic, 0): 0})
             await heir.stop()
-            member.member_id = ""
             await dying.stop()
 
     run(scenario)
 
 
-@pytest.mark.row("G1")
-def test_static_member_comes_back_to_its_partitions_without_a_rebalance(broker: mansio.Broker) -> None:
+@pytest.mark.row("G1", "G2")
+@either_protocol
+def test_static_member_comes_back_to_its_partitions_without_a_rebalance(
+    broker: mansio.Broker, protocol: str
+) -> None:
+    topic, how = f"static-{protocol}", {"group_protocol": protocol}
+
     async def scenario() -> None:
-        async with connected(broker, static=4) as client:
+        async with connected(broker, **{topic: 4}) as client:
             moved: list[Any] = []
-            other = Reader(client, "static", instance_id="b", on_revoked=moved.append)
-            first = Reader(client, "static", instance_id="a")
+            other = Reader(client, topic, instance_id="b", on_revoked=moved.append, **how)
+            first = Reader(client, topic, instance_id="a", **how)
             await until(lambda: len(first.partitions) == len(other.partitions) == 2)
             kept = first.partitions
             moved.clear()
             await first.stop()
-            back = Reader(client, "static", instance_id="a")
+            back = Reader(client, topic, instance_id="a", **how)
             await until(lambda: len(back.partitions) == 2)
             assert back.partitions == kept
             assert moved == []
-            thief = client.consume("static", group="static", **{**QUICK_MEMBER, "instance_id": "a"})
-            taking = asyncio.ensure_future(thief.start())
-            with pytest.raises(FencedInstanceId):
-                await back.task
-            await taking
-            await thief.close()
+            if protocol == "classic":  # in the other one, the place of a member that lives is not to be had
+                thief = client.consume(topic, group=topic, **QUICK_MEMBER, instance_id="a", **how)
+                taking = asyncio.ensure_future(thief.start())
+                with pytest.raises(FencedInstanceId):
+                    await back.task
+                await taking
+                await thief.close()
+            else:
+                await back.stop()
             await other.stop()
 
     run(scenario)
@@ -291,8 +359,9 @@ def test_static_member_comes_back_to_its_partitions_without_a_rebalance(broker: 
 
 @pytest.mark.row("G1", "A1")
 @pytest.mark.parametrize("strategy", ["range", "roundrobin,range", "cooperative-sticky"])
-def test_group_is_shared_with_librdkafka(broker: mansio.Broker, strategy: str) -> None:
-    topic = "mixed-" + strategy.replace(",", "-")
+@either_protocol
+def test_group_is_shared_with_librdkafka(broker: mansio.Broker, strategy: str, protocol: str) -> None:
+    topic = f"mixed-{protocol}-" + strategy.replace(",", "-")
     foreign = ConfluentConsumer(
         {
             "bootstrap.servers": broker.address,
@@ -306,7 +375,7 @@ def test_group_is_shared_with_librdkafka(broker: mansio.Broker, strategy: str) -
 
     async def scenario() -> None:
         async with connected(broker, **{topic: 4}) as client:
-            ours = Reader(client, topic)
+            ours = Reader(client, topic, group_protocol=protocol)
             await until(lambda: len(ours.partitions) == 4)
             foreign.subscribe([topic])
             seen: set[tuple[int, int]] = set()
@@ -331,16 +400,21 @@ def test_group_is_shared_with_librdkafka(broker: mansio.Broker, strategy: str) -
     run(scenario)
 
 
-def test_member_that_asks_for_nothing_gives_way_and_comes_back(broker: mansio.Broker) -> None:
+@either_protocol
+def test_member_that_asks_for_nothing_gives_way_and_comes_back(broker: mansio.Broker, protocol: str) -> None:
+    topic = f"stuck-{protocol}"
+
     async def scenario() -> None:
-        async with connected(broker, stuck=1) as client:
-            await fill(client, "stuck", 1, 5)
+        async with connected(broker, **{topic: 1}) as client:
+            await fill(client, topic, 1, 5)
             lost: list[Any] = []
-            how: dict[str, Any] = {**QUICK_MEMBER, "auto_commit": False, "poll_interval_ms_max": 200}
-            stuck = client.consume("stuck", group="stuck", on_lost=lost.append, **how)
+            how: dict[str, Any] = {**QUICK_MEMBER, "auto_commit": False, "group_protocol": protocol}
+            stuck = client.consume(
+                topic, group=topic, on_lost=lost.append, **{**how, "poll_interval_ms_max": 200}
+            )
             assert (await anext(stuck)).offset == 0
             await until(lambda: bool(lost))
-            other = Reader(client, "stuck", auto_commit=False)
+            other = Reader(client, topic, **how)
             await until(lambda: len(other.seen) == 5)
             await other.stop()
             assert (await anext(stuck)).offset == 0  # nothing was committed: it begins again
@@ -349,12 +423,15 @@ def test_member_that_asks_for_nothing_gives_way_and_comes_back(broker: mansio.Br
     run(scenario)
 
 
-def test_new_partition_is_given_to_a_member(broker: mansio.Broker) -> None:
+@either_protocol
+def test_new_partition_is_given_to_a_member(broker: mansio.Broker, protocol: str) -> None:
+    topic = f"grown-{protocol}"
+
     async def scenario() -> None:
-        async with connected(broker, grown=1) as client:
-            reader = Reader(client, "grown", metadata_interval_ms=100)
+        async with connected(broker, **{topic: 1}) as client:
+            reader = Reader(client, topic, metadata_interval_ms=100, group_protocol=protocol)
             await until(lambda: reader.partitions == {0})
-            await client.admin.create_partitions("grown", 3)
+            await client.admin.create_partitions(topic, 3)
             await until(lambda: reader.partitions == {0, 1, 2})
             await reader.stop()
 

@@ -64,6 +64,8 @@ def settings_of(node_id: int) -> Settings:
         hold_disk_free_bytes_min=0,
         offsets_topic_partitions=2,
         group_session_timeout_ms_min=500,
+        group_consumer_session_timeout_ms=2500,
+        group_consumer_heartbeat_interval_ms=500,
         shutdown_drain_ms=2000,
         checkpoint_interval_ms=500,
         log_cleaner_interval_ms=5000,

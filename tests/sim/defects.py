@@ -149,6 +149,13 @@ DEFECTS = (
         "return self.epoch != 0 and not self.ended and now < self._good_until",
         "return self.epoch != 0 and not self.ended",
     ),
+    rule(
+        200_002,
+        "a partition of a group is given while another member has yet to give it up",
+        "state/consumer_member.py",
+        "return self.current.assigned | self.current.pending",
+        "return self.current.assigned",
+    ),
 )
 
 RARE = (

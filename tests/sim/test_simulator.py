@@ -15,8 +15,9 @@ from sim.world import World
 from support.places import ROOT
 
 SEED = 6
-SEEDS = (0, 5, SEED)
-"""Histories in which clients are cut off and brokers end with several connections, which seed 6 alone has not."""
+SEEDS = (0, 5, SEED, 200_002)
+"""Histories in which clients are cut off and brokers end with several connections, which seed 6 alone has not; and one
+with members of groups to which the broker assigns."""
 
 
 def test_the_same_seed_is_the_same_history_also_in_another_process() -> None:

@@ -23,6 +23,7 @@ from sim.clients import TOPIC, Committer, Producer, Reader
 from sim.etcd import EtcdModel, SimulatedDoor
 from sim.faults import DOWN_MS_MAX, FAULTS
 from sim.members import GroupChecker, Member
+from sim.members_next import FIRST_SEED, NextMember
 from sim.more import More
 from sim.network import Network
 
@@ -258,7 +259,8 @@ class World:
         self.administrator = Administrator(self)
         self.group = GroupChecker(self)
         self.committers = [Committer(self, "g1")]
-        self.members = [Member(self, "g2", number, self.group) for number in range(2)]
+        kind = Member if self.seed < FIRST_SEED else NextMember
+        self.members = [kind(self, "g2", number, self.group) for number in range(2)]
 
     def _fault(self) -> None:
         if self.writes_end:

@@ -15,9 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from mansio.broker.compactor import Compactor
+from mansio.broker.coordinators.group_settings import GroupConfigs
 from mansio.broker.coordinators.groups import GroupCoordinator
 from mansio.broker.coordinators.places import ClusterPlaces
 from mansio.broker.coordinators.settings import OFFSETS_TOPIC, GroupSettings
+from mansio.broker.coordinators.subscriptions import Subscriptions
 from mansio.broker.handlers.fetch import followers_ask_anew
 from mansio.broker.holds import DiskLimit
 from mansio.broker.leftovers import Leftovers
@@ -118,6 +120,11 @@ class Core:
             ProducerIds(store, state.keys, machine.random).take,
             settings.produce_wait_ms_max,
         )
+        subscriptions = Subscriptions(state.topics)
+        state.on_change(subscriptions.changed)
+        group_configs = GroupConfigs(
+            store=store, state=state, scheduler=machine.scheduler, random=machine.random, settings=settings
+        )
         self.groups = GroupCoordinator(
             settings=_group_settings(settings),
             clock=machine.clock,
@@ -128,7 +135,10 @@ class Core:
             end_offset=self._high_watermark,
             checkpoints=CheckpointRoom(machine.disk, machine.file_thread, f"{settings.data_dir}/views"),
             on_offset=self.partitions.holds.note if clustering is None else _nothing_is_held,
+            subscriptions=subscriptions,
+            overrides=group_configs.overrides,
         )
+        state.on_group_config_change(self.groups.modern.settings_changed)
         # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.
         self.partitions.holds.follow(lambda: clustering is not None or self.groups.topic.is_loaded)
         quotas = Quotas(
@@ -151,6 +161,7 @@ class Core:
             statistics=self.statistics,
         )
         self.service.compactor = self.compactor
+        self.service.group_configs = group_configs
 
     async def open(self, stack: AsyncExitStack, end_work: Callable[[], Awaitable[object]]) -> None:
         """Recover every log and load the groups. Clients may come then; `look_after` comes after them.
@@ -295,4 +306,7 @@ def _group_settings(settings: Settings) -> GroupSettings:
         members_max=settings.group_members_max,
         offset_metadata_bytes_max=settings.offset_metadata_bytes_max,
         offsets_retention_ms=settings.offsets_retention_ms,
+        consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
+        consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
+        consumer_assignors=tuple(settings.group_consumer_assignors.split(",")),
     )

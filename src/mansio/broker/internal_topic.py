@@ -238,7 +238,11 @@ class InternalTopic:
     async def _try_load(self, held: HeldView) -> bool:
         try:
             await self._load(held)
+            if not held.gone:
+                held.loaded, held.failure = True, None
+                self._view.loaded(held.index)
         except (MansioError, OSError) as error:
+            held.loaded = False
             if not held.gone:
                 held.failure = error if isinstance(error, MansioError) else StorageError(str(error))
                 known = fields(topic=self.name, partition=held.index, reason=error)
@@ -246,9 +250,6 @@ class InternalTopic:
                 if self._count is not None:
                     self._view.unload(held.index)
             return False
-        if not held.gone:
-            held.loaded, held.failure = True, None
-            self._view.loaded(held.index)
         return True
 
     async def _load(self, held: HeldView) -> None:
@@ -331,16 +332,17 @@ class InternalTopic:
 
     # ------------------------------------------------------------------ writing and reading
 
-    def append(self, index: int, records: Sequence[KeyValue]) -> Promise[None]:
+    def append(self, index: int, records: Sequence[KeyValue], *, whole: bool = False) -> Promise[None]:
         """Append, then apply; the promise is kept when the records are committed. Raises what the partition
-        raises; then nothing was applied of that batch (of 1,000 records) or those after it. The topic must be
-        `ready` and the partition loaded."""
+        raises; then nothing was applied of that batch (of 1,000 records; of all with `whole`) or those after it. The
+        topic must be `ready` and the partition loaded."""
         self.check_loaded(index)
         held = self._held[index]
         partition = held.opened()
         now_ms = self._clock.wall_ms()
-        for first in range(0, len(records), RECORDS_PER_BATCH):
-            part = records[first : first + RECORDS_PER_BATCH]
+        per_batch = max(len(records), 1) if whole else RECORDS_PER_BATCH
+        for first in range(0, len(records), per_batch):
+            part = records[first : first + per_batch]
             batch = build_batch([(now_ms, key, value, ()) for key, value in part])
             base_offset = partition.append(batch, internal=True).base_offset
             for delta, (key, value) in enumerate(part):

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.clustering import Clustering
     from mansio.broker.compactor import Compactor
+    from mansio.broker.coordinators.group_settings import GroupConfigs
     from mansio.broker.coordinators.groups import GroupCoordinator
     from mansio.broker.etcd_member.member import EtcdMember
     from mansio.broker.partition import Partition
@@ -39,6 +40,7 @@ class Service:
         "compactor",
         "controller",
         "etcd_member",
+        "group_configs",
         "groups",
         "partitions",
         "quotas",
@@ -77,6 +79,7 @@ class Service:
         self.server: Server | None = None
         self.retention: RetentionKeeper | None = None
         self.compactor: Compactor | None = None
+        self.group_configs: GroupConfigs | None = None
         self.broker_epoch_of: Callable[[int], int] | None = None
         """In a cluster: the epoch of the session that a broker has now, 0 for none."""
         self.controller: Controller | None = None

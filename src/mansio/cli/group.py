@@ -1,4 +1,4 @@
-"""`mansio group`: list, describe, reset-offsets, delete.
+"""`mansio group`: list, describe, alter, reset-offsets, delete.
 
 Always true: offsets are moved only for a group without members (the broker refuses otherwise), and only within what
 the log holds; `--dry-run` shows the same table and changes nothing.
@@ -18,6 +18,7 @@ from mansio.cli.common import (
     complain,
     connect,
     do_each,
+    key_values,
     refuse,
     run,
 )
@@ -33,6 +34,8 @@ from mansio.errors import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from mansio.client import Client, GroupListings
     from mansio.client.types import TopicPartition
 
@@ -40,6 +43,7 @@ app = typer.Typer(no_args_is_help=True, help="See where consumer groups are, and
 
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
 
+MEMBER_COLUMNS = ("member", "epoch", "instance", "host", "reads", "gets", "gives_up")
 OFFSET_COLUMNS = ("topic", "partition", "committed", "end", "lag", "member")
 RESET_COLUMNS = ("topic", "partition", "old", "new")
 LISTED_MS_MAX = 15_000
@@ -64,10 +68,15 @@ def list_groups(output: OutputOption = Output.TABLE, broker: BrokerOption = DEFA
 
     groups = run(work())
     rows = [
-        {"group": group.group_id, "state": group.state, "protocol_type": group.protocol_type}
+        {
+            "group": group.group_id,
+            "type": group.group_type or None,
+            "state": group.state,
+            "protocol_type": group.protocol_type,
+        }
         for group in groups
     ]
-    show_rows(output, rows, ["group", "state"], empty="no groups")
+    show_rows(output, rows, ["group", "type", "state"], empty="no groups")
     if groups.unreachable:
         silent = ", ".join(map(str, groups.unreachable))
         raise typer.Exit(complain(f"not all groups: broker {silent} did not answer"))
@@ -77,7 +86,12 @@ def list_groups(output: OutputOption = Output.TABLE, broker: BrokerOption = DEFA
 def describe(
     group: GroupArgument, output: OutputOption = Output.TABLE, broker: BrokerOption = DEFAULT_BROKER
 ) -> None:
-    """Show a group's members, and for each partition where it is and how far behind."""
+    """Show a group's members, its settings, and for each partition where it is and how far behind.
+
+    Of a group whose partitions the broker assigns, the table has a row for each member: its epoch, what it READS, what
+    it GETS when others have given it up, and what it GIVES UP. The table names the settings that are the group's own,
+    JSON all of them.
+    """
 
     async def work() -> dict[str, Any]:
         async with connect(broker) as client:
@@ -87,11 +101,38 @@ def describe(
     if output is Output.JSON:
         show_json(found)
         return
-    print(f"group  {group}  {found['state']}, {len(found['members'])} members")
+    print(f"group    {group}  {found['state']}, {len(found['members'])} members{_epochs(found)}")
+    for name, setting in found["configs"].items():
+        if setting["source"] == "group":
+            print(f"setting  {name}={setting['value']}")
+    if found["type"] == "consumer" and found["members"]:
+        show_table(MEMBER_COLUMNS, [_member_row(member) for member in found["members"]])
+        print()
     if found["offsets"]:
         show_table(
             OFFSET_COLUMNS, [[cell(row[column]) for column in OFFSET_COLUMNS] for row in found["offsets"]]
         )
+
+
+def _epochs(found: dict[str, Any]) -> str:
+    """Where a group whose partitions the broker assigns stands."""
+    if found["type"] != "consumer":
+        return ""
+    behind = "" if found["target_epoch"] == found["epoch"] else f" (assigned: {found['target_epoch']})"
+    return f", epoch {found['epoch']}{behind}, {found['protocol']}"
+
+
+def _member_row(member: dict[str, Any]) -> list[str]:
+    reads, target = member["partitions"], member["target"] or []
+    return [
+        cell(member["member"]),
+        cell(member["epoch"]),
+        cell(member["instance"]),
+        cell(member["host"].removeprefix("/")),
+        cell(reads),
+        cell([one for one in target if one not in reads]),
+        cell([one for one in reads if one not in target]),
+    ]
 
 
 async def _description(client: Client, group: str) -> dict[str, Any]:
@@ -102,15 +143,24 @@ async def _description(client: Client, group: str) -> dict[str, Any]:
     lags = await client.admin.group_lag(group)
     return {
         "group": group,
+        "type": described.group_type,
         "state": described.state,
         "protocol": described.protocol,
+        "epoch": described.epoch,
+        "target_epoch": described.target_epoch,
+        "configs": await _settings(client, group),
         "members": [
             {
                 "member": member.member_id,
                 "instance": member.instance_id,
                 "client": member.client_id,
                 "host": member.client_host,
-                "partitions": [f"{topic}-{index}" for topic, index in member.partitions],
+                "protocol": member.protocol,
+                "epoch": member.epoch,
+                "topics": list(member.topics),
+                "pattern": member.pattern,
+                "partitions": _texts(member.partitions),
+                "target": None if member.target is None else _texts(member.target),
             }
             for member in described.members
         ],
@@ -127,6 +177,55 @@ async def _description(client: Client, group: str) -> dict[str, Any]:
             for partition, lag in sorted(lags.items())
         ],
     }
+
+
+def _texts(partitions: Iterable[TopicPartition]) -> list[str]:
+    return [f"{topic}-{index}" for topic, index in partitions]
+
+
+async def _settings(client: Client, group: str) -> dict[str, dict[str, Any]]:
+    """The group's settings, and whose each is; none where the broker has no settings of groups."""
+    try:
+        found = await client.admin.describe_config(group, kind="group")
+    except RequestError:
+        return {}
+    return {
+        name: {"value": setting.value, "source": setting.source} for name, setting in sorted(found.items())
+    }
+
+
+@app.command()
+def alter(
+    group: GroupArgument,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME=VALUE",
+            help="A setting of the group, by Kafka's name (consumer.session.timeout.ms=6000).",
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset", "-u", metavar="NAME", help="Take a setting back to the broker's; may be given again."
+        ),
+    ] = None,
+    broker: BrokerOption = DEFAULT_BROKER,
+) -> None:
+    """Change settings of a group, all of them or none; what is not named stays.
+
+    The group need not exist yet. Its members are told with their next heartbeat.
+    """
+    changes: dict[str, str | None] = dict(key_values(settings or (), "NAME=VALUE"))
+    changes.update(dict.fromkeys(unset or (), None))
+    if not changes:
+        refuse("give NAME=VALUE or --unset", "alter")
+
+    async def work() -> None:
+        async with connect(broker) as client:
+            await client.admin.alter_group_config(group, changes)
+
+    run(work())
 
 
 @app.command("reset-offsets")

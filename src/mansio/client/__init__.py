@@ -9,13 +9,12 @@ from .admin import (
     Admin,
     ClusterDescription,
     ConfigEntry,
-    GroupDescription,
-    GroupMember,
     PartitionLag,
     TopicDescription,
 )
 from .client import Client, connect
 from .consumer import Consumer
+from .group_description import GroupDescription, GroupMember
 from .group_listing import GroupListing, GroupListings
 from .producer import Producer, ProducerOptions
 from .types import Headers, Message, OutgoingRecord, RecordMetadata, StartAt, TopicPartition

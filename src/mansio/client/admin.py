@@ -6,10 +6,10 @@ Values come back as frozen dataclasses of plain values.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mansio.errors import GroupIdNotFound, InvalidRequest, OffsetOutOfRange, WireError
+from mansio.errors import InvalidRequest, OffsetOutOfRange
 from mansio.link.deletion import delete_records
 from mansio.link.offsets import (
     EARLIEST,
@@ -22,11 +22,11 @@ from mansio.link.offsets import (
     list_offsets,
 )
 from mansio.link.retry import raise_for
-from mansio.wire.consumer_protocol import decode_assignment
 from mansio.wire.versions import ApiKey
 
 from .admin_cluster import ClusterAdmin
 from .admin_quotas import QuotaAdmin
+from .group_description import GroupDescription, describe_group
 from .group_listing import GroupListings, list_groups
 from .positions import start_offsets
 from .types import TopicPartition, milliseconds
@@ -40,11 +40,20 @@ if TYPE_CHECKING:
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
+GROUP_RESOURCE = 32
 SET = 0
 DELETE = 1
 BROKER_DEFAULT = -1
 ALL_RECORDS = -1
-SOURCES = {1: "topic", 2: "broker", 3: "broker default", 4: "broker file", 5: "default", 6: "broker logger"}
+SOURCES = {
+    1: "topic",
+    2: "broker",
+    3: "broker default",
+    4: "broker file",
+    5: "default",
+    6: "broker logger",
+    8: "group",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,28 +87,6 @@ class ConfigEntry:
     is_read_only: bool = False
     is_sensitive: bool = False
     documentation: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GroupMember:
-    """One member of a group and what it reads."""
-
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    partitions: tuple[TopicPartition, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupDescription:
-    """One group. `protocol` is the name of the assignor in use."""
-
-    group_id: str
-    state: str
-    protocol_type: str
-    protocol: str
-    members: tuple[GroupMember, ...] = field(default=())
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +215,13 @@ class Admin:
     # -- settings --------
 
     async def describe_config(
-        self, name: str | int, *, kind: Literal["topic", "broker"] = "topic", documentation: bool = False
+        self,
+        name: str | int,
+        *,
+        kind: Literal["topic", "broker", "group"] = "topic",
+        documentation: bool = False,
     ) -> dict[str, ConfigEntry]:
-        """Every setting of a topic (by name) or a broker (by node id)."""
+        """Every setting of a topic (by name), a broker (by node id) or a group (by its id; it need not exist)."""
         resource = {
             "resource_type": _resource_type(kind),
             "resource_name": str(name),
@@ -261,11 +252,23 @@ class Admin:
         self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> None:
         """Set settings of a topic; None takes one back to its default. All or nothing. `InvalidConfig`."""
+        await self._alter(TOPIC_RESOURCE, name, changes, validate_only=validate_only)
+
+    async def alter_group_config(
+        self, group: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+    ) -> None:
+        """Set settings of a group, which need not exist yet; None takes one back to the broker's. All or nothing.
+        `InvalidConfig`."""
+        await self._alter(GROUP_RESOURCE, group, changes, validate_only=validate_only)
+
+    async def _alter(
+        self, kind: int, name: str, changes: Mapping[str, str | None], *, validate_only: bool
+    ) -> None:
         configs = [
             {"name": key, "config_operation": DELETE if value is None else SET, "value": value}
             for key, value in changes.items()
         ]
-        resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configs": configs}
+        resource = {"resource_type": kind, "resource_name": name, "configs": configs}
         fields = {"resources": [resource], "validate_only": validate_only}
         await self._cluster.request_controller(
             ApiKey.INCREMENTAL_ALTER_CONFIGS, fields, check=_check_each("responses"), retry_unknown=False
@@ -370,19 +373,8 @@ class Admin:
         return await list_groups(self._cluster, timeout_ms)
 
     async def describe_group(self, group: str) -> GroupDescription:
-        """A group's state and members; one that does not exist is in state "Dead"."""
-        try:
-            answer = await self._cluster.ask_coordinator(
-                group,
-                ApiKey.DESCRIBE_GROUPS,
-                {"groups": [group], "include_authorized_operations": False},
-                check=_check_each("groups"),
-            )
-        except GroupIdNotFound:
-            return GroupDescription(group, "Dead", "", "")
-        found = answer.groups[0]
-        members = tuple(_member(member) for member in found.members)
-        return GroupDescription(group, found.group_state, found.protocol_type, found.protocol_data, members)
+        """A group's state and members, whichever protocol they speak; one that does not exist is in state "Dead"."""
+        return await describe_group(self._cluster, group)
 
     async def delete_group(self, group: str) -> None:
         """Forget a group without members. `NonEmptyGroup`, `GroupIdNotFound`."""
@@ -403,18 +395,8 @@ def _check_each(field_name: str) -> Any:
 
 
 def _resource_type(kind: str) -> int:
-    return {"topic": TOPIC_RESOURCE, "broker": BROKER_RESOURCE}[kind]
+    return {"topic": TOPIC_RESOURCE, "broker": BROKER_RESOURCE, "group": GROUP_RESOURCE}[kind]
 
 
 def _topic_description(view: TopicView) -> TopicDescription:
     return TopicDescription(view.name, view.topic_id, view.partitions, view.is_internal)
-
-
-def _member(member: Any) -> GroupMember:
-    try:
-        partitions = decode_assignment(bytes(member.member_assignment)).partitions
-    except WireError:
-        partitions = ()  # not a consumer: its bytes mean something else
-    return GroupMember(
-        member.member_id, member.group_instance_id, member.client_id, member.client_host, partitions
-    )

@@ -79,6 +79,7 @@ class Admin(Twin[asyncio_admin.Admin]):
     delete_records = blocking(asyncio_admin.Admin.delete_records)
     describe_config = blocking(asyncio_admin.Admin.describe_config)
     alter_topic_config = blocking(asyncio_admin.Admin.alter_topic_config)
+    alter_group_config = blocking(asyncio_admin.Admin.alter_group_config)
     list_offsets = blocking(asyncio_admin.Admin.list_offsets)
     group_offsets = blocking(asyncio_admin.Admin.group_offsets)
     group_lag = blocking(asyncio_admin.Admin.group_lag)

@@ -165,6 +165,7 @@ class Client:
         auto_commit: bool | None = None,
         auto_commit_interval_ms: float = 5_000,
         instance_id: str | None = None,
+        group_protocol: Literal["consumer", "classic"] = "consumer",
         session_timeout_ms: int = 45_000,
         heartbeat_interval_ms: int = 3_000,
         rebalance_timeout_ms: int = 60_000,
@@ -183,8 +184,14 @@ class Client:
     ) -> Consumer:
         """Read topics, or chosen partitions (`TopicPartition`). Iterate the result, or use its `poll`/`batches`.
 
+        `sources`: in a group, a text that begins with `^` is a regular expression (RE2) which has to match the whole
+        name of a topic; topics that come later are read, too. `InvalidRegularExpression` for one that is none,
+        `UnsupportedVersion` where the broker cannot tell what it matches.
         `group`: share the topics' partitions with the other members, and keep offsets under this name. Without one,
         all partitions are read and nothing is committed. With chosen partitions the group only keeps the offsets.
+        `group_protocol`: with "consumer" the broker assigns the partitions, and those that stay with a member are read
+        without a pause while others move (KIP-848); a broker that does not offer it gets a classic member. With
+        "classic" the members share the partitions out themselves. A group may have members of both for a while.
         `from_`: where to begin (in a group: where nothing was committed yet): "earliest", "latest", an offset, a
         datetime, or a mapping of partitions to offsets.
         `to_time`, `to_end`, `max_records`: end the iteration before the first record of that time, at the end as it
@@ -193,7 +200,10 @@ class Client:
         rebalance and on close; never the message in hand. A consumer that comes to the end asked for then commits and
         leaves the group by itself; with False it keeps its partitions until it is closed, so that `commit()` after the
         loop works.
-        `metadata_interval_ms`: how often to look for partitions that were added.
+        `session_timeout_ms`, `heartbeat_interval_ms`: of members of a classic group. Otherwise the group's own settings
+        hold, `consumer.session.timeout.ms` and `consumer.heartbeat.interval.ms` (`admin.alter_group_config`).
+        `rebalance_timeout_ms`: how long this member may take to give partitions up before it is put out.
+        `metadata_interval_ms`: how often to look for partitions that were added (where the broker does not).
         `instance_id`: static membership (KIP-345). `on_assigned`, `on_revoked`, `on_lost`: called (or awaited) with a
         list of partitions. `batch_bytes_max`: a batch that becomes larger than this when it is decompressed is
         refused with `InvalidRecord`.
@@ -227,6 +237,7 @@ class Client:
                 poll_interval_ms_max=poll_interval_ms_max,
                 metadata_interval_ms=metadata_interval_ms,
                 instance_id=instance_id,
+                protocol=group_protocol,
             ),
         )
         consumer = Consumer(self._cluster, given, options)

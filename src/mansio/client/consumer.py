@@ -26,9 +26,10 @@ from mansio.link.offsets import commit_offsets, fetch_offsets
 from .decode import MessageBatch, decode_chunk
 from .fetcher import Fetcher
 from .hand_out import HandOut
-from .membership import Membership
+from .participation import Participation
 from .partition_state import PartitionState
 from .positions import start_offsets, stop_offsets
+from .tasks import client_failed
 from .types import Message, TopicPartition
 
 if TYPE_CHECKING:
@@ -51,16 +52,27 @@ class Consumer(HandOut):
         self, cluster: Cluster, sources: Iterable[str | TopicPartition], options: ConsumerOptions
     ) -> None:
         given = list(sources)
-        self._topics = [source for source in given if isinstance(source, str)]
+        patterns = [source for source in given if isinstance(source, str) and source.startswith("^")]
+        self._pattern = "|".join(patterns) or None
+        self._topics = [source for source in given if isinstance(source, str) and source not in patterns]
         self._chosen = [source for source in given if isinstance(source, TopicPartition)]
-        if not given or (self._topics and self._chosen):
+        subscribes = bool(self._topics or patterns)
+        if not given or (subscribes and self._chosen):
             raise InvalidRequest("consume needs topics or partitions, and not both")
+        if patterns and options.group is None:
+            raise InvalidRequest("an expression of topics needs a group, whose broker knows what it matches")
         self._cluster = cluster
         self._options = options
         self._loop = asyncio.get_running_loop()
-        is_member = options.group is not None and bool(self._topics)
+        is_member = options.group is not None and subscribes
         super().__init__(Fetcher(cluster, options.fetching(is_member=is_member)), options.max_records)
-        self._membership: Membership | None = None
+        self._part: Participation | None = (
+            Participation(
+                cluster, options.group, self._topics, self, options.membership, pattern=self._pattern
+            )
+            if options.group is not None and subscribes
+            else None
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._starting = asyncio.Lock()
         self._is_started = False
@@ -182,8 +194,8 @@ class Consumer(HandOut):
     async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
         """Store the group's offsets: those given, or everything handed out so far.
 
-        Raises `RebalanceInProgress`, `IllegalGeneration` or `UnknownMember` when the group went on without this
-        consumer: the messages since the last commit may then be handed out again, to whoever has them now.
+        Raises `RebalanceInProgress`, `IllegalGeneration`, `StaleMemberEpoch` or `UnknownMember` when the group went on
+        without this consumer: the messages since the last commit may then be handed out again, to whoever has them now.
         """
         if self._options.group is None:
             raise InvalidRequest("only a consumer with a group can commit")
@@ -207,16 +219,10 @@ class Consumer(HandOut):
         changed = {p: offset for p, offset in positions.items() if self._stored.get(p) != offset}
         if group is None or not changed:
             return
-        member = self._membership
-        await commit_offsets(
-            self._cluster,
-            group,
-            changed,
-            generation=-1 if member is None else member.generation,
-            member_id="" if member is None else member.member_id,
-            instance_id=None if member is None else self._options.membership.instance_id,
-            retry_timeout_ms=retry_timeout_ms,
-        )
+        if self._part is None:
+            await commit_offsets(self._cluster, group, changed, retry_timeout_ms=retry_timeout_ms)
+        else:
+            await self._part.commit(changed, retry_timeout_ms=retry_timeout_ms)
         self._stored.update(changed)
 
     # -- starting and ending --------
@@ -235,11 +241,8 @@ class Consumer(HandOut):
                 await self._cluster.topic(topic)
             for partition in self._chosen:
                 await self._check_exists(partition)
-            if self._options.group is not None and self._topics:
-                self._membership = Membership(
-                    self._cluster, self._options.group, self._topics, self, self._options.membership
-                )
-                self._run(self._be_member(self._membership))
+            if self._part is not None:
+                self._run(self._be_member(self._part))
             else:
                 await self.assign(set(self._chosen) or await self._all_partitions())
                 if self._topics:
@@ -271,8 +274,8 @@ class Consumer(HandOut):
             logger.warning("group %s: the last commit failed: %s", self._options.group, error)
         finally:
             await self._fetcher.close()
-            if self._membership is not None:
-                await self._membership.leave()
+            if self._part is not None:
+                await self._part.leave()
 
     async def _check_exists(self, partition: TopicPartition) -> None:
         view = await self._cluster.topic(partition.topic)
@@ -285,11 +288,13 @@ class Consumer(HandOut):
     def _run(self, work: Any) -> None:
         self._tasks.append(self._loop.create_task(work))
 
-    async def _be_member(self, membership: Membership) -> None:
+    async def _be_member(self, part: Participation) -> None:
         try:
-            await membership.run()
+            await part.run()
         except MansioError as error:
             self._fetcher.fail(error)
+        except Exception as error:  # noqa: BLE001  # of a callback, for one: whoever reads is told
+            self._fetcher.fail(client_failed(error))
 
     async def _commit_now_and_then(self) -> None:
         while True:
@@ -345,6 +350,7 @@ class Consumer(HandOut):
 
     async def revoke(self, partitions: set[TopicPartition]) -> None:
         """Finish with partitions before another member gets them."""
+        self._fetcher.end(partitions)  # what were handed out from now on would not be in the commit
         await self._settle_in_hand(partitions)
         if self._options.commits_unasked:
             positions = self._positions(in_hand=False)

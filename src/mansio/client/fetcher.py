@@ -102,9 +102,7 @@ class Fetcher:
         removed = [state for p in partitions if (state := self.states.pop(p, None)) is not None]
         for state in removed:
             state.is_active = False
-        kept = deque(chunk for chunk in self._chunks if chunk.state.is_active)
-        self._buffered_bytes = sum(len(chunk.batches) for chunk in kept)
-        self._chunks = kept
+        self._forget_ahead()
         self._wake()
         self._arrival.set()
         return removed
@@ -113,6 +111,18 @@ class Fetcher:
         """Read a partition again from the first offset that was not handed out."""
         if self.remove([state.partition]):
             self.add([PartitionState(state.partition, state.consumed, state.stop_offset)])
+
+    def end(self, partitions: Iterable[TopicPartition]) -> None:
+        """Give nothing more of partitions that are about to be removed; their states stay until then."""
+        for partition in partitions:
+            if partition in self.states:
+                self.states[partition].is_ending = True
+        self._forget_ahead()
+
+    def _forget_ahead(self) -> None:
+        kept = deque(chunk for chunk in self._chunks if chunk.state.is_active and not chunk.state.is_ending)
+        self._buffered_bytes = sum(len(chunk.batches) for chunk in kept)
+        self._chunks = kept
 
     def wake(self) -> None:
         """Something changed that the reader has to look at."""
@@ -185,7 +195,7 @@ class Fetcher:
         chosen: dict[int, list[PartitionState]] = {}
         full: set[int] = set()
         for state in self.states.values():
-            if state.is_fetching or state.is_paused or self._is_through(state):
+            if state.is_fetching or state.is_paused or state.is_ending or self._is_through(state):
                 continue
             if state.blocked_until > now:
                 self._alarm.set(state.blocked_until)
@@ -281,7 +291,7 @@ class Fetcher:
 
     def _take(self, state: PartitionState, offset: int, answer: Any) -> int:
         """One partition of an answer; returns how many bytes came."""
-        if not state.is_active or state.fetch_offset != offset:
+        if not state.is_active or state.is_ending or state.fetch_offset != offset:
             return 0
         if answer.error_code:
             self._failed(state, error_for(answer.error_code))

@@ -39,7 +39,7 @@ class HandOut:
         self._count_handed_out = count
 
     def _put_in_hand(self, batch: MessageBatch) -> bool:
-        if not batch.state.is_active:
+        if not batch.state.is_active or batch.state.is_ending:
             return False
         messages = batch.messages
         if not messages:

@@ -17,7 +17,7 @@ import asyncio
 import itertools
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from mansio.errors import (
     IllegalGeneration,
@@ -56,8 +56,14 @@ JOIN_GRACE_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """Times in milliseconds, as Kafka's consumer has them."""
+    """Times in milliseconds, as Kafka's consumer has them.
 
+    `protocol`: "consumer" where the broker offers groups whose partitions it assigns itself (KIP-848), or always
+    "classic". The session timeout, the heartbeat interval, the metadata interval and the assignors are for classic
+    groups; in the others they are the broker's to set.
+    """
+
+    protocol: Literal["consumer", "classic"] = "consumer"
     session_timeout_ms: int = 45_000
     rebalance_timeout_ms: int = 60_000
     heartbeat_interval_ms: int = 3_000
@@ -99,6 +105,8 @@ class Membership:
         self.group = group
         self.member_id = ""
         self.generation = -1
+        self.lives = 0
+        """How often it was put out of the group."""
         self.owned: set[TopicPartition] = set()
         self._protocol: Assignor | None = None
         self._watched: set[str] = set()
@@ -106,6 +114,11 @@ class Membership:
         """As the leader: the topics of all members, and the partition counts that were shared out."""
         self._lane = f"member {next(_LANES)}"
         """A connection of its own: a join waits at the broker, and must not hold up anybody's heartbeat."""
+
+    @property
+    def identity(self) -> tuple[int, str]:
+        """(generation, member id) to commit with."""
+        return self.generation, self.member_id
 
     async def run(self) -> None:
         """Be a member. Raises what no retry can heal (`FencedInstanceId`, `InvalidGroupId`, ...)."""
@@ -294,6 +307,7 @@ class Membership:
     async def _lose(self) -> None:
         """The group went on without this member: what it had may be with others already."""
         self.generation = -1
+        self.lives += 1
         if self.owned:
             gone, self.owned = self.owned, set()
             await self._owner.lose(gone)

@@ -24,6 +24,7 @@ class PartitionState:
         "fetch_offset",
         "high_watermark",
         "is_active",
+        "is_ending",
         "is_fetching",
         "is_paused",
         "partition",
@@ -41,6 +42,8 @@ class PartitionState:
         self.high_watermark = -1
         self.buffered_bytes = 0
         self.is_active = True
+        self.is_ending = False
+        """Nothing more of it is handed out; its position is still asked for."""
         self.is_fetching = False
         self.is_paused = False
         self.failures = 0

@@ -1,4 +1,4 @@
-"""Settings as DescribeConfigs shows them: value, source, synonyms, type, meaning; of topics and of the broker.
+"""Settings as DescribeConfigs shows them: value, source, synonyms, type, meaning; of topics, groups and the broker.
 
 Owns the mapping from Mansio's own settings to Kafka's broker names. A setting Kafka has no name for is shown under
 `mansio.<name>`. Broker settings are read-only: they are read at start.
@@ -11,7 +11,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mansio.cluster import topic_config
+from mansio.cluster import group_config, topic_config
 from mansio.cluster.topic_config import Kind
 from mansio.config import SPECIFICATIONS, Origin, Settings, default_of
 
@@ -27,6 +27,7 @@ class Source(IntEnum):
     TOPIC = 1
     STATIC_BROKER = 4
     DEFAULT = 5
+    GROUP = 8
 
 
 class Synonym(NamedTuple):
@@ -56,6 +57,20 @@ def topic_entries(
     return [
         _topic_entry(row, configs, defaults, replication_factor) for row in topic_config.SETTINGS.values()
     ]
+
+
+def group_entries(configs: Mapping[str, str], settings: Settings) -> list[ConfigEntry]:
+    """Every setting of a consumer group, in force."""
+    entries = []
+    for row in group_config.SETTINGS.values():
+        synonyms: tuple[Synonym, ...] = (Synonym(row.broker_name, row.default, Source.DEFAULT),)
+        if settings.origin(row.broker_setting) is not Origin.DEFAULT:
+            value = str(getattr(settings, row.broker_setting))
+            synonyms = (Synonym(row.broker_name, value, Source.STATIC_BROKER), *synonyms)
+        if row.name in configs:
+            synonyms = (Synonym(row.name, configs[row.name], Source.GROUP), *synonyms)
+        entries.append(_entry(row.name, row.kind, synonyms, row.meaning, read_only=False))
+    return entries
 
 
 def broker_entries(settings: Settings) -> list[ConfigEntry]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from urllib.parse import quote
 
 from mansio.errors import ConcurrentChange, MansioError, StorageError, Unavailable
 
@@ -159,6 +160,7 @@ class Keys:
         "brokers",
         "controller",
         "format",
+        "group_configs",
         "partitions",
         "prefix",
         "producer_ids",
@@ -176,6 +178,7 @@ class Keys:
         self.controller = f"{self.prefix}controller"
         self.producer_ids = f"{self.prefix}pids/next"
         self.quotas = f"{self.prefix}quotas/"
+        self.group_configs = f"{self.prefix}groupconfigs/"
         self.tick = f"{self.prefix}tick"
 
     def topic(self, name: str) -> str:
@@ -183,6 +186,10 @@ class Keys:
 
     def partition(self, topic_id: UUID, index: int) -> str:
         return f"{self.partitions}{topic_id}/{index}"
+
+    def group_config(self, group_id: str) -> str:
+        """{configs: {name: value}}, for a group that has settings of its own."""
+        return f"{self.group_configs}{quote(group_id, safe='')}"
 
     def session(self, node_id: int) -> str:
         """{host, port, rack, run}, with a lease. Its create revision is the broker's epoch."""

@@ -112,6 +112,14 @@ class QuotaEntry(NamedTuple):
     mod_revision: int
 
 
+class GroupConfigEntry(NamedTuple):
+    """One key under `groupconfigs/`: the settings a group has of its own, by name; `cluster.group_config` reads
+    them."""
+
+    configs: Mapping[str, str]
+    mod_revision: int
+
+
 @dataclass(frozen=True, slots=True)
 class TopicChange:
     """What happened to a topic: `before` is None when it became live, `after` when it stopped being."""

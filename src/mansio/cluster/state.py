@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import unquote
 from uuid import UUID
 
 from mansio.cluster import metadata
@@ -28,6 +29,7 @@ from mansio.cluster.model import (
     BrokerChange,
     BrokerState,
     ControllerState,
+    GroupConfigEntry,
     Maker,
     PartitionState,
     QuotaEntry,
@@ -58,6 +60,7 @@ __all__ = [
     "BrokerState",
     "ClusterState",
     "ControllerState",
+    "GroupConfigEntry",
     "Maker",
     "PartitionState",
     "QuotaEntry",
@@ -96,6 +99,7 @@ class ClusterState:
     topics_by_id: dict[UUID, Topic] = field(default_factory=dict)
     unfinished: dict[str, Topic] = field(default_factory=dict)
     quotas: dict[str, QuotaEntry] = field(default_factory=dict)
+    group_configs: dict[str, GroupConfigEntry] = field(default_factory=dict)
     registrations: dict[int, Registration] = field(default_factory=dict)
     controller: ControllerState | None = None
     partition_count: int = 0
@@ -106,6 +110,8 @@ class ClusterState:
     _callbacks: list[Callable[[TopicChange], None]] = field(default_factory=list)
     _quota_callbacks: list[Callable[[], None]] = field(default_factory=list)
     _quotas_moved: bool = False
+    _group_config_callbacks: list[Callable[[str], None]] = field(default_factory=list)
+    _group_configs_moved: dict[str, None] = field(default_factory=dict)
     _broker_callbacks: list[Callable[[BrokerChange], None]] = field(default_factory=list)
     _progress_callbacks: list[Callable[[], None]] = field(default_factory=list)
     _broker_changes: list[BrokerChange] = field(default_factory=list)
@@ -149,6 +155,10 @@ class ClusterState:
     def on_quota_change(self, callback: Callable[[], None]) -> None:
         """Call `callback` after `quotas` has changed, on the loop."""
         self._quota_callbacks.append(callback)
+
+    def on_group_config_change(self, callback: Callable[[str], None]) -> None:
+        """Call `callback` with the group's id after its settings in `group_configs` have changed, on the loop."""
+        self._group_config_callbacks.append(callback)
 
     def on_broker_change(self, callback: Callable[[BrokerChange], None]) -> None:
         """Call `callback` after each change of a session or registration, on the loop, once the view shows it (and
@@ -255,7 +265,8 @@ class ClusterState:
         sessions = map(self.keys.session, self.brokers)
         registrations = map(self.keys.registration, self.registrations)
         controller = [] if self.controller is None else [self.keys.controller]
-        return [*topics, *partitions, *sessions, *registrations, *controller, *self.quotas]
+        groups = map(self.keys.group_config, self.group_configs)
+        return [*topics, *partitions, *sessions, *registrations, *controller, *self.quotas, *groups]
 
     def _take(self, event: Event, touched: dict[str, None]) -> None:
         """Note one change; the names of topics to look at again go to `touched`."""
@@ -289,6 +300,12 @@ class ClusterState:
             self.quotas.pop(event.key, None)
             if document is not None:
                 self.quotas[event.key] = QuotaEntry(document, event.mod_revision)
+        elif event.key.startswith(keys.group_configs):
+            group_id = unquote(event.key.removeprefix(keys.group_configs))
+            self._group_configs_moved[group_id] = None
+            self.group_configs.pop(group_id, None)
+            if document is not None:
+                self.group_configs[group_id] = GroupConfigEntry(document["configs"], event.mod_revision)
 
     def _take_broker(self, event: Event, document: dict[str, Any] | None) -> None:
         node, _, kind = event.key.removeprefix(self.keys.brokers).partition("/")
@@ -329,6 +346,10 @@ class ClusterState:
             self._quotas_moved = False
             for look_again in self._quota_callbacks:
                 look_again()
+        moved, self._group_configs_moved = self._group_configs_moved, {}
+        for group_id in moved:
+            for tell_of_group in self._group_config_callbacks:
+                tell_of_group(group_id)
         for look in self._progress_callbacks:
             look()
         due = [promise for revision, promise in self._waits if revision <= self.revision]

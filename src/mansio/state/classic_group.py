@@ -61,6 +61,8 @@ from mansio.state.group_types import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from mansio.errors import MansioError
 
 NEW_MEMBER_JOIN_TIMEOUT_MS: Final = 5 * 60 * 1000
@@ -75,6 +77,7 @@ class ClassicGroup:
     __slots__ = (
         "_assignment_write",
         "_extension_left_ms",
+        "_former_generations",
         "_member_added",
         "_static_writes",
         "_tokens",
@@ -105,6 +108,7 @@ class ClassicGroup:
         self.join_deadline_ms = math.inf
         self.sync_deadline_ms = math.inf
         self._extension_left_ms: float | None = None  # in the initial delay: how much longer it may grow
+        self._former_generations: dict[str, int] = {}  # of members that have yet to join since `succeed`
         self._member_added = False
         self._unsynced: set[str] = set()  # members that have not asked for their assignment yet
         self._tokens = 0
@@ -145,7 +149,7 @@ class ClassicGroup:
         """
         self._check_alive()
         member = self.roster.validated(request.member_id, request.instance_id)
-        self._check_generation(request.generation)
+        self._check_generation(member, request.generation)
         if request.protocol_type not in (None, self.protocol_type):
             raise InconsistentGroupProtocol(f"the group does {self.protocol_type}")
         if request.protocol not in (None, self.protocol):
@@ -168,7 +172,7 @@ class ClassicGroup:
         """A member is alive. Raises `RebalanceInProgress` when it has to join again, and as `sync` does."""
         self._check_alive()
         member = self.roster.validated(member_id, instance_id)
-        self._check_generation(generation)
+        self._check_generation(member, generation)
         member.heard_of(now_ms)
         if self.state is PREPARING:
             raise RebalanceInProgress
@@ -192,7 +196,7 @@ class ClassicGroup:
         if generation < 0 and not member_id and instance_id is None:
             raise UnknownMember(f"group {self.group_id} has members; only they may commit")
         member = self.roster.validated(member_id, instance_id)
-        self._check_generation(generation)
+        self._check_generation(member, generation)
         if self.state is COMPLETING:
             raise RebalanceInProgress
         member.heard_of(now_ms)
@@ -276,6 +280,21 @@ class ClassicGroup:
         if self.roster.members:
             self.state = STABLE
 
+    def succeed(self, metadata: GroupMetadata, generations: Mapping[str, int], now_ms: float) -> None:
+        """Come into the place of a group of another kind that has these members left: all of them are to join.
+
+        `generations`: what each of them has for its generation, older than that of `metadata`. Until the rebalance ends
+        it commits in that one, and is told by it to join, so that it loses nothing of what it has done. Only this
+        object knows of them: in a group that was restored instead, a member finds out that its generation is none.
+        """
+        self.restore(metadata, now_ms)
+        self._former_generations = dict(generations)
+        self._rebalance(now_ms)
+
+    def generation_of(self, member: Member) -> int:
+        """The generation a member is in: the group's, or the one it came with to `succeed`."""
+        return self._former_generations.get(member.member_id, self.generation)
+
     def is_idle(self) -> bool:
         """Nobody is in it, or about to be."""
         return self.state is EMPTY and not self.pending
@@ -286,11 +305,10 @@ class ClassicGroup:
         if self.state is DEAD:
             raise CoordinatorNotAvailable(f"group {self.group_id} is being deleted")
 
-    def _check_generation(self, generation: int) -> None:
-        if generation != self.generation:
-            raise IllegalGeneration(
-                f"group {self.group_id} is at generation {self.generation}, not {generation}"
-            )
+    def _check_generation(self, member: Member, generation: int) -> None:
+        current = self.generation_of(member)
+        if generation != current:
+            raise IllegalGeneration(f"group {self.group_id} is at generation {current}, not {generation}")
 
     def _check_room(self, request: Join) -> None:
         """A full group takes nobody new. In a rebalance those who have joined count, and the static members that
@@ -422,6 +440,7 @@ class ClassicGroup:
             self.join_deadline_ms = now_ms + self.roster.rebalance_timeout_ms()
             return []
         self.generation += 1
+        self._former_generations.clear()
         self.join_deadline_ms = math.inf
         if not self.roster.members:
             self.protocol = None

@@ -59,6 +59,9 @@ class ApiKey(IntEnum):
     DESCRIBE_PRODUCERS = 61
     DESCRIBE_TRANSACTIONS = 65
     LIST_TRANSACTIONS = 66
+    CONSUMER_GROUP_HEARTBEAT = 68
+    CONSUMER_GROUP_DESCRIBE = 69
+    LIST_CONFIG_RESOURCES = 74
     DESCRIBE_TOPIC_PARTITIONS = 75
 
 
@@ -112,14 +115,14 @@ _ROWS: Final = (
         2,
         9,
         "offsets.offset_commit",
-        skipped="10 names topics by id (KIP-848 clients).",
+        skipped="10 names topics by id (KIP-848 clients use 9, too).",
     ),
     Api(
         ApiKey.OFFSET_FETCH,
         1,
         9,
         "offsets.offset_fetch",
-        skipped="10 names topics by id (KIP-848 clients).",
+        skipped="10 names topics by id (KIP-848 clients use 9, too).",
     ),
     Api(ApiKey.FIND_COORDINATOR, 0, 6, "groups.find_coordinator", note="Groups only."),
     Api(ApiKey.JOIN_GROUP, 0, 9, "groups.join_group"),
@@ -162,7 +165,7 @@ _ROWS: Final = (
         0,
         2,
         "configs.alter_configs",
-        note="Topics only. What is not named goes back to its default, as in Kafka.",
+        note="Topics and groups. What is not named goes back to its default, as in Kafka.",
     ),
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "log_dirs.describe_log_dirs", note="One directory: the broker's."),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions"),
@@ -218,6 +221,21 @@ _ROWS: Final = (
         note="There are none: TRANSACTIONAL_ID_NOT_FOUND.",
     ),
     Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "producers.list_transactions", note="There are none."),
+    Api(
+        ApiKey.CONSUMER_GROUP_HEARTBEAT,
+        0,
+        1,
+        "consumer_groups.consumer_group_heartbeat",
+        note="KIP-848. Regular expressions (version 1) are RE2's and match whole names; internal topics never match.",
+    ),
+    Api(ApiKey.CONSUMER_GROUP_DESCRIBE, 0, 1, "consumer_groups.consumer_group_describe"),
+    Api(
+        ApiKey.LIST_CONFIG_RESOURCES,
+        0,
+        1,
+        "configs.list_config_resources",
+        note="Topics, this broker, and groups with settings of their own. Version 0 asks for client metrics: none.",
+    ),
     Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "cluster.describe_topic_partitions"),
 )
 
@@ -225,7 +243,6 @@ OFFERED: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
 """Every API a client may use, in the order of the keys."""
 
 _TRANSACTIONS: Final = "transactions are not there yet"
-_CONSUMER_GROUPS: Final = "the consumer groups of KIP-848 are not there yet; classic groups are"
 _SHARE_GROUPS: Final = "share groups (KIP-932) are not there yet"
 _SECURITY: Final = "there is no authentication on this listener yet"
 _RAFT: Final = "brokers talk to a metadata store, not to a KRaft quorum"
@@ -238,9 +255,7 @@ SKIPPED: Final[dict[str, str]] = {
     "AddPartitionsToTxn (24) to WriteTxnMarkers (27), TxnOffsetCommit (28)": _TRANSACTIONS,
     "AlterReplicaLogDirs (34)": "a broker has one data directory",
     "DescribeQuorum (55), UpdateFeatures (57), UnregisterBroker (64), AddRaftVoter (80) and on": _RAFT,
-    "ConsumerGroupHeartbeat (68), ConsumerGroupDescribe (69)": _CONSUMER_GROUPS,
     "GetTelemetrySubscriptions (71), PushTelemetry (72)": "clients keep their metrics (KIP-714 is optional)",
-    "ListConfigResources (74)": "there are only topic and broker settings, which DescribeConfigs shows",
     "ShareGroupHeartbeat (76) to ShareAcknowledge (79)": _SHARE_GROUPS,
     "DescribeShareGroupOffsets (90) to DeleteShareGroupOffsets (92)": _SHARE_GROUPS,
     "StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)": _STREAMS,
@@ -286,6 +301,9 @@ _FIRST_FLEXIBLE: Final[dict[int, int]] = {
     ApiKey.DESCRIBE_PRODUCERS: 0,
     ApiKey.DESCRIBE_TRANSACTIONS: 0,
     ApiKey.LIST_TRANSACTIONS: 0,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: 0,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: 0,
+    ApiKey.LIST_CONFIG_RESOURCES: 0,
     ApiKey.DESCRIBE_TOPIC_PARTITIONS: 0,
 }
 _NEVER_FLEXIBLE: Final = 1 << 15

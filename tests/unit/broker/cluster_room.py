@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.broker.coordinators.groups import GroupCoordinator, GroupSettings
 from mansio.broker.coordinators.store import java_string_hash
+from mansio.broker.coordinators.subscriptions import Subscriptions
 from mansio.cluster.state import BrokerState
 from mansio.errors import NotLeaderOrFollower
 from unit.broker.groups_room import MemoryPartition, VirtualScheduler
@@ -15,6 +16,7 @@ from unit.broker.test_groups import Broker, Chance
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mansio.cluster.state import Topic
     from mansio.errors import MansioError
     from mansio.state.group_records import CommittedOffset
 
@@ -70,6 +72,7 @@ class ClusterBroker(Broker):
             end_offset=lambda *_: None,
             on_offset=lambda group, topic, index, what: self.told.__setitem__((group, topic, index), what),
             places=cluster,
+            subscriptions=Subscriptions(cluster.live),
         )
         self.scheduler.run(self.groups.start(()))
 
@@ -86,6 +89,7 @@ class GroupCluster:
         self.partitions: list[RolePartition] = []
         self.leaders: list[int] = []
         self.topics = {"t"}
+        self.live: dict[str, Topic] = {}  # what members of the new group protocol can subscribe to
         self.fail: MansioError | None = None
         self.made_times = 0
         self.brokers = {node_id: ClusterBroker(self, node_id) for node_id in range(1, brokers + 1)}

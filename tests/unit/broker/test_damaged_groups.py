@@ -6,7 +6,9 @@ import pytest
 
 from mansio.broker.coordinators.store import java_string_hash
 from mansio.errors import CoordinatorNotAvailable
+from mansio.wire.records import build_batch
 from mansio.wire.versions import ApiKey
+from unit.broker.consumer_groups_room import ConsumerBroker, Member
 from unit.broker.test_groups import PARTITIONS, Broker
 from unit.broker.test_internal_topic import Room
 
@@ -54,3 +56,19 @@ def test_a_group_that_cannot_be_loaded_is_refused_and_the_others_are_served() ->
         else:
             assert found.topics[0].partitions[0].committed_offset == 42
             assert described.error_code == 0
+
+
+def test_a_record_of_the_new_protocol_that_cannot_be_read_stops_the_load_of_its_partition_alone() -> None:
+    broker = ConsumerBroker()
+    Member(broker, "a").beat()
+    elsewhere = next(
+        name for name in "abcdef" if broker.groups.store.index_of(name) != broker.groups.store.index_of("g")
+    )
+    Member(broker, "a", group_id=elsewhere).beat()
+    key = next(iter(broker.groups.store.entries["g"].modern))
+    broker.home.append(build_batch([(0, key, b"\x00\x00\x7f", ())]), internal=True)
+    broker.home.sync()
+    again = broker.restarted()
+    assert again.describe_consumer().error_code == COORDINATOR_NOT_AVAILABLE
+    assert Member(again, "a").beat() == COORDINATOR_NOT_AVAILABLE
+    assert again.describe_consumer(elsewhere).error_code == 0

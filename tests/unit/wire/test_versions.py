@@ -35,7 +35,7 @@ def test_produce_is_announced_from_0_for_old_librdkafka_but_not_served() -> None
 
 
 def test_unknown_keys_and_versions_are_not_offered() -> None:
-    for key, version in ((-1, 0), (4, 0), (32767, 0), (18, 5), (18, -1), (68, 0)):
+    for key, version in ((-1, 0), (4, 0), (32767, 0), (18, 5), (18, -1), (80, 0)):
         assert not is_offered(key, version)
     assert not is_flexible(4, 30_000)
     assert not is_flexible(ApiKey.OFFSET_DELETE, 30_000)

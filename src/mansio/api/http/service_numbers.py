@@ -81,7 +81,7 @@ def _groups(service: Service) -> Iterator[Measurement]:
     members = 0
     for entry in tuple(service.groups.store.entries.values()):
         states[str(entry.group.state)] = states.get(str(entry.group.state), 0) + 1
-        members += len(entry.group.roster)
+        members += entry.member_count
     for state, groups in states.items():
         yield _gauge("groups", "Consumer groups known.", groups, state=state)
     yield _gauge("group_members", "Members of all consumer groups.", members)

@@ -1,7 +1,8 @@
 """The coordinator of consumer groups: performs what their state machines ask for.
 
 Owns the timers of the groups and the requests that wait in them. `offsets` holds the committed offsets,
-`inspection` answers questions about groups; every door uses this one object.
+`inspection` answers questions about groups, `modern` performs what groups of the new protocol ask for; every door uses
+this one object. A member of the classic protocol may find its group to be of either kind.
 
 Always true:
 * A group's timer is never later than its next deadline. Heartbeats only move deadlines back, so they set no
@@ -19,12 +20,15 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID
 
 from mansio.broker.coordinators.inspection import Inspection
+from mansio.broker.coordinators.modern_groups import ModernGroups
 from mansio.broker.coordinators.offsets import Offsets, tombstones
 from mansio.broker.coordinators.settings import OFFSETS_TOPIC, GroupSettings
 from mansio.broker.coordinators.store import GroupEntry, GroupStore
+from mansio.broker.coordinators.subscriptions import Subscriptions
 from mansio.broker.internal_topic import InternalTopic
 from mansio.errors import (
     CoordinatorLoadInProgress,
@@ -39,26 +43,32 @@ from mansio.errors import (
     NotEnoughReplicas,
     NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
+    RebalanceInProgress,
     RequestTimedOut,
     StorageError,
     UnknownMember,
     UnknownTopicOrPartition,
 )
 from mansio.logs import fields
+from mansio.state.classic_group import ClassicGroup
+from mansio.state.consumer_group import ConsumerGroup
 from mansio.state.group_records import GroupKey, encode_group_key, encode_group_value
 from mansio.state.group_types import Answer, Persist
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from mansio.broker.coordinators.places import GroupPlaces, OffsetsPartition
-    from mansio.broker.coordinators.store import OffsetListener
+    from mansio.broker.coordinators.store import Machine, OffsetListener
     from mansio.broker.internal_view import InternalPartition
     from mansio.broker.view_checkpoint import CheckpointRoom
     from mansio.ports import Clock, Random, Scheduler
     from mansio.state.group_types import Effect, Join, JoinAnswer, Sync, SyncAnswer
+    from mansio.state.modern_types import Heartbeat, HeartbeatAnswer
 
 __all__ = ["OFFSETS_TOPIC", "GroupCoordinator", "GroupSettings"]
+
+Answered = TypeVar("Answered")
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +83,8 @@ class GroupCoordinator:
     the high watermark of a topic's partition, or None if there is no such partition here. `on_offset`: see
     `GroupStore`.
     `places` is given in a cluster: there `create_topic` only makes the topic, nothing is ever written to `checkpoints`,
-    and instead of `start` having partitions, `role_changed` tells of them.
+    and instead of `start` having partitions, `role_changed` tells of them. `subscriptions`: the topics members can
+    subscribe to; `overrides`: the settings a group has of its own. Raises `ConfigError` for unknown assignors.
     """
 
     def __init__(
@@ -88,6 +99,8 @@ class GroupCoordinator:
         checkpoints: CheckpointRoom | None = None,
         on_offset: OffsetListener = lambda *_: None,
         places: GroupPlaces | None = None,
+        subscriptions: Subscriptions | None = None,
+        overrides: Callable[[str], Mapping[str, str]] = lambda _: {},
     ) -> None:
         self.settings = settings
         self.places = places
@@ -97,7 +110,11 @@ class GroupCoordinator:
         self._closed = False
         self._expiry_timer: Any = None
         self._waiting: dict[Any, GroupEntry] = {}  # promises of parked joins and syncs
-        self.store = GroupStore(settings, clock, on_offset)
+        self.subscriptions = subscriptions or Subscriptions({})
+        self.modern = ModernGroups(settings, clock, self.subscriptions, overrides)
+        self.store = GroupStore(settings, clock, on_offset, consumer_group=self.modern.empty_group)
+        self.modern.store = self.store
+        self.modern.perform, self.modern.arm, self.modern.revive = self._perform, self._arm, self.revive
         self.topic = InternalTopic(
             OFFSETS_TOPIC,
             view=self.store,
@@ -116,7 +133,7 @@ class GroupCoordinator:
             self.offsets = Offsets(
                 self.store, settings, clock, lambda topic, index: end_offset(topic, index) is not None
             )
-        self.inspection = Inspection(self.store, end_offset)
+        self.inspection = Inspection(self.store, end_offset, self.subscriptions)
 
     async def start(self, partitions: Sequence[InternalPartition | StorageError]) -> None:
         """Load the groups from `__consumer_offsets`; no partitions if it has not been created yet, or in a cluster."""
@@ -190,9 +207,13 @@ class GroupCoordinator:
             except MansioError as error:  # the first group of all makes the topic it is stored in
                 raise as_coordinator_error(error) from error
         new_member_id = f"{request.instance_id or request.client_id}-{self._random.bytes(16).hex()}"
+        if isinstance(entry.group, ConsumerGroup):
+            if not entry.group.is_idle():
+                return await self._coordinated(self.modern.join(entry, entry.group, request, new_member_id))
+            self._make_classic(entry)
         promise = self._scheduler.promise()
         try:
-            effects = entry.group.join(request, promise, new_member_id, self.store.monotonic_ms())
+            effects = _classic(entry).join(request, promise, new_member_id, self.store.monotonic_ms())
         finally:
             self.store.drop_if_unused(entry)
         answer: JoinAnswer = await self._performed(entry, effects, promise)
@@ -204,6 +225,8 @@ class GroupCoordinator:
         if self.places is not None:
             await self._committed(group_id)
         entry = self._entry(group_id)
+        if isinstance(entry.group, ConsumerGroup):
+            return await self._coordinated(self.modern.sync(entry, entry.group, request))
         promise = self._scheduler.promise()
         effects = entry.group.sync(request, promise, self.store.monotonic_ms())
         answer: SyncAnswer = await self._performed(entry, effects, promise)
@@ -221,13 +244,43 @@ class GroupCoordinator:
         """A member is alive; raises what it has to do about its group."""
         check_group_id(group_id)
         entry = self._entry(group_id)
+        if isinstance(entry.group, ConsumerGroup):
+            self.modern.classic_heartbeat(entry, entry.group, member_id, instance_id, generation)
+            return
         entry.group.heartbeat(member_id, instance_id, generation, self.store.monotonic_ms())
 
     def leave(self, group_id: str, member_id: str, instance_id: str | None) -> None:
         """A member goes."""
         check_group_id(group_id)
         entry = self._entry(group_id)
+        if isinstance(entry.group, ConsumerGroup):
+            try:
+                self.modern.leave(entry, entry.group, member_id, instance_id)
+            except MansioError as error:
+                raise as_coordinator_error(error) from error
+            return
         self._perform(entry, entry.group.leave(member_id, instance_id, self.store.monotonic_ms()))
+
+    def new_member_id(self) -> str:
+        """For a member of the new protocol that has none: a uuid, as clients make it themselves."""
+        return str(UUID(bytes=self._random.bytes(16), version=4))
+
+    async def consumer_heartbeat(self, group_id: str, request: Heartbeat) -> HeartbeatAnswer:
+        """A member of the new protocol joins, is alive, or leaves; see `ModernGroups.heartbeat`."""
+        check_group_id(group_id)
+        return await self._coordinated(self.modern.heartbeat(group_id, request))
+
+    async def _coordinated(self, work: Awaitable[Answered]) -> Answered:
+        try:
+            return await work
+        except MansioError as error:
+            raise as_coordinator_error(error) from error
+
+    def _make_classic(self, entry: GroupEntry) -> None:
+        try:
+            self.modern.make_classic(entry)
+        except MansioError as error:
+            raise as_coordinator_error(error) from error
 
     async def delete(self, group_id: str) -> None:
         """Delete an empty group and its offsets; returns when that is committed. Raises `GroupIdNotFound`,
@@ -239,7 +292,7 @@ class GroupCoordinator:
         entry.group.delete()
         try:
             if records := tombstones(entry, with_group=True):
-                await self.store.append(group_id, records)
+                await self.store.append(group_id, records, whole=True)
         except MansioError as error:
             entry.group.undelete()
             raise as_coordinator_error(error) from error
@@ -267,31 +320,41 @@ class GroupCoordinator:
 
     def _persist(self, entry: GroupEntry, effect: Persist) -> None:
         """Store the group's record and tell the machine how it went: once it is committed, never at once."""
-        group_id = entry.group.group_id
+        group = entry.group
+        group_id = group.group_id
         value = encode_group_value(effect.metadata._replace(state_ms=self._clock.wall_ms()))
         try:
             promise = self.store.append(group_id, [(encode_group_key(GroupKey(group_id)), value)])
         except MansioError as error:
-            self._scheduler.call_soon(self._persisted, entry, effect.token, error)
+            self._scheduler.call_soon(self._persisted, entry, group, effect.token, error)
             return
 
         def settled(kept: Any) -> None:
             try:
                 kept.result()
             except MansioError as error:
-                self._persisted(entry, effect.token, error)
+                self._persisted(entry, group, effect.token, error)
             else:
-                self._persisted(entry, effect.token, None)
+                self._persisted(entry, group, effect.token, None)
 
         promise.add_done_callback(settled)
 
-    def _persisted(self, entry: GroupEntry, token: int, error: MansioError | None) -> None:
-        if self._closed or entry.gone:
+    def _persisted(self, entry: GroupEntry, group: Machine, token: int, error: MansioError | None) -> None:
+        if self._closed or entry.gone or entry.group is not group or isinstance(group, ConsumerGroup):
             return
         if error is not None:
             logger.error("group not stored", extra=fields(group=entry.group.group_id, reason=error))
             error = as_coordinator_error(error)
-        self._perform(entry, entry.group.persisted(token, error, self.store.monotonic_ms()))
+        self._perform(entry, group.persisted(token, error, self.store.monotonic_ms()))
+
+    def revive(self, entry: GroupEntry) -> None:
+        """Something of the group could not be written: make it anew of what is stored. Whoever waits in it joins
+        again. Raises `CorruptLog`."""
+        for promise, waits_in in list(self._waiting.items()):
+            if waits_in is entry:
+                _give(promise, RebalanceInProgress())
+        self.store.revive(entry)
+        self._arm(entry)
 
     def _arm(self, entry: GroupEntry) -> None:
         due_ms = max(entry.group.next_deadline_ms(), entry.grace_until_ms)
@@ -314,7 +377,10 @@ class GroupCoordinator:
             entry.grace_until_ms = now_ms + self.settings.stall_ms
             self._arm(entry)
             return
-        self._perform(entry, entry.group.tick(now_ms))
+        if isinstance(entry.group, ConsumerGroup):
+            self.modern.tick(entry, entry.group)
+        else:
+            self._perform(entry, entry.group.tick(now_ms))
         self.store.drop_if_unused(entry)
 
     # ------------------------------------------------------------------ keeping offsets for a limited time
@@ -374,6 +440,13 @@ class GroupCoordinator:
         names = [request.instance_id or "", request.protocol_type, *(each.name for each in request.protocols)]
         if any(len(name.encode()) > NAME_BYTES_MAX for name in names):
             raise InvalidRequest("an instance id or protocol name is too long")
+
+
+def _classic(entry: GroupEntry) -> ClassicGroup:
+    """The machine of a group that is no other. Raises `CoordinatorNotAvailable` (a group that is being deleted)."""
+    if not isinstance(entry.group, ClassicGroup):
+        raise CoordinatorNotAvailable(f"group {entry.group.group_id} is being deleted")
+    return entry.group
 
 
 def check_group_id(group_id: str | None) -> None:

@@ -9,18 +9,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.errors import WireError
-from mansio.state.classic_group import DEAD, STABLE
+from mansio.errors import GroupIdNotFound, WireError
+from mansio.state.classic_group import DEAD, STABLE, ClassicGroup
+from mansio.state.consumer_group import ConsumerGroup
 from mansio.wire.consumer_protocol import decode_assignment, decode_subscription
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterable
 
     from mansio.broker.coordinators.store import GroupEntry, GroupStore
+    from mansio.broker.coordinators.subscriptions import Subscriptions
+    from mansio.state.consumer_member import ConsumerMember
     from mansio.state.group_types import Member
+    from mansio.state.modern_types import TopicPartition
 
 CLASSIC: Final = "classic"
-"""The only group type there is until KIP-848's "consumer" groups come."""
+CONSUMER: Final = "consumer"
+"""The types of groups: who assigns, a member or the broker (KIP-848). Also the protocol type of consumers."""
 
 
 class ListedGroup(NamedTuple):
@@ -57,6 +62,41 @@ class DescribedGroup(NamedTuple):
     members: tuple[DescribedMember, ...] = ()
 
 
+class AssignedTopic(NamedTuple):
+    """Partitions of one topic, by its id and its name."""
+
+    topic_id: bytes
+    topic: str
+    partitions: tuple[int, ...]
+
+
+class DescribedConsumerMember(NamedTuple):
+    """`assigned`: what it was told that it may read; `target`: what it is to have."""
+
+    member_id: str
+    instance_id: str | None
+    rack_id: str | None
+    epoch: int
+    client_id: str
+    client_host: str
+    topic_names: tuple[str, ...]
+    topic_regex: str | None
+    assigned: tuple[AssignedTopic, ...]
+    target: tuple[AssignedTopic, ...]
+    is_classic: bool
+
+
+class DescribedConsumerGroup(NamedTuple):
+    """A group as `ConsumerGroupDescribe` shows it."""
+
+    group_id: str
+    state: str
+    group_epoch: int
+    assignment_epoch: int
+    assignor: str
+    members: tuple[DescribedConsumerMember, ...]
+
+
 class PartitionLag(NamedTuple):
     """How far a group is in one partition. None: nothing committed, no such partition, nobody reads it."""
 
@@ -72,9 +112,15 @@ class PartitionLag(NamedTuple):
 class Inspection:
     """Questions about the groups of this broker."""
 
-    def __init__(self, store: GroupStore, end_offset: Callable[[str, int], int | None]) -> None:
+    def __init__(
+        self,
+        store: GroupStore,
+        end_offset: Callable[[str, int], int | None],
+        subscriptions: Subscriptions,
+    ) -> None:
         self._store = store
         self._end_offset = end_offset
+        self._subscriptions = subscriptions
 
     def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
         """The groups of this broker in one of `states` and of one of `types` (any case); empty filters let all pass.
@@ -82,20 +128,19 @@ class Inspection:
         self._store.topic.check_all_loaded()
         wanted_states = {each.lower() for each in states}
         wanted_types = {each.lower() for each in types}
-        if wanted_types and CLASSIC not in wanted_types:
-            return []
         return [
-            ListedGroup(group_id, entry.group.protocol_type or "", str(entry.group.state))
-            for group_id, entry in sorted(self._store.entries.items())
-            if not wanted_states or entry.group.state.lower() in wanted_states
+            group
+            for group in (_listed(entry) for _, entry in sorted(self._store.entries.items()))
+            if (not wanted_types or group.group_type in wanted_types)
+            and (not wanted_states or group.state.lower() in wanted_states)
         ]
 
     def describe(self, group_id: str) -> DescribedGroup:
-        """One group."""
+        """One classic group. Of another kind there is none as far as this tells (as in Kafka)."""
         entry = self._store.find(group_id)
-        if entry is None or entry.group.state is DEAD:
+        group = None if entry is None or entry.is_deleted else entry.group
+        if not isinstance(group, ClassicGroup):
             return DescribedGroup(group_id, str(DEAD))
-        group = entry.group
         stable = group.state is STABLE
         return DescribedGroup(
             group_id,
@@ -106,12 +151,55 @@ class Inspection:
             tuple(_described(member, group.protocol if stable else None) for member in group.roster),
         )
 
+    def describe_consumer(self, group_id: str) -> DescribedConsumerGroup:
+        """One group of the new protocol. Raises `GroupIdNotFound` where there is none, or one of another kind."""
+        entry = self._store.find(group_id)
+        if entry is None or entry.is_deleted:
+            raise GroupIdNotFound(f"there is no group {group_id!r}")
+        group = entry.group
+        if not isinstance(group, ConsumerGroup):
+            raise GroupIdNotFound(f"group {group_id!r} is not one of the new protocol")
+        return DescribedConsumerGroup(
+            group_id,
+            str(group.state),
+            group.group_epoch,
+            group.assignment_epoch,
+            group.assignor,
+            tuple(self._described_consumer(member) for member in group.members.values()),
+        )
+
+    def _described_consumer(self, member: ConsumerMember) -> DescribedConsumerMember:
+        metadata = member.metadata
+        return DescribedConsumerMember(
+            member.member_id,
+            metadata.instance_id,
+            metadata.rack_id,
+            member.current.epoch,
+            metadata.client_id,
+            metadata.client_host,
+            metadata.topic_names,
+            metadata.topic_regex,
+            self._by_topic(member.current.assigned),
+            self._by_topic(member.target),
+            member.is_classic,
+        )
+
+    def _by_topic(self, partitions: Iterable[TopicPartition]) -> tuple[AssignedTopic, ...]:
+        grouped: dict[bytes, list[int]] = {}
+        for topic_id, index in sorted(partitions):
+            grouped.setdefault(topic_id, []).append(index)
+        return tuple(
+            AssignedTopic(topic_id, name, tuple(indexes))
+            for topic_id, indexes in grouped.items()
+            if (name := self._subscriptions.name_of(topic_id)) is not None
+        )
+
     def lag(self, group_id: str) -> list[PartitionLag]:
         """Every partition the group has committed or is assigned, in order."""
         entry = self._store.find(group_id)
         if entry is None:
             return []
-        owners = _owners(entry)
+        owners = self._owners(entry)
         offsets = {(topic, partition): found for topic, partition, found in entry.each_offset()}
         rows = []
         for topic, partition in sorted(owners.keys() | offsets.keys()):
@@ -130,6 +218,26 @@ class Inspection:
                 )
             )
         return rows
+
+    def _owners(self, entry: GroupEntry) -> dict[tuple[str, int], str]:
+        group = entry.group
+        if isinstance(group, ConsumerGroup):
+            return {
+                (each.topic, index): member.member_id
+                for member in group.members.values()
+                for each in self._by_topic(member.current.assigned)
+                for index in each.partitions
+            }
+        if group.state is not STABLE:
+            return {}
+        return {partition: member.member_id for member in group.roster for partition in _assigned(member)}
+
+
+def _listed(entry: GroupEntry) -> ListedGroup:
+    group = entry.group
+    if isinstance(group, ConsumerGroup):
+        return ListedGroup(group.group_id, CONSUMER, str(group.state), CONSUMER)
+    return ListedGroup(group.group_id, group.protocol_type or "", str(group.state))
 
 
 def topics_of_subscription(metadata: bytes) -> tuple[str, ...] | None:
@@ -158,9 +266,3 @@ def _assigned(member: Member) -> tuple[tuple[str, int], ...]:
         return tuple((each[0], each[1]) for each in decode_assignment(member.assignment).partitions)
     except WireError:
         return ()  # a group that is not one of consumers: its bytes mean something else
-
-
-def _owners(entry: GroupEntry) -> dict[tuple[str, int], str]:
-    if entry.group.state is not STABLE:
-        return {}
-    return {partition: member.member_id for member in entry.group.roster for partition in _assigned(member)}

@@ -13,7 +13,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mansio.broker.coordinators.inspection import topics_of_subscription
+from mansio.broker.coordinators.inspection import CONSUMER, topics_of_subscription
+from mansio.broker.coordinators.modern_groups import names_read
 from mansio.broker.holds import is_hold
 from mansio.errors import (
     GroupIdNotFound,
@@ -26,7 +27,8 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.logs import fields
-from mansio.state.classic_group import DEAD, EMPTY, STABLE
+from mansio.state.classic_group import EMPTY, STABLE
+from mansio.state.consumer_group import ConsumerGroup
 from mansio.state.group_records import (
     CommittedOffset,
     GroupKey,
@@ -45,9 +47,6 @@ if TYPE_CHECKING:
     from mansio.ports import Clock
 
 logger = logging.getLogger(__name__)
-
-CONSUMER: Final = "consumer"
-"""The protocol type of groups whose members' bytes we can read."""
 
 GROUP_ID_BYTES_MAX: Final = 32_767
 
@@ -88,8 +87,8 @@ class Offsets:
         generation: int = -1,
     ) -> list[MansioError | None]:
         """Commit what can be committed; says for each offset what was wrong with it, or None. Returns when
-        they are durable. Raises `InvalidGroupId`, and what `ClassicGroup.check_commit` raises, for all of
-        them.
+        they are durable. Raises `InvalidGroupId`, and what `check_commit` of the group's machine raises, for all of
+        them. `generation`: that of the group, or the member's epoch.
 
         Without member and generation: an assigned or admin client's commit, for a group without members.
         """
@@ -119,17 +118,25 @@ class Offsets:
         return results
 
     async def fetch(
-        self, group_id: str, wanted: Iterable[tuple[str, int]] | None = None
+        self,
+        group_id: str,
+        wanted: Iterable[tuple[str, int]] | None = None,
+        *,
+        member_id: str = "",
+        member_epoch: int = -1,
     ) -> dict[tuple[str, int], CommittedOffset]:
         """The committed offsets of a group, of the wanted partitions or of all. Those without one are left
-        out.
+        out. A member of a group of the new protocol names itself and its epoch: raises `UnknownMember`,
+        `StaleMemberEpoch`.
         """
         _check_group_id(group_id)
         entry = self._store.find(group_id)
         if entry is None:
             return {}
-        if entry.group.state is DEAD:
+        if entry.is_deleted:
             raise GroupIdNotFound(f"group {group_id} is being deleted")
+        if isinstance(entry.group, ConsumerGroup):
+            entry.group.check_fetch(member_id, member_epoch)
         found = {}
         if wanted is None:
             found = {(topic, partition): committed for topic, partition, committed in entry.each_offset()}
@@ -144,9 +151,9 @@ class Offsets:
         """Forget offsets (KIP-496): of a group without members, or of topics that none of them reads."""
         _check_group_id(group_id)
         entry = self._store.find(group_id)
-        if entry is None or entry.group.state is DEAD:
+        if entry is None or entry.is_deleted:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
-        subscribed = frozenset() if entry.group.state is EMPTY else subscribed_topics(entry)
+        subscribed = frozenset() if entry.group.state == EMPTY else subscribed_topics(entry)
         if subscribed is None:
             raise NonEmptyGroup(f"group {group_id} has members, and it is unknown what they read")
         results: list[MansioError | None] = []
@@ -205,14 +212,14 @@ class Offsets:
         keeps what they read for ever. What a pipeline holds back with (`mansio.broker.holds`) has no such time: it
         would begin to lose records without anybody being told."""
         group = entry.group
-        if group.state is EMPTY and not group.pending:
+        if group.is_idle() and not entry.is_deleted:
             kept: frozenset[str] = frozenset()
-        elif group.state is STABLE and (subscribed := subscribed_topics(entry)) is not None:
+        elif group.state == STABLE and (subscribed := subscribed_topics(entry)) is not None:
             kept = subscribed
         else:
             return []
         retention_ms = self._settings.offsets_retention_ms
-        empty_since_ms = entry.stored_ms if group.state is EMPTY else -1
+        empty_since_ms = entry.stored_ms if group.is_idle() else -1
 
         def is_over(committed: CommittedOffset) -> bool:
             if committed.expire_ms >= 0:
@@ -262,12 +269,16 @@ def tombstones(
     ]
     if with_group and entry.stored is not None:
         records.append((encode_group_key(GroupKey(group_id)), None))
+    if with_group:
+        records += [(key, None) for key in entry.modern]
     return records
 
 
 def subscribed_topics(entry: GroupEntry) -> frozenset[str] | None:
     """What the members of a group read; None if their bytes are not ours to read or make no sense."""
     group = entry.group
+    if isinstance(group, ConsumerGroup):
+        return frozenset(names_read(group))
     if group.protocol_type != CONSUMER or group.protocol is None:
         return None
     topics: set[str] = set()

@@ -22,6 +22,9 @@ class GroupSettings:
     initial_rebalance_delay_ms: int = 200  # group.initial.rebalance.delay.ms
     members_max: int = 1_000  # group.max.size
     groups_max: int = 100_000
+    consumer_session_timeout_ms: int = 45_000  # group.consumer.session.timeout.ms
+    consumer_heartbeat_interval_ms: int = 500  # group.consumer.heartbeat.interval.ms
+    consumer_assignors: tuple[str, ...] = ("uniform", "range")  # group.consumer.assignors
     offset_metadata_bytes_max: int = 4_096  # offset.metadata.max.bytes
     offsets_retention_ms: int = 7 * 24 * 60 * 60_000  # offsets.retention.minutes
     offsets_retention_check_interval_ms: int = 10 * 60_000  # offsets.retention.check.interval.ms

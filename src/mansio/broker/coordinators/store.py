@@ -1,8 +1,12 @@
 """What this broker knows of its groups: the view of `__consumer_offsets`.
 
-Owns an entry per group: the state machine with its members, the committed offsets, and the group's record as
-last stored. Offsets and stored records change only in `apply`, that is: after they are in the log. The state
-machine runs ahead of its stored record between the start of a rebalance and its end.
+Owns an entry per group: the state machine with its members, the committed offsets, and the group's records as
+last stored. Offsets and stored records change only in `apply`, that is: after they are in the log. The machine of a
+classic group runs ahead of its stored record between the start of a rebalance and its end; that of a consumer group is
+what its stored records say, but for the moment between a change and its append.
+
+Which machine a group has follows from its records: `revive` makes it of them, after a load and whenever a change could
+not be written.
 
 Always true: a group lives in the partition its id hashes to (Java's string hash, as Kafka has it, so that the
 topic means the same to both); an entry that holds nothing is dropped; one that was unloaded is never used again, not
@@ -15,6 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.errors import CoordinatorNotAvailable
 from mansio.state.classic_group import ClassicGroup
+from mansio.state.consumer_group import ConsumerGroup
 from mansio.state.group_records import (
     CommittedOffset,
     GroupKey,
@@ -27,6 +32,7 @@ from mansio.state.group_records import (
     encode_offset_key,
     encode_offset_value,
 )
+from mansio.state.modern_records import CONSUMER_KINDS, GROUP_EPOCH, SHARE_KINDS, decode_modern_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,15 +40,20 @@ if TYPE_CHECKING:
     from mansio.broker.coordinators.settings import GroupSettings
     from mansio.broker.internal_topic import InternalTopic, KeyValue
     from mansio.ports import Clock, Promise, Timer
+    from mansio.state.modern_records import ModernKey
+    from mansio.state.modern_types import Topics
 
     OffsetListener = Callable[[str, str, int, CommittedOffset | None], None]
+    Machine = ClassicGroup | ConsumerGroup
 
 _HASH_MASK: Final = 0xFFFFFFFF
 
 
 class GroupEntry:
-    """One group. `offsets`: topic -> partition -> committed offset. `stored`: its record's value in the log.
+    """One group. `offsets`: topic -> partition -> committed offset. `stored`: the value in the log of its record as a
+    classic group; `modern`: its records as a group of another kind, by their keys.
 
+    `resolved`: the topics, and the version of the group, for which its regular expressions were looked up last.
     `index`: the partition of `__consumer_offsets` it lives in. `gone`: another broker, or a later load, has it now.
     """
 
@@ -51,19 +62,23 @@ class GroupEntry:
         "grace_until_ms",
         "group",
         "index",
+        "modern",
         "offsets",
+        "resolved",
         "stored",
         "stored_ms",
         "timer",
         "timer_due_ms",
     )
 
-    def __init__(self, group: ClassicGroup, index: int) -> None:
-        self.group = group
+    def __init__(self, group: Machine, index: int) -> None:
+        self.group: Machine = group
         self.index = index
         self.gone = False
         self.offsets: dict[str, dict[int, CommittedOffset]] = {}
         self.stored: bytes | None = None
+        self.modern: dict[bytes, bytes] = {}
+        self.resolved: tuple[Topics, int] | None = None
         self.stored_ms = -1  # wall clock: when it came into the state that is stored
         self.timer: Timer | None = None
         self.timer_due_ms = 0.0
@@ -72,7 +87,16 @@ class GroupEntry:
     @property
     def is_unused(self) -> bool:
         """Nothing would be lost with it."""
-        return not self.offsets and self.stored is None and self.group.is_idle()
+        return not self.offsets and self.stored is None and not self.modern and self.group.is_idle()
+
+    @property
+    def is_deleted(self) -> bool:
+        """Its deletion is being written."""
+        return self.group.state == "Dead"
+
+    @property
+    def member_count(self) -> int:
+        return len(self.group.members if isinstance(self.group, ConsumerGroup) else self.group.roster)
 
     def each_offset(self) -> Iterator[tuple[str, int, CommittedOffset]]:
         for topic, partitions in list(self.offsets.items()):
@@ -97,11 +121,18 @@ class GroupStore:
     """
 
     def __init__(
-        self, settings: GroupSettings, clock: Clock, on_offset: OffsetListener = lambda *_: None
+        self,
+        settings: GroupSettings,
+        clock: Clock,
+        on_offset: OffsetListener = lambda *_: None,
+        *,
+        consumer_group: Callable[[str], ConsumerGroup],
     ) -> None:
+        """`consumer_group` makes an empty one of that id."""
         self._settings = settings
         self._clock = clock
         self._on_offset = on_offset
+        self.consumer_group = consumer_group
         self.topic: InternalTopic
         self.entries: dict[str, GroupEntry] = {}
         self._of: dict[int, dict[str, GroupEntry]] = {}
@@ -150,9 +181,10 @@ class GroupStore:
         """The groups that live in one partition."""
         return list(self._of.get(index, {}).values())
 
-    def append(self, group_id: str, records: Sequence[KeyValue]) -> Promise[None]:
-        """Append records of one group; the promise is kept when they are committed."""
-        return self.topic.append(self.index_of(group_id), records)
+    def append(self, group_id: str, records: Sequence[KeyValue], *, whole: bool = False) -> Promise[None]:
+        """Append records of one group; the promise is kept when they are committed. `whole`: all of them or none, also
+        after a crash."""
+        return self.topic.append(self.index_of(group_id), records, whole=whole)
 
     async def committed(self, group_id: str) -> None:
         """Wait until all that is known of the group is committed."""
@@ -167,6 +199,21 @@ class GroupStore:
             self._apply_offset(index, decoded, value)
         elif isinstance(decoded, GroupKey):
             self._apply_group(index, decoded, value)
+        elif (modern := decode_modern_key(key)) is not None:
+            self._apply_modern(index, modern, key, value)
+
+    def _apply_modern(self, index: int, decoded: ModernKey, key: bytes, value: bytes | None) -> None:
+        entry = self.entries.get(decoded.group)
+        if value is None:
+            if entry is not None:
+                entry.modern.pop(key, None)
+            return
+        entry = entry or self._create(decoded.group, index)
+        entry.modern[key] = value
+        if decoded.kind == GROUP_EPOCH:
+            # Its records do not say since when a group has no members. At the latest from now on, so after a load its
+            # offsets may be kept for longer than they need be, never for less.
+            entry.stored_ms = self._clock.wall_ms()
 
     def _apply_offset(self, index: int, key: OffsetKey, value: bytes | None) -> None:
         entry = self.entries.get(key.group)
@@ -198,6 +245,7 @@ class GroupStore:
             group_id = entry.group.group_id
             if entry.stored is not None:
                 yield encode_group_key(GroupKey(group_id)), entry.stored
+            yield from list(entry.modern.items())
             for topic, partition, committed in entry.each_offset():
                 yield (
                     encode_offset_key(OffsetKey(group_id, topic, partition)),
@@ -206,13 +254,38 @@ class GroupStore:
 
     def loaded(self, index: int) -> None:
         """Bring the groups of a partition to life from their stored records; the sessions of their members begin
-        anew."""
-        now_ms = self.monotonic_ms()
+        anew. Raises `CorruptLog`."""
         for entry in self.of_partition(index):
-            if entry.stored is not None:
-                entry.group.restore(decode_group_value(entry.stored), now_ms)
+            if entry.stored is not None or entry.modern:
+                self.revive(entry)
             self.drop_if_unused(entry)
         self.on_loaded(index)
+
+    def revive(self, entry: GroupEntry) -> None:
+        """Make the group's machine of its stored records, and of nothing else. Raises `CorruptLog`."""
+        now_ms, group_id = self.monotonic_ms(), entry.group.group_id
+        entry.resolved = None
+        keys = [(decode_modern_key(key), value) for key, value in entry.modern.items()]
+        if any(key is not None and key.kind in CONSUMER_KINDS for key, _ in keys):
+            group = self.consumer_group(group_id)
+            for key, value in keys:
+                if key is not None and key.kind not in SHARE_KINDS:
+                    group.apply(key, value)
+            group.restored(now_ms)
+            entry.group = group
+            return
+        classic = self.classic_group(group_id)
+        if entry.stored is not None:
+            classic.restore(decode_group_value(entry.stored), now_ms)
+        entry.group = classic
+
+    def classic_group(self, group_id: str) -> ClassicGroup:
+        """An empty one."""
+        return ClassicGroup(
+            group_id,
+            initial_delay_ms=self._settings.initial_rebalance_delay_ms,
+            size_max=self._settings.members_max,
+        )
 
     def unload(self, index: int) -> None:
         """Timers end, entries are let go. What is under way on behalf of one finds it `gone`."""
@@ -230,11 +303,6 @@ class GroupStore:
         return None if entry.stored is None else decode_group_value(entry.stored)
 
     def _create(self, group_id: str, index: int) -> GroupEntry:
-        group = ClassicGroup(
-            group_id,
-            initial_delay_ms=self._settings.initial_rebalance_delay_ms,
-            size_max=self._settings.members_max,
-        )
-        entry = self.entries[group_id] = GroupEntry(group, index)
+        entry = self.entries[group_id] = GroupEntry(self.classic_group(group_id), index)
         self._of.setdefault(index, {})[group_id] = entry
         return entry

@@ -1,6 +1,7 @@
-"""DescribeConfigs, AlterConfigs and IncrementalAlterConfigs, for topics and this broker.
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources, for topics, groups and this broker.
 
-Behaviour: settings of a topic can be changed; those of the broker are read at start and shown read-only.
+Behaviour: settings of a topic or group can be changed; those of the broker are read at start and shown read-only. A
+group can have settings before it is there, and keeps them when it is deleted.
 Non-obvious: AlterConfigs takes settings it does not name back to their defaults (that is why there is the other); a
 setting named with null is one it does not name. An empty list of names asks for all of them, as null does (old clients
 send it). Broker "" stands for the dynamic defaults of all brokers in Kafka; here there are none, so the answer is
@@ -19,11 +20,14 @@ from mansio.errors import InvalidRequest, MansioError
 
 if TYPE_CHECKING:
     from mansio.broker.context import RequestContext
+    from mansio.broker.coordinators.group_settings import GroupConfigs
     from mansio.broker.service import Service
     from mansio.wire.messages import Struct
 
 TOPIC: Final = 2
 BROKER: Final = 4
+GROUP: Final = 32
+LISTED: Final = (TOPIC, BROKER, GROUP)
 
 
 async def describe_configs(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
@@ -53,12 +57,39 @@ def _entries(service: Service, kind: int, name: str) -> list[ConfigEntry]:
     if kind == TOPIC:
         check_topic_name(name)
         return service.topics.describe(service.topics.find(name))
+    if kind == GROUP:
+        return _groups(service).describe(name)
     if kind != BROKER:
-        raise InvalidRequest(f"resource type {kind}: only topics (2) and brokers (4) have settings here")
+        raise InvalidRequest(
+            f"resource type {kind}: only topics (2), brokers (4) and groups (32) have settings here"
+        )
     if name == "":
         return []
     _check_own(service, name)
     return broker_entries(service.settings)
+
+
+def _groups(service: Service) -> GroupConfigs:
+    if service.group_configs is None:
+        raise InvalidRequest("this broker keeps no settings of groups")
+    return service.group_configs
+
+
+async def list_config_resources(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """What has settings (KIP-1142): of the types asked for, or all. Version 0 asks for client metrics (KIP-714), which
+    nobody can subscribe to here."""
+    if context.api_version == 0:
+        return {"config_resources": []}
+    found: list[tuple[str, int]] = []
+    for kind in dict.fromkeys(request.resource_types or LISTED):
+        if kind == TOPIC:
+            found += [(name, kind) for name in sorted(service.topics.state.topics)]
+        elif kind == BROKER:
+            own = service.settings.node_id
+            found += [(str(node_id), kind) for node_id in sorted({own, *service.topics.state.brokers})]
+        elif kind == GROUP:
+            found += [(group_id, kind) for group_id in _groups(service).groups()]
+    return {"config_resources": [{"resource_name": name, "resource_type": kind} for name, kind in found]}
 
 
 def _check_own(service: Service, name: str) -> None:
@@ -86,7 +117,7 @@ def _shown(entry: ConfigEntry, request: Struct) -> dict[str, Any]:
 
 
 async def alter_configs(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Replace all settings of a topic (KIP-133)."""
+    """Replace all settings of a topic or group (KIP-133)."""
     del context
     return await _alter_each(service, request, replace=True)
 
@@ -118,9 +149,11 @@ async def _alter_each(service: Service, request: Struct, *, replace: bool) -> di
 async def _alter(service: Service, resource: Struct, *, replace: bool, validate_only: bool) -> None:
     if resource.resource_type == BROKER:
         raise InvalidRequest("the broker's settings are read at start: set them in its file or environment")
-    if resource.resource_type != TOPIC:
-        raise InvalidRequest(f"resource type {resource.resource_type}: only topics (2) can be changed here")
-    check_topic_name(resource.resource_name)
+    kind, name = resource.resource_type, resource.resource_name
+    if kind not in (TOPIC, GROUP):
+        raise InvalidRequest(f"resource type {kind}: only topics (2) and groups (32) can be changed here")
+    if kind == TOPIC:
+        check_topic_name(name)
     if replace:
         changes = [
             Change(config.name, Operation.DELETE if config.value is None else Operation.SET, config.value)
@@ -128,6 +161,7 @@ async def _alter(service: Service, resource: Struct, *, replace: bool, validate_
         ]
     else:
         changes = [Change(config.name, config.config_operation, config.value) for config in resource.configs]
-    await service.topics.alter_configs(
-        resource.resource_name, changes, replace=replace, validate_only=validate_only
-    )
+    if kind == GROUP:
+        await _groups(service).alter(name, changes, replace=replace, validate_only=validate_only)
+    else:
+        await service.topics.alter_configs(name, changes, replace=replace, validate_only=validate_only)

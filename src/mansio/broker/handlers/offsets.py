@@ -71,7 +71,12 @@ async def _fetch(service: Service, request: Struct, version: int) -> Fields:
     error_code = 0
     found: dict[TopicPartition, CommittedOffset] = {}
     try:
-        found = await service.groups.offsets.fetch(request.group_id, wanted)
+        member_id, member_epoch = "", -1
+        if version >= 9:
+            member_id, member_epoch = request.member_id or "", request.member_epoch
+        found = await service.groups.offsets.fetch(
+            request.group_id, wanted, member_id=member_id, member_epoch=member_epoch
+        )
     except MansioError as error:
         error_code = as_coordinator_error(error).kafka_code
     topics: dict[str, list[Fields]] = {}

@@ -1,0 +1,301 @@
+"""Consumer groups of the new protocol (KIP-848) in the coordinator: performs what `state.consumer_group` decides.
+
+A request changes the group's machine, what it changed is appended in the same turn of the loop, and whoever asked is
+answered once that is committed. Groups change their kind in the same way: the records that end the one and begin the
+other are one batch, and the machines are swapped in that turn. Committed offsets are untouched by it.
+
+Always true:
+* A machine never stays ahead of its records. If they cannot be appended or committed, or the machine fails halfway, it
+  is dropped and made anew of what is stored (`GroupCoordinator.revive`): members find out by their next heartbeat.
+* Nobody is told of an assignment that is not committed.
+* A heartbeat that says nothing new writes nothing, and waits for nothing.
+
+Source: KIP-848. Ours: to a group that is not there, a member of it is UNKNOWN_MEMBER_ID (Kafka: GROUP_ID_NOT_FOUND), so
+that it joins again instead of giving up.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from mansio.broker.coordinators.assignor_loading import load_assignors
+from mansio.broker.coordinators.consumer_codec import ConsumerCodec
+from mansio.cluster.group_config import (
+    CONSUMER_HEARTBEAT_INTERVAL,
+    CONSUMER_SESSION_TIMEOUT,
+    value_of,
+)
+from mansio.errors import CoordinatorNotAvailable, MansioError, UnknownMember
+from mansio.logs import fields
+from mansio.state.consumer_group import ConsumerGroup
+from mansio.state.group_records import GroupKey, encode_group_key
+from mansio.state.modern_types import JOIN_EPOCH, ConsumerGroupSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from mansio.broker.coordinators.settings import GroupSettings
+    from mansio.broker.coordinators.store import GroupEntry, GroupStore
+    from mansio.broker.coordinators.subscriptions import Subscriptions
+    from mansio.ports import Clock, Promise
+    from mansio.state.classic_group import ClassicGroup
+    from mansio.state.group_types import Effect, Join, JoinAnswer, Sync, SyncAnswer
+    from mansio.state.modern_types import Heartbeat, HeartbeatAnswer, Records, Topics
+
+logger = logging.getLogger(__name__)
+
+
+class ModernGroups:
+    """See the module. `store`, `perform` (effects of a classic machine), `arm` (the group's timer) and `revive` are the
+    coordinator's; `overrides`: the settings a group has of its own."""
+
+    def __init__(
+        self,
+        settings: GroupSettings,
+        clock: Clock,
+        subscriptions: Subscriptions,
+        overrides: Callable[[str], Mapping[str, str]],
+    ) -> None:
+        self.subscriptions = subscriptions
+        self._settings = settings
+        self._clock = clock
+        self._overrides = overrides
+        self._assignors = load_assignors(settings.consumer_assignors)
+        self._codec = ConsumerCodec()
+        self.store: GroupStore
+        self.perform: Callable[[GroupEntry, list[Effect]], None]
+        self.arm: Callable[[GroupEntry], None]
+        self.revive: Callable[[GroupEntry], None]
+
+    def empty_group(self, group_id: str) -> ConsumerGroup:
+        """A group without members, with the settings in force for it."""
+        return ConsumerGroup(group_id, **self._parts(group_id))
+
+    def _parts(self, group_id: str) -> dict[str, Any]:
+        return {
+            "assignors": self._assignors,
+            "default_assignor": next(iter(self._assignors)),
+            "settings": self._in_force(group_id),
+            "codec": self._codec,
+        }
+
+    def _in_force(self, group_id: str) -> ConsumerGroupSettings:
+        own, settings = self._overrides(group_id), self._settings
+        return ConsumerGroupSettings(
+            value_of(CONSUMER_SESSION_TIMEOUT, own, settings.consumer_session_timeout_ms),
+            value_of(CONSUMER_HEARTBEAT_INTERVAL, own, settings.consumer_heartbeat_interval_ms),
+            settings.members_max,
+        )
+
+    def settings_changed(self, group_id: str) -> None:
+        """The group's own settings are others now: they hold from each member's next heartbeat on."""
+        entry = self.store.entries.get(group_id)
+        if entry is not None and isinstance(entry.group, ConsumerGroup):
+            entry.group.settings = self._in_force(group_id)
+
+    # ------------------------------------------------------------------ members of the new protocol
+
+    async def heartbeat(self, group_id: str, request: Heartbeat) -> HeartbeatAnswer:
+        """A member joins, is alive, or leaves; returns once what that changed is committed. Raises the errors of
+        `ConsumerGroup.heartbeat`, `InvalidRegularExpression`, `InconsistentGroupProtocol` (a classic group that is not
+        one of consumers), and those of the coordinator."""
+        if request.topic_regex:
+            self.subscriptions.check(request.topic_regex)
+        joins = request.member_epoch == JOIN_EPOCH
+        entry = await self.store.find_or_create(group_id) if joins else self.store.find(group_id)
+        if entry is None:
+            raise UnknownMember(f"there is no group {group_id!r}")
+        try:
+            answer, written = self._beat(entry, request)
+        finally:
+            self.store.drop_if_unused(entry)
+        if written is not None:
+            await written
+        elif answer.assignment is not None:
+            await self.store.committed(group_id)
+        return answer
+
+    def _beat(self, entry: GroupEntry, request: Heartbeat) -> tuple[HeartbeatAnswer, Promise[None] | None]:
+        now_ms = self.store.monotonic_ms()
+        before = entry.group
+        if isinstance(before, ConsumerGroup):
+            group, records, effects = before, list[Any](), list[Any]()
+            topics = self._topics(entry, request.topic_regex)
+        else:
+            topics = self.subscriptions.topics((request.topic_regex,) if request.topic_regex else ())
+            group, records, effects = self._taken_over(entry, before, request, topics, now_ms)
+        try:
+            answer, more = group.heartbeat(request, topics, now_ms)
+        except MansioError:
+            raise
+        except Exception as error:
+            raise self._broken(entry, group, error) from error
+        if group is before and not more:
+            session_ms = group.settings.session_timeout_ms
+            if now_ms + session_ms < entry.timer_due_ms:  # sessions are shorter than when it was set
+                self.arm(entry)
+            return answer, None
+        written = self._write(entry, group, records + more, topics)
+        self.perform(entry, effects)
+        return answer, written
+
+    def _taken_over(
+        self, entry: GroupEntry, classic: ClassicGroup, request: Heartbeat, topics: Topics, now_ms: float
+    ) -> tuple[ConsumerGroup, Records, list[Any]]:
+        """The consumer group that comes into the place of a classic one, its first records, and what the members are
+        told who wait in the classic one."""
+        group_id = classic.group_id
+        if entry.is_deleted:
+            raise CoordinatorNotAvailable(f"group {group_id} is being deleted")
+        if request.member_epoch != JOIN_EPOCH:
+            raise UnknownMember(f"group {group_id!r} has no member {request.member_id!r}")
+        if classic.roster.members:
+            return ConsumerGroup.from_classic(classic, **self._parts(group_id), topics=topics, now_ms=now_ms)
+        tombstone: Records = (
+            [(encode_group_key(GroupKey(group_id)), None)] if entry.stored is not None else []
+        )
+        return self.empty_group(group_id), tombstone, []
+
+    # ------------------------------------------------------------------ members of the classic protocol
+
+    def make_classic(self, entry: GroupEntry) -> None:
+        """A consumer group without members becomes a classic one, as whoever joins it next is classic."""
+        if entry.is_deleted or not entry.group.is_idle():
+            return
+        if entry.modern:
+            self.store.append(entry.group.group_id, [(key, None) for key in list(entry.modern)], whole=True)
+        entry.group = self.store.classic_group(entry.group.group_id)
+
+    async def join(
+        self, entry: GroupEntry, group: ConsumerGroup, request: Join, new_member_id: str
+    ) -> JoinAnswer:
+        """A classic member joins; see `ConsumerGroup.join`."""
+        topics = self._topics(entry)
+        try:
+            answer, records = group.join(request, new_member_id, topics, self.store.monotonic_ms())
+        except MansioError:
+            raise
+        except Exception as error:
+            raise self._broken(entry, group, error) from error
+        written = self._write(entry, group, records, topics)
+        if written is not None:
+            await written
+        elif not answer.must_rejoin:
+            await self.store.committed(group.group_id)
+        return answer
+
+    async def sync(self, entry: GroupEntry, group: ConsumerGroup, request: Sync) -> SyncAnswer:
+        """A classic member asks for its assignment."""
+        answer = group.sync(request, self._topics(entry), self.store.monotonic_ms())
+        await self.store.committed(group.group_id)
+        return answer
+
+    def classic_heartbeat(
+        self, entry: GroupEntry, group: ConsumerGroup, member_id: str, instance_id: str | None, epoch: int
+    ) -> None:
+        """A classic member is alive; raises what it has to do about its group."""
+        try:
+            group.classic_heartbeat(member_id, instance_id, epoch, self.store.monotonic_ms())
+        finally:
+            self.arm(entry)  # a member that is told to join again has a limited time for it
+
+    def leave(self, entry: GroupEntry, group: ConsumerGroup, member_id: str, instance_id: str | None) -> None:
+        """A classic member goes."""
+        topics = self._topics(entry)
+        try:
+            records = group.leave(member_id, instance_id, topics, self.store.monotonic_ms())
+        except MansioError:
+            raise
+        except Exception as error:
+            raise self._broken(entry, group, error) from error
+        self._write(entry, group, records, topics)
+
+    def tick(self, entry: GroupEntry, group: ConsumerGroup) -> None:
+        """The group's timer fired: whoever has not been heard of, or has not let go in time, is removed."""
+        topics = self._topics(entry)
+        try:
+            records = group.tick(topics, self.store.monotonic_ms())
+            self._write(entry, group, records, topics)
+        except MansioError as error:  # revived already, and its sessions begin anew
+            logger.warning("members not removed", extra=fields(group=group.group_id, reason=error))
+        except Exception as error:  # noqa: BLE001 - nobody waits for it, and the group goes on as it is stored
+            self._broken(entry, group, error)
+        self.arm(entry)
+
+    # ------------------------------------------------------------------ what both have in common
+
+    def _topics(self, entry: GroupEntry, asked: str | None = None) -> Topics:
+        """The topics, with the expressions of all members resolved, and that of a request. Looks at the members only
+        when the topics or the group are not what they were."""
+        group = entry.group
+        assert isinstance(group, ConsumerGroup)
+        view = self.subscriptions.topics((asked,) if asked else ())
+        known = entry.resolved
+        if known is None or known[0] is not view or known[1] != group.stored.version:
+            self.subscriptions.topics(group.expressions())
+            entry.resolved = (view, group.stored.version)
+        return view
+
+    def _write(
+        self, entry: GroupEntry, group: ConsumerGroup, records: Records, topics: Topics
+    ) -> Promise[None] | None:
+        """Append what a machine has changed and make it the group's; if only classic members are left, the group is
+        theirs again. None if there is nothing to write. Raises what the append raises, the machine being revived."""
+        if not records:
+            return None
+        machine: ClassicGroup | ConsumerGroup = group
+        back = group.to_classic(
+            initial_delay_ms=self._settings.initial_rebalance_delay_ms,
+            size_max=self._settings.members_max,
+            topics=topics,
+            now_ms=self.store.monotonic_ms(),
+            wall_ms=self._clock.wall_ms(),
+        )
+        if back is not None:
+            machine, more = back
+            records = records + more
+        try:
+            written = self.store.append(group.group_id, records, whole=True)
+        except MansioError as error:
+            self._not_written(entry, group, error)
+            raise
+        if machine is not entry.group:
+            kind = "consumer" if machine is group else "classic"
+            logger.info("group protocol changed", extra=fields(group=group.group_id, protocol=kind))
+            entry.resolved = None
+        entry.group = machine
+        written.add_done_callback(lambda kept: self._settled(entry, machine, kept))
+        self.arm(entry)
+        return written
+
+    def _settled(self, entry: GroupEntry, machine: ClassicGroup | ConsumerGroup, kept: Any) -> None:
+        try:
+            kept.result()
+        except MansioError as error:
+            self._not_written(entry, machine, error)
+
+    def _not_written(
+        self, entry: GroupEntry, machine: ClassicGroup | ConsumerGroup, error: MansioError
+    ) -> None:
+        if entry.gone or entry.group is not machine:
+            return
+        logger.error("group not stored", extra=fields(group=machine.group_id, reason=error))
+        self.revive(entry)
+
+    def _broken(self, entry: GroupEntry, group: ConsumerGroup, error: Exception) -> MansioError:
+        """The machine, or an assignor it asked, failed halfway."""
+        logger.error("group failed", extra=fields(group=group.group_id, reason=error), exc_info=error)
+        if entry.group is group and not entry.gone:
+            self.revive(entry)
+        return CoordinatorNotAvailable(f"group {group.group_id} cannot take this request: {error}")
+
+
+def names_read(group: ConsumerGroup) -> Iterator[str]:
+    """The names that its members subscribe to, some more than once."""
+    expressions = group.stored.expressions
+    for member in group.members.values():
+        yield from member.metadata.topic_names
+        expression = expressions.get(member.metadata.topic_regex or "")
+        if expression is not None:
+            yield from expression.topics

@@ -1,0 +1,156 @@
+"""The topics there are as consumer groups see them, and which of them a regular expression means.
+
+Owns the `Topics` that every group of this broker is given: one object until a topic comes, goes, is made anew or grows,
+so that a group sees by its identity that nothing has changed. A change of leaders or of replicas in sync is none.
+
+Expressions are RE2's: matching takes time linear in the name, whatever a client sends. They match whole names, and
+never a topic of the broker's own. One is held against all names once; afterwards, when somebody asks, against those
+that came and went since. So neither members that send theirs with every heartbeat nor topics that come and go cost
+much.
+
+Always true: the expressions of whoever asked are in `matches`; at most `PATTERNS_MAX` are kept, those that were asked
+for last, and at most `NEWS_MAX` names that came or went.
+
+Source: KIP-848 (SubscribedTopicRegex).
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.errors import InvalidRegularExpression
+from mansio.logs import fields
+from mansio.state.modern_types import Topics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from mansio.cluster.model import Topic, TopicChange
+
+logger = logging.getLogger(__name__)
+
+PATTERN_CHARACTERS_MAX: Final = 4_096
+PATTERNS_MAX: Final = 1_000
+NEWS_MAX: Final = 1_000
+COMPILED_MAX: Final = 32
+PATTERN_MEMORY_BYTES_MAX: Final = 1 << 20
+"""What one compiled expression may take; a larger one is refused."""
+
+
+class Subscriptions:
+    """See the module. `topics` is the metadata's own mapping of live topics by name; `changed` is to be told of every
+    change of it."""
+
+    def __init__(self, topics: Mapping[str, Topic]) -> None:
+        self._live = topics
+        self._view: Topics | None = None
+        self._matches: dict[str, tuple[str, ...]] = {}  # of the view
+        self._known: dict[str, tuple[int, tuple[str, ...]]] = {}  # news it has seen, names it matches
+        self._news: list[str] = []  # names that came or went, from the `_forgotten`th on
+        self._forgotten = 0
+        self._names: dict[bytes, str] = {}
+
+    def changed(self, change: TopicChange) -> None:
+        """A topic changed; a new view is made when it is asked for."""
+        before, after = change.before, change.after
+        if _shape(before) == _shape(after):
+            return
+        self._view = None
+        names = {_named(before): None, _named(after): None}
+        if len(names) > 1:
+            self._news += [name for name in names if name is not None]
+        if len(self._news) > NEWS_MAX:
+            self._forgotten += len(self._news)
+            self._news.clear()
+
+    def topics(self, patterns: Iterable[str] = ()) -> Topics:
+        """The topics, with these expressions resolved. One that is none matches nothing (`check` comes before)."""
+        view = self._view or self._made()
+        for pattern in patterns:
+            if pattern in self._matches:
+                self._known[pattern] = self._known.pop(pattern)
+            else:
+                self._resolve(pattern)
+        return view
+
+    def name_of(self, topic_id: bytes) -> str | None:
+        """The name of a topic that is there."""
+        if self._view is None:
+            self._made()
+        return self._names.get(topic_id)
+
+    def check(self, pattern: str) -> None:
+        """Raise `InvalidRegularExpression` unless it is an expression of RE2."""
+        self.topics()
+        if pattern and pattern not in self._matches:
+            _compiled(pattern)
+
+    def _made(self) -> Topics:
+        ids, partitions = {}, {}
+        self._names = {}
+        for name, topic in self._live.items():
+            topic_id = topic.topic_id.bytes
+            ids[name] = topic_id
+            partitions[topic_id] = len(topic.partitions)
+            self._names[topic_id] = name
+        self._matches = {}
+        self._view = Topics(ids, partitions, self._matches)
+        return self._view
+
+    def _resolve(self, pattern: str) -> None:
+        seen, found = self._known.pop(pattern, (-1, ()))
+        now = self._forgotten + len(self._news)
+        if seen != now:
+            found = self._matched(pattern, seen, found)
+        while len(self._known) >= PATTERNS_MAX:
+            oldest = next(iter(self._known))
+            del self._known[oldest]
+            self._matches.pop(oldest, None)
+        self._known[pattern] = now, found
+        self._matches[pattern] = found
+
+    def _matched(self, pattern: str, seen: int, before: tuple[str, ...]) -> tuple[str, ...]:
+        """What it matches now, from what it matched `before`, when it had `seen` so much news."""
+        try:
+            is_match = _compiled(pattern)
+        except InvalidRegularExpression as error:
+            logger.warning("stored subscription not understood", extra=fields(reason=error))
+            return ()
+        names: Iterable[str] = self._live
+        found = {}
+        if seen >= self._forgotten:
+            names = dict.fromkeys(self._news[seen - self._forgotten :])
+            found = {name: None for name in before if name not in names}
+        for name in names:
+            topic = self._live.get(name)
+            if topic is not None and not topic.internal and is_match(name):
+                found[name] = None
+        return tuple(sorted(found))
+
+
+def _named(topic: Topic | None) -> str | None:
+    return None if topic is None else topic.name
+
+
+def _shape(topic: Topic | None) -> tuple[str, Any, int] | None:
+    return None if topic is None else (topic.name, topic.topic_id, len(topic.partitions))
+
+
+@lru_cache(COMPILED_MAX)  # a check is followed by its use
+def _compiled(pattern: str) -> Callable[[str], Any]:
+    if len(pattern) > PATTERN_CHARACTERS_MAX:
+        raise InvalidRegularExpression(f"the expression is longer than {PATTERN_CHARACTERS_MAX} characters")
+    import re2  # only with the first expression: a shared library of a megabyte
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = PATTERN_MEMORY_BYTES_MAX
+    try:
+        is_match: Callable[[str], Any] = re2.compile(pattern, options).fullmatch
+    except re2.error as error:
+        reason = error.args[0] if error.args else error
+        told = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        raise InvalidRegularExpression(f"{pattern[:80]!r} is not an expression of RE2: {told}") from error
+    return is_match

@@ -1,0 +1,134 @@
+"""The primitives of Kafka's flexible records (KIP-482): lengths as unsigned varints, plus one; tagged fields.
+
+Owns nothing but the bytes of strings, arrays, ids and tags. A field that this version does not know is skipped; a read
+past the end, a bad length, bytes left over raise `CorruptLog`: what is read here comes from our own log.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from mansio.errors import CorruptLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+T = TypeVar("T")
+
+NO_TAGS = b"\x00"
+
+
+def varint(value: int) -> bytes:
+    """An unsigned varint."""
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def integer(value: int, width: int) -> bytes:
+    return value.to_bytes(width, "big", signed=True)
+
+
+def text(value: str | None) -> bytes:
+    return NO_TAGS if value is None else data(value.encode())
+
+
+def data(value: bytes) -> bytes:
+    return varint(len(value) + 1) + value
+
+
+def array(items: Iterable[bytes]) -> bytes:
+    """Items that are encoded already."""
+    pieces = list(items)
+    return varint(len(pieces) + 1) + b"".join(pieces)
+
+
+def tags(fields: Mapping[int, bytes]) -> bytes:
+    """Tagged fields, in the order of their tags."""
+    pieces = [varint(len(fields))]
+    for tag in sorted(fields):
+        pieces += (varint(tag), varint(len(fields[tag])), fields[tag])
+    return b"".join(pieces)
+
+
+class Reader:
+    """A position in the bytes of one record."""
+
+    __slots__ = ("_data", "_position")
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._position = 0
+
+    def take(self, length: int) -> bytes:
+        end = self._position + length
+        if length < 0 or end > len(self._data):
+            fail("a record ends too early")
+        taken = self._data[self._position : end]
+        self._position = end
+        return taken
+
+    def integer(self, width: int) -> int:
+        return int.from_bytes(self.take(width), "big", signed=True)
+
+    def varint(self) -> int:
+        value = 0
+        for shift in range(0, 35, 7):
+            byte = self.take(1)[0]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                return value
+        return fail("a length does not end")
+
+    def nullable_text(self) -> str | None:
+        length = self.varint()
+        return None if length == 0 else _decoded(self.take(length - 1))
+
+    def text(self) -> str:
+        value = self.nullable_text()
+        return fail("a string is missing") if value is None else value
+
+    def short_text(self) -> str:
+        """A string of a structure that is not flexible, as all keys are."""
+        return _decoded(self.take(self.integer(2)))
+
+    def data(self) -> bytes:
+        return self.take(self.varint() - 1)
+
+    def array(self, item: Callable[[], T]) -> tuple[T, ...]:
+        """Items, each read by calling `item`."""
+        count = self.varint() - 1
+        if not 0 <= count <= len(self._data):
+            fail("a count is impossible")
+        return tuple([item() for _ in range(count)])
+
+    def tags(self) -> dict[int, bytes]:
+        """Tagged fields; the caller picks those it knows."""
+        if self._data[self._position : self._position + 1] == NO_TAGS:
+            self._position += 1
+            return {}
+        found: dict[int, bytes] = {}
+        for _ in range(self.varint()):
+            tag = self.varint()
+            if tag in found:
+                fail("a tagged field comes twice")
+            found[tag] = self.take(self.varint())
+        return found
+
+    def end(self) -> None:
+        if self._position != len(self._data):
+            fail("a record has bytes left over")
+
+
+def fail(what: str) -> NoReturn:
+    raise CorruptLog(f"__consumer_offsets: {what}")
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError as error:
+        raise CorruptLog("__consumer_offsets: a string is not UTF-8") from error
