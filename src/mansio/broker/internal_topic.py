@@ -38,6 +38,7 @@ from mansio.errors import (
     CoordinatorNotAvailable,
     CorruptLog,
     MansioError,
+    MessageTooLarge,
     NotCoordinator,
     StorageError,
 )
@@ -334,8 +335,8 @@ class InternalTopic:
 
     def append(self, index: int, records: Sequence[KeyValue], *, whole: bool = False) -> Promise[None]:
         """Append, then apply; the promise is kept when the records are committed. Raises what the partition
-        raises; then nothing was applied of that batch (of 1,000 records; of all with `whole`) or those after it. The
-        topic must be `ready` and the partition loaded."""
+        raises, and `MessageTooLarge` for a batch that no load would read; then nothing was applied of that batch (of
+        1,000 records; of all with `whole`) or those after it. The topic must be `ready` and the partition loaded."""
         self.check_loaded(index)
         held = self._held[index]
         partition = held.opened()
@@ -344,6 +345,10 @@ class InternalTopic:
         for first in range(0, len(records), per_batch):
             part = records[first : first + per_batch]
             batch = build_batch([(now_ms, key, value, ()) for key, value in part])
+            if len(batch) > BATCH_OUTPUT_BYTES_MAX:
+                raise MessageTooLarge(
+                    f"{self.name}: {len(batch)} bytes at once, and {BATCH_OUTPUT_BYTES_MAX} are read"
+                )
             base_offset = partition.append(batch, internal=True).base_offset
             for delta, (key, value) in enumerate(part):
                 self._view.apply(index, key, value, base_offset + delta)
