@@ -7,7 +7,9 @@ minute of the machine meets all of them; printed are medians, ranges, and the ra
 round. With `--memory` also the highest resident memory of the JVM and of Python's workers, each number of records in a
 new process.
 
-Records are the flights of New York (a key, about 100 bytes of CSV), over and over, in six partitions.
+Records are the flights of New York (a key, about 100 bytes of CSV), over and over, in six partitions. The topic is
+read with the option `columns`, as somebody does who wants five of its columns: Spark prunes those of Parquet files by
+itself, and has no way to tell a Python source.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from mansio.spark import session
 from mansio.spark.lake.catalog import open_table
 from mansio.spark.lake.scan import EVERYTHING, files_of
 from mansio.spark.pipelines.archive import ArchiveJob, archive
-from mansio.spark.pipelines.union import read_topic_as_table
+from mansio.spark.pipelines.union import ARCHIVED_AS, read_topic_as_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -78,16 +80,15 @@ class Cases:
         self.broker = f"127.0.0.1:{server.port}"
         self.parquet = str(root / "parquet")
         self._numbers = itertools.count()
-        source = self.topic(TOPIC).select(*COLUMNS)
-        source.write.parquet(self.parquet)
+        self.topic(TOPIC).write.parquet(self.parquet)
         self._half_of_the_topic()
 
     def topic(self, name: str) -> DataFrame:
-        options = {"broker": self.broker, "subscribe": name}
+        options = {"broker": self.broker, "subscribe": name, "columns": ",".join(COLUMNS)}
         return self.spark.read.format("mansio").options(**options).load()
 
     def read_topic(self) -> None:
-        consume(self.topic(TOPIC).select(*COLUMNS))
+        consume(self.topic(TOPIC))
 
     def read_parquet(self) -> None:
         consume(self.spark.read.parquet(self.parquet))
@@ -122,20 +123,22 @@ class Cases:
         fill(self.server, HALF, half)
 
     def union(self) -> None:
-        options = {"broker": self.broker}
-        consume(read_topic_as_table(self.spark, HALF, self._half_table(), options).select(*COLUMNS))
+        options = {"broker": self.broker, "columns": ",".join(COLUMNS)}
+        consume(read_topic_as_table(self.spark, HALF, self._half_table(), options))
 
     def archived_half(self) -> None:
         """The files of the union, by Spark's own reader."""
-        consume(self.spark.read.parquet(*(file.path for file in files_of(self._half_table(), EVERYTHING))))
+        rows = self.spark.read.parquet(*(file.path for file in files_of(self._half_table(), EVERYTHING)))
+        consume(rows.select(*(ARCHIVED_AS.get(name, name) for name in COLUMNS)))
 
     def live_half(self) -> None:
         """The log of the union, from where the archive ends."""
         done = self._half_table().committed()
         assert done is not None, "the half was archived"
         starts = {HALF: {str(index): offset for index, offset in done.offsets.items()}}
-        options = {"broker": self.broker, "subscribe": HALF, "startingOffsets": json.dumps(starts)}
-        consume(self.spark.read.format("mansio").options(**options).load().select(*COLUMNS))
+        rows = self.spark.read.format("mansio").option("broker", self.broker).option("subscribe", HALF)
+        rows = rows.option("columns", ",".join(COLUMNS)).option("startingOffsets", json.dumps(starts))
+        consume(rows.load())
 
     def _half_table(self) -> LakeTable:
         return open_table(None, self._half_warehouse, HALF)
@@ -212,7 +215,8 @@ def micro_batches(cases: Cases) -> list[float]:
 
 
 class Memory:
-    """The highest resident memory of the JVM below this process, and of all other processes below it."""
+    """The highest resident memory of the JVM below this process, and of all other processes below it together: what
+    several of them share, as forked ones do, is counted once."""
 
     def __init__(self) -> None:
         self.jvm_bytes = self.workers_bytes = 0
@@ -233,21 +237,32 @@ class Memory:
             for pid in below(os.getpid()):
                 try:
                     name = Path(f"/proc/{pid}/comm").read_text().strip()
-                    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                    size = proportional_bytes(pid)
                 except OSError:  # it has ended
                     continue
-                size = pages * os.sysconf("SC_PAGE_SIZE")
                 jvm, workers = (jvm + size, workers) if name == "java" else (jvm, workers + size)
             self.jvm_bytes, self.workers_bytes = max(self.jvm_bytes, jvm), max(self.workers_bytes, workers)
+
+
+def proportional_bytes(pid: int) -> int:
+    """Resident memory of a process, with its part of what it shares with others."""
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        if line.startswith("Pss:"):
+            return int(line.split()[1]) << 10
+    return 0
 
 
 def below(pid: int) -> Iterator[int]:
     """The processes that this one has started, and theirs; not the broker, which is in a session of its own."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        for child in map(int, task.read_text().split()):
-            if os.getsid(child) == os.getsid(0):
-                yield child
-                yield from below(child)
+        try:
+            children = [int(child) for child in task.read_text().split()]
+            ours = [child for child in children if os.getsid(child) == os.getsid(0)]
+        except OSError:  # one of them has ended: it is looked at again soon
+            continue
+        for child in ours:
+            yield child
+            yield from below(child)
 
 
 def print_memory(broker: str) -> None:

@@ -61,6 +61,7 @@ SHAPES = (
     Shape("100 B, 10 a batch", lambda n: 100, 10),
     Shape("60-140 B, 8,000 a batch", lambda n: 60 + n * 7919 % 80, 8_000),
     Shape("60-140 B, 500 a batch", lambda n: 60 + n * 7919 % 80, 500),
+    Shape("60-140 B, no two batches alike", lambda n: 60 + int(n**1.7) % 80, 500),
     Shape("60-140 B, no keys, 500 a batch", lambda n: 60 + n * 7919 % 80, 500, has_key=False),
     Shape("100 B, 500 a batch, zstd", lambda n: 100, 500, codec=Codec.ZSTD),
     Shape("100 B and a header, 500 a batch", lambda n: 100, 500, has_header=True),

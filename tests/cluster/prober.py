@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from support.cluster import Cluster
 
 VERSION: Final = 9
-READ_S_MAX: Final = 15.0
+READ_S_MAX: Final = 30.0
+PATIENCE_MS: Final = 15_000
+"""For a record that nothing keeps from being acknowledged."""
 OK = 0
 NOT_LEADER_OR_FOLLOWER = 6
 REQUEST_TIMED_OUT = 7
@@ -61,7 +63,7 @@ class Prober:
         self.told.append(answer)
         return answer
 
-    def until(self, node_id: int, codes: set[int], deadline_s: float = 15.0) -> float:
+    def until(self, node_id: int, codes: set[int], deadline_s: float = 30.0) -> float:
         """Send until a broker answers with one of these; how many seconds that took."""
         begin = time.monotonic()
         self.one.wait(
@@ -100,7 +102,7 @@ def read_values(one: Cluster, topic: str) -> list[tuple[int, bytes]]:
         }
     )
     place = TopicPartition(topic, 0, 0)
-    end = consumer.get_watermark_offsets(place, timeout=15)[1]
+    end = consumer.get_watermark_offsets(place, timeout=30)[1]
     consumer.assign([place])
     found: list[tuple[int, bytes]] = []
     limit = time.monotonic() + READ_S_MAX

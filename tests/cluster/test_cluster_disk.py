@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cluster.load import create_topic, say
-from cluster.prober import OK, Prober
+from cluster.prober import OK, PATIENCE_MS, Prober
 from support.cluster import cluster
 from support.small_disk import SmallDisk
 
@@ -24,6 +24,7 @@ FULL = 3
 """The broker with the small disk."""
 
 LAG_MS = 2000
+TRIES = 60
 LARGE_BYTES = 64 << 10
 """More than what is left in the last page of a file."""
 
@@ -31,15 +32,15 @@ KAFKA_STORAGE_ERROR = 56
 
 
 def led_by(one: Cluster, node_id: int, *, name: str) -> Prober:
-    """A topic with three replicas that this broker leads."""
-    for number in range(10):
+    """A topic with three replicas that this broker leads. Who leads a new one is by chance: one of three."""
+    for number in range(TRIES):
         topic = f"{name}-{number}"
         create_topic(one, topic)
         if one.leader(topic) == node_id:
             prober = Prober(one, topic)
             prober.until(node_id, {OK})
             return prober
-    raise AssertionError(f"broker {node_id} was given none of ten topics to lead")
+    raise AssertionError(f"broker {node_id} was given none of {TRIES} topics to lead")
 
 
 @pytest.mark.row("L10", "C2")
@@ -59,7 +60,7 @@ def test_full_disk_of_one_broker_refuses_what_it_leads_and_the_others_go_on_with
         mine, others = led_by(one, FULL, name="mine"), led_by(one, 1, name="others")
         for prober, leader in ((mine, FULL), (others, 1)):
             for _ in range(20):
-                assert prober.send(leader).code == OK
+                assert prober.send(leader, timeout_ms=PATIENCE_MS).code == OK
         small.fill()
         full = time.monotonic()
         refused = mine.send(FULL, size_bytes=LARGE_BYTES)
@@ -72,7 +73,7 @@ def test_full_disk_of_one_broker_refuses_what_it_leads_and_the_others_go_on_with
         assert one.brokers[FULL].running
         assert FULL in one.sessions()
         for _ in range(20):
-            assert others.send(1).code == OK
+            assert others.send(1, timeout_ms=PATIENCE_MS).code == OK
         small.free()
         freed = time.monotonic()
         mine.until(one.leader(mine.topic), {OK})

@@ -42,7 +42,7 @@ def fail_over(one: Cluster, load: ClusterLoad, index: int) -> list[float]:
 
 
 @pytest.mark.row("C1", "C2")
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(360)
 def test_chased_leaders_die_under_load_nothing_acknowledged_is_lost_and_writes_resume_in_10_s(
     tmp_path: Path,
 ) -> None:

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cluster.load import NIGHTLY_FAULTS, NIGHTLY_PAUSE_S, ClusterLoad, create_topic, say
-from cluster.prober import NOT_ENOUGH_REPLICAS_AFTER_APPEND, NOT_SURE_TO_LEAD, OK, TOO_FEW, Prober
+from cluster.prober import (
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    NOT_SURE_TO_LEAD,
+    OK,
+    PATIENCE_MS,
+    TOO_FEW,
+    Prober,
+)
 from e2e.raw_peer import RawPeer
 from support.broker_network import ETCD, Way
 from support.cluster import cluster
@@ -100,7 +107,7 @@ def test_one_follower_cut_off_leaves_the_in_sync_set_and_comes_back_writes_go_on
     prober.until(leader, {OK})
     place = one.place(prober.topic)
     assert (place.leader, set(place.in_sync)) == (leader, {leader, other})
-    assert prober.send(leader).code == OK
+    assert prober.send(leader, timeout_ms=PATIENCE_MS).code == OK
 
 
 @pytest.mark.row("C1", "C2")
@@ -117,7 +124,7 @@ def test_leader_cut_off_from_etcd_acknowledges_nothing_after_its_deadline_and_an
         asked = time.monotonic()
         if prober.send(leader).code == OK:
             last_ok = asked  # acknowledged not earlier than it was sent
-        assert time.monotonic() < begin + 15, one.tails()
+        assert time.monotonic() < begin + 30, one.tails()
     moved = time.monotonic()
     after = prober.send(leader)
     assert after.code in NOT_SURE_TO_LEAD, after
@@ -143,10 +150,8 @@ def test_follower_cut_off_from_etcd_leaves_the_in_sync_set_though_it_copies_on(
 ) -> None:
     leader, (cut, other) = one.leader(prober.topic), one.followers(prober.topic)
     one.network.part((cut, ETCD))
-    one.wait(
-        lambda: set(one.place(prober.topic).in_sync) == {leader, other}, f"broker {cut} is not in sync", 15
-    )
-    assert prober.send(leader).code == OK
+    one.wait(lambda: set(one.place(prober.topic).in_sync) == {leader, other}, f"broker {cut} is not in sync")
+    assert prober.send(leader, timeout_ms=PATIENCE_MS).code == OK
 
 
 @pytest.mark.nightly

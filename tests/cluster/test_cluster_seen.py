@@ -5,10 +5,9 @@ clients, groups. One cluster for all of it; each test leaves every broker in its
 from __future__ import annotations
 
 import itertools
-import json
 import time
-import urllib.error
 import urllib.request
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,11 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cluster.load import create_topic, say
 from cluster.prober import OK, Prober
+from e2e.raw_peer import RawPeer
 from mansio import MansioError, blocking
 from mansio.client import ProducerOptions
+from mansio.wire.versions import ApiKey
 from support.cluster import cluster
 from support.documents import metrics_of_a_cluster
 from support.places import ROOT
+from support.readiness import readiness
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,12 +82,7 @@ def scrapes(one: Cluster) -> list[dict[str, float]]:
 
 
 def health(one: Cluster, node_id: int) -> dict[str, Any]:
-    url = f"{one.brokers[node_id].http_url}/health/ready"
-    try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return dict(json.load(answer))
-    except urllib.error.HTTPError as error:
-        return dict(json.load(error))
+    return readiness(one.brokers[node_id].http_url)
 
 
 def told(shown: dict[str, Any], kind: str) -> set[str]:
@@ -175,7 +172,7 @@ def test_leader_without_its_followers_says_so_to_clients_in_its_numbers_and_in_i
     for follower in followers:
         one.kill(follower)
     one.wait(lambda: one.place(topic).in_sync == (leader,), "nobody else is in sync", 30)
-    patience = ProducerOptions(delivery_timeout_ms=1500)
+    patience = ProducerOptions(delivery_timeout_ms=3000)
     with (
         blocking.connect(one.brokers[leader].bootstrap, producer=patience) as client,
         pytest.raises(MansioError) as refused,
@@ -244,6 +241,14 @@ def test_admin_clients_go_on_at_once_while_a_dead_broker_is_still_listed(one: Cl
     assert listed, "it does not wait for the session of the dead one"
 
 
+def coordinator_of_some(one: Cluster, groups: list[str]) -> int:
+    """A broker that coordinates some of these, and not all; 0: none does."""
+    with RawPeer(one.brokers[1].kafka_port) as peer:
+        fields = {"key": "", "key_type": 0, "coordinator_keys": groups}
+        found = Counter(each.node_id for each in peer.call(ApiKey.FIND_COORDINATOR, 4, fields).coordinators)
+    return next((node_id for node_id in one.brokers if 0 < found[node_id] < len(groups)), 0)
+
+
 @pytest.mark.row("C5")
 def test_groups_are_listed_and_described_while_a_dead_broker_is_still_listed(one: Cluster) -> None:
     topic = new_topic(one)
@@ -252,7 +257,7 @@ def test_groups_are_listed_and_described_while_a_dead_broker_is_still_listed(one
         for group in groups:
             client.admin.reset_offsets(group, [topic], to="latest")
         assert {listed.group_id for listed in client.admin.list_groups()} >= {*groups}
-    dead = 3
+    dead = one.wait(lambda: coordinator_of_some(one, groups), "they have several coordinators", 90)
     one.kill(dead)
     with blocking.connect(one.bootstrap) as client:
         began = time.monotonic()

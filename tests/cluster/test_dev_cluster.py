@@ -127,7 +127,7 @@ def test_a_broker_that_dies_is_told_with_the_end_of_its_log_and_ctrl_c_leaves_no
         pids = [int(pid) for pid in ready["pids"].split(",")]
         assert len(cluster.left()) == 4  # three brokers and etcd
         os.kill(pids[1], signal.SIGKILL)
-        wait_until(lambda: "broker 2" in cluster.said() and "start it again" in cluster.said(), 10)
+        wait_until(lambda: "broker 2" in cluster.said() and "start it again" in cluster.said(), 30)
         said = cluster.said()
         assert f"broker 2 (pid {pids[1]}) has ended: killed by SIGKILL" in said
         assert "    a line before" in said

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mansio.cluster.metadata import Transacted
     from support.etcd import Etcd
 
-DEADLINE_S = 30
+DEADLINE_S = 90
 CALL_S_MIN = 0.9 * CALL_DEADLINE_S
 GIVEN_UP_S_MAX = CALLS_DEADLINE_S + CALL_DEADLINE_S + 4
 """All attempts of a call, on a machine that is busy."""

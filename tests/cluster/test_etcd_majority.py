@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mansio.cluster.etcd.channel import CALL_DEADLINE_S
+from mansio.cluster.etcd.client import CALLS_DEADLINE_S
 from mansio.cluster.etcd.config import EtcdConfig
 from mansio.cluster.etcd.lease import ThreadKeepAlive
 from mansio.cluster.metadata import Ambiguous, Compare, Put, encode, transact_surely
@@ -17,9 +19,12 @@ from support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mansio.cluster.etcd.client import Member
     from support.etcd import Etcd
 
-DEADLINE_S = 60
+DEADLINE_S = 120
+GIVEN_UP_S_MAX = CALLS_DEADLINE_S + CALL_DEADLINE_S + 4
+"""All attempts of a call, on a machine that is busy."""
 TTL_S = 30
 
 
@@ -74,7 +79,7 @@ def test_every_member_killed_in_turn_no_write_is_lost_or_doubled(members: list[E
                 member.kill()
                 begun = seconds()
                 await write()
-                assert seconds() - begun < 8
+                assert seconds() - begun < 20
                 member.launch()
                 await eventually(lambda member=member: member._healthy(), 20)
             assert len(used) > 1
@@ -120,7 +125,7 @@ def test_without_majority_nothing_is_read_written_or_kept_alive(members: list[Et
                     store.transact([], [Put("/alone", b"y")]),
                     return_exceptions=True,
                 )
-                assert seconds() - begun < 4.5
+                assert seconds() - begun < GIVEN_UP_S_MAX
                 assert all(isinstance(error, Unavailable) for error in told), told
                 assert not any(isinstance(error, Ambiguous) for error in told)
             finally:
@@ -140,9 +145,13 @@ def test_without_majority_nothing_is_read_written_or_kept_alive(members: list[Et
 def test_members_say_who_they_are(members: list[Etcd]) -> None:
     async def main() -> None:
         async with etcd_store(*(member.url for member in members), "http://127.0.0.1:9") as store:
-            found = await store.client.members()
+
+            async def one_leads() -> list[Member]:
+                found = await store.client.members()
+                return found if sum(member.leads for member in found) == 1 else []
+
+            found = await eventually(one_leads)
             assert [member.endpoint for member in found[:3]] == [member.url for member in members]
-            assert sum(member.leads for member in found) == 1
             assert all(member.version.startswith("3.") and not member.reason for member in found[:3])
             assert found[3].reason
             assert not found[3].version

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mansio.cluster.metadata import Event
     from support.etcd import Etcd
 
-DEADLINE_S = 30
+DEADLINE_S = 90
 numbers = itertools.count()
 
 
@@ -117,7 +117,7 @@ def test_watch_leaves_a_silent_endpoint(etcd: Etcd) -> None:
             proxy.silence()
             for number in range(1, 20):
                 await put(direct, f"{prefix}{number:02}")
-            await eventually(lambda: len(watching.events) == 20, 8)
+            await eventually(lambda: len(watching.events) == 20, 20)
             await assert_complete(watching, direct, prefix)
 
     asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
@@ -126,8 +126,8 @@ def test_watch_leaves_a_silent_endpoint(etcd: Etcd) -> None:
 def test_quiet_watch_is_asked_for_a_sign_of_life_and_stays(
     etcd: Etcd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mansio.cluster.etcd.watch.HEARTBEAT_S", 0.1)
-    monkeypatch.setattr("mansio.cluster.etcd.watch.SILENCE_S", 0.4)
+    monkeypatch.setattr("mansio.cluster.etcd.watch.HEARTBEAT_S", 0.2)
+    monkeypatch.setattr("mansio.cluster.etcd.watch.SILENCE_S", 1.0)
 
     async def main() -> None:
         prefix = fresh_prefix()
@@ -136,7 +136,7 @@ def test_quiet_watch_is_asked_for_a_sign_of_life_and_stays(
             Watching(store, prefix, await put(store, prefix + "a")) as watching,
         ):
             await eventually(lambda: watching.events)
-            await asyncio.sleep(1.2)  # three times as long as a dead endpoint would get
+            await asyncio.sleep(2.5)  # more than twice as long as a dead endpoint would get
             assert "etcd does not answer" not in caplog.messages
             await put(store, prefix + "b")
             await assert_complete(watching, store, prefix)

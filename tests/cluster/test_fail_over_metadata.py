@@ -24,8 +24,8 @@ from support.metadata import Host
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-TTL_S = 2
-DEADLINE_S = 30
+TTL_S = 4
+DEADLINE_S = 60
 
 
 class Member:
@@ -121,7 +121,7 @@ def test_leaderships_of_a_dead_broker_and_of_one_that_stops_move_on() -> None:
                     3 not in one.isr and one.leader != 3 for one in second.state.topics["t"].partitions
                 )
             )
-            assert moved_s < 5
+            assert moved_s < 15
 
             assert await first.membership.hand_off(5000) == 0
             assert all(one.leader == 2 for one in first.state.topics["t"].partitions)

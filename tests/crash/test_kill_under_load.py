@@ -64,7 +64,12 @@ def wait_for_progress(load: Load, records: int = PROGRESS_RECORDS) -> None:
 
 def kill_while_starting(broker: ServedBroker, chance: random.Random) -> bool:
     """Start, and kill after a moment, which may fall into recovery. True when it had not become ready."""
-    timer = threading.Timer(chance.uniform(0.05, START_S_MAX), lambda: os.kill(broker.pid, signal.SIGKILL))
+
+    def kill() -> None:
+        wait_until(lambda: broker.running, PROGRESS_S_MAX)  # the moment may come before there is a process
+        os.kill(broker.pid, signal.SIGKILL)
+
+    timer = threading.Timer(chance.uniform(0.05, START_S_MAX), kill)
     timer.start()
     try:
         broker.start()
@@ -125,7 +130,7 @@ def kill_and_judge(data: Path, seed: int, *, noted: bool = False) -> None:
 
 
 @pytest.mark.row("L4", "L5", "P3", "G4")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_moments(tmp_path: Path) -> None:
     kill_and_judge(tmp_path / "data", int(os.environ.get("MANSIO_TEST_SEED") or random.randrange(1 << 32)))
 

@@ -21,6 +21,7 @@ from mansio.wire import fetch
 from mansio.wire.records import iterate_batches
 from mansio.wire.versions import ApiKey
 from support.process import served
+from support.readiness import readiness
 from support.small_disk import SmallDisk
 from support.waiting import wait_until
 
@@ -79,8 +80,8 @@ def create(peer: RawPeer, name: str) -> int:
 
 
 def ready(broker: ServedBroker) -> tuple[int, list[dict[str, Any]]]:
-    answer = httpx.get(f"{broker.http_url}/health/ready", timeout=10)
-    return answer.status_code, answer.json()["reasons"]
+    shown = readiness(broker.http_url)
+    return shown["status"], shown["reasons"]
 
 
 def metrics(broker: ServedBroker) -> str:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mansio.wire.messages import Struct
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 CLIENT_ID = "raw"
 
 

@@ -153,13 +153,13 @@ def test_static_member_that_crashed_waits_for_its_own_session_and_is_not_refused
 def test_second_member_with_the_name_of_one_that_lives_is_told_so(
     broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership_next, "RELEASE_GRACE_MS", 0)
+    monkeypatch.setattr(membership_next, "RELEASED_MS_MAX", 100)
 
     async def scenario() -> None:
         async with connected(broker, double=1) as client:
             first = Reader(client, "double", instance_id="a")
             await until(lambda: len(first.partitions) == 1)
-            second = Reader(client, "double", instance_id="a", rebalance_timeout_ms=100)
+            second = Reader(client, "double", instance_id="a")
             with pytest.raises(UnreleasedInstanceId):
                 await second.task
             assert len(first.partitions) == 1

@@ -229,11 +229,15 @@ def check_lives(broker: EmbeddedBroker, seed: int, lives: int, moments: Sequence
         wait_until(
             lambda: not left_behind(broker), 10, f"seed {seed}: nothing is left: {left_behind(broker)}"
         )
-        wait_until(lambda: open_descriptors(broker) <= descriptors, 5, f"seed {seed}: descriptors are closed")
         wait_until(
-            lambda: len(broker.broker.service.scheduler._tasks) <= tasks, 5, f"seed {seed}: tasks have ended"
+            lambda: open_descriptors(broker) <= descriptors, 20, f"seed {seed}: descriptors are closed"
         )
-        wait_until(lambda: not objects_of_connections(), 5, f"seed {seed}: no object of a connection is left")
+        wait_until(
+            lambda: len(broker.broker.service.scheduler._tasks) <= tasks, 20, f"seed {seed}: tasks have ended"
+        )
+        wait_until(
+            lambda: not objects_of_connections(), 20, f"seed {seed}: no object of a connection is left"
+        )
     finally:
         gc.enable()
     with RawPeer(port) as peer:

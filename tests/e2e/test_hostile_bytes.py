@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 import ssl
 import struct
+import time
 from typing import TYPE_CHECKING
 
 import pytest
@@ -110,7 +111,8 @@ def test_what_is_not_the_protocol_ends_its_own_connection(view: Watched, threat:
 
 def test_each_of_them_is_logged_and_no_flood_of_them_floods_the_log(view: Watched) -> None:
     """Lines a peer can cause at will come once a second, and say how many were held back."""
-    for threat in NOT_THE_PROTOCOL.values():
+    begun = time.monotonic()
+    for threat in 3 * list(NOT_THE_PROTOCOL.values()):
         end_own_connection(view, threat)
 
     def told() -> int:
@@ -118,8 +120,8 @@ def test_each_of_them_is_logged_and_no_flood_of_them_floods_the_log(view: Watche
         assert all("peer=127.0.0.1" in line and len(line) < 400 for line in lines), lines
         return sum(1 + int(line.rpartition("held_back=")[2]) if "held_back=" in line else 1 for line in lines)
 
-    wait_until(lambda: told() >= len(NOT_THE_PROTOCOL), 10, "all are told of")
-    assert len(view.lines) <= 10, view.lines
+    wait_until(lambda: told() >= 3 * len(NOT_THE_PROTOCOL), 20, "all are told of")
+    assert len(view.lines) <= 10 + time.monotonic() - begun, view.lines
 
 
 def end_own_connection(view: Watched, threat: bytes) -> None:
@@ -127,7 +129,7 @@ def end_own_connection(view: Watched, threat: bytes) -> None:
         peer.send(threat)
         if threat is NOT_THE_PROTOCOL["produce cut short"]:
             peer.send(b"\xff" * 200)
-        assert peer.closed(5.0)
+        assert peer.closed(15.0)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -184,7 +186,7 @@ def counts_larger_than_the_frame() -> dict[str, bytes]:
 def test_counts_larger_than_the_frame_cost_no_memory(view: Watched, threat: str) -> None:
     with RawPeer(view.port) as peer:
         peer.send(length_prefixed(counts_larger_than_the_frame()[threat]))
-        assert peer.closed(5.0)
+        assert peer.closed(15.0)
     assert view.memory.growth < GROWTH_BYTES_MAX
 
 
@@ -217,7 +219,7 @@ def test_old_produce_versions_are_announced_and_refused(view: Watched) -> None:
         announced = {one.api_key: one.min_version for one in peer.call(ApiKey.API_VERSIONS, 0).api_keys}
         assert announced[ApiKey.PRODUCE] == 0
         peer.send(length_prefixed(header(ApiKey.PRODUCE, 2) + struct.pack(">hii", -1, 1000, 0)))
-        assert peer.closed(5.0)
+        assert peer.closed(15.0)
 
 
 def spoiled_batches() -> dict[str, bytes]:
@@ -318,4 +320,5 @@ def test_frames_byte_by_byte_are_understood(view: Watched) -> None:
         found = peer.frame()
         assert found is not None
         assert b"slow" in found
-    assert [line for line in view.lines if " INFO " not in line] == []
+    # Lines about connections may be of those that ended before: they are held back for a second.
+    assert [line for line in view.lines if " INFO " not in line and "connection closed" not in line] == []

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import struct
-import time
 import zlib
 from typing import TYPE_CHECKING
 
 import lz4.frame
+import psutil
 import pytest
 import snappy
 import zstandard
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 LONG_BYTES = 512 * MIB
 RECORDS = 1_500_000
 """Sound ones, and within what may be opened in bytes; as objects they are hundreds of megabytes."""
-LOOKUP_S_MAX = 1.0
+LOOKUP_CPU_S_MAX = 1.0
+"""Of the broker, its neighbour included: what a look-up holds up is measured there, on any machine."""
 NO_KEY_OR_TOO_LARGE = {2, 10, 87}
 """CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, INVALID_RECORD."""
 
@@ -128,6 +129,12 @@ def look_up(peer: RawPeer, topic: str, timestamp_ms: int) -> int:
     return int(peer.call(ApiKey.LIST_OFFSETS, 7, wanted).topics[0].partitions[0].error_code)
 
 
+def processor_s(pid: int) -> float:
+    """What a process has used of the processors."""
+    used = psutil.Process(pid).cpu_times()
+    return float(used.user + used.system)
+
+
 async def consume_one(bootstrap: str, topic: str) -> None:
     async with mansio.connect(bootstrap) as client, client.consume(topic) as consumer:
         async for _ in consumer:
@@ -146,9 +153,9 @@ def test_bomb_harms_nobody(view: Watched, bomb: str) -> None:
         assert peer.produce(plain, batch).error_code == 0, "closed, it is bytes like any other"
         before = view.memory.growth
         for timestamp_ms in (1, -3):  # the first record of all times; the one with the largest (KIP-734)
-            begin = time.monotonic()
+            begin_s = processor_s(view.broker.pid)
             assert look_up(peer, plain, timestamp_ms) == 0
-            assert time.monotonic() - begin < LOOKUP_S_MAX
+            assert processor_s(view.broker.pid) - begin_s < LOOKUP_CPU_S_MAX
         assert peer.produce(compacted, batch).error_code in NO_KEY_OR_TOO_LARGE
         assert peer.end_offset(compacted) == 0
     assert view.memory.growth - before < GROWTH_BYTES_MAX

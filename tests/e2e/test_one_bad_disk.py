@@ -179,4 +179,4 @@ def test_with_acks_0_the_other_batches_of_a_request_are_written_before_the_conne
         writer.send(produce_frame(both, acks=0))
         assert writer.closed()
         with RawPeer(port_of(broker)) as reader:
-            wait_until(lambda: reader.end_offset("t") == 1, 5, "the sound batch is there")
+            wait_until(lambda: reader.end_offset("t") == 1, 20, "the sound batch is there")

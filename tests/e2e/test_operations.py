@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,8 +67,8 @@ def test_service_manager_hears_ready_alive_and_stopping_and_a_hung_loop_falls_si
 ) -> None:
     environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "600000"}
     with served(tmp_path / "data", environment=environment) as broker:
-        wait_until(lambda: "READY=1" in manager.listen(), 5)
-        wait_until(lambda: manager.listen().count("WATCHDOG=1") >= 3, 5, "it feeds the watchdog")
+        wait_until(lambda: "READY=1" in manager.listen(), 20)
+        wait_until(lambda: manager.listen().count("WATCHDOG=1") >= 3, 20, "it feeds the watchdog")
         broker.signal(signal.SIGSTOP)
         manager.listen()
         silent = len(manager.heard)
@@ -118,7 +119,9 @@ def speak_nonsense(broker: ServedBroker, times: int) -> None:
 @pytest.mark.row("T5")
 def test_every_line_of_a_broker_is_an_event_and_hostile_peers_get_few_of_them(tmp_path: Path) -> None:
     with served(tmp_path / "data") as broker:
+        begun = time.monotonic()
         speak_nonsense(broker, 200)
+        took_s = time.monotonic() - begun
         assert broker.stop() == 0
         lines = broker.text().splitlines()
     (ready,) = [line for line in lines if line.startswith("mansio ")]
@@ -127,7 +130,7 @@ def test_every_line_of_a_broker_is_an_event_and_hostile_peers_get_few_of_them(tm
     assert all(LINE.fullmatch(line) for line in events), events
     assert any(" INFO broker ready kafka=127.0.0.1:" in line for line in events)
     closed = [line for line in events if "connection closed" in line]
-    assert 1 <= len(closed) <= 15
+    assert 1 <= len(closed) <= 15 + took_s
     said = len(closed) + sum(int(count) for count in re.findall(r"held_back=(\d+)", "\n".join(closed)))
     assert said == 200, "what was held back is counted"
 

@@ -25,7 +25,7 @@ SESSION_MS = 6_000
 HEARTBEAT_MS = 200
 POLL_S = 0.05
 COMMIT_MS = 100
-MOVE_DEADLINE_S = 15.0
+MOVE_DEADLINE_S = 40.0
 
 
 class Member:
@@ -117,12 +117,11 @@ class KafkaPythonMember(Member):
             bootstrap_servers=self.bootstrap,
             group_id=self.group,
             auto_offset_reset="earliest",
-            session_timeout_ms=SESSION_MS,
             heartbeat_interval_ms=HEARTBEAT_MS,
             auto_commit_interval_ms=COMMIT_MS,
             fetch_max_wait_ms=50,
             reconnect_backoff_max_ms=200,
-            **self.options,
+            **{"session_timeout_ms": SESSION_MS, **self.options},
         )
         try:
             while not self.stopping.is_set():

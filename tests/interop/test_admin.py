@@ -85,7 +85,7 @@ def test_topic_life_with_confluent_kafka(confluent: AdminClient, unique: str) ->
     assert (
         failure(admin.create_partitions([NewPartitions(unique, 4)])[unique]) == KafkaError.INVALID_PARTITIONS
     )
-    wait_until(lambda: len(admin.list_topics(unique, timeout=10).topics[unique].partitions) == 5, 5)
+    wait_until(lambda: len(admin.list_topics(unique, timeout=10).topics[unique].partitions) == 5, 20)
 
     admin.delete_topics([unique])[unique].result(10)
     assert unique not in admin.list_topics(timeout=10).topics

@@ -13,7 +13,7 @@ NAMES = [one.defect.name for one in DEFECTS]
 
 
 @pytest.mark.parametrize("planted", DEFECTS, ids=NAMES)
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_planted_defect_breaks_its_recorded_history(planted: SimulatedDefect) -> None:
     found = search(planted.defect, planted.seed, planted.seed + NEAR)
     assert found is not None, (

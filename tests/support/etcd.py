@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     import ssl
     from collections.abc import AsyncIterator, Iterator, Sequence
 
-START_DEADLINE_S = 20.0
-STOP_DEADLINE_S = 10.0
+START_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 20.0
 HTTP_DEADLINE_S = 15.0
 MEMORY = Path("/dev/shm")
 

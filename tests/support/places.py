@@ -12,8 +12,12 @@ import shutil
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / ".tools" / "bin"
@@ -23,19 +27,20 @@ PORTS_PER_WORKER = 1_500
 WORKERS_MAX = 8
 
 
-def _stretch() -> itertools.count[int]:
-    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
-    return itertools.count((int(worker) % WORKERS_MAX) * PORTS_PER_WORKER + os.getpid() % PORTS_PER_WORKER)
+def _stretch() -> Iterator[int]:
+    """The ports of this worker, round and round: those of another one may be of a broker that is about to come back."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS_MAX
+    for number in itertools.count(os.getpid()):
+        yield FIRST_PORT + worker * PORTS_PER_WORKER + number % PORTS_PER_WORKER
 
 
 _next_port = _stretch()
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port nobody listens on now, and which this test process gives out once."""
+    """A TCP port nobody listens on now, and which this test process gave to nobody else for long."""
     for _ in range(PORTS_PER_WORKER):
-        position = next(_next_port)
-        port = FIRST_PORT + position % (PORTS_PER_WORKER * WORKERS_MAX)
+        port = next(_next_port)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -19,8 +19,8 @@ from support.places import free_port, mansio_command
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-READY_DEADLINE_S = 30.0
-STOP_DEADLINE_S = 15.0
+READY_DEADLINE_S = 60.0
+STOP_DEADLINE_S = 30.0
 
 
 TESTS_OWN = ("MANSIO_TEST_", "MANSIO_NIGHTLY_")

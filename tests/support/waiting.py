@@ -16,11 +16,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+DEADLINE_S = 30.0
 FIRST_PAUSE_S = 0.001
 LONGEST_PAUSE_S = 0.05
 
 
-def wait_until(condition: Callable[[], T], deadline_s: float = 10.0, what: str = "") -> T:
+def wait_until(condition: Callable[[], T], deadline_s: float = DEADLINE_S, what: str = "") -> T:
     """Call `condition` until it returns something true, and return that.
 
     Raises `AssertionError` naming `what` (or the condition) after `deadline_s` seconds.
@@ -39,7 +40,7 @@ def wait_until(condition: Callable[[], T], deadline_s: float = 10.0, what: str =
 
 
 async def eventually(
-    condition: Callable[[], T | Awaitable[T]], deadline_s: float = 10.0, what: str = ""
+    condition: Callable[[], T | Awaitable[T]], deadline_s: float = DEADLINE_S, what: str = ""
 ) -> T:
     """`wait_until` for a test on a loop; the condition may be a coroutine function."""
     end = time.monotonic() + deadline_s

@@ -28,7 +28,12 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.internal_load import RECORDS_PER_TURN, load_every_record, load_newest
+from mansio.broker.internal_load import (
+    BATCH_OUTPUT_BYTES_MAX,
+    RECORDS_PER_TURN,
+    load_every_record,
+    load_newest,
+)
 from mansio.broker.internal_view import HeldView, InternalPartition, View
 from mansio.broker.view_checkpoint import (
     CheckpointRoom,
@@ -41,6 +46,7 @@ from mansio.errors import (
     CoordinatorNotAvailable,
     CorruptLog,
     MansioError,
+    MessageTooLarge,
     NotCoordinator,
     StorageError,
 )
@@ -307,8 +313,8 @@ class InternalTopic:
 
     def append(self, index: int, records: Sequence[KeyValue], *, whole: bool = False) -> Promise[None]:
         """Append, then apply; the promise is kept when the records are committed. Raises what the partition
-        raises; then nothing was applied of that batch (of 1,000 records; of all with `whole`) or those after it. The
-        topic must be `ready` and the partition loaded."""
+        raises, and `MessageTooLarge` for a batch that no load would read; then nothing was applied of that batch (of
+        1,000 records; of all with `whole`) or those after it. The topic must be `ready` and the partition loaded."""
         partition = self._append(index, records, whole=whole, urgent=True)
         return partition.committed(partition.end_offset)
 
@@ -328,6 +334,10 @@ class InternalTopic:
         for first in range(0, len(records), per_batch):
             part = records[first : first + per_batch]
             batch = build_batch([(now_ms, key, value, ()) for key, value in part])
+            if len(batch) > BATCH_OUTPUT_BYTES_MAX:
+                raise MessageTooLarge(
+                    f"{self.name}: {len(batch)} bytes at once, and {BATCH_OUTPUT_BYTES_MAX} are read"
+                )
             base_offset = partition.append(batch, internal=True, urgent=urgent).base_offset
             for delta, (key, value) in enumerate(part):
                 self._view.apply(index, key, value, base_offset + delta)

@@ -56,7 +56,8 @@ PATTERN_VERSION: Final = 1
 """The first version of ConsumerGroupHeartbeat that knows regular expressions."""
 ANSWER_MS_MAX: Final = 10_000
 LEAVE_MS_MAX: Final = 2_000
-RELEASE_GRACE_MS: Final = 5_000
+RELEASED_MS_MAX: Final = 65_000
+"""Somewhat more than the longest session a group can have: whoever had an instance id and died is out by then."""
 _LANES = itertools.count()
 
 
@@ -236,7 +237,7 @@ class NextMembership:
         if self._unreleased_since is None:
             self._unreleased_since = now
             logger.warning("group %s: %s; waiting for its session to end", self.group, error)
-        if (now - self._unreleased_since) * 1000 > self._options.rebalance_timeout_ms + RELEASE_GRACE_MS:
+        if (now - self._unreleased_since) * 1000 > RELEASED_MS_MAX:
             raise error
 
     async def _rest(self, seconds: float) -> None:

@@ -124,6 +124,7 @@ def test_a_member_without_an_id_is_given_one_in_version_0_and_refused_from_1_on(
         {"instance_id": ""},
         {"member_id": "x" * 40_000},
         {"subscribed_topic_names": ["t"] * 10_001},
+        {"subscribed_topic_names": ["t", "t" * 250]},
     ],
 )
 def test_a_join_that_makes_no_sense_is_refused_and_leaves_no_group(wrong: dict[str, object]) -> None:
@@ -254,7 +255,7 @@ def test_an_expression_follows_the_topics_and_never_matches_the_brokers_own() ->
     assert ("td", 0) in member.owned
 
 
-@pytest.mark.parametrize("regex", ["(t", "(((a{100}){100}){100})", "t(?=a)", "a" * 5_000])
+@pytest.mark.parametrize("regex", ["(t", "(((a{100}){100}){100})", "t(?=a)", "a" * 5_000, "(.*){200}" * 3])
 def test_what_is_no_expression_of_re2_is_refused_with_the_reason(regex: str) -> None:
     broker = ConsumerBroker()
     member = Member(broker, "a", None, regex=regex)
@@ -383,6 +384,16 @@ def test_groups_of_both_kinds_are_listed_and_described_each_by_its_own_api() -> 
     for shown in (member.assignment, member.target_assignment):
         ((topic, partitions),) = [(each.topic_name, each.partitions) for each in shown.topic_partitions]
         assert (topic, partitions) == ("t", [0, 1, 2, 3])
+
+
+def test_a_group_that_is_named_a_thousand_times_is_described_once() -> None:
+    broker = ConsumerBroker()
+    broker.stable()
+    settle_down((Member(broker, "a", ("t",), group_id="m"),))
+    named = ["m", "g", "nobody"] * 1_000
+    for api, field in ((ApiKey.CONSUMER_GROUP_DESCRIBE, "group_ids"), (ApiKey.DESCRIBE_GROUPS, "groups")):
+        found = broker.call(api, **{field: named}).groups
+        assert [each.group_id for each in found] == ["m", "g", "nobody"]
 
 
 def test_who_reads_what_and_how_far_is_shown_for_consumer_groups() -> None:

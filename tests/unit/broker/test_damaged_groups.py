@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from mansio.broker import internal_topic
 from mansio.broker.coordinators.store import java_string_hash
 from mansio.errors import CoordinatorNotAvailable
 from mansio.wire.records import build_batch
@@ -12,7 +13,7 @@ from unit.broker.consumer_groups_room import ConsumerBroker, Member
 from unit.broker.test_groups import PARTITIONS, Broker
 from unit.broker.test_internal_topic import Room
 
-COORDINATOR_NOT_AVAILABLE = 15
+MESSAGE_TOO_LARGE, COORDINATOR_NOT_AVAILABLE = 10, 15
 
 
 def test_one_flipped_bit_of_a_value_stops_the_load_of_its_partition() -> None:
@@ -72,3 +73,19 @@ def test_a_record_of_the_new_protocol_that_cannot_be_read_stops_the_load_of_its_
     assert again.describe_consumer().error_code == COORDINATOR_NOT_AVAILABLE
     assert Member(again, "a").beat() == COORDINATOR_NOT_AVAILABLE
     assert again.describe_consumer(elsewhere).error_code == 0
+
+
+def test_what_no_load_would_read_is_not_written_and_the_group_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One batch that is too large would keep every group of its partition from being loaded ever again."""
+    monkeypatch.setattr(internal_topic, "BATCH_OUTPUT_BYTES_MAX", 20_000)
+    broker = ConsumerBroker()
+    small = Member(broker, "a")
+    assert small.beat() == 0
+    large = Member(broker, "b", [f"{number:0200}" for number in range(200)])
+    assert large.beat() == MESSAGE_TOO_LARGE
+    assert small.beat() == 0
+    small.broker = broker.restarted()
+    assert small.beat() == 0
+    assert [each.member_id for each in small.broker.describe_consumer().members] == ["a"]

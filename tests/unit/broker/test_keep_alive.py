@@ -17,8 +17,8 @@ from mansio.host import HostClock
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-TTL_S = 0.6
-DEADLINE_S = 10
+TTL_S = 1.5
+DEADLINE_S = 30
 
 
 class Store:

@@ -95,12 +95,12 @@ def test_a_pipe_gives_what_it_has_before_it_ends():
         reader, writer = os.pipe()
         chunks = source.read_chunks(reader)
         os.write(writer, b"first")
-        first = await asyncio.wait_for(anext(chunks), 5)
+        first = await asyncio.wait_for(anext(chunks), 20)
         os.write(writer, b"second")
-        second = await asyncio.wait_for(anext(chunks), 5)
+        second = await asyncio.wait_for(anext(chunks), 20)
         os.close(writer)
         with pytest.raises(StopAsyncIteration):
-            await asyncio.wait_for(anext(chunks), 5)
+            await asyncio.wait_for(anext(chunks), 20)
         os.close(reader)
         return first, second
 

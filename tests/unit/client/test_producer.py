@@ -272,7 +272,7 @@ def test_record_that_cannot_be_delivered_in_time_fails_and_frees_its_room() -> N
 
 def test_broker_that_is_gone_fails_waiting_records_after_the_delivery_timeout() -> None:
     async def scenario() -> None:
-        async with producing(ModelLog(), delivery_timeout_ms=300) as (producer, broker):
+        async with producing(ModelLog(), delivery_timeout_ms=1_000) as (producer, broker):
             await producer.publish("t", b"first")
             broker._server.close()
             broker.hang_up()

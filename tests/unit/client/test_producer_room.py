@@ -59,7 +59,7 @@ def test_those_that_wait_when_the_producer_is_closed_are_told() -> None:
             late = [asyncio.ensure_future(producer.publish("t", sized(9, 800))) for _ in range(4)]
             await asyncio.sleep(0)
             await producer.close(flush=False)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 outcomes = await asyncio.gather(*tasks, *late, return_exceptions=True)
             assert any(isinstance(outcome, ConnectionLost) for outcome in outcomes)
 

@@ -239,7 +239,7 @@ def test_broker_of_before_topic_ids_gets_names_and_its_oldest_versions() -> None
 def test_every_outcome_settles_even_when_the_connection_is_cut_again_and_again() -> None:
     async def scenario() -> None:
         log = ModelLog()
-        async with producing(log, delivery_timeout_ms=5_000) as (producer, broker):
+        async with producing(log, delivery_timeout_ms=30_000) as (producer, broker):
             tasks = [asyncio.ensure_future(producer.publish("t", value)) for value in values(30)]
             for _ in range(15):
                 await asyncio.sleep(0.002)

@@ -234,7 +234,7 @@ def test_a_coordinator_that_does_not_answer_is_looked_for_elsewhere() -> None:
             cluster = cluster_of(broker.address)
             fields = {"group_id": "g", "generation_id": 1, "member_id": "m", "group_instance_id": None}
             await cluster.ask_coordinator(
-                "g", ApiKey.HEARTBEAT, fields, check=check_top_level, timeout_ms=100
+                "g", ApiKey.HEARTBEAT, fields, check=check_top_level, timeout_ms=400
             )
             assert len(stopped.asked(ApiKey.HEARTBEAT)) == len(broker.asked(ApiKey.HEARTBEAT)) == 1
             assert not ports

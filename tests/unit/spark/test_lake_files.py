@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from mansio.spark.lake import parts
 from mansio.spark.lake.catalog import open_table
 from mansio.spark.lake.errors import InvalidParts
 from mansio.spark.lake.layout import TABLE_SCHEMA
@@ -47,6 +48,27 @@ def test_files_roll_over_at_their_size_and_name_what_they_hold(tmp_path: Path) -
         assert rows.schema.equals(TABLE_SCHEMA)
         assert rows.num_rows == part.rows
     assert len({part.path for part in parts}) == 2
+
+
+def test_small_batches_become_one_row_group_and_what_waits_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = PartWriter(f"file://{tmp_path}/data", "q-0")
+    for low in range(0, 400, 10):
+        writer.write(source_rows(0, range(low, low + 10)))
+    (part,) = writer.close()
+    file = pq.ParquetFile(part.path.removeprefix("file://"))
+    assert (file.num_row_groups, file.read().num_rows) == (1, 400)
+    monkeypatch.setattr(parts, "WAITING_BYTES_MAX", 1_000)
+    writer = PartWriter(f"file://{tmp_path}/data", "q-1")
+    for low in range(0, 400, 10):
+        for partition in range(3):
+            writer.write(source_rows(partition, range(low, low + 10)))
+            assert sum(one.waiting_bytes for one in writer._open.values()) < 1_000
+    for part in writer.close():
+        rows = pq.read_table(part.path.removeprefix("file://"))
+        assert rows.column("__offset").to_pylist() == list(range(400))
+        assert part.rows == 400
 
 
 def test_rows_of_several_partitions_go_to_files_of_their_own(tmp_path: Path) -> None:

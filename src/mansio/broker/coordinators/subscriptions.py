@@ -3,10 +3,10 @@
 Owns the `Topics` that every group of this broker is given: one object until a topic comes, goes, is made anew or grows,
 so that a group sees by its identity that nothing has changed. A change of leaders or of replicas in sync is none.
 
-Expressions are RE2's: matching takes time linear in the name, whatever a client sends. They match whole names, and
-never a topic of the broker's own. One is held against all names once; afterwards, when somebody asks, against those
-that came and went since. So neither members that send theirs with every heartbeat nor topics that come and go cost
-much.
+Expressions are RE2's: matching takes time linear in the name and in what the expression compiles to, and neither can be
+large. They match whole names, and never a topic of the broker's own. One is held against all names once; afterwards,
+when somebody asks, against those that came and went since. So neither members that send theirs with every heartbeat nor
+topics that come and go cost much.
 
 Always true: the expressions of whoever asked are in `matches`; at most `PATTERNS_MAX` are kept, those that were asked
 for last, and at most `NEWS_MAX` names that came or went.
@@ -37,6 +37,8 @@ NEWS_MAX: Final = 1_000
 COMPILED_MAX: Final = 32
 PATTERN_MEMORY_BYTES_MAX: Final = 1 << 20
 """What one compiled expression may take; a larger one is refused."""
+PROGRAM_STEPS_MAX: Final = 1_000
+"""Of one compiled expression; a larger one is refused. In the worst case each character of a name costs all of them."""
 
 
 class Subscriptions:
@@ -147,10 +149,17 @@ def _compiled(pattern: str) -> Callable[[str], Any]:
     options = re2.Options()
     options.log_errors = False
     options.max_mem = PATTERN_MEMORY_BYTES_MAX
+    options.never_capture = True  # groups are not asked for, and cost as much again
     try:
-        is_match: Callable[[str], Any] = re2.compile(pattern, options).fullmatch
+        compiled = re2.compile(pattern, options)
     except re2.error as error:
         reason = error.args[0] if error.args else error
         told = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
         raise InvalidRegularExpression(f"{pattern[:80]!r} is not an expression of RE2: {told}") from error
+    # `.*` two hundred times over is short to send, and takes milliseconds a name.
+    if compiled.programsize > PROGRAM_STEPS_MAX:
+        raise InvalidRegularExpression(
+            f"{pattern[:80]!r} takes {compiled.programsize} steps, and {PROGRAM_STEPS_MAX} are allowed"
+        )
+    is_match: Callable[[str], Any] = compiled.fullmatch
     return is_match

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.coordinators.groups import NAME_BYTES_MAX, check_group_id
+from mansio.cluster.topic_plan import TOPIC_NAME_CHARACTERS_MAX
 from mansio.errors import InvalidRequest, MansioError
 from mansio.state.modern_types import JOIN_EPOCH, LEAVE_STATIC_EPOCH, Heartbeat
 
@@ -58,14 +59,16 @@ def _asked(service: Service, request: Struct, context: RequestContext) -> Heartb
         raise InvalidRequest("an instance id, a rack or an assignor is null or has a name")
     if request.member_epoch < LEAVE_STATIC_EPOCH:
         raise InvalidRequest(f"{request.member_epoch} is not an epoch")
-    if request.subscribed_topic_names is not None and len(request.subscribed_topic_names) > TOPIC_NAMES_MAX:
+    topic_names = request.subscribed_topic_names
+    if topic_names is not None and len(topic_names) > TOPIC_NAMES_MAX:
         raise InvalidRequest(f"a member may subscribe to {TOPIC_NAMES_MAX} topics by name")
+    if any(len(name) > TOPIC_NAME_CHARACTERS_MAX for name in topic_names or ()):
+        raise InvalidRequest(f"the name of a topic has at most {TOPIC_NAME_CHARACTERS_MAX} characters")
     member_id = request.member_id
     if not member_id:
         if context.api_version > 0 or request.member_epoch != JOIN_EPOCH:
             raise InvalidRequest("a member has to say who it is")
         member_id = service.groups.new_member_id()
-    topic_names = request.subscribed_topic_names
     return Heartbeat(
         member_id=member_id,
         member_epoch=request.member_epoch,
@@ -93,8 +96,9 @@ def _grouped(partitions: Iterable[TopicPartition]) -> list[Fields]:
 
 
 async def consumer_group_describe(service: Service, request: Struct, context: RequestContext) -> Fields:
-    """Each group with its members, what they have and what they are to have."""
-    return {"groups": [_describe(service, group_id) for group_id in request.group_ids]}
+    """Each group with its members, what they have and what they are to have; once, however often it is named: a name
+    is three bytes to send, and a large group megabytes to answer."""
+    return {"groups": [_describe(service, group_id) for group_id in dict.fromkeys(request.group_ids)]}
 
 
 def _describe(service: Service, group_id: str) -> Fields:

@@ -192,7 +192,8 @@ def _leave(service: Service, group_id: str, member_id: str, instance_id: str | N
 
 
 async def describe_groups(service: Service, request: Struct, context: RequestContext) -> Fields:
-    return {"groups": [_describe(service, each, context.api_version) for each in request.groups]}
+    asked = dict.fromkeys(request.groups)  # a name is short, and what is answered of a large group is not
+    return {"groups": [_describe(service, each, context.api_version) for each in asked]}
 
 
 def _describe(service: Service, group_id: str, version: int) -> Fields:

@@ -1,9 +1,10 @@
 """Where the records of many opened batches lie, and where their fields: numbers only, for all of them at once.
 
 A record's place is known when the one before it is read, which is work for a loop over records. Most batches of a
-topic have the shape of the one before them, though. So the first of each shape is walked, the same places are guessed
-for the others, and the guess is checked where every record's length is read anyway: each has to end where the next
-begins, from the first to the end of the batch. A guess that passes is exact, and what does not pass is walked.
+topic have the shape of the one before them, though, or records that look like some. So the first of each shape is
+walked, and the same places are guessed for the others; where there are many shapes, places are guessed by how records
+begin (`marks`). The guess is checked where every record's length is read anyway: each has to end where the next begins,
+from the first to the end of the batch. A guess that passes is exact, and what does not pass is walked.
 
 Always true: every place that is handed out lies within its batch; whatever breaks that is `InvalidRecord`, and nothing
 is ever read beyond the buffer.
@@ -19,6 +20,7 @@ import pyarrow as pa
 
 from mansio.errors import InvalidRecord
 from mansio.spark.columns.binary import unaligned_words
+from mansio.spark.columns.marks import marks
 from mansio.spark.columns.varints import read_varints
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ _RUN_MIN: Final = 24
 _WALK: Final = 512
 """So many records are walked before equal ones are looked for again."""
 _LARGE_RECORD_BYTES: Final = 400
+_LOOKED_OVER_BYTES: Final = 250
+"""So many bytes are looked over for marks while one record is walked."""
 _OFFSET_DELTA_MAX: Final = (1 << 31) - 1
 
 
@@ -120,15 +124,7 @@ def _find_records(
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(where each record begins, behind its length; where it ends)."""
     spans = stretch.spans
-    view = memoryview(stretch.data)
-    known: dict[tuple[int, int], NDArray[np.int64]] = {}
-    parts: list[NDArray[np.int64]] = []
-    for (begin, stop), header in zip(spans, stretch.headers, strict=True):
-        shape = stop - begin, header.record_count
-        places = known.get(shape)
-        if places is None:
-            places = known[shape] = walk(view[begin:stop], header.record_count)
-        parts.append(places)
+    parts = _guesses(stretch, words)
     starts = np.concatenate(parts)
     starts += np.repeat(np.array([begin for begin, _ in spans], np.int64), counts)
     stops = np.array([stop for _, stop in spans], np.int64)
@@ -140,11 +136,66 @@ def _find_records(
         for batch in np.unique(np.searchsorted(last, wrong)).tolist():
             begin, stop = spans[batch]
             rows = slice(int(last[batch] - counts[batch]) + 1, int(last[batch]) + 1)
-            starts[rows] = walk(view[begin:stop], int(counts[batch])) + begin
+            starts[rows] = walk(memoryview(stretch.data)[begin:stop], int(counts[batch])) + begin
         body, end, wrong = _ends(words, starts, last, stops)
         if wrong.size:
             raise InvalidRecord("a record of a negative length")
     return body, end
+
+
+def _guesses(stretch: Stretch, words: NDArray[np.uint32]) -> list[NDArray[np.int64]]:
+    """For each batch, where in it each of its records begins, or may begin: there is one place for each."""
+    view = memoryview(stretch.data)
+    shapes = [
+        (stop - begin, header.record_count)
+        for (begin, stop), header in zip(stretch.spans, stretch.headers, strict=True)
+    ]
+    known: dict[tuple[int, int], NDArray[np.int64]] = {}
+    to_walk = sum(count for _, count in set(shapes))
+    found = None
+    if to_walk * _LOOKED_OVER_BYTES > len(view) and not _begins_with_run(
+        view, stretch.spans[0], shapes[0][1]
+    ):
+        found = marks(view, words)
+    if found is not None:
+        edges = np.searchsorted(
+            found, np.array([(begin + 1, stop) for begin, stop in stretch.spans])
+        ).tolist()
+    parts = []
+    for number, (shape, (begin, stop)) in enumerate(zip(shapes, stretch.spans, strict=True)):
+        places = known.get(shape)
+        if places is None and found is not None:
+            places = _guess(words, found[slice(*edges[number])], (begin, stop), shape[1])
+        if places is None:
+            places = known[shape] = walk(view[begin:stop], shape[1])
+        parts.append(places)
+    return parts
+
+
+def _begins_with_run(view: memoryview, span: tuple[int, int], count: int) -> bool:
+    """Whether a batch begins with many records of one length, which are walked in no time."""
+    data = view[span[0] : span[1]]
+    try:
+        return _run(data, np.frombuffer(data, np.uint8), 0, count)[1] > 0
+    except (IndexError, ZeroDivisionError):
+        return False
+
+
+def _guess(
+    words: NDArray[np.uint32], found: NDArray[np.int64], span: tuple[int, int], count: int
+) -> NDArray[np.int64] | None:
+    """The places of `count` records, from the marks behind the first; None if they cannot be told."""
+    begin, stop = span
+    places = np.concatenate((np.array([begin]), found))
+    if len(places) > count:  # a mark that is none leads to no other
+        try:
+            length, body = read_varints(words, places)
+        except InvalidRecord:
+            return None
+        follows = np.append(places[1:], stop)
+        after = body + length
+        places = places[follows[np.minimum(np.searchsorted(follows, after), len(follows) - 1)] == after]
+    return places - begin if len(places) == count else None
 
 
 def _ends(

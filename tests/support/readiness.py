@@ -1,0 +1,27 @@
+"""What a broker's `/health/ready` says, but for one reason that is the machine's: a process that got no processor for a
+second says `loop_stalled` for half a minute. Tests of that reason ask for themselves.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any
+
+DEADLINE_S = 15.0
+READY, NOT_READY = 200, 503
+
+
+def readiness(http_url: str) -> dict[str, Any]:
+    """The answer's value, with its `status`."""
+    try:
+        with urllib.request.urlopen(f"{http_url}/health/ready", timeout=DEADLINE_S) as answer:
+            status, shown = answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        status, shown = error.code, json.load(error)
+    assert (status, not shown["reasons"]) in ((READY, True), (NOT_READY, False)), (status, shown)
+    shown["reasons"] = [reason for reason in shown["reasons"] if reason["reason"] != "loop_stalled"]
+    shown["ready"] = not shown["reasons"]
+    shown["status"] = READY if shown["ready"] else NOT_READY
+    return dict(shown)
