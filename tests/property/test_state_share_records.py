@@ -333,3 +333,14 @@ def test_updates_of_other_offsets_may_come_in_either_order(one: Update, other: U
 
 def test_a_varint_of_a_tag_takes_two_bytes() -> None:
     assert varint(1000) == b"\xe8\x07"
+
+
+def test_how_far_a_group_is_is_counted_whatever_order_its_updates_came_in() -> None:
+    """Both were made when neither was stored: each knows the start and what is done without the other."""
+    low = Update(1, True, 2, 100, 3, (Change(0, 1, ACKNOWLEDGED, 1),))
+    high = Update(2, True, 0, 100, 5, (Change(2, 4, ACKNOWLEDGED, 1), Change(7, 8, ACKNOWLEDGED, 2)))
+    for updates in ((low, high), (high, low)):
+        folded = Folded()
+        for update in updates:
+            folded.apply(update)
+        assert folded.progress() == (5, 2)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
-from mansio.state.share_types import AVAILABLE, Change, LoadedState
+from mansio.state.share_types import ACKNOWLEDGED, ARCHIVED, AVAILABLE, Change, LoadedState
 
 if TYPE_CHECKING:
     from mansio.state.share_types import DeadRange, Producer, Redrive, Ticket, Update
@@ -59,6 +59,19 @@ class Folded:
     def is_in(self, state: int) -> bool:
         """Is any range in that state?"""
         return any(change.state == state for change in self._changes)
+
+    def progress(self) -> tuple[int, int]:
+        """(first offset that is not done, how many behind it are). Counted: what updates say of it is as old as their
+        making, and of two that are under way at once neither knows of the other."""
+        start, done = self.start_offset, 0
+        for change in self._changes:
+            if change.state not in (ACKNOWLEDGED, ARCHIVED):
+                continue
+            if change.first <= start:
+                start = change.last + 1
+            else:
+                done += change.last - change.first + 1
+        return start, done
 
     def apply(self, update: Update) -> None:
         """What the update says holds from now on."""

@@ -157,13 +157,13 @@ class StateStore:
         share = self._shares.get(key)
         if share is None:
             return None
-        folded = share.folded
+        start_offset, done_count = share.folded.progress()
         return ShareSummary(
             share.state_epoch,
             share.leader_epoch,
-            folded.start_offset,
-            folded.done_count,
-            folded.is_in(ARCHIVING),
+            start_offset,
+            done_count,
+            share.folded.is_in(ARCHIVING),
         )
 
     def _new_session(self, index: int) -> int:
