@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.errors import InvalidRecordState, MansioError
+from mansio.errors import InvalidRecordState, InvalidRequest, MansioError
 from mansio.state.share_partition import SharePartition
+from mansio.state.share_settling import ONE_BY_ONE_MAX
 from mansio.state.share_types import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -123,6 +124,21 @@ def test_late_ack_of_an_earlier_delivery_does_not_settle_the_later_one() -> None
     with pytest.raises(InvalidRecordState):
         leases.say("a", 0, 0, ACCEPT, count=1)
     assert leases.say("a", 0, 0, ACCEPT, count=2)
+
+
+def test_more_acknowledgements_than_there_can_be_leases_are_refused_unread() -> None:
+    leases = Leases()
+    leases.lease("a", 0, 3)
+    before = leases.states()
+    types = bytes([ACCEPT, RELEASE]) * (ONE_BY_ONE_MAX // 2 + 1)
+    half = len(types) // 2
+    for said in (
+        [Settle(0, len(types) - 1, types)],
+        [Settle(0, half - 1, types[:half]), Settle(half, len(types) - 1, types[half:])],
+    ):
+        with pytest.raises(InvalidRequest):
+            leases.core.settle("a", said, leases.now, WALL_MS, 0.5)
+    assert leases.states() == before
 
 
 def test_lease_ends_at_its_deadline_and_not_before() -> None:

@@ -138,3 +138,28 @@ def test_refused_request_leaves_the_session_as_it_was() -> None:
             sessions.fetch("g", "a", epoch, [(b"u" * 16, 0)], [(b"t" * 16, 0)], has_acks=True, connection=2)
     assert sessions.fetch("g", "a", 1, (), (), has_acks=True, connection=1).partitions() == [(b"t" * 16, 0)]
     assert sessions.lost(2) == []
+
+
+def test_sessions_have_a_bound_of_partitions_together_and_give_room_back() -> None:
+    sessions = Sessions(10, partitions_max=4, all_partitions_max=6)
+
+    def fetch(member: str, epoch: int, *add: int, forget: tuple[int, ...] = ()) -> Session:
+        named, left_out = [(b"t" * 16, index) for index in add], [(b"t" * 16, index) for index in forget]
+        return sessions.fetch(
+            "g", member, epoch, named, left_out, has_acks=False, connection=CONNECTIONS[member == "b"]
+        )
+
+    fetch("a", 0, 0, 1, 2, 3)
+    with pytest.raises(ShareSessionLimitReached):
+        fetch("b", 0, 0, 1, 2)
+    assert not sessions.holds("g", "b")
+    fetch("b", 0, 0, 1)
+    with pytest.raises(ShareSessionLimitReached):
+        fetch("b", 1, 2)
+    fetch("a", 1, forget=(0, 1))
+    fetch("b", 1, 2, 3)
+    fetch("b", 0, 4)
+    fetch("c", 0, 0, 1, 2)
+    sessions.final("g", "c")
+    sessions.lost(CONNECTIONS[True])
+    fetch("d", 0, 0, 1, 2, 3)

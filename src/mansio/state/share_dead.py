@@ -63,9 +63,10 @@ def without(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) ->
     left: Intervals = []
     for first, last in one:
         begin = first
-        for low, high in other[max(bisect_left(other, (first, 0)) - 1, 0) :]:
-            if low > last:
-                break
+        at = max(bisect_left(other, (first, 0)) - 1, 0)
+        while at < len(other) and other[at][0] <= last:
+            low, high = other[at]
+            at += 1
             if high < begin:
                 continue
             if low > begin:

@@ -9,7 +9,8 @@ member is recognised.
          └── -1, connection lost┘
 
 Always true: a group's member has at most one session; there are at most `sessions_max`, of `partitions_max` partitions
-each; a request that is refused has changed nothing. Whoever ends a session releases what its member has leased.
+each and `all_partitions_max` together; a request that is refused has changed nothing. Whoever ends a session releases
+what its member has leased.
 
 Source: KIP-932, as Apache Kafka's SharePartitionManager has it.
 """
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 OPEN_EPOCH: Final = 0
 FINAL_EPOCH: Final = -1
 PARTITIONS_MAX: Final = 20_000
+ALL_PARTITIONS_MAX: Final = 1_000_000
+"""Of all sessions: nobody looks whether a partition exists before it is fetched."""
 
 _EPOCH_MAX: Final = 2**31 - 1
 
@@ -72,11 +75,19 @@ class Session:
 class Sessions:
     """Those of one broker. A `connection` is any object that is the same for the requests that come over it."""
 
-    __slots__ = ("_sessions", "partitions_max", "sessions_max")
+    __slots__ = ("_partitions", "_sessions", "all_partitions_max", "partitions_max", "sessions_max")
 
-    def __init__(self, sessions_max: int, *, partitions_max: int = PARTITIONS_MAX) -> None:
+    def __init__(
+        self,
+        sessions_max: int,
+        *,
+        partitions_max: int = PARTITIONS_MAX,
+        all_partitions_max: int = ALL_PARTITIONS_MAX,
+    ) -> None:
         self.sessions_max = sessions_max
         self.partitions_max = partitions_max
+        self.all_partitions_max = all_partitions_max
+        self._partitions = 0
         self._sessions: dict[tuple[str, str], Session] = {}
 
     def __len__(self) -> int:
@@ -104,7 +115,7 @@ class Sessions:
         if epoch != OPEN_EPOCH:
             session = self._checked(group, member, epoch)
             self._check_room(session, add)
-            session.change(add, forget)
+            self._change(session, add, forget)
             self._next(session, connection)
             return session
         if has_acks or forget:
@@ -115,8 +126,11 @@ class Sessions:
                 f"there are {len(self._sessions)} share sessions, and no more may be"
             )
         session = Session(group, member, connection, replaced=replaced)
-        self._check_room(session, add)
-        session.change(add, ())
+        before = self._sessions.get((group, member))
+        self._check_room(session, add, leaving=0 if before is None else len(before))
+        if before is not None:
+            self._drop(before)
+        self._change(session, add, ())
         self._sessions[group, member] = session
         return session
 
@@ -135,9 +149,10 @@ class Sessions:
 
     def final(self, group: str, member: str) -> Session:
         """The session ends; its member's leases are to be released. Raises `ShareSessionNotFound`."""
-        session = self._sessions.pop((group, member), None)
+        session = self._sessions.get((group, member))
         if session is None:
             raise ShareSessionNotFound(f"member {member} of group {group} has no share session here")
+        self._drop(session)
         return session
 
     def holds(self, group: str, member: str) -> bool:
@@ -148,8 +163,17 @@ class Sessions:
         """The connection ended, and with it these; their members' leases are to be released."""
         ended = [session for session in self._sessions.values() if session.connection is connection]
         for session in ended:
-            del self._sessions[session.group, session.member]
+            self._drop(session)
         return ended
+
+    def _drop(self, session: Session) -> None:
+        del self._sessions[session.group, session.member]
+        self._partitions -= len(session)
+
+    def _change(self, session: Session, add: list[TopicPartition], forget: Iterable[TopicPartition]) -> None:
+        before = len(session)
+        session.change(add, forget)
+        self._partitions += len(session) - before
 
     def _checked(self, group: str, member: str, epoch: int) -> Session:
         session = self._sessions.get((group, member))
@@ -159,9 +183,13 @@ class Sessions:
             raise InvalidShareSessionEpoch(f"share session epoch {epoch} came, expected {session.epoch}")
         return session
 
-    def _check_room(self, session: Session, add: list[TopicPartition]) -> None:
+    def _check_room(self, session: Session, add: list[TopicPartition], *, leaving: int = 0) -> None:
         if len(session) + len(add) > self.partitions_max:
             raise InvalidRequest(f"a share session has at most {self.partitions_max} partitions")
+        if self._partitions - leaving + len(add) > self.all_partitions_max:
+            raise ShareSessionLimitReached(
+                f"share sessions have {self._partitions} partitions, and at most {self.all_partitions_max}"
+            )
 
     @staticmethod
     def _next(session: Session, connection: Any) -> None:

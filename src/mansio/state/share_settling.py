@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _TYPES_MAX: Final = RENEW
 
+ONE_BY_ONE_MAX: Final = 20_000
+"""Offsets of one partition that a request may name a type for one by one: more than a partition can have on lease."""
+
 
 class Run(NamedTuple):
     """Offsets `first` to `last` end alike."""
@@ -39,13 +42,16 @@ class Run(NamedTuple):
 def runs_of(batches: Sequence[Settle], start: int) -> list[Run]:
     """What is below `start` is in the log no more, and left out. Raises `InvalidRequest`."""
     found: list[Run] = []
-    before = -1
+    before, one_by_one = -1, 0
     for batch in batches:
         if batch.first <= before or batch.last < batch.first:
             raise InvalidRequest("acknowledged offsets are not in order")
         before = batch.last
         if len(batch.types) != 1 and len(batch.types) != batch.last - batch.first + 1:
             raise InvalidRequest("acknowledgements are neither one nor one for each offset")
+        one_by_one += len(batch.types)
+        if one_by_one > ONE_BY_ONE_MAX:
+            raise InvalidRequest(f"more than {ONE_BY_ONE_MAX} acknowledgements for one partition")
         if max(batch.types) > _TYPES_MAX:
             raise InvalidRequest(f"there is no acknowledgement of type {max(batch.types)}")
         for first, last, type_ in _pieces(batch):

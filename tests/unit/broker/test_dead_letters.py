@@ -227,6 +227,22 @@ def test_two_groups_have_each_their_own_dead_letters(tmp_path: Path) -> None:
     run(check, tmp_path)
 
 
+def test_partitions_with_their_first_dead_letters_at_once_make_the_topic_once(tmp_path: Path) -> None:
+    async def check(room: Room) -> None:
+        await room.topic("t", partitions=4)
+        lives = []
+        for index in range(4):
+            await room.write(*records(1), index=index)
+            lives.append(await room.live(index=index))
+            await lives[-1].lease(0, 0)
+        await asyncio.gather(*(live_reject(live, 0, 0) for live in lives))
+        await settled(room)
+        assert room.dead_letters.counts.written == 4
+        assert room.dead_letters.counts.failures == 0
+
+    run(check, tmp_path)
+
+
 def test_more_than_fits_into_one_batch_keeps_its_order(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
         await room.topic()

@@ -199,6 +199,15 @@ def test_looking_makes_no_state(tmp_path: Path) -> None:
     run(check, tmp_path)
 
 
+def test_settling_makes_no_state(tmp_path: Path) -> None:
+    async def check(world: World) -> None:
+        assert (await world.settle(batch(0, 0, ACCEPT))).error_code == InvalidRecordState.kafka_code
+        assert len(world.service.shares) == 0
+        assert "__share_group_state" not in world.service.topics.state.topics
+
+    run(check, tmp_path)
+
+
 def test_a_redrive_offers_what_is_dead_once_for_each_id(tmp_path: Path) -> None:
     async def check(world: World) -> None:
         await world.lease(0, 1)

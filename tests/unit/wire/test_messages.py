@@ -248,7 +248,9 @@ def test_huge_body_is_refused_before_it_is_looked_at() -> None:
 
 def test_warm_up_leaves_nothing_to_import() -> None:
     steps = sum(1 for _ in messages.warm_up())
-    assert steps == 2 * sum(api.highest - api.lowest + 1 for api in OFFERED.values() if api.handler and not api.raw)
+    assert steps == 2 * sum(
+        api.highest - api.lowest + 1 for api in OFFERED.values() if api.handler and not api.raw
+    )
 
 
 def test_importing_the_wire_imports_no_schema() -> None:

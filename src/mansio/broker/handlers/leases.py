@@ -10,9 +10,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from mansio.broker.coordinators.groups import check_group_id
+from mansio.broker.handlers.share_fetch import names_of
 from mansio.broker.share import acknowledging
 from mansio.broker.share.together import together
-from mansio.errors import GroupIdNotFound, InvalidRequest, MansioError
+from mansio.errors import GroupIdNotFound, InvalidRecordState, InvalidRequest, MansioError
 from mansio.state.share_ranges import SETTLED
 from mansio.state.share_types import ACQUIRED, ARCHIVED, Settle, ShareKey
 
@@ -38,16 +40,14 @@ LOOK_MS: Final = 250
 async def settle_leases(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Accept, release, reject or renew records that a member has leased; no session is needed."""
     del context
-    _check_group(request.group_id)
-    if not request.member_id:
-        raise InvalidRequest("a member id is needed")
+    names_of(request.group_id, request.member_id)
     places = _places(request.topics)
     lock_ms = [0]
 
     async def settle(topic_id: bytes | None, partition: Struct) -> dict[str, Any]:
         index = partition.partition_index
         try:
-            live = await _live(service, request.group_id, topic_id, index)
+            live = await _leasing(service, request.group_id, topic_id, index)
             batches = [
                 Settle(
                     one.first_offset, one.last_offset, one.types, one.delay_ms, one.reason, one.delivery_count
@@ -72,7 +72,7 @@ async def describe_leases(service: Service, request: Struct, context: RequestCon
     """Who has leased what of a group's share partitions, and what else there is of each."""
     del context
     group = request.group_id
-    _check_group(group)
+    check_group_id(group)
     spans_max = min(max(request.spans_max, 0), SPANS_MAX)
     if request.topics is None:
         lives = [live for live in service.shares.lives() if live.key.group == group and live.is_ready]
@@ -142,7 +142,7 @@ def _leased(live: LiveShare, spans_max: int, now_ms: float) -> Iterator[dict[str
 async def redrive_records(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Offer dead records of one partition to their group again."""
     del context
-    _check_group(request.group_id)
+    check_group_id(request.group_id)
     if not 0 < len(request.redrive_id) <= REDRIVE_ID_CHARACTERS_MAX:
         raise InvalidRequest(f"a redrive needs an id of up to {REDRIVE_ID_CHARACTERS_MAX} characters")
     if not 0 < request.most <= REDRIVEN_MAX:
@@ -186,25 +186,24 @@ async def _quiet(service: Service, live: LiveShare) -> None:
             live.unpark(wake)
 
 
-async def _live(service: Service, group: str, topic_id: bytes | None, index: int) -> LiveShare:
-    live = service.shares.find(group, topic_id or b"", index)
-    await live.loaded()
-    return live
+async def _leasing(service: Service, group: str, topic_id: bytes | None, index: int) -> LiveShare:
+    """One of which somebody may have something. Raises `InvalidRecordState` where the group never was."""
+    try:
+        return await _known(service, group, topic_id, index)
+    except GroupIdNotFound as error:
+        raise InvalidRecordState(error.message) from error
 
 
 async def _known(service: Service, group: str, topic_id: bytes | None, index: int) -> LiveShare:
-    """The same of one that has a state. Raises `GroupIdNotFound` where the group never was."""
+    """One that has a state. Raises `GroupIdNotFound` where the group never was."""
     partition = service.partitions.find(None, topic_id or b"", index)
     partition.check_leads()
     key = ShareKey(group, topic_id or b"", index)
     if service.shares.peek(key) is None and await service.shares.persister.summary(key) is None:
         raise GroupIdNotFound(f"group {group} has read nothing of {partition.name}")
-    return await _live(service, group, topic_id, index)
-
-
-def _check_group(group: str) -> None:
-    if not group:
-        raise InvalidRequest("a group id is needed")
+    live = service.shares.find(group, topic_id or b"", index)
+    await live.loaded()
+    return live
 
 
 def _places(topics: list[Struct]) -> list[tuple[bytes | None, Struct]]:

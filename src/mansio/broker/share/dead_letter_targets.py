@@ -25,6 +25,7 @@ from mansio.errors import (
     OffsetOutOfRange,
     PolicyViolation,
     RequestTimedOut,
+    TopicAlreadyExists,
     UnknownTopicId,
 )
 from mansio.link.retry import error_for
@@ -92,6 +93,7 @@ class Targets:
         self._overrides = overrides
         self._prefix = prefix
         self._peers = peers
+        self._making: dict[str, list[Promise[None]]] = {}  # who waits for the topic of that name
 
     # Which topic
 
@@ -116,13 +118,35 @@ class Targets:
         name = self.name_of(group, source.name)
         if name.startswith("__"):
             raise InvalidTopic(f"a dead-letter topic cannot be named {name}: names of that kind are internal")
+        while name in self._making:
+            await self._while_made(name)
         topic = self._topics.state.topics.get(name) or await self._made(name, source)
         if not self.takes_dead_letters(topic):
             raise PolicyViolation(f"topic {name} does not take dead letters: set {TAKES_DEAD_LETTERS}=true")
         partition = index % len(topic.partitions)
         return Target(name, topic.topic_id.bytes, partition, self._bytes_max(topic))
 
+    async def _while_made(self, name: str) -> None:
+        promise: Promise[None] = self._scheduler.promise()
+        self._making[name].append(promise)
+        await promise
+
     async def _made(self, name: str, source: Topic) -> Topic:
+        """Made once, though several share partitions have their first dead letters at the same time."""
+        self._making[name] = []
+        try:
+            return await self._make(name, source)
+        except TopicAlreadyExists:  # by somebody else, just now
+            topic = self._topics.state.topics.get(name)
+            if topic is None:
+                raise
+            return topic
+        finally:
+            for promise in self._making.pop(name):
+                if not promise.done():
+                    promise.set_result(None)
+
+    async def _make(self, name: str, source: Topic) -> Topic:
         settings = self._topics.settings_of(source)
         largest = min(settings.max_message_bytes + HEADERS_ROOM_BYTES, INT32_MAX)
         configs = (

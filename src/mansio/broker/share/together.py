@@ -1,10 +1,13 @@
-"""Several pieces of work at once, each with its own outcome."""
+"""Several pieces of work at once, each with its own outcome.
+
+Always true: only what came to its end went well; work that was cancelled, or failed in a way nobody expected, did not.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.errors import MansioError
+from mansio.errors import CoordinatorNotAvailable, MansioError
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Sequence
@@ -18,7 +21,7 @@ async def together(
     """Do all of it, and say for each why it failed, in order; None for what went well."""
     if len(works) == 1:
         return [await _outcome(works[0])]
-    outcomes: list[MansioError | None] = [None] * len(works)
+    outcomes: list[MansioError | None] = [CoordinatorNotAvailable(f"{name}: broken off")] * len(works)
     left = len(works)
     done: Promise[None] = scheduler.promise()
 

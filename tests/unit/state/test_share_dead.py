@@ -1,0 +1,24 @@
+"""What is dead, when it is much and scattered."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from mansio.state.share_dead import DEAD_RANGES_MAX, without
+
+
+class Counted(list[tuple[int, int]]):
+    """Counts what is taken out of it."""
+
+    taken = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        Counted.taken += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+def test_what_is_left_of_much_that_is_scattered_is_found_without_looking_at_all_of_it_each_time() -> None:
+    dead = [(at * 3, at * 3) for at in range(DEAD_RANGES_MAX)]
+    assert without(dead, Counted(dead[::2])) == dead[1::2]
+    assert Counted.taken < 40 * DEAD_RANGES_MAX
