@@ -316,3 +316,24 @@ def test_a_stopping_broker_answers_who_waits(tmp_path: Path) -> None:
         assert (await waiting).topics == NOTHING
 
     run(check, tmp_path)
+
+
+def test_a_fetch_that_waits_takes_nothing_for_a_session_that_is_over(tmp_path: Path) -> None:
+    """Its records would be released at once, delivered to nobody and counted."""
+
+    async def check(room: Room) -> None:
+        room.remember()
+        await room.write(3)
+        peer, other = await room.peer(), await room.peer("m2")
+        for each in (peer, other):
+            await each.fetch(0)
+        assert offsets(part_of(await other.fetch(3, wait_ms=5000))) == [0, 1, 2]
+        waiting = asyncio.create_task(peer.fetch(3, wait_ms=LONG_MS))
+        await eventually(lambda: any(live.is_awaited for live in room.service.shares.lives()))
+        closer = await room.peer("m1")
+        assert (await closer.acknowledge(epoch=-1)).error_code == 0
+        await other.acknowledge(ack(0, 2, RELEASE))
+        assert not any(part.acquired for _, parts in (await waiting).topics for part in parts)
+        assert part_of(await other.fetch(3, wait_ms=5000)).acquired == [(0, 2, 2)]
+
+    run(check, tmp_path)

@@ -330,6 +330,8 @@ class _Fetching:
                 if left_ms <= 0:
                     return
                 await self._wait(min(left_ms, RETRY_MS) if retry else left_ms)
+                if not self._service.shares.sessions.holds(self._group, self._member):
+                    return  # what it leased now would be released again, and count as delivered
 
     def _take(
         self, answers: dict[TopicPartition, SharePartitionData], leaders: _Leaders
