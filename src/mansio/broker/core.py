@@ -181,6 +181,7 @@ class Core:
             self.share_state.on_archiving = calls.call
         self.groups.share.delete_state = self.shares.delete
         self.groups.share.letters_written = self.shares.letters_written
+        self.groups.share.begin_state = self.shares.persister.initialize
         state.on_group_config_change(self.groups.share.settings_changed)
         state.on_group_config_change(self.shares.settings_changed)
         # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.

@@ -114,6 +114,8 @@ class ShareGroup:
         self.assignment_epoch = 0
         self.members: dict[str, ShareGroupMember] = {}
         self.state_partitions = _NO_STATE
+        self.grown: list[TopicPartition] = []
+        """Added to topics that the group read before: their first records are for it, too. For the shell to take."""
         self._topics: Topics | None = None
         self._deleted = False
         self._changes: dict[bytes, bytes | None] = {}
@@ -324,6 +326,10 @@ class ShareGroup:
         wanted: dict[bytes, set[int]] = {}
         for topic_id, index in {each for target in targets for each in target}:
             wanted.setdefault(topic_id, set()).add(index)
+        for known in self.state_partitions.initialized:
+            highest = max(known.partitions, default=math.inf)
+            more = sorted(index for index in wanted.get(known.topic_id, ()) if index > highest)
+            self.grown += [(known.topic_id, index) for index in more]
         self._add_state(wanted, {topic_id: name for name, topic_id in topics.ids.items()})
 
     def _give(self, member: ShareGroupMember) -> None:

@@ -18,6 +18,7 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.state.share_types import ACCEPT, ShareKey
+from mansio.wire.records import build_batch
 from mansio.wire.share_acknowledge import AckBatch
 from mansio.wire.versions import ApiKey
 from support.waiting import eventually
@@ -86,6 +87,28 @@ def test_members_come_and_go_and_are_described(tmp_path: Path) -> None:
             assert (await beat(peer, -1)).member_epoch == -1
         (described, _) = (await one.ask(ApiKey.SHARE_GROUP_DESCRIBE, 1, fields)).groups
         assert (described.group_state, described.members) == ("Empty", [])
+
+    run(check, tmp_path)
+
+
+def test_partitions_added_to_a_topic_are_read_from_their_beginning(tmp_path: Path) -> None:
+    """The group begins at the end of what it never read; what is written before its members know of a partition that
+    was added is for it all the same."""
+
+    async def check(room: Room) -> None:
+        peer = await room.peer()
+        epoch = await joined(peer, "t")
+        await room.write(3)
+        live = room.service.shares.find("g", room.topic_id, 0)
+        assert (await live.loaded()).ranges.start == 3, "a topic that is new to it: from its end"
+        await room.service.topics.grow("t", 2)
+        added = room.service.partitions.find("t", None, 1)
+        batch = build_batch([(room.service.clock.wall_ms(), None, b"early", ())])
+        await added.committed(added.append(batch).end_offset)
+        answer = await beat(peer, epoch)
+        assert answer.error_code == 0
+        live = room.service.shares.find("g", room.topic_id, 1)
+        assert (await live.loaded()).ranges.start == 0
 
     run(check, tmp_path)
 

@@ -7,6 +7,8 @@ topics have such state, and has it deleted when the group, or the topic, is gone
 Always true:
 * A machine never stays ahead of its records. If they cannot be written, it is made anew of what is stored.
 * Nobody is told of an assignment that is not committed. A heartbeat that says nothing new writes nothing.
+* A partition that is added to a topic which the group reads already is read from its beginning: state says so before a
+  member is told of it. (`share.auto.offset.reset` is for topics that are new to the group.)
 * State that is to be deleted is named in the group's records until it is gone; a coordinator that takes the group over
   goes on with it.
 
@@ -17,12 +19,14 @@ members and offsets gives way.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mansio.cluster.group_config import value_of
 from mansio.cluster.share_group_config import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 from mansio.errors import (
     CoordinatorNotAvailable,
+    FencedStateEpoch,
     GroupIdNotFound,
     InconsistentGroupProtocol,
     MansioError,
@@ -78,6 +82,8 @@ class ShareGroups:
         self.revive: Callable[[GroupEntry], None]
         self.delete_state: Callable[[ShareKey], Awaitable[None]] = _no_state
         self.letters_written: Callable[[ShareKey], Awaitable[None]] = _no_state
+        self.begin_state: Callable[[ShareKey, int, int], Awaitable[None]] = _nothing_begun
+        self._beginning: dict[str, Promise[None]] = {}
 
     def empty_group(self, group_id: str) -> ShareGroup:
         """A group without members, with the settings in force for it."""
@@ -114,6 +120,8 @@ class ShareGroups:
             await written
         elif answer.assignment is not None:
             await self.store.committed(group_id)
+        if (begun := self._beginning.get(group_id)) is not None:
+            await begun
         return answer
 
     def _beat(
@@ -262,8 +270,25 @@ class ShareGroups:
             logger.info("group protocol changed", extra=fields(group=group.group_id, protocol="share"))
             entry.group = group
         written.add_done_callback(lambda kept: self._settled(entry, group, kept))
+        if group.grown:
+            begun = self._beginning[group.group_id] = self._scheduler.promise()
+            self._scheduler.spawn(self._begin(group, begun), name="begin share state")
         self.arm(entry)
         return written
+
+    async def _begin(self, group: ShareGroup, begun: Promise[None]) -> None:
+        grown, group.grown = group.grown, []
+        try:
+            for topic_id, index in grown:
+                with suppress(FencedStateEpoch):  # an operator said where it is to begin
+                    await self.begin_state(ShareKey(group.group_id, topic_id, index), 0, 0)
+        except MansioError as error:
+            known = fields(group=group.group_id, partitions=len(grown), reason=error)
+            logger.warning("new partitions not read from their beginning", extra=known)
+        finally:
+            if self._beginning.get(group.group_id) is begun:
+                del self._beginning[group.group_id]
+            begun.set_result(None)
 
     def _settled(self, entry: GroupEntry, group: ShareGroup, kept: Any) -> None:
         try:
@@ -286,3 +311,7 @@ class ShareGroups:
 
 async def _no_state(key: ShareKey) -> None:
     del key
+
+
+async def _nothing_begun(key: ShareKey, state_epoch: int, start_offset: int) -> None:
+    del key, state_epoch, start_offset

@@ -164,8 +164,9 @@ async def alter_share_group_offsets(service: Service, request: Struct, context: 
                     "error_message": message,
                 }
             )
-        if altered:
-            await _noted(service, entry, group, topic_id, asked.topic_name, altered)
+        if altered and topic is not None:  # the others are no new ones from then on
+            every = range(len(topic.partitions))
+            await _noted(service, entry, group, topic_id, asked.topic_name, every)
         responses.append({"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": results})
     return {"error_code": 0, "error_message": None, "responses": responses}
 
@@ -181,7 +182,7 @@ async def _altered(service: Service, key: ShareKey, start_offset: int) -> None:
 
 
 async def _noted(
-    service: Service, entry: GroupEntry, group: ShareGroup, topic_id: bytes, name: str, indexes: list[int]
+    service: Service, entry: GroupEntry, group: ShareGroup, topic_id: bytes, name: str, indexes: Sequence[int]
 ) -> None:
     """The group's records are to name what has state, so that it is deleted with the group."""
     if not entry.gone and entry.group is group:
