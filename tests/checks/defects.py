@@ -466,7 +466,7 @@ MORE = (
     ),
     Defect(
         "a damaged batch becomes an offset",
-        "broker/internal_topic.py",
+        "broker/internal_load.py",
         "check_stored_batch(batch)",
         "pass",
         GROUP_ROOM,
