@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from crash.checker import Acknowledged, Verdict, check
 from crash.kill_load import PARTITIONS, QUIET, Load, committed_offsets, read_log, senders
+from mansio import TopicPartition, blocking
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -137,12 +138,15 @@ class ClusterLoad(Load):
 def create_topic(
     cluster: Cluster, topic: str, partitions: int = 1, *, copies: int = 3, **config: str
 ) -> None:
-    """Make it, and return when all its replicas are in sync."""
+    """Make it, and return when all its replicas are in sync and its leaders know that they lead. Before, they refuse
+    what they are sent, and librdkafka may let a later batch overtake the one it has to send again."""
     settings = {name.replace("_", "."): value for name, value in config.items()}
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **QUIET})
     new = NewTopic(topic, partitions, copies, config=settings)
     admin.create_topics([new], request_timeout=30)[topic].result(30)
     cluster.wait_in_sync(topic)
+    with blocking.connect(cluster.bootstrap) as client:
+        client.admin.list_offsets([TopicPartition(topic, index) for index in range(partitions)], "latest")
 
 
 def say(what: str, **figures: Any) -> None:
