@@ -71,8 +71,8 @@ def _grouped(partitions: Iterable[TopicPartition]) -> list[Fields]:
 
 
 async def share_group_describe(service: Service, request: Struct, context: RequestContext) -> Fields:
-    """Each group with its members and what they fetch."""
-    return {"groups": [_describe(service, group_id) for group_id in request.group_ids]}
+    """Each group with its members and what they fetch; once, however often it is named."""
+    return {"groups": [_describe(service, group_id) for group_id in dict.fromkeys(request.group_ids)]}
 
 
 def _describe(service: Service, group_id: str) -> Fields:
