@@ -81,7 +81,7 @@ MORE_GROUP_DEFECTS = (
     ),
     Defect(
         "a machine that could not be stored is kept",
-        "broker/coordinators/modern_groups.py",
+        "broker/coordinators/recorded.py",
         "if entry.gone or entry.group is not machine:",
         "if True:",
         (COORDINATOR,),

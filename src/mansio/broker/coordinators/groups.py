@@ -26,6 +26,7 @@ from uuid import UUID
 from mansio.broker.coordinators.inspection import Inspection
 from mansio.broker.coordinators.modern_groups import ModernGroups
 from mansio.broker.coordinators.offsets import Offsets, tombstones
+from mansio.broker.coordinators.recorded import RecordedGroups
 from mansio.broker.coordinators.settings import OFFSETS_TOPIC, GroupSettings
 from mansio.broker.coordinators.share_groups import ShareGroups
 from mansio.broker.coordinators.store import GroupEntry, GroupStore
@@ -124,9 +125,10 @@ class GroupCoordinator:
             consumer_group=self.modern.empty_group,
             share_group=self.share.empty_group,
         )
-        self.modern.store = self.store
-        self.modern.perform, self.modern.arm, self.modern.revive = self._perform, self._arm, self.revive
-        self.share.store, self.share.arm, self.share.revive = self.store, self._arm, self.revive
+        recorded = RecordedGroups(self.store, arm=self._arm, revive=self.revive)
+        self.modern.store, self.modern.recorded = self.store, recorded
+        self.modern.perform, self.modern.arm = self._perform, self._arm
+        self.share.store, self.share.recorded = self.store, recorded
         self.topic = InternalTopic(
             OFFSETS_TOPIC,
             view=self.store,

@@ -1,14 +1,8 @@
 """Consumer groups of the new protocol (KIP-848) in the coordinator: performs what `state.consumer_group` decides.
 
-A request changes the group's machine, what it changed is appended in the same turn of the loop, and whoever asked is
-answered once that is committed. Groups change their kind in the same way: the records that end the one and begin the
-other are one batch, and the machines are swapped in that turn. Committed offsets are untouched by it.
-
-Always true:
-* A machine never stays ahead of its records. If they cannot be appended or committed, or the machine fails halfway, it
-  is dropped and made anew of what is stored (`GroupCoordinator.revive`): members find out by their next heartbeat.
-* Nobody is told of an assignment that is not committed.
-* A heartbeat that says nothing new writes nothing, and waits for nothing.
+How a machine's changes are written, and what is always true of that: `recorded`. Groups change their kind in the same
+way: the records that end the one and begin the other are one batch, and the machines are swapped in that turn.
+Committed offsets are untouched by it.
 
 Source: KIP-848. Ours: to a group that is not there, a member of it is UNKNOWN_MEMBER_ID (Kafka: GROUP_ID_NOT_FOUND), so
 that it joins again instead of giving up.
@@ -16,18 +10,17 @@ that it joins again instead of giving up.
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.coordinators.assignor_loading import load_assignors
 from mansio.broker.coordinators.consumer_codec import ConsumerCodec
+from mansio.broker.coordinators.recorded import Beaten
 from mansio.cluster.group_config import (
     CONSUMER_HEARTBEAT_INTERVAL,
     CONSUMER_SESSION_TIMEOUT,
     value_of,
 )
-from mansio.errors import CoordinatorNotAvailable, InconsistentGroupProtocol, MansioError, UnknownMember
-from mansio.logs import fields
+from mansio.errors import CoordinatorNotAvailable, InconsistentGroupProtocol, UnknownMember
 from mansio.state.consumer_group import ConsumerGroup
 from mansio.state.group_records import GroupKey, encode_group_key
 from mansio.state.modern_types import JOIN_EPOCH, ConsumerGroupSettings
@@ -36,6 +29,7 @@ from mansio.state.share_group import ShareGroup
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from mansio.broker.coordinators.recorded import RecordedGroups
     from mansio.broker.coordinators.settings import GroupSettings
     from mansio.broker.coordinators.store import GroupEntry, GroupStore
     from mansio.broker.coordinators.subscriptions import Subscriptions
@@ -44,12 +38,10 @@ if TYPE_CHECKING:
     from mansio.state.group_types import Effect, Join, JoinAnswer, Sync, SyncAnswer
     from mansio.state.modern_types import Heartbeat, HeartbeatAnswer, Records, Topics
 
-logger = logging.getLogger(__name__)
-
 
 class ModernGroups:
-    """See the module. `store`, `perform` (effects of a classic machine), `arm` (the group's timer) and `revive` are the
-    coordinator's; `overrides`: the settings a group has of its own."""
+    """See the module. `store`, `recorded`, `perform` (effects of a classic machine) and `arm` (the group's timer) are
+    the coordinator's; `overrides`: the settings a group has of its own."""
 
     def __init__(
         self,
@@ -65,9 +57,9 @@ class ModernGroups:
         self._assignors = load_assignors(settings.consumer_assignors)
         self._codec = ConsumerCodec()
         self.store: GroupStore
+        self.recorded: RecordedGroups
         self.perform: Callable[[GroupEntry, list[Effect]], None]
         self.arm: Callable[[GroupEntry], None]
-        self.revive: Callable[[GroupEntry], None]
 
     def empty_group(self, group_id: str) -> ConsumerGroup:
         """A group without members, with the settings in force for it."""
@@ -103,21 +95,11 @@ class ModernGroups:
         one of consumers), and those of the coordinator."""
         if request.topic_regex:
             self.subscriptions.check(request.topic_regex)
-        joins = request.member_epoch == JOIN_EPOCH
-        entry = await self.store.find_or_create(group_id) if joins else self.store.find(group_id)
-        if entry is None:
-            raise UnknownMember(f"there is no group {group_id!r}")
-        try:
-            answer, written = self._beat(entry, request)
-        finally:
-            self.store.drop_if_unused(entry)
-        if written is not None:
-            await written
-        elif answer.assignment is not None:
-            await self.store.committed(group_id)
-        return answer
+        return await self.recorded.heartbeat(
+            group_id, lambda entry: self._beat(entry, request), joins=request.member_epoch == JOIN_EPOCH
+        )
 
-    def _beat(self, entry: GroupEntry, request: Heartbeat) -> tuple[HeartbeatAnswer, Promise[None] | None]:
+    def _beat(self, entry: GroupEntry, request: Heartbeat) -> Beaten:
         now_ms = self.store.monotonic_ms()
         before = entry.group
         if isinstance(before, ConsumerGroup):
@@ -128,20 +110,13 @@ class ModernGroups:
         else:
             topics = self.subscriptions.topics((request.topic_regex,) if request.topic_regex else ())
             group, records, effects = self._taken_over(entry, before, request, topics, now_ms)
-        try:
-            answer, more = group.heartbeat(request, topics, now_ms)
-        except MansioError:
-            raise
-        except Exception as error:
-            raise self._broken(entry, group, error) from error
+        answer, more = self.recorded.step(entry, group, lambda: group.heartbeat(request, topics, now_ms))
         if group is before and not more:
-            session_ms = group.settings.session_timeout_ms
-            if now_ms + session_ms < entry.timer_due_ms:  # sessions are shorter than when it was set
-                self.arm(entry)
-            return answer, None
+            self.recorded.heard(entry, group, now_ms)
+            return Beaten(answer, None)
         written = self._write(entry, group, records + more, topics)
         self.perform(entry, effects)
-        return answer, written
+        return Beaten(answer, written)
 
     def _taken_over(
         self, entry: GroupEntry, classic: ClassicGroup, request: Heartbeat, topics: Topics, now_ms: float
@@ -175,12 +150,10 @@ class ModernGroups:
     ) -> JoinAnswer:
         """A classic member joins; see `ConsumerGroup.join`."""
         topics = self._topics(entry)
-        try:
-            answer, records = group.join(request, new_member_id, topics, self.store.monotonic_ms())
-        except MansioError:
-            raise
-        except Exception as error:
-            raise self._broken(entry, group, error) from error
+        now_ms = self.store.monotonic_ms()
+        answer, records = self.recorded.step(
+            entry, group, lambda: group.join(request, new_member_id, topics, now_ms)
+        )
         written = self._write(entry, group, records, topics)
         if written is not None:
             await written
@@ -206,25 +179,19 @@ class ModernGroups:
     def leave(self, entry: GroupEntry, group: ConsumerGroup, member_id: str, instance_id: str | None) -> None:
         """A classic member goes."""
         topics = self._topics(entry)
-        try:
-            records = group.leave(member_id, instance_id, topics, self.store.monotonic_ms())
-        except MansioError:
-            raise
-        except Exception as error:
-            raise self._broken(entry, group, error) from error
+        now_ms = self.store.monotonic_ms()
+        records = self.recorded.step(
+            entry, group, lambda: group.leave(member_id, instance_id, topics, now_ms)
+        )
         self._write(entry, group, records, topics)
 
     def tick(self, entry: GroupEntry, group: ConsumerGroup) -> None:
         """The group's timer fired: whoever has not been heard of, or has not let go in time, is removed."""
         topics = self._topics(entry)
-        try:
-            records = group.tick(topics, self.store.monotonic_ms())
-            self._write(entry, group, records, topics)
-        except MansioError as error:  # revived already, and its sessions begin anew
-            logger.warning("members not removed", extra=fields(group=group.group_id, reason=error))
-        except Exception as error:  # noqa: BLE001 - nobody waits for it, and the group goes on as it is stored
-            self._broken(entry, group, error)
-        self.arm(entry)
+        now_ms = self.store.monotonic_ms()
+        self.recorded.tick(
+            entry, group, lambda: self._write(entry, group, group.tick(topics, now_ms), topics)
+        )
 
     # ------------------------------------------------------------------ what both have in common
 
@@ -247,7 +214,7 @@ class ModernGroups:
         theirs again. None if there is nothing to write. Raises what the append raises, the machine being revived."""
         if not records:
             return None
-        machine: ClassicGroup | ConsumerGroup = group
+        becomes: ClassicGroup | None = None
         back = group.to_classic(
             initial_delay_ms=self._settings.initial_rebalance_delay_ms,
             size_max=self._settings.members_max,
@@ -256,42 +223,9 @@ class ModernGroups:
             wall_ms=self._clock.wall_ms(),
         )
         if back is not None:
-            machine, more = back
+            becomes, more = back
             records = records + more
-        try:
-            written = self.store.append(group.group_id, records, whole=True)
-        except MansioError as error:
-            self._not_written(entry, group, error)
-            raise
-        if machine is not entry.group:
-            kind = "consumer" if machine is group else "classic"
-            logger.info("group protocol changed", extra=fields(group=group.group_id, protocol=kind))
-            entry.resolved = None
-        entry.group = machine
-        written.add_done_callback(lambda kept: self._settled(entry, machine, kept))
-        self.arm(entry)
-        return written
-
-    def _settled(self, entry: GroupEntry, machine: ClassicGroup | ConsumerGroup, kept: Any) -> None:
-        try:
-            kept.result()
-        except MansioError as error:
-            self._not_written(entry, machine, error)
-
-    def _not_written(
-        self, entry: GroupEntry, machine: ClassicGroup | ConsumerGroup, error: MansioError
-    ) -> None:
-        if entry.gone or entry.group is not machine:
-            return
-        logger.error("group not stored", extra=fields(group=machine.group_id, reason=error))
-        self.revive(entry)
-
-    def _broken(self, entry: GroupEntry, group: ConsumerGroup, error: Exception) -> MansioError:
-        """The machine, or an assignor it asked, failed halfway."""
-        logger.error("group failed", extra=fields(group=group.group_id, reason=error), exc_info=error)
-        if entry.group is group and not entry.gone:
-            self.revive(entry)
-        return CoordinatorNotAvailable(f"group {group.group_id} cannot take this request: {error}")
+        return self.recorded.write(entry, group, records, becomes=becomes)
 
 
 def names_read(group: ConsumerGroup) -> Iterator[str]:

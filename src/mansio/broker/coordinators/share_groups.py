@@ -2,11 +2,10 @@
 
 Members and what they fetch are records of `__consumer_offsets`, written as those of the other kinds of groups are. What
 each record of a topic is to the group is not kept here but by the share partitions' leaders; this only knows which
-topics have such state, and has it deleted when the group, or the topic, is gone.
+topics have such state, and has it deleted when the group, or the topic, is gone. How a machine's changes are written,
+and what is always true of that: `recorded`.
 
 Always true:
-* A machine never stays ahead of its records. If they cannot be written, it is made anew of what is stored.
-* Nobody is told of an assignment that is not committed. A heartbeat that says nothing new writes nothing.
 * A partition that is added to a topic which the group reads already is read from its beginning: state says so before a
   member is told of it. (`share.auto.offset.reset` is for topics that are new to the group.)
 * State that is to be deleted is named in the group's records until it is gone; a coordinator that takes the group over
@@ -20,8 +19,9 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from mansio.broker.coordinators.recorded import Beaten
 from mansio.cluster.group_config import value_of
 from mansio.cluster.share_group_config import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
 from mansio.errors import (
@@ -30,7 +30,6 @@ from mansio.errors import (
     GroupIdNotFound,
     InconsistentGroupProtocol,
     MansioError,
-    UnknownMember,
 )
 from mansio.logs import fields
 from mansio.state.classic_group import ClassicGroup
@@ -42,6 +41,7 @@ from mansio.state.share_types import ShareKey
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
 
+    from mansio.broker.coordinators.recorded import RecordedGroups
     from mansio.broker.coordinators.settings import GroupSettings
     from mansio.broker.coordinators.store import GroupEntry, GroupStore
     from mansio.broker.coordinators.subscriptions import Subscriptions
@@ -63,8 +63,8 @@ class DescribedShareGroup(NamedTuple):
 
 
 class ShareGroups:
-    """See the module. `store`, `arm` (the group's timer), `revive`, and of one share partition `delete_state` and
-    `letters_written`, are set by those who have them; `overrides`: the settings a group has of its own."""
+    """See the module. `store`, `recorded`, and of one share partition `delete_state`, `letters_written` and
+    `begin_state`, are set by those who have them; `overrides`: the settings a group has of its own."""
 
     def __init__(
         self,
@@ -78,8 +78,7 @@ class ShareGroups:
         self._scheduler = scheduler
         self._overrides = overrides
         self.store: GroupStore
-        self.arm: Callable[[GroupEntry], None]
-        self.revive: Callable[[GroupEntry], None]
+        self.recorded: RecordedGroups
         self.delete_state: Callable[[ShareKey], Awaitable[None]] = _no_state
         self.letters_written: Callable[[ShareKey], Awaitable[None]] = _no_state
         self.begin_state: Callable[[ShareKey, int, int], Awaitable[None]] = _nothing_begun
@@ -108,39 +107,23 @@ class ShareGroups:
     async def heartbeat(self, group_id: str, request: ShareHeartbeat) -> HeartbeatAnswer:
         """A member joins, is alive, or leaves; returns once what that changed is committed. Raises the errors of
         `ShareGroup.heartbeat`, `InconsistentGroupProtocol` (a group of another kind), those of the coordinator."""
-        joins = request.member_epoch == JOIN_EPOCH
-        entry = await self.store.find_or_create(group_id) if joins else self.store.find(group_id)
-        if entry is None:
-            raise UnknownMember(f"there is no group {group_id!r}")
-        try:
-            answer, written = self._beat(entry, request)
-        finally:
-            self.store.drop_if_unused(entry)
-        if written is not None:
-            await written
-        elif answer.assignment is not None:
-            await self.store.committed(group_id)
+        answer = await self.recorded.heartbeat(
+            group_id, lambda entry: self._beat(entry, request), joins=request.member_epoch == JOIN_EPOCH
+        )
         if (begun := self._beginning.get(group_id)) is not None:
             await begun
         return answer
 
-    def _beat(
-        self, entry: GroupEntry, request: ShareHeartbeat
-    ) -> tuple[HeartbeatAnswer, Promise[None] | None]:
+    def _beat(self, entry: GroupEntry, request: ShareHeartbeat) -> Beaten:
         before, now_ms = entry.group, self.store.monotonic_ms()
         records: Records = []
         group = before if isinstance(before, ShareGroup) else self._taken_over(entry, records)
-        try:
-            answer, more = group.heartbeat(request, self.subscriptions.topics(), now_ms)
-        except MansioError:
-            raise
-        except Exception as error:
-            raise self._broken(entry, group, error) from error
+        topics = self.subscriptions.topics()
+        answer, more = self.recorded.step(entry, group, lambda: group.heartbeat(request, topics, now_ms))
         if group is before and not more:
-            if now_ms + group.settings.session_timeout_ms < entry.timer_due_ms:
-                self.arm(entry)  # sessions are shorter than when it was set
-            return answer, None
-        return answer, self._write(entry, group, records + more)
+            self.recorded.heard(entry, group, now_ms)
+            return Beaten(answer, None)
+        return Beaten(answer, self._write(entry, group, records + more))
 
     def _taken_over(self, entry: GroupEntry, records: Records) -> ShareGroup:
         """The share group in the place of a classic one that holds nothing."""
@@ -155,14 +138,8 @@ class ShareGroups:
 
     def tick(self, entry: GroupEntry, group: ShareGroup) -> None:
         """The group's timer fired: whoever has not been heard of is removed."""
-        try:
-            records = group.tick(self.subscriptions.topics(), self.store.monotonic_ms())
-            self._write(entry, group, records)
-        except MansioError as error:  # revived already, and its sessions begin anew
-            logger.warning("members not removed", extra=fields(group=group.group_id, reason=error))
-        except Exception as error:  # noqa: BLE001 - nobody waits for it, and the group goes on as it is stored
-            self._broken(entry, group, error)
-        self.arm(entry)
+        topics, now_ms = self.subscriptions.topics(), self.store.monotonic_ms()
+        self.recorded.tick(entry, group, lambda: self._write(entry, group, group.tick(topics, now_ms)))
 
     def find(self, group_id: str) -> tuple[GroupEntry, ShareGroup]:
         """The share group of that id. Raises `GroupIdNotFound`, and those of the coordinator."""
@@ -261,19 +238,10 @@ class ShareGroups:
         append raises, the machine being revived."""
         if not records:
             return None
-        try:
-            written = self.store.append(group.group_id, records, whole=True)
-        except MansioError as error:
-            self._not_written(entry, group, error)
-            raise
-        if entry.group is not group:
-            logger.info("group protocol changed", extra=fields(group=group.group_id, protocol="share"))
-            entry.group = group
-        written.add_done_callback(lambda kept: self._settled(entry, group, kept))
+        written = self.recorded.write(entry, group, records)
         if group.grown:
             begun = self._beginning[group.group_id] = self._scheduler.promise()
             self._scheduler.spawn(self._begin(group, begun), name="begin share state")
-        self.arm(entry)
         return written
 
     async def _begin(self, group: ShareGroup, begun: Promise[None]) -> None:
@@ -289,24 +257,6 @@ class ShareGroups:
             if self._beginning.get(group.group_id) is begun:
                 del self._beginning[group.group_id]
             begun.set_result(None)
-
-    def _settled(self, entry: GroupEntry, group: ShareGroup, kept: Any) -> None:
-        try:
-            kept.result()
-        except MansioError as error:
-            self._not_written(entry, group, error)
-
-    def _not_written(self, entry: GroupEntry, group: ShareGroup, error: MansioError) -> None:
-        if entry.gone or entry.group is not group:
-            return
-        logger.error("group not stored", extra=fields(group=group.group_id, reason=error))
-        self.revive(entry)
-
-    def _broken(self, entry: GroupEntry, group: ShareGroup, error: Exception) -> MansioError:
-        logger.error("group failed", extra=fields(group=group.group_id, reason=error), exc_info=error)
-        if entry.group is group and not entry.gone:
-            self.revive(entry)
-        return CoordinatorNotAvailable(f"group {group.group_id} cannot take this request: {error}")
 
 
 async def _no_state(key: ShareKey) -> None:
