@@ -336,15 +336,15 @@ def test_offsets_of_topics_that_members_read_are_kept_and_those_of_an_empty_grou
     for _ in range(5):
         broker.scheduler.pass_time(20_000)
         member.beat()
-    assert broker.scheduler.run(broker.groups.expire_offsets()) == 1  # nobody reads u
+    assert broker.scheduler.run(broker.groups.expiry.expire()) == 1  # nobody reads u
     assert broker.committed() == {("t", 0): 5}
     member.leave()
     broker.scheduler.pass_time(30_000)
     assert (
-        broker.scheduler.run(broker.groups.expire_offsets()) == 0
+        broker.scheduler.run(broker.groups.expiry.expire()) == 0
     )  # it has no members for half a minute only
     broker.scheduler.pass_time(40_000)
-    assert broker.scheduler.run(broker.groups.expire_offsets()) == 1
+    assert broker.scheduler.run(broker.groups.expiry.expire()) == 1
     assert "g" not in broker.groups.store.entries
     assert broker.restarted().describe_consumer().error_code == GROUP_NOT_FOUND
 

@@ -106,6 +106,6 @@ def test_what_holds_records_back_does_not_expire_like_other_offsets(groups: Grou
     groups.commit(hold_group("unmarked"), (0, 5), metadata="")
     groups.commit("other", (0, 5))
     groups.scheduler.now_ms += 400 * DAY_MS
-    assert groups.scheduler.run(groups.coordinator.expire_offsets()) == 2
+    assert groups.scheduler.run(groups.coordinator.expiry.expire()) == 2
     assert groups.held() == {0: {("a", 5)}}
     assert Groups(groups.partitions).start().held() == {0: {("a", 5)}}

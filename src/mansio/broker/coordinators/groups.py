@@ -1,8 +1,8 @@
 """The coordinator of consumer groups: performs what their state machines ask for.
 
-Owns the timers of the groups and the requests that wait in them. `offsets` holds the committed offsets,
-`inspection` answers questions about groups, `modern` performs what groups of the new protocol ask for; every door uses
-this one object. A member of the classic protocol may find its group to be of either kind.
+Owns the timers of the groups and the requests that wait in them. `offsets` holds the committed offsets, `expiry` lets
+go of them, `inspection` answers questions about groups, `modern` and `share` perform what groups of the new protocols
+ask for; every door uses this one object. A member of the classic protocol may find its group to be of either kind.
 
 Always true:
 * A group's timer is never later than its next deadline. Heartbeats only move deadlines back, so they set no
@@ -23,6 +23,7 @@ import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 from uuid import UUID
 
+from mansio.broker.coordinators.expiry import OffsetExpiry
 from mansio.broker.coordinators.inspection import Inspection
 from mansio.broker.coordinators.modern_groups import ModernGroups
 from mansio.broker.coordinators.offsets import Offsets, tombstones
@@ -33,7 +34,6 @@ from mansio.broker.coordinators.store import GroupEntry, GroupStore
 from mansio.broker.coordinators.subscriptions import Subscriptions
 from mansio.broker.internal_topic import InternalTopic
 from mansio.errors import (
-    CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
     FencedLeaderEpoch,
     GroupIdNotFound,
@@ -113,7 +113,6 @@ class GroupCoordinator:
         self._scheduler = scheduler
         self._random = random
         self._closed = False
-        self._expiry_timer: Any = None
         self._waiting: dict[Any, GroupEntry] = {}  # promises of parked joins and syncs
         self.subscriptions = subscriptions or Subscriptions({})
         self.modern = ModernGroups(settings, clock, self.subscriptions, overrides)
@@ -147,6 +146,15 @@ class GroupCoordinator:
             self.offsets = Offsets(
                 self.store, settings, clock, lambda topic, index: end_offset(topic, index) is not None
             )
+        self.expiry = OffsetExpiry(
+            self.store,
+            self.offsets,
+            interval_ms=settings.offsets_retention_check_interval_ms,
+            clock=clock,
+            scheduler=scheduler,
+            delete=self.delete,
+            places=places,
+        )
         self.inspection = Inspection(self.store, end_offset, self.subscriptions)
 
     async def start(self, partitions: Sequence[InternalPartition | StorageError]) -> None:
@@ -155,7 +163,7 @@ class GroupCoordinator:
         for entry in list(self.store.entries.values()):
             self._arm(entry)
         self.share.resume(list(self.store.entries.values()))
-        self._schedule_expiry()
+        self.expiry.start()
 
     def role_changed(self, partition: OffsetsPartition) -> None:
         """In a cluster: a partition of `__consumer_offsets` leads here, in this leader epoch, or it does not. To be
@@ -176,8 +184,7 @@ class GroupCoordinator:
     async def close(self) -> None:
         """End all waits (clients find the coordinator again after the restart) and write the checkpoints."""
         self._closed = True
-        if self._expiry_timer is not None:
-            self._expiry_timer.cancel()
+        self.expiry.stop()
         for entry in self.store.entries.values():
             if entry.timer is not None:
                 entry.timer.cancel()
@@ -194,20 +201,12 @@ class GroupCoordinator:
             self._arm(entry)
         self.share.resume(entries)
         logger.info("groups loaded", extra=fields(partition=index, groups=len(entries)))
-        self._begin_forgetting(entries)
+        self.expiry.forget_topics(entries)
 
     def _unloaded(self, index: int) -> None:
         for promise, entry in list(self._waiting.items()):
             if entry.index == index:
                 _give(promise, NotCoordinator("this broker does not coordinate the group any more"))
-
-    def _begin_forgetting(self, entries: list[GroupEntry]) -> None:
-        """Offsets of topics that were deleted while nobody could write that down. The metadata that say that this
-        broker leads are newer than any offset committed under the leaders before it: a topic that is not there is gone.
-        """
-        if self.places is not None:
-            work = self.offsets.forget_missing(entries, self.places.has_topic)
-            self._scheduler.spawn(work, name="forget offsets of topics that are gone")
 
     # ------------------------------------------------------------------ members
 
@@ -408,42 +407,6 @@ class GroupCoordinator:
         else:
             self._perform(entry, entry.group.tick(now_ms))
         self.store.drop_if_unused(entry)
-
-    # ------------------------------------------------------------------ keeping offsets for a limited time
-
-    def _schedule_expiry(self) -> None:
-        self._expiry_timer = self._scheduler.call_later(
-            self.settings.offsets_retention_check_interval_ms, self._begin_expiry
-        )
-
-    def _begin_expiry(self) -> None:
-        self._scheduler.spawn(self.expire_offsets(), name="expiry of committed offsets")
-        self._begin_forgetting(list(self.store.entries.values()))
-        self._schedule_expiry()
-
-    async def expire_offsets(self) -> int:
-        """Forget the offsets of groups that nobody has used for the retention time, and groups that then hold
-        nothing; says how many offsets went. A group whose partition is not loaded is left for the next
-        time."""
-        now_ms = self._clock.wall_ms()
-        gone = 0
-        for group_id in list(self.store.entries):
-            try:
-                entry = self.store.find(group_id)
-                if entry is None:
-                    continue
-                expired = self.offsets.expired(entry, now_ms)
-                gone += len(expired)
-                kept = sum(len(partitions) for partitions in entry.offsets.values()) > len(expired)
-                if not kept and entry.group.is_idle() and not isinstance(entry.group, ShareGroup):
-                    await self.delete(group_id)
-                elif expired:
-                    await self.store.append(group_id, tombstones(entry, only=expired))
-            except (CoordinatorLoadInProgress, NotCoordinator):
-                continue
-            except MansioError as error:
-                logger.warning("offsets not expired", extra=fields(group=group_id, reason=error))
-        return gone
 
     # ------------------------------------------------------------------ checks
 
