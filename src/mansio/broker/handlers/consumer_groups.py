@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.coordinators.groups import NAME_BYTES_MAX, check_group_id
+from mansio.broker.handlers.modern_answers import heartbeat_fields, not_described
 from mansio.cluster.topic_plan import TOPIC_NAME_CHARACTERS_MAX
 from mansio.errors import InvalidRequest, MansioError
 from mansio.state.modern_types import JOIN_EPOCH, LEAVE_STATIC_EPOCH, Heartbeat
@@ -39,15 +40,7 @@ async def consumer_group_heartbeat(service: Service, request: Struct, context: R
         answer = await service.groups.consumer_heartbeat(request.group_id, asked)
     except MansioError as error:
         return {"error_code": error.kafka_code, "error_message": error.message}
-    assignment = None
-    if answer.assignment is not None:
-        assignment = {"topic_partitions": _grouped(answer.assignment)}
-    return {
-        "member_id": answer.member_id,
-        "member_epoch": answer.member_epoch,
-        "heartbeat_interval_ms": answer.heartbeat_interval_ms,
-        "assignment": assignment,
-    }
+    return heartbeat_fields(answer)
 
 
 def _asked(service: Service, request: Struct, context: RequestContext) -> Heartbeat:
@@ -88,13 +81,6 @@ def _owned(topics: Iterable[Struct]) -> frozenset[TopicPartition]:
     return frozenset((each.topic_id or bytes(16), index) for each in topics for index in each.partitions)
 
 
-def _grouped(partitions: Iterable[TopicPartition]) -> list[Fields]:
-    grouped: dict[bytes, list[int]] = {}
-    for topic_id, index in partitions:
-        grouped.setdefault(topic_id, []).append(index)
-    return [{"topic_id": topic_id, "partitions": indexes} for topic_id, indexes in grouped.items()]
-
-
 async def consumer_group_describe(service: Service, request: Struct, context: RequestContext) -> Fields:
     """Each group with its members, what they have and what they are to have; once, however often it is named: a name
     is three bytes to send, and a large group megabytes to answer."""
@@ -106,16 +92,7 @@ def _describe(service: Service, group_id: str) -> Fields:
         check_group_id(group_id)
         found = service.groups.inspection.describe_consumer(group_id)
     except MansioError as error:
-        return {
-            "group_id": group_id,
-            "group_state": "",
-            "group_epoch": 0,
-            "assignment_epoch": 0,
-            "assignor_name": "",
-            "members": [],
-            "error_code": error.kafka_code,
-            "error_message": error.message,
-        }
+        return not_described(group_id, error)
     return {
         "group_id": group_id,
         "group_state": found.state,

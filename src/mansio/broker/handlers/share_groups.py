@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.coordinators.groups import NAME_BYTES_MAX, check_group_id
 from mansio.broker.handlers.consumer_groups import TOPIC_NAMES_MAX
+from mansio.broker.handlers.modern_answers import by_topic, heartbeat_fields, not_described
 from mansio.broker.handlers.share_fetch import MEMBER_BYTES_MAX
 from mansio.errors import InvalidRequest, MansioError
 from mansio.state.share_group import ShareHeartbeat
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from mansio.broker.context import RequestContext
     from mansio.broker.service import Service
-    from mansio.state.modern_types import TopicPartition
     from mansio.state.share_group import ShareGroupMember
     from mansio.wire.messages import Struct
 
@@ -33,15 +31,7 @@ async def share_group_heartbeat(service: Service, request: Struct, context: Requ
         answer = await service.groups.share_heartbeat(request.group_id, _asked(request, context))
     except MansioError as error:
         return {"error_code": error.kafka_code, "error_message": error.message}
-    assignment = None
-    if answer.assignment is not None:
-        assignment = {"topic_partitions": _grouped(answer.assignment)}
-    return {
-        "member_id": answer.member_id,
-        "member_epoch": answer.member_epoch,
-        "heartbeat_interval_ms": answer.heartbeat_interval_ms,
-        "assignment": assignment,
-    }
+    return heartbeat_fields(answer)
 
 
 def _asked(request: Struct, context: RequestContext) -> ShareHeartbeat:
@@ -63,13 +53,6 @@ def _asked(request: Struct, context: RequestContext) -> ShareHeartbeat:
     )
 
 
-def _grouped(partitions: Iterable[TopicPartition]) -> list[Fields]:
-    grouped: dict[bytes, list[int]] = {}
-    for topic_id, index in partitions:
-        grouped.setdefault(topic_id, []).append(index)
-    return [{"topic_id": topic_id, "partitions": indexes} for topic_id, indexes in grouped.items()]
-
-
 async def share_group_describe(service: Service, request: Struct, context: RequestContext) -> Fields:
     """Each group with its members and what they fetch; once, however often it is named."""
     return {"groups": [_describe(service, group_id) for group_id in dict.fromkeys(request.group_ids)]}
@@ -80,16 +63,7 @@ def _describe(service: Service, group_id: str) -> Fields:
         check_group_id(group_id)
         found = service.groups.share.describe(group_id)
     except MansioError as error:
-        return {
-            "group_id": group_id,
-            "group_state": "",
-            "group_epoch": 0,
-            "assignment_epoch": 0,
-            "assignor_name": "",
-            "members": [],
-            "error_code": error.kafka_code,
-            "error_message": error.message,
-        }
+        return not_described(group_id, error)
     return {
         "group_id": group_id,
         "group_state": found.state,
@@ -104,7 +78,7 @@ def _described(service: Service, member: ShareGroupMember) -> Fields:
     name_of = service.groups.subscriptions.name_of
     named = [
         {**each, "topic_name": name}
-        for each in _grouped(sorted(member.current.assigned))
+        for each in by_topic(sorted(member.current.assigned))
         if (name := name_of(each["topic_id"])) is not None
     ]
     return {
