@@ -132,6 +132,7 @@ def test_the_examples_about_delivery_work_in_their_order(bench: Bench) -> None:
         "receive": "b'ann' b'apples' 2\n",
         "dlq": "no amount: some",
         "confluent": "b'some pears' 1\n",
+        "batches": "counted 3\n",
         "run": "packed b'bob'\n",
     }
     found = examples("docs/DELIVERY.md")

@@ -76,7 +76,7 @@ def test_a_stop_lets_work_end_acknowledges_it_and_gives_back_the_rest_at_once(br
                 ended.extend(values([message]))
 
             receiver = client.receive("stopping", group=group)
-            task = asyncio.ensure_future(receiver.run(handle, concurrency=3, drain_ms=400))
+            task = asyncio.ensure_future(receiver.run(handle, concurrency=3, drain_ms=1_500))
             await until(lambda: len(begun) == 3)
             receiver.stop()
             await asyncio.sleep(0.05)
@@ -87,7 +87,7 @@ def test_a_stop_lets_work_end_acknowledges_it_and_gives_back_the_rest_at_once(br
             assert ended == ["a:0", "a:1"]
             assert receiver.is_closed
             async with client.receive("stopping", group=group) as other:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(20):  # less than the leases had left
                     rest = await taken(other, 6)
                 assert sorted(values(rest)) == [f"a:{number}" for number in range(2, 8)]
                 # The group allows two tries: those that were taken back were none.

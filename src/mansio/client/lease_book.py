@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final
 from mansio.link.alarm import Alarm
 
 from .lease_reading import LeaseReader
-from .leased_types import HELD, LOST, NOT_RENEWING, RENEWAL_WAITS, SETTLED, SETTLING
+from .leased_types import HELD, LOST, NOT_RENEWING, RENEWAL_WAITS, SETTLED, SETTLING, Lease
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -67,6 +67,8 @@ class LeaseBook:
         self.unbegun = 0
         """Of these, those that the application has not got."""
         self.unbegun_bytes = 0.0
+        self.losses = 0
+        """How many were lost so far: while it stays the same, nothing that was there is lost."""
 
     # -- what comes --------
 
@@ -81,41 +83,62 @@ class LeaseBook:
         """Put down what a broker leased. Gives and raises what `LeaseReader.read` does, and has taken nothing if it
         raises."""
         found, holes = self._reader.read(partition, records, acquired)
+        if not found:
+            return holes
         held = self._held.setdefault(partition, {})
         self._nodes[partition] = node
-        for message in found:
-            if (older := held.get(message.offset)) is not None:
-                self.lose(older)  # its lease ended, or it would not come anew
+        offsets = [message[2] for message in found]
+        if held:
+            for offset in [offset for offset in offsets if offset in held]:
+                self.lose(held[offset])  # its lease ended, or it would not come anew
         now = self._loop.time()
-        deadline, until = now + lock_s, now + self._options.extend_max_ms / 1000
-        each_bytes = len(records) / max(len(found), 1)
-        keeper = self.keeper
+        each_bytes = len(records) / len(found)
+        until = now + self._options.extend_max_ms / 1000
+        lease = Lease(self.keeper, now + lock_s, lock_s, until, each_bytes)
         for message in found:
-            message._keeper = keeper
-            message._deadline, message._lock_s, message._until = deadline, lock_s, until
-            message._bytes = each_bytes
-            held[message.offset] = message
+            message._lease = lease
+        held.update(zip(offsets, found, strict=True))
         self._ready += found
         self.held += len(found)
         self.unbegun += len(found)
-        self.unbegun_bytes += each_bytes * len(found)
-        if found:
-            self._watch(deadline, lock_s)
-            self.arrival.set()
+        self.unbegun_bytes += len(records)
+        self._watch(lease)
+        self.arrival.set()
         return holes
 
     # -- handing out --------
 
-    def pop(self) -> Leased | None:
-        """The next message for the application. Its lease is extended from now on for as long as that may last."""
-        for _ in range(len(self._ready)):
-            message = self._ready.popleft()
-            if message._is_suspect:
-                self._ready.append(message)
+    def pop(self, most: int | None = None) -> list[Leased]:
+        """The next messages for the application, at most so many. Their leases are extended from now on for as long as
+        that may last."""
+        ready = self._ready
+        if not ready:
+            return []
+        now = self._loop.time()
+        until = now + self._options.extend_max_ms / 1000
+        found: list[Leased] = []
+        freed_bytes = 0.0
+        for _ in range(len(ready)):
+            message = ready.popleft()
+            if message._state != HELD:
                 continue
-            if message._state == HELD and self.begin(message):
-                return message
-        return None
+            if message._is_suspect:
+                ready.append(message)
+                continue
+            lease = message._lease
+            if lease.deadline <= now:
+                self.lose(message)
+                continue
+            message._until = until
+            freed_bytes += lease.each_bytes
+            found.append(message)
+            if len(found) == most:
+                break
+        if found:
+            self.unbegun -= len(found)
+            self.unbegun_bytes -= freed_bytes
+            self._on_room()
+        return found
 
     def pop_unbegun(self) -> list[Leased]:
         """All that is ready, for one who asks `begin` before each."""
@@ -127,14 +150,14 @@ class LeaseBook:
         now = self._loop.time()
         if message._state != HELD:
             return False
-        if message._deadline <= now:
+        if message._lease.deadline <= now:
             self.lose(message)
             return False
-        if not message._is_out:
-            message._is_out = True
+        is_first = message._until is None
+        message._until = now + self._options.extend_max_ms / 1000
+        if is_first:
             self._not_unbegun(message)
             self._on_room()
-        message._until = now + self._options.extend_max_ms / 1000
         return True
 
     async def ready_to_begin(self, message: Leased) -> bool:
@@ -160,23 +183,49 @@ class LeaseBook:
 
     # -- what becomes of leases --------
 
-    def settled(self, message: Leased, kind: int) -> None:
-        """The broker has stored what was said of it."""
-        message._settled_as = kind
-        self._leave(message, SETTLED)
+    @property
+    def in_hand(self) -> int:
+        """Records that the application has got, and is not done with."""
+        return self.held - self.settling - self.unbegun
+
+    def begins_to_settle(self, messages: Sequence[Leased]) -> tuple[list[Leased], list[Leased]]:
+        """Somebody is done with them: with those that are held; the others are not, any more, or were named before."""
+        held: list[Leased] = []
+        others: list[Leased] = []
+        for message in messages:
+            if message._state == HELD:
+                message._state = SETTLING
+                held.append(message)
+            else:
+                others.append(message)
+        self.settling += len(held)
+        return held, others
+
+    def settled(self, partition: TopicPartition, messages: Sequence[Leased], kind: int) -> None:
+        """The broker has stored what was said of these."""
+        held = self._held.get(partition, {})
+        for message in messages:
+            offset = message[2]
+            if message._state != SETTLING or message._is_suspect or held.get(offset) is not message:
+                message._settled_as = kind
+                self._leave(message, SETTLED)
+                continue
+            message._state, message._settled_as = SETTLED, kind
+            del held[offset]
+            self.held -= 1
+            self.settling -= 1
+            if message._until is None:
+                self._not_unbegun(message)
+        self.moved.set()
+        self._on_room()
 
     def lose(self, message: Leased) -> None:
         """The lease is over."""
         if message._state in (HELD, SETTLING):
+            self.losses += 1
             self._leave(message, LOST)
             for listener in self.lost_listeners:
                 listener(message)
-
-    def begins_to_settle(self, message: Leased) -> None:
-        """Somebody is done with it."""
-        if message._state == HELD:
-            message._state = SETTLING
-            self.settling += 1
 
     def stays(self, message: Leased) -> None:
         """It could not be settled as was asked, and is as it was."""
@@ -185,17 +234,20 @@ class LeaseBook:
             self.settling -= 1
             self.moved.set()
 
-    def renewed(self, message: Leased) -> None:
-        """The broker has extended the lease just now."""
-        message._deadline = self._loop.time() + message._lock_s
+    def renewed(self, message: Leased, lock_s: float) -> None:
+        """The broker has extended the lease just now, by so many seconds (0: as long as it was)."""
+        old = message._lease
+        lock_s = lock_s or old.lock_s
+        deadline = self._loop.time() + lock_s
+        message._lease = Lease(old.keeper, deadline, lock_s, old.until, old.each_bytes)
         self._believed(message)
-        self._watch(message._deadline, message._lock_s)
+        self._watch(message._lease)
 
     def not_renewed(self, message: Leased) -> None:
         """It would not. Who has begun with it may still try to settle it; nobody else gets it any more."""
-        message._until = 0.0
-        if not message._is_out:
+        if message._until is None:
             self.lose(message)
+        message._until = 0.0
         self._believed(message)
 
     def _believed(self, message: Leased) -> None:
@@ -214,7 +266,7 @@ class LeaseBook:
         if held is not None and held.get(message[2]) is message:
             del held[message[2]]
             self.held -= 1
-            if not message._is_out:
+            if message._until is None:
                 self._not_unbegun(message)
         if message._is_suspect:
             self._believed(message)
@@ -223,7 +275,7 @@ class LeaseBook:
 
     def _not_unbegun(self, message: Leased) -> None:
         self.unbegun -= 1
-        self.unbegun_bytes -= message._bytes
+        self.unbegun_bytes -= message._lease.each_bytes
 
     # -- sessions that end --------
 
@@ -257,7 +309,7 @@ class LeaseBook:
 
     def seconds_left(self, message: Leased) -> float:
         """Until its lease ends, as far as is known."""
-        return message._deadline - self._loop.time()
+        return message._lease.deadline - self._loop.time()
 
     def all_held(self) -> Iterator[Leased]:
         """Whatever is neither settled nor lost."""
@@ -273,9 +325,9 @@ class LeaseBook:
         self.arrival.set()
         self.moved.set()
 
-    def _watch(self, deadline: float, lock_s: float) -> None:
+    def _watch(self, lease: Lease) -> None:
         extends = self._options.auto_extend
-        self._alarm.set(deadline - lock_s / 2 if extends else deadline)
+        self._alarm.set(lease.deadline - lease.lock_s / 2 if extends else lease.deadline)
 
     def _look(self) -> None:
         """Extend what is due, give up what is over."""
@@ -284,20 +336,43 @@ class LeaseBook:
         for message in self.all_held():
             if message._state != HELD:
                 continue
-            if message._deadline <= now:
+            lease = message._lease
+            due = lease.deadline
+            if due <= now:
                 over += 1
                 self.lose(message)
                 continue
-            due = message._deadline
-            half = due - message._lock_s / 2
-            if self._options.auto_extend and message._renewal == NOT_RENEWING and half < message._until:
+            half = due - lease.lock_s / 2
+            until = lease.until if message._until is None else message._until
+            if self._options.auto_extend and message._renewal == NOT_RENEWING and half < until:
                 due = half
                 if due <= now and not message._is_suspect:
                     message._renewal = RENEWAL_WAITS
                     self.renew(message)
-                    due = message._deadline
-            moment, step = min(moment, due), min(step, message._lock_s / _GATHER_PARTS)
+                    due = lease.deadline
+            moment, step = min(moment, due), min(step, lease.lock_s / _GATHER_PARTS)
         if over:
             logger.info("share group %s: %d leases are over", self._options.group, over)
         if moment < float("inf"):
             self._alarm.set(max(moment, now + step))
+
+
+def neighbours(messages: Sequence[Leased]) -> list[list[Leased]]:
+    """Runs of messages in the same delivery of which each is the next in the log."""
+    runs: list[list[Leased]] = []
+    run: list[Leased] = []
+    topic, partition, expected, count = "", -1, -1, 0
+    for message in messages:
+        offset = message[2]
+        if (
+            offset != expected
+            or message.delivery_count != count
+            or message[1] != partition
+            or message[0] != topic
+        ):
+            run = []
+            runs.append(run)
+            topic, partition, count = message[0], message[1], message.delivery_count
+        run.append(message)
+        expected = offset + 1
+    return runs

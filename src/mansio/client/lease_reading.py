@@ -10,6 +10,7 @@ Always true: a message is made for one delivery and given away once; what is kep
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import InvalidRecord
@@ -67,14 +68,12 @@ class LeaseReader:
             if not is_visible or header.base_offset > last_acquired:
                 continue
             rows = self._rows(partition, header, records[position : position + header.size], firsts[0])
-            for message in rows:
-                at = bisect_right(firsts, message.offset) - 1
-                if at >= 0 and message.offset <= acquired[at][1]:
-                    message.delivery_count = acquired[at][2]
-                    found.append(message)
-                elif message.offset > last_acquired:
-                    break
+            if rows:
+                begin = max(bisect_right(firsts, rows[0].offset) - 1, 0)
+                _pick(rows, acquired[begin : bisect_right(firsts, header.last_offset)], found)
             self._keep(partition, header, rows, last_acquired)
+        if len(found) == sum(last - first + 1 for first, last, _ in acquired):
+            return found, []
         return found, _holes([message.offset for message in found], acquired, end)
 
     def _rows(
@@ -109,8 +108,21 @@ class LeaseReader:
         self._kept_bytes += header.size
 
 
-def _offset(message: Leased) -> int:
-    return message.offset
+_offset = itemgetter(2)
+
+
+def _pick(rows: list[Leased], acquired: Acquired, found: list[Leased]) -> None:
+    """Add the rows that were acquired, each with the count of its range."""
+    at = 0
+    for first, last, count in acquired:
+        at = bisect_left(rows, first, at, key=_offset)
+        end = bisect_right(rows, last, at, key=_offset)
+        picked = rows[at:end]
+        if count != 1:
+            for message in picked:
+                message.delivery_count = count
+        found += picked
+        at = end
 
 
 def _holes(offsets: Sequence[int], acquired: Acquired, end: int) -> list[tuple[int, int, int]]:

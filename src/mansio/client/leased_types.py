@@ -10,13 +10,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from mansio.errors import InvalidRecordState, InvalidRequest, UnsupportedVersion
 from mansio.link.retry import DEFAULT_BACKOFF, Backoff
 
 from .decode import BATCH_BYTES_MAX
 from .types import Message
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.errors import MansioError
 
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 """Types of acknowledgement, as the protocol numbers them."""
@@ -73,6 +78,25 @@ class Keeper(Protocol):
         """Until the lease ends; below 0 when it has."""
 
 
+class Lease:
+    """What records have in common that came in one answer, or whose leases were extended together.
+
+    Times are the loop's, in seconds. `until`: up to when it is extended while the application has not got the record;
+    `each_bytes`: what one of the records takes, about.
+    """
+
+    __slots__ = ("deadline", "each_bytes", "keeper", "lock_s", "until")
+
+    def __init__(
+        self, keeper: Keeper, deadline: float, lock_s: float, until: float, each_bytes: float
+    ) -> None:
+        self.keeper = keeper
+        self.deadline = deadline
+        self.lock_s = lock_s
+        self.until = until
+        self.each_bytes = each_bytes
+
+
 class Leased(Message):
     """A record that this member has for a while, and that nobody else in the group gets meanwhile.
 
@@ -80,23 +104,20 @@ class Leased(Message):
     """
 
     # What changes is kept beside the tuple, in the instance's dict: `wire.record_rows` makes them as rows.
-    delivery_count: int
+    delivery_count: int = 1
     """Which delivery of the record in this group this is, from 1."""
-    _keeper: Keeper
-    _deadline: float
-    _lock_s: float
-    _until: float
-    _bytes: float = 0.0
+    _lease: Lease
     _state: int = HELD
     _settled_as: int = GAP
-    _is_out: bool = False
+    _until: float | None = None
+    """Up to when its lease is extended; None: the application has not got it yet."""
     _is_suspect: bool = False
     _renewal: int = NOT_RENEWING
 
     @property
     def lease_until(self) -> datetime:
         """When the lease ends if nobody extends it, by this machine's clock, in UTC."""
-        return datetime.now(UTC) + timedelta(seconds=self._keeper.seconds_left(self))
+        return datetime.now(UTC) + timedelta(seconds=self._lease.keeper.seconds_left(self))
 
     @property
     def is_settled(self) -> bool:
@@ -110,7 +131,7 @@ class Leased(Message):
 
     async def ack(self) -> None:
         """It is done with; returns when that is stored. `LeaseLost`."""
-        await self._keeper.settle(self, ACCEPT)
+        await self._lease.keeper.settle(self, ACCEPT)
 
     async def retry(self, after: float | None = None) -> None:
         """Give it back, to be tried again by any member `after` so many seconds; None: after the group's backoff
@@ -119,17 +140,24 @@ class Leased(Message):
         if after is not None and not 0 <= after < 1e9:
             raise InvalidRequest(f"a record cannot be tried again after {after} seconds")
         delay_ms = -1 if after is None else round(after * MILLISECONDS_PER_SECOND)
-        await self._keeper.settle(self, RELEASE, delay_ms=delay_ms)
+        await self._lease.keeper.settle(self, RELEASE, delay_ms=delay_ms)
 
     async def reject(self, reason: str = "") -> None:
         """No member is to try it again: it goes to the group's dead-letter topic, with `reason` in its headers where
         the broker is Mansio (Apache Kafka keeps none). `LeaseLost`."""
-        await self._keeper.settle(self, REJECT, reason=reason)
+        await self._lease.keeper.settle(self, REJECT, reason=reason)
 
     async def extend(self) -> None:
         """The lease lasts the group's `share.record.lock.duration.ms` from now (KIP-1222). `LeaseLost`;
         `UnsupportedVersion` where the broker cannot do that."""
-        await self._keeper.settle(self, RENEW)
+        await self._lease.keeper.settle(self, RENEW)
+
+
+class Listener(Protocol):
+    """Who is told what becomes of what was said."""
+
+    def tell(self, messages: Sequence[Leased], error: MansioError | None) -> None:
+        """It is known of these; called on the loop's thread, and raises nothing."""
 
 
 class Outcome:
@@ -140,11 +168,11 @@ class Outcome:
     def __init__(self, future: Any, count: int) -> None:
         self._future = future
         self._left = count
-        self._error: BaseException | None = None
+        self._error: MansioError | None = None
 
-    def tell(self, error: BaseException | None) -> None:
-        """One more of them is known."""
-        self._left -= 1
+    def tell(self, messages: Sequence[Leased], error: MansioError | None) -> None:
+        """It is known what became of these."""
+        self._left -= len(messages)
         self._error = self._error or error
         if self._left or self._future.done():
             return

@@ -35,7 +35,7 @@ from .share_order import keep_order, tries_of
 from .tasks import Tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import AsyncIterator, Iterable, Sequence
     from types import TracebackType
 
     from mansio.link.cluster import Cluster
@@ -57,7 +57,7 @@ class Receiver:
         self._options = options
         self._loop = asyncio.get_running_loop()
         self._tasks = Tasks(self._loop, self._broke)
-        self._book = LeaseBook(options, self._wake)
+        self._book = LeaseBook(options, self._room_grew)
         self._member = ShareMember(cluster, options.group, self._topics, self._assigned)
         self._settler = Settler(cluster, options, self._member.member_id, self._book, self._tasks, self._wake)
         self._fetcher = LeaseFetcher(
@@ -106,6 +106,12 @@ class Receiver:
         such are given back."""
         return await self._next(max_records, timeout_ms)
 
+    async def batches(self, max_records: int | None = None) -> AsyncIterator[list[Leased]]:
+        """What there is, at most `max_records` (None: all) at a time, until `stop()`. With `ack` of each batch this is
+        the cheapest way to receive much."""
+        while found := await self._next(max_records, None):
+            yield found
+
     async def ack(self, messages: Sequence[Leased]) -> None:
         """Acknowledge many at once; returns when all is known. Raises the first error, `LeaseLost` most likely; the
         others are acknowledged all the same, `is_settled` says which."""
@@ -114,14 +120,13 @@ class Receiver:
     async def _next(self, most: int | None, timeout_ms: float | None) -> list[Leased]:
         if self._run is not None:
             raise InvalidRequest("the receiver is running a handler")
+        if self._membership is not None and not self._is_stopped and (found := self._book.pop(most)):
+            return found
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 await self.start()
                 while not self._is_stopped:
-                    found: list[Leased] = []
-                    while (most is None or len(found) < most) and (message := self._book.pop()) is not None:
-                        found.append(message)
-                    if found:
+                    if found := self._book.pop(most):
                         return found
                     self._raise_failure()
                     await self._arrival()
@@ -175,7 +180,8 @@ class Receiver:
         """Call `handler(message)` for every record, `concurrency` at a time, until `stop()`; then close.
 
         What the handler returns is awaited if it can be. A message that it has not settled itself is acknowledged when
-        it returns. When it raises, by mode:
+        it returns, together with others, and nothing but what has to come after it waits for that. When it raises, by
+        mode:
         * "parallel": the record is given back, and tried again after the group's backoff, by whichever member.
         * "fifo": one record of a partition at a time, in order; "by_key": one of a key in a partition at a time, in
           order (records without a key have none). The record is tried again in place, after the group's backoff; after
@@ -271,3 +277,6 @@ class Receiver:
 
     def _wake(self) -> None:
         self._fetcher.wake()
+
+    def _room_grew(self) -> None:
+        self._fetcher.room_grew()

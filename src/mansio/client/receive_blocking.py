@@ -114,6 +114,11 @@ class Receiver(Twin[receive.Receiver]):
         found = self._thread.run(self._original.poll(timeout_ms, max_records=max_records))
         return [Leased.of(self._thread, message) for message in found]
 
+    def batches(self, max_records: int | None = None) -> Iterator[list[Leased]]:
+        """What there is, at most so many at a time, until `stop()`; see the asyncio twin."""
+        while found := self.poll(max_records=max_records):
+            yield found
+
     def ack(self, messages: Sequence[Leased]) -> None:
         """Acknowledge many at once; see the asyncio twin."""
         self._thread.run(self._original.ack([message._original for message in messages]))

@@ -1,8 +1,9 @@
 """Calling a handler for every record: in parallel, in the order of partitions, or in the order of keys.
 
-Records wait in *lanes*, of which one record is worked on at a time, lowest offset first: a lane is one record (mode
-"parallel", and records without a key), a partition ("fifo"), or a key of a partition ("by_key"). So many workers as
-were asked for take the lanes that have something, in turn.
+Records wait in *lanes*, of which one record is worked on at a time, lowest offset first: a lane is a partition
+("fifo"), or a key of a partition ("by_key"); records without a key, and all in mode "parallel", have none. So many
+workers as were asked for take the lanes that have something, and the records without one, in turn. What was handled
+well is acknowledged together, in the loop's next turn, and nobody waits for that but its lanes.
 
 Always true: the next record of a lane begins when the one before is known to be settled, and the broker has said so. A
 record whose lease is lost takes along those of its lane that come after it: they are given back unbegun, because it
@@ -17,6 +18,7 @@ import logging
 from bisect import insort
 from collections import deque
 from collections.abc import Awaitable, Callable
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from mansio.errors import InvalidRequest, MansioError
@@ -25,6 +27,8 @@ from .leased_types import ACCEPT, HELD, REJECT, RELEASE, SETTLED, Leased, LeaseL
 from .share_order import Tries
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .lease_book import LeaseBook
     from .settles import Settler
 
@@ -37,18 +41,41 @@ Handler = Callable[[Leased], Awaitable[object] | object]
 """What `Receiver.run` calls with each record; what it returns is awaited if it can be."""
 
 DRAIN_MS: Final = 30_000
+TURN_S: Final = 0.002
+"""After so long in one turn of the loop, workers let others go on, and what they did is acknowledged."""
+
 REASON_CHARACTERS_MAX: Final = 500
 
 
 class _Lane:
     """Records that are worked on one after the other. `failures` are those of the first one."""
 
-    __slots__ = ("is_queued", "waiting")
+    __slots__ = ("is_queued", "key", "waiting")
 
-    def __init__(self) -> None:
+    def __init__(self, key: Any) -> None:
+        self.key = key
         self.waiting: list[Leased] = []
         self.is_queued = False
-        """Whether it waits for a worker, or has one."""
+        """Whether it waits for a worker, has one, or waits for the broker's word on its last record."""
+
+
+class _Handled:
+    """Hears what became of records that were handled well; `lanes` go on then."""
+
+    __slots__ = ("_lanes", "_run")
+
+    def __init__(self, run: Run, lanes: dict[int, _Lane]) -> None:
+        self._run = run
+        self._lanes = lanes
+
+    def tell(self, messages: Sequence[Leased], error: MansioError | None) -> None:
+        """See `leased_types.Listener`."""
+        if error is not None:
+            self._run.not_settled(messages, error)
+        if self._lanes:
+            for message in messages:
+                if (lane := self._lanes.get(id(message))) is not None:
+                    self._run.go_on(lane)
 
 
 class Run:
@@ -75,7 +102,13 @@ class Run:
         self._concurrency = concurrency
         self._drain_s = drain_ms / 1000
         self._lanes: dict[Any, _Lane] = {}
-        self._runnable: deque[tuple[Any, _Lane]] = deque()
+        self._runnable: deque[_Lane | Leased] = deque()
+        self._done: list[Leased] = []
+        """Handled well, and to be acknowledged in the loop's next turn."""
+        self._done_lanes: dict[int, _Lane] = {}
+        """By the `id` of such a record."""
+        self._first_done = 0.0
+        self._loop = asyncio.get_running_loop()
         self._work = asyncio.Event()
         self._stopped = asyncio.Event()
         self.tries = Tries()
@@ -100,6 +133,7 @@ class Run:
             for task in (feeding, *workers):
                 task.cancel()
             ended = await asyncio.gather(feeding, *workers, return_exceptions=True)
+            self._acknowledge()
             self._book.lost_listeners.remove(self._lost)
         for error in ended:
             if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
@@ -113,9 +147,15 @@ class Run:
             self._book.arrival.clear()
             for message in self._book.pop_unbegun():
                 key = self._lane_of(message)
-                lane = self._lanes.setdefault(key, _Lane())
-                insort(lane.waiting, message, key=_offset)
-                self._offer(key, lane)
+                if key is None:
+                    self._runnable.append(message)
+                    continue
+                if (lane := self._lanes.get(key)) is None:
+                    lane = self._lanes[key] = _Lane(key)
+                insort(lane.waiting, message, key=_OFFSET)
+                self._offer(lane)
+            if self._runnable:
+                self._work.set()
             check()
             await self._book.arrival.wait()
 
@@ -124,21 +164,27 @@ class Run:
             return message.topic, message.partition
         if self._mode == "by_key" and message.key is not None:
             return message.topic, message.partition, message.key
-        return message.topic, message.partition, message.offset
+        return None
 
-    def _offer(self, key: Any, lane: _Lane) -> None:
-        if lane.waiting and not lane.is_queued:
+    def _offer(self, lane: _Lane) -> None:
+        if lane.is_queued:
+            return
+        if lane.waiting:
             lane.is_queued = True
-            self._runnable.append((key, lane))
+            self._runnable.append(lane)
             self._work.set()
-        elif not lane.waiting and not lane.is_queued:
-            self._lanes.pop(key, None)
+        else:
+            self._lanes.pop(lane.key, None)
+
+    def go_on(self, lane: _Lane) -> None:
+        """What was worked on last is over."""
+        lane.is_queued = False
+        self._offer(lane)
 
     def _lost(self, message: Leased) -> None:
         """The book says so. What comes after it in its lane is given back; it has to be the first again."""
-        key = self._lane_of(message)
-        lane = self._lanes.get(key)
-        if lane is not None and self._mode != "parallel":
+        lane = self._lanes.get(self._lane_of(message))
+        if lane is not None:
             self._give_back_after(lane, message.offset)
 
     def _give_back_after(self, lane: _Lane, offset: int) -> None:
@@ -158,48 +204,80 @@ class Run:
                 self._work.clear()
                 await self._work.wait()
                 continue
-            key, lane = self._runnable.popleft()
-            if lane.waiting:
-                message = lane.waiting.pop(0)
-                if await self._book.ready_to_begin(message):
-                    await self._handle(message)
-                    await self._book.known(message)
-                    if self._mode != "parallel" and _is_given_back(message):
-                        self._give_back_after(lane, message.offset)
-            lane.is_queued = False
-            self._offer(key, lane)
+            next_one = self._runnable.popleft()
+            if not isinstance(next_one, _Lane):
+                await self._work_on(next_one, None)
+            elif not next_one.waiting or not await self._work_on(next_one.waiting.pop(0), next_one):
+                self.go_on(next_one)
+            if self._done and self._loop.time() - self._first_done > TURN_S:
+                await asyncio.sleep(0)  # a handler that never waits would keep the loop from everything else
 
-    async def _handle(self, message: Leased) -> None:
-        """Until it is settled, or lost, or there is no time left."""
+    async def _work_on(self, message: Leased, lane: _Lane | None) -> bool:
+        """True if the lane is to go on when the broker has acknowledged the record, False if it may now."""
+        book = self._book
+        if not (await book.ready_to_begin(message) if message._is_suspect else book.begin(message)):
+            return False
+        if await self._handle(message):
+            book.begins_to_settle((message,))
+            if not self._done:
+                self._loop.call_soon(self._acknowledge)
+                self._first_done = self._loop.time()
+            self._done.append(message)
+            if lane is not None:
+                self._done_lanes[id(message)] = lane
+            return True
+        if lane is not None:
+            await book.known(message)
+            if _is_given_back(message):
+                self._give_back_after(lane, message.offset)
+        return False
+
+    async def _handle(self, message: Leased) -> bool:
+        """Until it is settled, or lost, or there is no time left. True if it was handled well and is to be
+        acknowledged."""
         failures = 0
         while message._state == HELD:
             try:
                 outcome = self._handler(message)
-                if inspect.isawaitable(outcome):
+                if outcome is not None and inspect.isawaitable(outcome):
                     await outcome
             except Exception as error:  # noqa: BLE001  # whatever it is, it is the handler's, and the record's fate
                 failures += 1
                 if message._state != HELD:
-                    return
+                    return False
                 _log_failure(message, error, failures)
                 if self._mode == "parallel":
                     await self._settle(message, RELEASE)
                 elif failures >= self.tries.most:
                     await self._settle(message, REJECT, _reason(error, failures))
                 elif await self._stops_within(self.tries.rest_s(failures)):
-                    return
+                    return False
             else:
-                if message._state == HELD:
-                    await self._settle(message, ACCEPT)
+                return message._state == HELD
+        return False
+
+    def _acknowledge(self) -> None:
+        """Say of what was handled well that it is done."""
+        done, self._done = self._done, []
+        lanes, self._done_lanes = self._done_lanes, {}
+        if done:
+            done.sort(key=_PLACE)
+            self._settler.say_of_begun(done, ACCEPT, _Handled(self, lanes))
 
     async def _settle(self, message: Leased, kind: int, reason: str = "") -> None:
         """Say it, and wait until the broker has stored it."""
         try:
             await self._settler.settle(message, kind, reason=reason)
-        except LeaseLost as error:
-            logger.info("handled, and not settled: %s", error)
         except MansioError as error:
-            logger.warning("handled, and not settled: %s", error)
+            self.not_settled((message,), error)
+
+    def not_settled(self, messages: Sequence[Leased], error: MansioError) -> None:
+        """The broker would not, or nobody knows whether it has."""
+        if isinstance(error, LeaseLost):
+            logger.info("handled, and not settled: %s", error)
+            return
+        logger.warning("handled, and not settled: %s", error)
+        for message in messages:
             self._book.lose(message)  # it comes again when its lease is over
 
     async def _stops_within(self, seconds: float) -> bool:
@@ -211,8 +289,8 @@ class Run:
         return True
 
 
-def _offset(message: Leased) -> int:
-    return message.offset
+_OFFSET: Final = itemgetter(2)
+_PLACE: Final = itemgetter(0, 1, 2)
 
 
 def _is_given_back(message: Leased) -> bool:

@@ -13,7 +13,7 @@ import asyncio
 import itertools
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from mansio.errors import ConnectionLost, InvalidRecordState, InvalidRequest
 from mansio.link.alarm import Alarm
@@ -27,8 +27,8 @@ from .leased_types import (
     RENEWAL_SENT,
     RENEWAL_WAITS,
     LeaseLost,
-    Outcome,
 )
+from .said import Settle, halves
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -37,47 +37,12 @@ if TYPE_CHECKING:
     from mansio.link.cluster import Cluster
 
     from .lease_book import LeaseBook
-    from .leased_types import Leased
-
-    Said = dict[TopicPartition, list["Settle"]]
+    from .leased_types import Leased, Listener
+    from .said import Said
 
 logger = logging.getLogger(__name__)
 
 GIVE_UP_S: Final = 5.0
-
-
-class Settle:
-    """One thing said: of one message, or of a range without any."""
-
-    __slots__ = ("asked", "delay_ms", "first", "give_up", "kind", "last", "message", "outcome", "reason")
-
-    def __init__(
-        self,
-        kind: int,
-        first: int,
-        last: int,
-        asked: float,
-        give_up: float,
-        *,
-        message: Leased | None = None,
-        outcome: Outcome | None = None,
-        delay_ms: int = -1,
-        reason: str = "",
-    ) -> None:
-        self.kind = kind
-        self.first = first
-        self.last = last
-        self.asked = asked
-        self.give_up = give_up
-        self.message = message
-        self.outcome = outcome
-        self.delay_ms = delay_ms
-        self.reason = reason
-
-    @property
-    def goes_anywhere(self) -> bool:
-        """Whether Kafka's own protocol can say it, along with a fetch."""
-        return self.kind != RENEW and self.delay_ms < 0 and not self.reason
 
 
 class SettleQueue:
@@ -93,32 +58,43 @@ class SettleQueue:
         self._probes: dict[TopicPartition, deque[list[Settle]]] = {}
         """Parts of what was refused, each to be asked about alone."""
         self._flying: dict[int, Said] = {}
+        self._renewing = 0
+        """Renewals that are under way."""
+        self._is_due = False
         self._is_closed = False
         self.leader_of: Callable[[TopicPartition, float], int | None] = lambda _partition, _now: None
         """The broker to ask at that time, if it is known."""
+        self.on_said: Callable[[], None] = wake
+        """Called when something is to be sent."""
         self.idle = asyncio.Event()
         """Set while there is nothing to say, and nothing under way."""
         self.idle.set()
 
     def _say(
-        self, message: Leased, kind: int, outcome: Outcome | None, *, delay_ms: int = -1, reason: str = ""
+        self,
+        run: Sequence[Leased],
+        kind: int,
+        outcome: Listener | None,
+        *,
+        delay_ms: int = -1,
+        reason: str = "",
     ) -> None:
+        """Of neighbours in the same delivery."""
         now = self._loop.time()
-        give_up = max(message._deadline, now + GIVE_UP_S)
+        first = run[0]
         said = Settle(
             kind,
-            message.offset,
-            message.offset,
+            first[2],
+            run[-1][2],
             now,
-            give_up,
-            message=message,
+            max(first._lease.deadline, run[-1]._lease.deadline, now + GIVE_UP_S),
+            messages=run,
             outcome=outcome,
             delay_ms=delay_ms,
             reason=reason,
+            losses=self._book.losses,
         )
-        if kind != RENEW:
-            self._book.begins_to_settle(message)
-        self._put(TopicPartition(message.topic, message.partition), said)
+        self._put(TopicPartition(first[0], first[1]), said)
 
     def _put(self, partition: TopicPartition, said: Settle) -> None:
         if self._is_closed:
@@ -127,7 +103,26 @@ class SettleQueue:
         self._pending.setdefault(partition, []).append(said)
         self.idle.clear()
         self._alarm.set(said.give_up)
-        self._wake()
+
+    def _say_soon(self) -> None:
+        """Send it at the end of the loop's turn, with what else is said until then."""
+        if not self._is_due:
+            self._is_due = True
+            self._loop.call_soon(self._say_due)
+
+    def _say_due(self) -> None:
+        self._is_due = False
+        self._say_now()
+
+    def _say_now(self) -> None:
+        """Send what can be sent."""
+        if (self._pending or self._probes) and not self._is_closed:
+            self.on_said()
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is something that nobody was told yet."""
+        return bool(self._pending or self._probes)
 
     # -- choosing what to send --------
 
@@ -164,8 +159,9 @@ class SettleQueue:
         if taken:
             self._flying[id(taken)] = taken
             for said in itertools.chain.from_iterable(taken.values()):
-                if said.kind == RENEW and said.message is not None:
-                    said.message._renewal = RENEWAL_SENT
+                if (message := said.renewed) is not None:
+                    message._renewal = RENEWAL_SENT
+                    self._renewing += 1
 
     def _next(self, partition: TopicPartition) -> list[Settle]:
         """What the next request says of a partition."""
@@ -184,20 +180,34 @@ class SettleQueue:
         found: list[Settle] = []
         later: list[Settle] = []
         for said in waiting:
-            message = said.message
-            if message is not None and message._state == LOST:
-                self._give_up(said, None)
-            elif message is not None and said.kind == RENEW and message._state != HELD:
-                message._renewal = NOT_RENEWING
-                if said.outcome is not None:
-                    said.outcome.tell(None)
-            elif message is not None and message._renewal == RENEWAL_SENT:
-                later.append(said)
-            else:
-                found.append(said)
+            for each in self._not_lost(said):
+                message = each.renewed
+                if message is not None and message._state != HELD:
+                    message._renewal = NOT_RENEWING
+                    each.tell(None)
+                elif self._renewing and any(one._renewal == RENEWAL_SENT for one in each.messages):
+                    later.append(each)
+                else:
+                    found.append(each)
         if later:
             self._pending.setdefault(partition, []).extend(later)
         return found
+
+    def _not_lost(self, said: Settle) -> list[Settle]:
+        """What is left of it without the messages that were lost meanwhile."""
+        if said.losses == self._book.losses or not said.messages:
+            return [said]
+        parts: list[list[Leased]] = [[]]
+        for message in said.messages:
+            if message._state == LOST:
+                self._give_up(said.of([message]), None)
+                parts.append([])
+            else:
+                parts[-1].append(message)
+        said.losses = self._book.losses
+        if len(parts) == 1:
+            return [said]
+        return [said.of(part) for part in parts if part]
 
     def _expire(self, partition: TopicPartition, now: float) -> None:
         """Give up what waited for too long, and look again when the next of them has."""
@@ -218,14 +228,14 @@ class SettleQueue:
         """The broker's word on one partition's part of a request."""
         said = taken.pop(partition, [])
         for each in said:
-            if each.kind == RENEW and each.message is not None:
-                each.message._renewal = RENEWAL_WAITS
+            if (message := each.renewed) is not None:
+                message._renewal = RENEWAL_WAITS
+                self._renewing -= 1
         if error is None:
             for each in said:
-                self._done(each, lock_s)
-        elif isinstance(error, InvalidRecordState | InvalidRequest) and len(said) > 1:
-            middle = len(said) // 2
-            self._probes.setdefault(partition, deque()).extend((said[:middle], said[middle:]))
+                self._done(partition, each, lock_s)
+        elif isinstance(error, InvalidRecordState | InvalidRequest) and (parts := halves(said)):
+            self._probes.setdefault(partition, deque()).extend(parts)
         elif error.retriable:
             self._cluster.mark_stale((partition.topic,))
             now = self._loop.time()
@@ -250,45 +260,47 @@ class SettleQueue:
         for partition in list(taken):
             self.told(taken, partition, error)
 
-    def _done(self, said: Settle, lock_s: float) -> None:
-        message = said.message
-        if message is not None and said.kind == RENEW:
-            message._lock_s = lock_s or message._lock_s
-            self._book.renewed(message)
-        elif message is not None:
-            self._book.settled(message, said.kind)
-        if said.outcome is not None:
-            said.outcome.tell(None)
+    def _done(self, partition: TopicPartition, said: Settle, lock_s: float) -> None:
+        if (message := said.renewed) is not None:
+            self._book.renewed(message, lock_s)
+        elif said.messages:
+            self._book.settled(partition, said.messages, said.kind)
+        said.tell(None)
 
     def _refused(self, said: Settle, error: MansioError) -> None:
         if isinstance(error, InvalidRecordState):
             self._give_up(said, error)
             return
-        if said.message is not None and said.kind == RENEW:
-            self._book.not_renewed(said.message)
-        elif said.message is not None:
-            self._book.stays(said.message)
+        for message in said.messages:
+            if said.kind == RENEW:
+                self._book.not_renewed(message)
+            else:
+                self._book.stays(message)
         if said.outcome is not None:
-            said.outcome.tell(error)
+            said.tell(error)
         else:
             logger.warning("a lease was not settled: %s", error)
 
     def _give_up(self, said: Settle, error: MansioError | None) -> None:
         """The lease is gone, or nobody said anything about it for as long as it may have lasted."""
-        message = said.message
-        if message is None:
+        if not said.messages:
             return
-        if said.kind == RENEW:
-            self._book.not_renewed(message)
-        else:
-            self._book.lose(message)
+        for message in said.messages:
+            if said.kind == RENEW:
+                self._book.not_renewed(message)
+            else:
+                self._book.lose(message)
+        if said.outcome is None:
+            return
+        first = said.messages[0]
+        place = f"{first.topic}-{first.partition}"
+        which = f"offset {said.first} of {place} is"
+        if said.first != said.last:
+            which = f"offsets {said.first} to {said.last} of {place} are"
         why = f": {error.message}" if error is not None else ""
-        lost = LeaseLost(
-            f"offset {message.offset} of {message.topic}-{message.partition} is not leased by this member any more{why}"
-        )
+        lost = LeaseLost(f"{which} not leased by this member any more{why}")
         lost.__cause__ = error
-        if said.outcome is not None:
-            said.outcome.tell(lost)
+        said.tell(lost)
 
     def _look_idle(self) -> None:
         if not self._pending and not self._probes and not self._flying:
@@ -306,25 +318,3 @@ class SettleQueue:
         for said in itertools.chain.from_iterable(queues):
             self._give_up(said, ConnectionLost("the receiver is closed"))
         self.idle.set()
-
-
-def runs_of(said: list[Settle]) -> list[list[Settle]]:
-    """Neighbours of which the same is said, in order; what is said twice of an offset counts once."""
-    runs: list[list[Settle]] = []
-    end = -1
-    alike: tuple[Any, ...] = ()
-    for each in sorted(said, key=_first):
-        if each.first <= end:
-            continue
-        count = -1 if each.message is None else each.message.delivery_count
-        same = (each.kind, each.delay_ms, each.reason, count)
-        if runs and each.first == end + 1 and same == alike:
-            runs[-1].append(each)
-        else:
-            runs.append([each])
-        end, alike = each.last, same
-    return runs
-
-
-def _first(said: Settle) -> int:
-    return said.first

@@ -13,16 +13,17 @@ from mansio.errors import ConnectionLost, UnsupportedVersion
 from mansio.link.retry import raise_for
 from mansio.wire import share_acknowledge, share_fetch
 from mansio.wire.share_acknowledge import AckBatch, AckPartition
+from mansio.wire.topic_partition import TopicPartition
 from mansio.wire.versions import ApiKey
 
 from .leased_types import RENEW
-from .settle_queue import runs_of
+from .said import runs_of
 
 if TYPE_CHECKING:
     from mansio.link.connection import Connection
-    from mansio.wire.topic_partition import TopicPartition
 
-    from .settle_queue import Said
+    from .said import Said
+    from .tasks import Reply
 
     Known = dict[TopicPartition, bytes]
 
@@ -33,13 +34,15 @@ EPOCH_MAX: Final = 2**31 - 1
 class Session:
     """With one broker. `epoch`: what the next request carries, 0 for a new session."""
 
-    __slots__ = ("blocked_until", "busy", "connection", "epoch", "failures", "known")
+    __slots__ = ("blocked_until", "busy", "connection", "epoch", "failures", "known", "names")
 
     def __init__(self) -> None:
         self.epoch = 0
         self.connection: Connection | None = None
         self.known: Known = {}
         """Its partitions, as the broker knows them, and the ids of their topics."""
+        self.names: dict[bytes, str] = {}
+        """Its topics by their ids."""
         self.busy = False
         self.failures = 0
         self.blocked_until = 0.0
@@ -53,7 +56,13 @@ class Session:
         """The next request opens a new one."""
         self.epoch = 0
         self.connection = None
-        self.known = {}
+        self.knows({})
+
+    def knows(self, partitions: Known) -> None:
+        """These are its partitions now."""
+        if partitions is not self.known:
+            self.known = partitions
+            self.names = {key: each.topic for each, key in partitions.items()}
 
 
 class ShareRequests:
@@ -65,7 +74,7 @@ class ShareRequests:
         self._ids = ids
         self._bytes_max = bytes_max
 
-    async def fetch(
+    def begin_fetch(
         self,
         connection: Connection,
         session: Session,
@@ -74,14 +83,22 @@ class ShareRequests:
         *,
         records_max: int,
         wait_ms: int,
-    ) -> share_fetch.ShareFetchResponse:
-        """Ask for so many records of these partitions, and say what was taken along. With `records_max` 0 the session
-        is opened, and nothing is waited for."""
+        reply: Reply,
+    ) -> Known:
+        """Ask for so many records of these partitions, and say what was taken along; `reply` is for `read_fetch`, with
+        the partitions of the session from then on. With `records_max` 0 the session is opened, and nothing is waited
+        for."""
         if taken and not session.epoch:
             raise ConnectionLost("the share session ended")
         known = session.known
-        added = {each: key for each, key in wanted.items() if known.get(each) != key}
-        gone = {each: key for each, key in known.items() if wanted.get(each) != key} if records_max else {}
+        added, gone, then = wanted, dict[TopicPartition, bytes](), wanted
+        if wanted == known:
+            added, then = {}, known
+        elif known:
+            added = {each: key for each, key in wanted.items() if known.get(each) != key}
+            if records_max:
+                gone = {each: key for each, key in known.items() if wanted.get(each) != key}
+            then = {each: key for each, key in known.items() if each not in gone} | wanted
         version = connection.version_for(ApiKey.SHARE_FETCH)
         correlation_id = connection.next_correlation_id()
         framed = share_fetch.encode_request(
@@ -101,10 +118,16 @@ class ShareRequests:
             forgotten=_forgotten(gone) if session.epoch else (),
         )
         timeout_ms = connection.options.request_timeout_ms + wait_ms
-        frame = await connection.exchange((framed,), correlation_id, timeout_ms=timeout_ms)
-        response = share_fetch.decode_response(version, frame)
+        connection.begin((framed,), correlation_id, reply, timeout_ms=timeout_ms)
+        return then
+
+    def read_fetch(
+        self, connection: Connection, session: Session, then: Known, frame: bytes
+    ) -> share_fetch.ShareFetchResponse:
+        """The answer."""
+        response = share_fetch.decode_response(connection.version_for(ApiKey.SHARE_FETCH), frame)
         raise_for(response.error_code, response.error_message)
-        session.known = {each: key for each, key in known.items() if each not in gone} | wanted
+        session.knows(then)
         return response
 
     async def acknowledge(

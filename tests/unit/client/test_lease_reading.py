@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mansio.client import TopicPartition, lease_reading
 from mansio.client.lease_reading import LeaseReader
@@ -74,3 +76,29 @@ def test_records_that_cannot_be_read_are_refused_as_a_whole() -> None:
         read(reader, bytes(damaged), (0, 2, 1))
     with pytest.raises(InvalidRecord, match="batch_bytes_max"):
         read(reader, batch(0, 100, codec=Codec.GZIP), (0, 2, 1))
+
+
+@given(
+    sizes=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=6),
+    ranges=st.lists(
+        st.tuples(st.integers(0, 4), st.integers(1, 12), st.integers(1, 3)), min_size=1, max_size=6
+    ),
+)
+@settings(max_examples=50, deadline=None)
+def test_however_ranges_and_batches_lie_each_record_that_was_acquired_is_taken_once(
+    sizes: list[tuple[int, int]], ranges: list[tuple[int, int, int]]
+) -> None:
+    data, there, offset = b"", set(), 0
+    for hole, count in sizes:
+        data += batch(offset + hole, count)
+        there |= set(range(offset + hole, offset + hole + count))
+        offset += hole + count
+    acquired, first = [], 0
+    for hole, length, count in ranges:
+        acquired.append((first + hole, first + hole + length - 1, count))
+        first += hole + length
+    leased = {each: count for first, last, count in acquired for each in range(first, last + 1)}
+    found, holes = read(LeaseReader(1 << 20), data, *acquired)
+    assert found == [(each, count) for each, count in leased.items() if each in there]
+    said = [(each, kind) for first, last, kind in holes for each in range(first, last + 1)]
+    assert said == [(each, GAP if each < offset else RELEASE) for each in leased if each not in there]

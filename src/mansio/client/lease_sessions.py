@@ -1,0 +1,329 @@
+"""The share sessions of one receiver, one with each broker that has something for it (KIP-932).
+
+Owns each session's epoch, its partitions, and its one request under way. A session lives as long as its connection;
+what it leased ends with it, so everything of it is suspect then (see `lease_book`). What to ask for and what to say is
+`lease_fetcher`'s to choose.
+
+Always true: one request of a session is under way; a session error, a lost connection or a leader that moved makes a
+new session, or another, and nothing else; the records asked for and those held are at most `max_records`, apart from
+those that somebody is done with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import (
+    ConnectionLost,
+    InvalidShareSessionEpoch,
+    MansioError,
+    ShareSessionLimitReached,
+    ShareSessionNotFound,
+)
+from mansio.link.alarm import Alarm
+from mansio.link.retry import error_for
+from mansio.wire.topic_partition import TopicPartition
+from mansio.wire.versions import ApiKey
+
+from .leased_types import RELEASE
+from .share_requests import Session, ShareRequests, can_renew
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.link.cluster import Cluster
+    from mansio.link.connection import Connection
+    from mansio.wire import share_fetch
+
+    from .lease_book import LeaseBook
+    from .leased_types import ReceiveOptions
+    from .said import Said
+    from .settles import Settler
+    from .tasks import Tasks
+
+    Known = dict[TopicPartition, bytes]
+
+logger = logging.getLogger(__name__)
+
+HOLDING_WAIT_MS: Final = 100
+"""How long a fetch may wait where acknowledgements wait behind it."""
+
+_LANES = itertools.count()
+
+
+class _Asked:
+    """One fetch: for `share` records of these partitions. `then`: what the session has when it is answered."""
+
+    __slots__ = ("node", "partitions", "session", "share", "taken", "then")
+
+    def __init__(
+        self, node: int, session: Session, partitions: list[TopicPartition], share: int, taken: Said
+    ) -> None:
+        self.node = node
+        self.session = session
+        self.partitions = partitions
+        self.share = share
+        self.taken = taken
+        self.then: Known = {}
+
+
+class LeaseSessions:
+    """The part of a fetcher that deals with brokers; made for `LeaseFetcher` to build upon."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        options: ReceiveOptions,
+        member_id: str,
+        book: LeaseBook,
+        settler: Settler,
+        tasks: Tasks,
+        fail: Callable[[MansioError], None],
+    ) -> None:
+        self._cluster = cluster
+        self._options = options
+        self._book = book
+        self._settler = settler
+        self._tasks = tasks
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self._requests = ShareRequests(
+            options.group, member_id, settler.ids, bytes_max=options.fetch_bytes_max
+        )
+        self._alarm = Alarm(self._loop, self.wake)
+        self._assigned: Known = {}
+        self._blocked: dict[TopicPartition, tuple[float, int]] = {}
+        """Partitions that are not asked for until then, and how often in a row that came about."""
+        self._sessions: dict[int, Session] = {}
+        self._reserved = 0
+        self._woken = False
+        self._is_idle = True
+        """Whether there may be a session that could ask for records, if there were room for them."""
+        self._is_paused = False
+        self._is_closed = False
+        self._lane = f"share {next(_LANES)}"
+        settler.can_renew_in_session = self._can_renew
+
+    def wake(self) -> None:
+        """Look at everything once more, in the loop's next turn."""
+        if not self._woken and not self._is_closed:
+            self._woken = True
+            self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        """Start whatever can be started."""
+        raise NotImplementedError
+
+    @property
+    def _room(self) -> int:
+        """How many records may be asked for now."""
+        book, most = self._book, self._options.max_records
+        if self._is_paused or book.unbegun_bytes >= self._options.prefetch_bytes_max:
+            return 0
+        room = min(most - (book.held - book.settling), 2 * most - book.held) - self._reserved
+        # One record at a time would have the brokers send large batches over and over again.
+        return room if book.unbegun == 0 or room * 2 >= most else 0
+
+    # -- connections --------
+
+    def _look_at_connection(self, node: int, session: Session) -> None:
+        """A session ends with its connection."""
+        if session.epoch and (session.connection is None or session.connection.closed):
+            self._ended(node, session)
+
+    def _ended(self, node: int, session: Session) -> None:
+        session.ended()
+        self._book.session_ended(node)
+
+    def _can_renew(self, node: int) -> bool:
+        session = self._sessions.get(node)
+        return session is not None and can_renew(session.connection)
+
+    async def _connect(self, node: int, session: Session) -> Connection:
+        connection = await self._cluster.connection(node, self._lane)
+        self._adopt(node, session, connection)
+        return connection
+
+    def _adopt(self, node: int, session: Session, connection: Connection) -> None:
+        if session.connection is not connection:
+            if session.epoch:
+                self._ended(node, session)
+            session.connection = connection
+            self._settler.natives[node] = ApiKey.SETTLE_LEASES in connection.versions
+
+    # -- requests --------
+
+    def _fetch(
+        self, node: int, session: Session, partitions: list[TopicPartition], share: int, taken: Said
+    ) -> None:
+        """Needs neither task nor future where the broker is connected."""
+        session.busy = True
+        self._reserved += share
+        asked = _Asked(node, session, partitions, share, taken)
+        connection = self._cluster.open_connection(node, self._lane)
+        if connection is None:
+            self._tasks.spawn(self._connect_and_fetch(asked))
+        else:
+            self._send_fetch(connection, asked)
+
+    async def _connect_and_fetch(self, asked: _Asked) -> None:
+        try:
+            connection = await self._cluster.connection(asked.node, self._lane)
+        except MansioError as error:
+            self._fetched(asked, None, b"", error)
+        else:
+            self._send_fetch(connection, asked)
+
+    def _send_fetch(self, connection: Connection, asked: _Asked) -> None:
+        node, session = asked.node, asked.session
+        reply = self._tasks.reply(partial(self._fetched, asked, connection))
+        wait_ms = self._options.fetch_wait_ms_max
+        try:
+            self._adopt(node, session, connection)
+            if self._book.held and not self._settler.natives.get(node, True):
+                wait_ms = min(HOLDING_WAIT_MS, wait_ms)
+            asked.then = self._requests.begin_fetch(
+                connection,
+                session,
+                {each: self._assigned[each] for each in asked.partitions if each in self._assigned},
+                asked.taken,
+                records_max=asked.share,
+                wait_ms=wait_ms,
+                reply=reply,
+            )
+        except MansioError as error:
+            reply.set_exception(error)
+
+    def _fetched(
+        self, asked: _Asked, connection: Connection | None, frame: bytes, error: MansioError | None
+    ) -> None:
+        """A fetch was answered, or came to nothing."""
+        node, session, taken = asked.node, asked.session, asked.taken
+        response = None
+        try:
+            if error is None and connection is not None:
+                try:
+                    response = self._requests.read_fetch(connection, session, asked.then, frame)
+                except MansioError as refused:
+                    error = refused
+            if response is not None:
+                session.succeeded()
+                self._take(node, session, response, taken)
+                if taken:
+                    self._settler.told_all(taken, ConnectionLost("the broker said nothing of a partition"))
+            elif error is not None:
+                self._failed(node, session, error)
+                self._settler.told_all(taken, error if error.retriable else ConnectionLost(error.message))
+        finally:
+            session.busy = False
+            self._reserved -= asked.share
+            self._is_idle = True
+            if response is None or self._room > 0 or self._settler.is_waiting or self._book.suspects:
+                self.wake()
+
+    async def _acknowledge(self, node: int, session: Session, taken: Said) -> None:
+        try:
+            connection = await self._connect(node, session)
+            response = await self._requests.acknowledge(connection, session, taken)
+        except MansioError as error:
+            self._failed(node, session, error)
+            self._settler.told_all(taken, error if error.retriable else ConnectionLost(error.message))
+        else:
+            session.succeeded()
+            names = {self._settler.ids[each]: each.topic for each in taken}
+            for topic_id, results in response.topics:
+                for result in results:
+                    partition = TopicPartition(names[topic_id], result.index)
+                    code, why = result.error_code, result.error_message
+                    refusal = error_for(code, why) if code else None
+                    self._settler.told(taken, partition, refusal, response.lock_ms / 1000)
+            self._settler.told_all(taken, ConnectionLost("the broker said nothing of a partition"))
+        finally:
+            session.busy = False
+            self.wake()
+
+    # -- answers --------
+
+    def _failed(self, node: int, session: Session, error: MansioError) -> None:
+        """The request came to nothing: begin again, soon."""
+        if self._is_closed:
+            return
+        session.failures += 1
+        session.blocked_until = self._loop.time() + self._options.backoff.delay_seconds(session.failures)
+        if isinstance(error, ShareSessionNotFound | InvalidShareSessionEpoch | ConnectionLost):
+            logger.info("share group %s: session with broker %d: %s", self._options.group, node, error)
+            if session.epoch:
+                self._ended(node, session)
+        elif isinstance(error, ShareSessionLimitReached):
+            logger.warning("share group %s: broker %d: %s", self._options.group, node, error)
+        elif not error.retriable:
+            self._fail(error)
+        self._look_at_connection(node, session)
+        self._cluster.mark_stale({partition.topic for partition in self._assigned})
+
+    def _take(
+        self, node: int, session: Session, response: share_fetch.ShareFetchResponse, taken: Said
+    ) -> None:
+        names = session.names
+        if taken:
+            names = names | {self._settler.ids[each]: each.topic for each in taken}
+        lock_s = response.lock_ms / 1000
+        refused: set[TopicPartition] = set()
+        for topic_id, partitions in response.topics:
+            for data in partitions:
+                partition = TopicPartition(names.get(topic_id, ""), data.index)
+                if partition in taken:
+                    code, message = data.acknowledge_error_code, data.acknowledge_error_message
+                    self._settler.told(taken, partition, error_for(code, message) if code else None)
+                if not partition.topic:
+                    continue
+                if data.error_code:
+                    refused.add(partition)
+                    self._refused(partition, error_for(data.error_code, data.error_message))
+                elif data.acquired:
+                    self._put_down(partition, node, data, lock_s)
+
+        for partition in [each for each in self._blocked if each in session.known and each not in refused]:
+            del self._blocked[partition]
+
+    def _put_down(
+        self, partition: TopicPartition, node: int, data: share_fetch.SharePartitionData, lock_s: float
+    ) -> None:
+        records = data.records[0] if data.records else memoryview(b"")
+        try:
+            holes = self._book.take(partition, node, records, data.acquired, lock_s)
+        except MansioError as error:  # others may be able to read it; if not, it goes to the dead letters
+            holes = [(first, last, RELEASE) for first, last, _ in data.acquired]
+            self._fail(error)
+        for first, last, kind in holes:
+            self._settler.say_of_range(partition, kind, first, last)
+
+    def _refused(self, partition: TopicPartition, error: MansioError) -> None:
+        """Not from this broker, or not now."""
+        if not error.retriable:
+            self._fail(error)
+        self._cluster.mark_stale((partition.topic,))
+        failures = self._blocked.get(partition, (0.0, 0))[1] + 1
+        until = self._loop.time() + self._options.backoff.delay_seconds(failures)
+        self._blocked[partition] = (until, failures)
+
+    # -- the end --------
+
+    async def end_sessions(self) -> None:
+        """Tell every broker: what is still leased is released at once."""
+        nodes = [node for node, session in self._sessions.items() if session.epoch]
+        await asyncio.gather(*(self._end_session(node) for node in nodes))
+
+    async def _end_session(self, node: int) -> None:
+        # Beside the session's own connection, on which a fetch may wait.
+        try:
+            connection = await self._cluster.connection(node)
+            await self._requests.end(connection)
+        except MansioError as error:
+            logger.info(
+                "share group %s: ending the session with broker %d: %s", self._options.group, node, error
+            )

@@ -1,0 +1,177 @@
+"""SettleLeases, by hand: what members of share groups say all day, one record at a time at worst.
+
+The schema is `native.SettleLeasesRequest`; here is the half of a client, which writes the request and reads the answer.
+Where one range of one partition is settled, and the answer is yes, each is one pattern of a fixed size.
+
+Always true: what is written is what the schema's writer would write; bytes that are not the answer raise `WireError`
+and nothing else; an answer names at most `MAX_ENTRIES` topics and partitions. Tagged fields are left out and skipped.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.errors import WireError
+from mansio.wire.headers import read_response_header, request_header
+from mansio.wire.hot import (
+    GARBAGE,
+    MAX_ENTRIES,
+    pack_compact_count,
+    pack_compact_string,
+    read_compact_count,
+    read_compact_string,
+)
+from mansio.wire.share_acknowledge import read_topic_id, skip_tags
+from mansio.wire.versions import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.ports import Buffer
+
+    Topic = tuple[bytes, Sequence[tuple[int, Sequence["SettleBatch"]]]]
+
+VERSION: Final = 0
+
+_INT: Final = Struct(">i")
+_RESULT: Final = Struct(">ih")
+_ERROR: Final = Struct(">ih")  # throttle time, error code
+_RANGE: Final = Struct(">qqBBq")  # offsets, one type behind its length, delay
+_COUNT: Final = Struct(">iB")  # delivery count, no tagged fields
+_ONE: Final = 2  # a length of one, as KIP-482 writes it
+_START: Final = Struct(">ihhi")  # length, API, version, correlation id
+_START_BYTES: Final = 8  # of the header, which the length is not part of
+_SINGLE: Final = Struct(">B16sBiBqqBBqBiBBBB")
+_SINGLE_DONE: Final = Struct(">iBihBiB16sBihBBBB")
+_NO_TAGS: Final = (0, 0, 0, 0)  # behind the innermost, and behind all that it is in
+_DONE: Final = (
+    0,
+    0,
+    0,
+    _ONE,
+    _ONE,
+    0,
+    0,
+    0,
+    0,
+    0,
+)  # no error, no text, no tagged fields; one topic, one partition
+
+
+class SettleBatch(NamedTuple):
+    """Offsets `first` to `last`, both included, with one type of acknowledgement for all; see `native.SettleBatch`."""
+
+    first: int
+    last: int
+    kind: int
+    delay_ms: int
+    reason: str
+    delivery_count: int
+
+
+class SettleResult(NamedTuple):
+    """How one partition's part ended: all of its batches hold, or none of them."""
+
+    topic_id: bytes
+    partition: int
+    error_code: int
+    error_message: str | None
+
+
+class SettleLeasesResponse(NamedTuple):
+    """The answer. `lock_ms`: how long renewed leases last, 0 where that is not known."""
+
+    throttle_ms: int
+    error_code: int
+    error_message: str | None
+    lock_ms: int
+    results: list[SettleResult]
+
+
+def encode_request(
+    correlation_id: int, client_id: str | None, group_id: str, member_id: str, topics: Sequence[Topic]
+) -> bytes:
+    """The whole request: frame length, header, body. `topics`: (id, [(partition, [SettleBatch])])."""
+    who = _who(client_id, group_id, member_id)
+    body = _single(topics) or _body(topics)
+    length = _START_BYTES + len(who) + len(body)
+    return _START.pack(length, ApiKey.SETTLE_LEASES, VERSION, correlation_id) + who + body
+
+
+@lru_cache(maxsize=64)
+def _who(client_id: str | None, group_id: str, member_id: str) -> bytes:
+    """What all requests of one member have in common, behind the correlation id."""
+    header = request_header(ApiKey.SETTLE_LEASES, VERSION, 0, client_id)
+    return header[_START_BYTES:] + pack_compact_string(group_id) + pack_compact_string(member_id)
+
+
+def _single(topics: Sequence[Topic]) -> bytes | None:
+    """The body behind the names, if it says one thing of one partition, without a reason."""
+    if len(topics) != 1 or len(topics[0][1]) != 1:
+        return None
+    topic_id, ((index, batches),) = topics[0]
+    if len(batches) != 1 or batches[0].reason:
+        return None
+    first, last, kind, delay_ms, _, count = batches[0]
+    said = (first, last, _ONE, kind, delay_ms, 1, count)
+    return _SINGLE.pack(_ONE, topic_id, _ONE, index, _ONE, *said, *_NO_TAGS)
+
+
+def _body(topics: Sequence[Topic]) -> bytes:
+    parts = [pack_compact_count(len(topics))]
+    for topic_id, partitions in topics:
+        parts += (topic_id, pack_compact_count(len(partitions)))
+        for index, batches in partitions:
+            parts += (_INT.pack(index), pack_compact_count(len(batches)))
+            for first, last, kind, delay_ms, reason, delivery_count in batches:
+                parts += (
+                    _RANGE.pack(first, last, _ONE, kind, delay_ms),
+                    pack_compact_string(reason),
+                    _COUNT.pack(delivery_count, 0),
+                )
+            parts.append(b"\x00")
+        parts.append(b"\x00")
+    parts.append(b"\x00")
+    return b"".join(parts)
+
+
+def decode_response(buffer: Buffer) -> SettleLeasesResponse:
+    """The response in `buffer` (everything after the frame's length). Raises `WireError`."""
+    if len(buffer) == _SINGLE_DONE.size:
+        _, tags, throttle_ms, code, text, lock_ms, many, topic_id, each, index, *rest = _SINGLE_DONE.unpack(
+            buffer
+        )
+        if (tags, code, text, many, each, *rest) == _DONE:
+            result = SettleResult(topic_id, index, 0, None)
+            return SettleLeasesResponse(throttle_ms, 0, None, lock_ms, [result])
+    try:
+        _, position = read_response_header(ApiKey.SETTLE_LEASES, VERSION, buffer)
+        response, position = _decode_response(memoryview(buffer), position)
+    except GARBAGE as error:
+        raise WireError("not a SettleLeases response") from error
+    if position != len(buffer):
+        raise WireError(f"{len(buffer) - position} bytes after the end of a SettleLeases response")
+    return response
+
+
+def _decode_response(frame: memoryview, position: int) -> tuple[SettleLeasesResponse, int]:
+    throttle_ms, error_code = _ERROR.unpack_from(frame, position)
+    message, position = read_compact_string(frame, position + _ERROR.size)
+    (lock_ms,) = _INT.unpack_from(frame, position)
+    topic_count, position = read_compact_count(frame, position + _INT.size, MAX_ENTRIES)
+    room = MAX_ENTRIES - topic_count
+    results: list[SettleResult] = []
+    for _ in range(topic_count):
+        topic_id, position = read_topic_id(frame, position)
+        count, position = read_compact_count(frame, position, room)
+        room -= count
+        for _ in range(count):
+            index, code = _RESULT.unpack_from(frame, position)
+            why, position = read_compact_string(frame, position + _RESULT.size)
+            position = skip_tags(frame, position)
+            results.append(SettleResult(topic_id, index, code, why))
+        position = skip_tags(frame, position)
+    position = skip_tags(frame, position)
+    return SettleLeasesResponse(throttle_ms, error_code, message, lock_ms, results), position
