@@ -245,7 +245,10 @@ class Partition(ReadablePartition):
             header = read_header(front)  # what was written, for whoever remembers it
         for after in self.after_append:
             after(header, base_offset)
-        self.syncer.request(self.log, urgent=urgent or bool(self._parked))
+        if self.replica.waits_for_others and (urgent or self._parked):
+            self.syncer.request_with_copies(self.log)
+        else:
+            self.syncer.request(self.log, urgent=urgent or bool(self._parked))
         return Appended(base_offset, base_offset + header.last_offset_delta + 1, append_time_ms, False)
 
     def sync_soon(self) -> None:

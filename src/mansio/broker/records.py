@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.broker.hold_hook import HoldHook
+from mansio.broker.rounds import Rounds
 from mansio.errors import InvalidTopic, PolicyViolation
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class RecordService:
         self._producer_ids_end = 0
         self.counters = RecordCounters()
         self.pending_produces: dict[PendingProduce | PendingBatch, None] = {}
+        self.rounds = Rounds(self.pending_produces)
         self.now = 0.0
         """Monotonic seconds, as of the server's last look at deadlines, which comes every `look_interval_s`."""
         self.look_interval_s = 1.0

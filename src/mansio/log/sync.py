@@ -80,6 +80,7 @@ class Syncer:
         self._sync_all_files_min = sync_all_files_min
         self._dirty: dict[Log, None] = {}
         self._later: dict[Log, None] = {}
+        self._with_copies: dict[Log, None] = {}  # all of them are in `_later`, too, or were
         self._untidy: dict[Log, None] = {}  # to be looked after at the next tidy interval
         self._tidy_now: dict[Log, None] = {}  # the interval is over
         self._put_back: dict[Log, None] = {}
@@ -101,7 +102,8 @@ class Syncer:
     def forget(self, log: Log) -> None:
         """No new sync for this log. One that runs may still end after this."""
         log.on_chores = None
-        for waiting in (self._dirty, self._later, self._untidy, self._tidy_now, self._put_back):
+        waits = (self._dirty, self._later, self._with_copies, self._untidy, self._tidy_now, self._put_back)
+        for waiting in waits:
             waiting.pop(log, None)
         for _, done in self._start_waits.pop(log, ()):
             done(StorageError(f"{log.directory} was closed"))
@@ -137,6 +139,19 @@ class Syncer:
             self._later.pop(log, None)
         if self._dirty and not self._running:
             self._start()
+
+    def request_with_copies(self, log: Log) -> None:
+        """Somebody waits for it to be durable here and elsewhere: sync it when copies of it leave (`copies_leave`), at
+        the latest within `background_sync_interval_ms`. Sooner would be a sync more, and nobody served sooner."""
+        if log not in self._dirty:
+            self._with_copies[log] = None
+            self.request(log, urgent=False)
+
+    def copies_leave(self) -> None:
+        """Others were sent what they are to make durable: do the same here meanwhile."""
+        if self._with_copies:
+            logs, self._with_copies = self._with_copies, {}
+            self.request_all(logs)
 
     @property
     def idle(self) -> bool:

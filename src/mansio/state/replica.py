@@ -18,7 +18,7 @@ Source: KIP-101, KIP-497 (both sets count), KIP-903 (broker epochs), KIP-966 (no
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -72,6 +72,7 @@ class ReplicaProgress:
         "leader_epoch",
         "pending",
         "start_of_epoch",
+        "waits_for_others",
     )
 
     def __init__(
@@ -105,6 +106,8 @@ class ReplicaProgress:
         self._own_end = high_watermark if durable_end is None else durable_end
         self._copies = {node: ReplicaCopy(now_ms) for node in {*replicas, *in_sync} if node != leader}
         self._waited_for: tuple[ReplicaCopy, ...] = ()
+        self.waits_for_others = False
+        """Does the high watermark depend on anybody else?"""
         self._alone = False
         self._settle()
         self.advance()
@@ -241,6 +244,7 @@ class ReplicaProgress:
     def _settle(self) -> None:
         others = (self.in_sync | (self.pending or frozenset())) - {self.leader}
         self._waited_for = tuple(self._copies[node] for node in others)
+        self.waits_for_others = bool(others)
         self._alone = not others and self._gate is None and not self.under_min
 
 
@@ -251,6 +255,7 @@ class Following:
     """
 
     __slots__ = ("_leader_high_watermark", "_own_end", "high_watermark", "leader", "leader_epoch")
+    waits_for_others: Final = False
 
     def __init__(self, leader: int, leader_epoch: int, high_watermark: int, durable_end: int) -> None:
         """`leader`: -1 for nobody that is known."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.broker import replicating
+from mansio.broker.rounds import WAIT_MS
 from mansio.broker.statistics import SAMPLE_MASK
 from mansio.errors import CorruptLog, CorruptMessage, MansioError, OffsetOutOfRange, StaleBrokerEpoch
 from mansio.wire import fetch as wire
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from mansio.broker.service import Service
     from mansio.broker.statistics import Stopwatch
     from mansio.log.log import LogSlice
+    from mansio.log.sync import Syncer
     from mansio.ports import Timer
     from mansio.wire.headers import RequestHeader
 
@@ -47,7 +49,7 @@ TopicAnswers = list[tuple[str | None, bytes | None, list[wire.FetchedPartition]]
 class Gathered(NamedTuple):
     """One try at answering: the answers, how many bytes they carry, whether one of them is an error.
 
-    `error_code`: why the whole request is refused.
+    `error_code`: why the whole request is refused; `syncer`: of the logs that a follower gets copies of.
     """
 
     topics: TopicAnswers
@@ -55,6 +57,7 @@ class Gathered(NamedTuple):
     has_error: bool
     error_code: int = 0
     by_replica: bool = False
+    syncer: Syncer | None = None
 
 
 def fetch(
@@ -66,10 +69,12 @@ def fetch(
         request = replica_fetch.decode_request(frame, header.body)
     if request is None:
         request = wire.decode_request(header.api_version, frame, header.body)
+    if request.replica_id >= 0 and service.broker_epoch_of is not None:
+        return _fetch_for_replica(service, connection, header, request)
     by_client = request.replica_id < 0
     sampled = by_client and not service.records.counters.fetches & SAMPLE_MASK
     stopwatch = service.statistics.time(service.statistics.fetch) if sampled else None
-    gathered = gather(service, request, header.client_id, first=True)
+    gathered = gather(service, request, header.client_id)
     if (
         gathered.total_bytes >= request.min_bytes
         or gathered.has_error
@@ -85,12 +90,28 @@ def fetch(
     return None
 
 
-def gather(
-    service: Service, request: wire.FetchRequest, client_id: str | None, *, first: bool = False
-) -> Gathered:
-    """Read every partition of the request, within its byte limits and its client's quota. `first`: it has just come."""
+def _fetch_for_replica(
+    service: Service, connection: Connection, header: RequestHeader, request: wire.FetchRequest
+) -> Sequence[Piece] | None:
+    """The same for a follower, whose answer may be worth more a moment later (`rounds`)."""
+    records = service.records
+    pending = len(records.pending_produces)
+    gathered = _gather_for_replica(service, request, first=True)
+    records.rounds.heard(pending)
+    if gathered.has_error or request.max_wait_ms <= 0 or not request.topics:
+        return _encode(service, connection, header, gathered)
+    found = gathered.total_bytes >= request.min_bytes
+    if found and not records.rounds.worth_a_wait(gathered.total_bytes):
+        return _encode(service, connection, header, gathered)
+    parked = ParkedFetch(service, connection, header, request)
+    parked.park(for_more=found)
+    return None
+
+
+def gather(service: Service, request: wire.FetchRequest, client_id: str | None) -> Gathered:
+    """Read every partition of the request, within its byte limits and its client's quota."""
     if request.replica_id >= 0 and service.broker_epoch_of is not None:
-        return _gather_for_replica(service, request, first=first)
+        return _gather_for_replica(service, request, first=False)
     room = min(request.max_bytes, service.settings.fetch_bytes_max)
     quotas = service.quotas.active
     if quotas is not None and (burst_bytes := quotas.fetch_bytes_max(client_id)) is not None:
@@ -126,7 +147,7 @@ def gather(
 
 def _gather_for_replica(service: Service, request: wire.FetchRequest, *, first: bool) -> Gathered:
     """The same for a follower, which is refused as a whole when its broker has a newer session than the request, or
-    none that is known here: two processes, and two disks, may bear its number then."""
+    none that is known here: two processes, and two disks, may bear its number then. `first`: it has just come."""
     assert service.broker_epoch_of is not None
     node_id, broker_epoch = request.replica_id, request.replica_epoch
     known_epoch = service.broker_epoch_of(node_id)
@@ -135,6 +156,7 @@ def _gather_for_replica(service: Service, request: wire.FetchRequest, *, first: 
         return Gathered([], 0, True, StaleBrokerEpoch.kafka_code, by_replica=True)
     room = min(request.max_bytes, service.settings.fetch_bytes_max)
     total = 0
+    syncer = None
     has_error = False
     topics: TopicAnswers = []
     for name, topic_id, wanted in request.topics:
@@ -155,6 +177,8 @@ def _gather_for_replica(service: Service, request: wire.FetchRequest, *, first: 
             if total and size > room:
                 part, size = None, 0  # the first batch is over what is left: next time
             has_error = has_error or urgent  # something to be told at once, that is
+            if size:
+                syncer = partition.syncer
             total += size
             room -= size
             high_watermark, start = partition.replica.high_watermark, partition.log.start_offset
@@ -164,7 +188,7 @@ def _gather_for_replica(service: Service, request: wire.FetchRequest, *, first: 
                 )
             )
         topics.append((name, topic_id, answers))
-    return Gathered(topics, total, has_error, by_replica=True)
+    return Gathered(topics, total, has_error, by_replica=True, syncer=syncer)
 
 
 def _refused_replica(partition: Partition | None, index: int, error: MansioError) -> wire.FetchedPartition:
@@ -207,6 +231,8 @@ def _refused(index: int, error: MansioError) -> wire.FetchedPartition:
 def _encode(
     service: Service, connection: Connection, header: RequestHeader, gathered: Gathered
 ) -> Sequence[Piece]:
+    if gathered.syncer is not None:
+        gathered.syncer.copies_leave()
     if gathered.by_replica and header.api_version == replica_fetch.VERSION:
         pieces = replica_fetch.encode_response(header.correlation_id, gathered.topics, gathered.error_code)
         if pieces is not None:
@@ -238,6 +264,7 @@ class ParkedFetch:
 
     __slots__ = (
         "_connection",
+        "_for_more",
         "_header",
         "_partitions",
         "_request",
@@ -266,14 +293,15 @@ class ParkedFetch:
         self._partitions: list[Partition] = []
         self._timer: Timer | None = None
         self._woken = False
+        self._for_more = False
 
     @property
     def by_replica(self) -> bool:
         """Is it a follower's?"""
         return self._request.replica_id >= 0 and self._service.broker_epoch_of is not None
 
-    def park(self) -> None:
-        """Begin to wait."""
+    def park(self, *, for_more: bool = False) -> None:
+        """Begin to wait. `for_more`: a follower's could be answered already."""
         service = self._service
         by_replica = self.by_replica
         for name, topic_id, wanted in self._request.topics:
@@ -286,6 +314,8 @@ class ParkedFetch:
                 self._partitions.append(partition)
         wait_ms = min(self._request.max_wait_ms, service.settings.fetch_wait_ms_max)
         self._timer = service.scheduler.call_later(wait_ms, self.answer_now)
+        if for_more:
+            self._wait_for_more()
         service.records.parked_fetches[self] = None
 
     def wake(self) -> None:
@@ -298,9 +328,30 @@ class ParkedFetch:
         self._woken = False
         if self._timer is None:
             return
+        rounds = self._service.records.rounds
+        if self._for_more:
+            if rounds.full:
+                self._waited()
+            return
         gathered = gather(self._service, self._request, self._header.client_id)
-        if gathered.total_bytes >= self._request.min_bytes or gathered.has_error:
+        if gathered.has_error:
             self._answer(gathered)
+        elif gathered.total_bytes >= self._request.min_bytes:
+            if self.by_replica and rounds.worth_a_wait(gathered.total_bytes):
+                self._wait_for_more()
+            else:
+                self._answer(gathered)
+
+    def _wait_for_more(self) -> None:
+        """There is something for a follower; answer when the round is full, and soon in any case."""
+        assert self._timer is not None
+        self._for_more = True
+        self._timer.cancel()
+        self._timer = self._service.scheduler.call_later(WAIT_MS, self._waited)
+
+    def _waited(self) -> None:
+        self._service.records.rounds.waited()
+        self.answer_now()
 
     def answer_now(self) -> None:
         """The wait is over: answer with what there is."""
