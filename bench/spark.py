@@ -1,11 +1,11 @@
 """Spark over Mansio beside Spark over Parquet: the same rows, the same session, one after the other.
 
-    python -m bench.spark [--records 1000000] [--repetitions 5] [--memory 1000000,10000000]
+    python -m bench.spark [--records 1000000] [--repetitions 5] [--only read,archive] [--memory 1000000,10000000]
 
 One broker in a process of its own and one session with two threads. Each round runs every case once, so that a slow
 minute of the machine meets all of them; printed are medians, ranges, and the ratio to the Parquet case of the same
-round. With `--memory` also the highest resident memory of the JVM and of Python's workers, each number of records in a
-new process.
+round: of processor time (JVM, Python and broker), which others on the machine hardly change, and of time. With
+`--memory` the highest resident memory of the JVM and of Python's workers, each number of records in a new process.
 
 Records are the flights of New York (a key, about 100 bytes of CSV), over and over, in six partitions. The topic is
 read with the option `columns`, as somebody does who wants five of its columns: Spark prunes those of Parquet files by
@@ -17,19 +17,18 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 from bench.servers import create_topic, start_mansio
+from bench.spark_processes import Memory, processor_time
 from mansio.cli.demo.flights import data_file, read_flights
 from mansio.client import blocking
 from mansio.client.types import OutgoingRecord
@@ -40,7 +39,7 @@ from mansio.spark.pipelines.archive import ArchiveJob, archive
 from mansio.spark.pipelines.union import ARCHIVED_AS, read_topic_as_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
 
@@ -53,7 +52,6 @@ HALF = "half"
 MICRO = "micro"
 MICRO_BATCHES = 12
 COLUMNS = ("key", "value", "partition", "offset", "timestamp")
-SAMPLE_S = 0.05
 
 
 def fill(server: Server, topic: str, records: int) -> None:
@@ -83,12 +81,17 @@ class Cases:
         self.topic(TOPIC).write.parquet(self.parquet)
         self._half_of_the_topic()
 
-    def topic(self, name: str) -> DataFrame:
-        options = {"broker": self.broker, "subscribe": name, "columns": ",".join(COLUMNS)}
+    def topic(self, name: str, **others: str) -> DataFrame:
+        options = {"broker": self.broker, "subscribe": name, "columns": ",".join(COLUMNS), **others}
         return self.spark.read.format("mansio").options(**options).load()
 
     def read_topic(self) -> None:
         consume(self.topic(TOPIC))
+
+    def read_first(self) -> None:
+        """What a read costs before there is much to read."""
+        ends = json.dumps({TOPIC: {str(index): 1 for index in range(PARTITIONS)}})
+        consume(self.topic(TOPIC, endingOffsets=ends))
 
     def read_parquet(self) -> None:
         consume(self.spark.read.parquet(self.parquet))
@@ -147,51 +150,105 @@ class Cases:
         return f"{name}-{next(self._numbers)}"
 
 
-PAIRS: dict[str, tuple[str, str, str]] = {
-    "batch read": ("read_topic", "read_parquet", "0.9"),
-    "batch write": ("write_topic", "write_parquet", "0.6"),
-    "archive": ("archive", "parquet_to_parquet", "0.5"),
+class Cost(NamedTuple):
+    """Of one run of a case."""
+
+    wall_s: float
+    jvm_s: float
+    python_s: float
+    broker_s: float
+
+    @property
+    def processor_s(self) -> float:
+        return self.jvm_s + self.python_s + self.broker_s
+
+
+class Pair(NamedTuple):
+    """What is measured, what it is held against, and the ratio of speeds that is aimed at; none: only printed."""
+
+    title: str
+    case: str
+    other: str
+    aim: str
+
+
+PAIRS = {
+    "read": Pair("batch read", "read_topic", "read_parquet", "0.9"),
+    "write": Pair("batch write", "write_topic", "write_parquet", "0.6"),
+    "archive": Pair("archive", "archive", "parquet_to_parquet", "0.5"),
+    "first": Pair("one record of each partition", "read_first", "read_parquet", "-"),
 }
-"""Case -> what is measured, what it is held against, the ratio of speeds that is aimed at."""
 UNION = ("union", "archived_half", "live_half")
 
 
-def timed(work: Callable[[], None]) -> float:
-    begin = time.perf_counter()
+def measured(work: Callable[[], None], server: Server) -> Cost:
+    before, broker_s, begin = processor_time(), server.cpu_s(), time.perf_counter()
     work()
-    return time.perf_counter() - begin
+    wall_s = time.perf_counter() - begin
+    used = processor_time().since(before)
+    return Cost(wall_s, used.jvm_s, used.python_s, server.cpu_s() - broker_s)
 
 
-def spread(values: list[float], digits: int = 2) -> str:
+def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
-def measure(cases: Cases, repetitions: int) -> dict[str, list[float]]:
-    """Seconds of each case in each round; the first round only warms up."""
-    names = [*(name for pair in PAIRS.values() for name in pair[:2]), *UNION]
-    seconds: dict[str, list[float]] = defaultdict(list)
+def measure(cases: Cases, repetitions: int, names: Sequence[str]) -> dict[str, list[Cost]]:
+    """What each case took in each round; the first round only warms up."""
+    costs: dict[str, list[Cost]] = defaultdict(list)
     for round_ in range(repetitions + 1):
         for name in names:
-            took = timed(getattr(cases, name))
+            cost = measured(getattr(cases, name), cases.server)
             if round_:
-                seconds[name].append(took)
+                costs[name].append(cost)
         print(f"round {round_} of {repetitions}", file=sys.stderr, flush=True)
-    return seconds
+    return costs
 
 
-def print_table(seconds: dict[str, list[float]], records: int) -> None:
-    print(f"| {records:,} records | Mansio, s | Parquet, s | speed against Parquet | aim |")
-    print("|---|---|---|---|---|")
-    for title, (ours, theirs, aim) in PAIRS.items():
-        ratios = [b / a for a, b in zip(seconds[ours], seconds[theirs], strict=True)]
-        print(f"| {title} | {spread(seconds[ours])} | {spread(seconds[theirs])} | {spread(ratios)} | {aim} |")
-    union, archived, live = (seconds[name] for name in UNION)
-    slower = [u / max(a, b) for u, a, b in zip(union, archived, live, strict=True)]
-    both = [u / (a + b) for u, a, b in zip(union, archived, live, strict=True)]
-    print(f"union {spread(union)} s, its archived half {spread(archived)} s, its live half {spread(live)} s:")
+def print_table(costs: dict[str, list[Cost]], records: int) -> None:
     print(
-        f"{spread(slower)} times its slower half, {spread(both)} times both halves read one after the other"
+        f"| {records:,} records | processor s | of that JVM, Python, broker | beside it | speed | aim |",
+        end="",
     )
+    print(" time, s | beside it | speed |")
+    print(f"|{'---|' * 9}")
+    for title, name, other, aim in PAIRS.values():
+        if name not in costs:
+            continue
+        ours, theirs = costs[name], costs[other]
+        parts = ", ".join(f"{statistics.median(part):.2f}" for part in list(zip(*ours, strict=True))[1:])
+        cells = [title, spread([cost.processor_s for cost in ours]), parts]
+        cells += [spread([cost.processor_s for cost in theirs]), ratios(theirs, ours, "processor_s"), aim]
+        cells += [spread([cost.wall_s for cost in ours]), spread([cost.wall_s for cost in theirs])]
+        print(f"| {' | '.join([*cells, ratios(theirs, ours, 'wall_s')])} |")
+    if UNION[0] in costs:
+        print_union(*(costs[name] for name in UNION))
+
+
+def ratios(ones: Sequence[Cost], others: Sequence[Cost], measure: str) -> str:
+    """How much more the ones took, round by round."""
+    return spread([getattr(a, measure) / getattr(b, measure) for a, b in zip(ones, others, strict=True)])
+
+
+def print_union(union: Sequence[Cost], archived: Sequence[Cost], live: Sequence[Cost]) -> None:
+    for measure, title in (("processor_s", "processor time"), ("wall_s", "time")):
+        rounds = [
+            (getattr(u, measure), getattr(a, measure), getattr(b, measure))
+            for u, a, b in zip(union, archived, live, strict=True)
+        ]
+        whole, first, second = (spread(column) for column in zip(*rounds, strict=True))
+        slower = spread([u / max(a, b) for u, a, b in rounds])
+        both = spread([u / (a + b) for u, a, b in rounds])
+        print(f"union, {title}: {whole} s, its archived half {first} s, its live half {second} s:", end="")
+        print(f" {slower} times its slower half, {both} times both halves one after the other")
+
+
+def case_names(only: str) -> list[str]:
+    """The cases of these pairs, each once; of all if none is named."""
+    chosen = only.split(",") if only else [*PAIRS, UNION[0]]
+    pairs = [PAIRS[name] for name in chosen if name in PAIRS]
+    names = [name for pair in pairs for name in (pair.case, pair.other)]
+    return list(dict.fromkeys([*names, *(UNION if UNION[0] in chosen else ())]))
 
 
 def micro_batches(cases: Cases) -> list[float]:
@@ -212,57 +269,6 @@ def micro_batches(cases: Cases) -> list[float]:
         finally:
             query.stop()
     return durations[2:]
-
-
-class Memory:
-    """The highest resident memory of the JVM below this process, and of all other processes below it together: what
-    several of them share, as forked ones do, is counted once."""
-
-    def __init__(self) -> None:
-        self.jvm_bytes = self.workers_bytes = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(SAMPLE_S):
-            jvm = workers = 0
-            for pid in below(os.getpid()):
-                try:
-                    name = Path(f"/proc/{pid}/comm").read_text().strip()
-                    size = proportional_bytes(pid)
-                except OSError:  # it has ended
-                    continue
-                jvm, workers = (jvm + size, workers) if name == "java" else (jvm, workers + size)
-            self.jvm_bytes, self.workers_bytes = max(self.jvm_bytes, jvm), max(self.workers_bytes, workers)
-
-
-def proportional_bytes(pid: int) -> int:
-    """Resident memory of a process, with its part of what it shares with others."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) << 10
-    return 0
-
-
-def below(pid: int) -> Iterator[int]:
-    """The processes that this one has started, and theirs; not the broker, which is in a session of its own."""
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = [int(child) for child in task.read_text().split()]
-            ours = [child for child in children if os.getsid(child) == os.getsid(0)]
-        except OSError:  # one of them has ended: it is looked at again soon
-            continue
-        for child in ours:
-            yield child
-            yield from below(child)
 
 
 def print_memory(broker: str) -> None:
@@ -298,6 +304,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Spark over Mansio beside Spark over Parquet.")
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--repetitions", type=int, default=5)
+    parser.add_argument(
+        "--only", default="", help=f"some of {', '.join((*PAIRS, UNION[0]))}; all if not given"
+    )
     parser.add_argument("--memory", help="numbers of records, with commas: memory instead of times")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -315,8 +324,9 @@ def main() -> None:
             fill(server, TOPIC, given.records)
             spark = session("local[2]", "mansio-bench", **{"spark.sql.shuffle.partitions": "2"})
             cases = Cases(spark, server, root)
-            print_table(measure(cases, given.repetitions), given.records)
-            print(f"a streaming batch of one record: {spread(micro_batches(cases))} s")
+            print_table(measure(cases, given.repetitions, case_names(given.only)), given.records)
+            if not given.only:
+                print(f"a streaming batch of one record: {spread(micro_batches(cases))} s")
             spark.stop()
         finally:
             server.stop()

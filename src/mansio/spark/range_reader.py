@@ -53,14 +53,15 @@ def read_range(options: SourceOptions, names: Sequence[str], one: Range) -> Iter
 
 
 def _sized(batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of up to `rows_max` rows, and of not much more than `bytes_max` bytes."""
+    """The same rows in batches of up to `rows_max` rows, and of not much more than `bytes_max` bytes. Batches are put
+    together, which copies them, only where a second one like the last still fits."""
     waiting: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
         waiting.append(batch)
         rows += batch.num_rows
         size += batch.nbytes
-        if rows >= rows_max or size >= bytes_max:
+        if rows + batch.num_rows > rows_max or size + batch.nbytes > bytes_max:
             yield from _cut(waiting, rows_max)
             waiting, rows, size = [], 0, 0
     if rows:

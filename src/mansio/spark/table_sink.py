@@ -1,18 +1,20 @@
-"""The archive's sink: tasks write Parquet files, the driver's process commits them to the table.
+"""The archive's sink: tasks fetch records and write Parquet files, the driver's process commits them to the table.
 
+A task is given stretches of partitions (`stretches`), not records: what it fetches goes into files in the same process.
 What a batch was to hold is read where Spark noted it before the batch began: in the checkpoint's offset log. Rows alone
 do not tell, because a log has offsets without a record.
 
 Always true: a task never talks to the catalog; a commit is called with exactly the range Spark noted for the batch, and
-the table decides whether it is new (`lake.commit`); a batch that Spark repeats is added once; a dead letter of the
-source is no record of the archive: its offsets are listed in the table with those that are lost, and where that is
-wanted it is kept in a table of its own. What a catalog needs is imported by a commit: tasks do without, and start in
-a third of the time.
+only if the tasks have read all of that range, each offset once; the table decides whether it is new (`lake.commit`); a
+batch that Spark repeats is added once; a dead letter is no record of the archive: its offsets are listed in the table
+with those that are lost, and where that is wanted it is kept in a table of its own. What a catalog needs is imported by
+a commit: tasks do without, and start in a third of the time.
 """
 
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +26,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, Writ
 from mansio.errors import ConfigError, CorruptMessage, UnsupportedMessageFormat
 from mansio.wire.records import iterate_batches
 
+from .lake.errors import InvalidParts
 from .lake.layout import (
     DEAD_LETTER_SCHEMA,
     LOST_MAX,
@@ -33,26 +36,31 @@ from .lake.layout import (
     parse_offsets,
 )
 from .lake.parts import SOURCE_NAMES, PartWriter, file_system
-from .options import ERROR_COLUMN
+from .options import ERROR_COLUMN, SourceOptions, columns_of
+from .range_reader import read_range
 from .salvage import offsets_said, reason_said
+from .stretches import from_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
     from .lake.catalog import LakeTable
     from .lake.layout import DataPart
+    from .ranges import Range
 
 TABLE: Final = "table"
 WAREHOUSE: Final = "warehouse"
 CATALOG: Final = "catalog"
 DATA_LOCATION: Final = "dataLocation"
 START: Final = "tableStart"
+SOURCE: Final = "tableSource"
+"""The options with which a task reads, as JSON."""
 DEAD_LETTERS: Final = "deadLetters"
 """Where the data of the table of dead letters are; not given: they are not kept."""
 CHECKPOINT: Final = "checkpointLocation"
+NEEDED: Final = (TABLE, WAREHOUSE, DATA_LOCATION, START, SOURCE, CHECKPOINT)
 
 BATCH_PROPERTY = "streaming.sql.batchId"
 QUERY_PROPERTY = "sql.streaming.queryId"
@@ -60,8 +68,10 @@ QUERY_PROPERTY = "sql.streaming.queryId"
 
 @dataclass(frozen=True)
 class WrittenParts(WriterCommitMessage):
-    """What one task wrote, and what it could not: offsets that no record could be read of, which somebody accepted."""
+    """What one task read, what it wrote of that, and what it could not: offsets that no record could be read of, which
+    somebody accepted."""
 
+    stretches: tuple[Range, ...]
     parts: tuple[DataPart, ...]
     lost: tuple[LostRange, ...] = ()
     dead: tuple[DataPart, ...] = ()
@@ -88,13 +98,15 @@ class TableWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: Mapping[str, str]) -> None:
         """`options` as Spark gives them: names in any case."""
         given = {name.lower(): value for name, value in options.items()}
-        missing = [n for n in (TABLE, WAREHOUSE, DATA_LOCATION, START, CHECKPOINT) if n.lower() not in given]
+        missing = [n for n in NEEDED if n.lower() not in given]
         if missing:
             raise ConfigError(f"option {missing[0]} is missing: `mansio pipeline archive` sets it")
         self._options = given
+        source = json.loads(given[SOURCE.lower()])
+        self._source, self._columns = SourceOptions.parse(source, streaming=True), columns_of(source)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenParts:
-        """In a task: all rows into files. A task that fails deletes what it began."""
+        """In a task: the records of all stretches into files. A task that fails deletes what it began."""
         context = TaskContext.get()
         assert context is not None, "Spark calls this in a task"
         query = context.getLocalProperty(QUERY_PROPERTY) or "query"
@@ -105,16 +117,19 @@ class TableWriter(DataSourceStreamArrowWriter):
         if apart is not None:
             writers.append(PartWriter(apart, name, schema=DEAD_LETTER_SCHEMA))
         try:
+            read: list[Range] = []
             lost: list[LostRange] = []
-            for rows in iterator:
-                readable, dead = told_apart(rows)
-                writers[0].write(readable)
-                if dead is not None:
-                    lost = merged([*lost, *ranges(dead)])[-LOST_MAX:]
-                    if apart is not None:
-                        writers[1].write(dead)
+            for stretch in (one for rows in iterator for one in from_rows(rows)):
+                for records in read_range(self._source, self._columns, stretch):
+                    readable, dead = told_apart(records)
+                    writers[0].write(readable)
+                    if dead is not None:
+                        lost = merged([*lost, *ranges(dead)])[-LOST_MAX:]
+                        if apart is not None:
+                            writers[1].write(dead)
+                read.append(stretch)
             parts, *others = (tuple(writer.close()) for writer in writers)
-            return WrittenParts(parts, tuple(lost), *others)
+            return WrittenParts(tuple(read), parts, tuple(lost), *others)
         except BaseException:
             for writer in writers:
                 writer.abort()
@@ -125,15 +140,18 @@ class TableWriter(DataSourceStreamArrowWriter):
         checkpoint = self._options[CHECKPOINT.lower()]
         start = parse_offsets(self._options[START.lower()])
         plan = read_plan(checkpoint, batchId, self._options[TABLE], start)
+        read: list[Range] = []
         parts: list[DataPart] = []
         lost: list[LostRange] = []
         dead: list[DataPart] = []
         for message in messages:
             if not isinstance(message, WrittenParts):
                 raise RuntimeError(f"a task of batch {batchId} has not reported what it wrote")
+            read += message.stretches
             parts += message.parts
             lost += message.lost
             dead += message.dead
+        check_read(plan, read)
         table = _table(self._options)
         if dead:
             from .lake.dead_letters import keep_dead_letters, open_dead_letters
@@ -147,16 +165,24 @@ class TableWriter(DataSourceStreamArrowWriter):
         """The files stay for the sweep: that a commit failed does not say that it did not land."""
 
 
-def without_missing_headers(rows: DataFrame) -> DataFrame:
-    """The same rows, with an empty list for "no headers", which is what the table has null for again.
+def check_read(plan: BatchPlan, stretches: Iterable[Range]) -> None:
+    """That the tasks of a batch have read what the batch is about, each offset once.
 
-    Spark 4.3 measures the batch it gathers for Python after each row, and then walks over all rows of a list column
-    since the last one that had a list: quadratic in the rows of a batch where none has.
+    Raises:
+        InvalidParts: They have not.
     """
-    from pyspark.sql import functions
-
-    headers = functions.coalesce("headers", functions.array().cast(rows.schema["headers"].dataType))
-    return rows.withColumn("headers", headers)
+    read: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for one in stretches:
+        read[one.partition].append((one.start, one.end))
+    for partition in sorted(plan.end.keys() | read.keys()):
+        start, end = plan.start.get(partition, 0), plan.end.get(partition, 0)
+        edges = [start, *(edge for stretch in sorted(read[partition]) for edge in stretch), end]
+        # Pairs of edges: where one stretch ends the next begins, the first at the start; nothing is left at the end.
+        if any(edges[n] != edges[n + 1] for n in range(0, len(edges), 2)):
+            raise InvalidParts(
+                f"the tasks of batch {plan.batch} have read {sorted(read[partition])} of partition {partition}; wanted"
+                f" was ({start}, {end}), each offset once"
+            )
 
 
 def told_apart(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.RecordBatch | None]:
@@ -274,10 +300,11 @@ def sink_options(
     warehouse: str,
     catalog: str | None,
     start: Mapping[int, int],
+    source: Mapping[str, str],
     dead_letters: LakeTable | None = None,
 ) -> dict[str, str]:
-    """The sink's options for one query that starts at these offsets; Spark adds the checkpoint. `dead_letters`: the
-    table that keeps them."""
+    """The sink's options for one query that starts at these offsets; Spark adds the checkpoint. `source`: the options
+    of `format("mansio")` with which tasks read. `dead_letters`: the table that keeps them."""
     from .lake.catalog import warehouse_location
 
     return {
@@ -286,5 +313,6 @@ def sink_options(
         **({CATALOG: catalog} if catalog else {}),
         DATA_LOCATION: table.data_location,
         START: offsets_text(start),
+        SOURCE: json.dumps(source),
         **({DEAD_LETTERS: dead_letters.data_location} if dead_letters is not None else {}),
     }

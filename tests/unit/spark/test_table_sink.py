@@ -10,14 +10,16 @@ import pytest
 
 from mansio.errors import ConfigError, CorruptMessage
 from mansio.spark.lake.catalog import LakeTable, open_table
-from mansio.spark.lake.errors import ArchiveGap
+from mansio.spark.lake.errors import ArchiveGap, InvalidParts
 from mansio.spark.lake.layout import LostRange
 from mansio.spark.options import ERROR_COLUMN
+from mansio.spark.ranges import Range
 from mansio.spark.salvage import error_text
 from mansio.spark.table_sink import (
     TableSink,
     TableWriter,
     WrittenParts,
+    check_read,
     merged,
     ranges,
     read_plan,
@@ -50,13 +52,23 @@ def note(checkpoint: Path, batch: int, offsets: dict[int, int], topic: str = "t"
 
 
 def writer(table: LakeTable, tmp_path: Path, start: dict[int, int] | None = None) -> TableWriter:
-    options = sink_options(table, str(tmp_path / "lake"), None, start or {0: 0})
+    source = {"broker": "127.0.0.1:9", "subscribe": "t"}
+    options = sink_options(table, str(tmp_path / "lake"), None, start or {0: 0}, source)
     return TableWriter({**options, "checkpointLocation": f"file://{tmp_path / 'checkpoint'}"})
 
 
 def messages(table: LakeTable, wanted: BatchPlan) -> list[WriterCommitMessage | None]:
     """A task without rows, and one with all of them."""
-    return [WrittenParts(()), WrittenParts(tuple(write_parts(table, wanted)))]
+    return [WrittenParts((), ()), WrittenParts(stretches(wanted), tuple(write_parts(table, wanted)))]
+
+
+def stretches(wanted: BatchPlan) -> tuple[Range, ...]:
+    """One for each partition."""
+    return tuple(
+        Range("t", partition, wanted.start[partition], end)
+        for partition, end in wanted.end.items()
+        if end > wanted.start[partition]
+    )
 
 
 def test_batch_that_spark_repeats_after_a_crash_is_in_the_table_once(
@@ -80,11 +92,33 @@ def test_batch_that_spark_repeats_after_a_crash_is_in_the_table_once(
 def test_offsets_without_a_record_are_archived_too(table: LakeTable, tmp_path: Path) -> None:
     """The end is what Spark noted, not what the last row says: control records have offsets and no row."""
     note(tmp_path / "checkpoint", 0, {0: 9})
-    writer(table, tmp_path).commit(messages(table, plan(0, {0: 0}, {0: 5})), 0)
+    parts = tuple(write_parts(table, plan(0, {0: 0}, {0: 5})))
+    writer(table, tmp_path).commit([WrittenParts(stretches(plan(0, {0: 0}, {0: 9})), parts)], 0)
     table.refresh()
     committed = table.committed()
     assert committed is not None
     assert committed.offsets == {0: 9}
+    assert table.added(QUERY) == {0: 5}
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        [],
+        [(0, 0, 9)],
+        [(0, 0, 4), (0, 5, 9), (1, 3, 7)],
+        [(0, 0, 5), (0, 4, 9), (1, 3, 7)],
+        [(0, 0, 9), (0, 0, 9), (1, 3, 7)],
+        [(0, 0, 9), (1, 0, 7)],
+        [(0, 0, 9), (1, 3, 8)],
+        [(0, 0, 9), (1, 3, 7), (2, 0, 1)],
+    ],
+)
+def test_batch_that_was_read_in_part_or_twice_is_refused(read: list[tuple[int, int, int]]) -> None:
+    wanted = plan(0, {0: 0, 1: 3, 3: 2}, {0: 9, 1: 7, 3: 2})
+    check_read(wanted, [Range("t", 1, 3, 7), Range("t", 0, 5, 9), Range("t", 0, 0, 5)])
+    with pytest.raises(InvalidParts, match="each offset once"):
+        check_read(wanted, [Range("t", *one) for one in read])
 
 
 def test_batch_of_which_a_task_has_not_reported_is_not_committed(table: LakeTable, tmp_path: Path) -> None:
@@ -155,8 +189,8 @@ def test_dead_letters_are_no_records_and_the_table_lists_what_they_stand_for(
     note(tmp_path / "checkpoint", 0, {0: 9})
     parts = tuple(write_parts(table, plan(0, {0: 0}, {0: 3})))
     of_two_tasks: list[WriterCommitMessage | None] = [
-        WrittenParts(parts, (LostRange(0, 3, 5),)),
-        WrittenParts((), (LostRange(0, 5, 9),)),
+        WrittenParts((Range("t", 0, 0, 5),), parts, (LostRange(0, 3, 5),)),
+        WrittenParts((Range("t", 0, 5, 9),), (), (LostRange(0, 5, 9),)),
     ]
     for _ in range(2):
         writer(table, tmp_path).commit(of_two_tasks, 0)

@@ -34,7 +34,7 @@ from pyiceberg.types import (
 from mansio.errors import ConfigError
 
 from . import layout
-from .commit import FlatTransaction, commit_files, skip_to
+from .commit import FlatTransaction, added_records, commit_files, skip_to
 from .errors import CatalogLocked, CatalogUnavailable, ForeignTable, TableNotFound
 from .files import live_files
 from .marks import parse_marks
@@ -108,6 +108,11 @@ class LakeTable:
     def committed(self) -> Commit | None:
         """How far the table has come, as of the last `refresh` or `commit`; None before the first batch."""
         return layout.read_commit(self.iceberg.properties)
+
+    def added(self, query: str) -> dict[int, int]:
+        """How many records each batch of a query has added, by its number, as of the last `refresh` or `commit`; the
+        snapshots of the last ten batches are always there."""
+        return added_records(self.iceberg.metadata, query)
 
     def marks(self) -> tuple[Mark, ...]:
         """Offsets by time, oldest first, as of the last `refresh` or `commit`."""

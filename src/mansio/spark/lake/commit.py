@@ -28,8 +28,10 @@ from pyiceberg.table.update import RemoveSnapshotsUpdate, update_table_metadata
 
 from .errors import ArchiveGap, CommitConflict, ForeignCommit, InvalidParts
 from .layout import (
+    BATCH_PROPERTY,
     LOST_PROPERTY,
     MARKS_PROPERTY,
+    QUERY_PROPERTY,
     Commit,
     LostRange,
     Outcome,
@@ -54,6 +56,8 @@ if TYPE_CHECKING:
 SNAPSHOTS_MAX = 30
 SNAPSHOTS_KEPT = 10
 RETRIES = 5
+ADDED_RECORDS = "added-records"
+"""Of a snapshot's summary, by the Iceberg specification."""
 RETRY_BACKOFF_S = 0.1
 
 
@@ -269,6 +273,16 @@ def _append(
                 append.append_data_file(data_file)
             snapshot_id: int = append.snapshot_id
     return snapshot_id
+
+
+def added_records(metadata: TableMetadata, query: str) -> dict[int, int]:
+    """By batch of a query what its snapshot has added, of those snapshots that are there."""
+    summaries = [snapshot.summary for snapshot in metadata.snapshots if snapshot.summary is not None]
+    return {
+        int(summary[BATCH_PROPERTY] or 0): int(summary[ADDED_RECORDS] or 0)
+        for summary in summaries
+        if summary[QUERY_PROPERTY] == query
+    }
 
 
 def as_data_file(table: Table, part: DataPart) -> DataFile:

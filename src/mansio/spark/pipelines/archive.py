@@ -1,8 +1,8 @@
 """Archive: a topic into its Iceberg table, as it grows or up to now, each record exactly once.
 
-A query reads the topic and writes into the table's sink. Where to go on is read from the *table*, at every start: the
-query's checkpoint lives in a temporary directory for as long as the query and decides nothing afterwards. So there is
-one truth, and losing the checkpoint, the machine or the broker's offsets costs nothing but the batch under way.
+A query plans what to read, and the table's sink reads and writes it. Where to go on is read from the *table*, at every
+start: the query's checkpoint lives in a temporary directory for as long as the query and decides nothing afterwards. So
+there is one truth, and to lose the checkpoint, the machine or the broker's offsets costs the batch under way, no more.
 
 The offsets are published as those of the group `mansio.pipeline.<name>`, for people who look at the lag and for the
 broker, which holds back deletion of what is not archived yet.
@@ -36,7 +36,8 @@ from mansio.spark.offsets import earliest_offsets, find_partitions, latest_offse
 from mansio.spark.options import DEAD_LETTER, SUSPEND, SourceOptions
 from mansio.spark.pipelines.run import WORKERS_LATE, WorkersLate, end_between_batches
 from mansio.spark.scratch import make_directory, remove_directory
-from mansio.spark.table_sink import TableSink, sink_options, without_missing_headers
+from mansio.spark.stretches import StretchSource
+from mansio.spark.table_sink import TableSink, sink_options
 from mansio.wire.hold import hold_group, hold_metadata, parse_hold
 from mansio.wire.topic_partition import TopicPartition
 
@@ -233,29 +234,28 @@ class _Run:
 
     def _begin(self, start: dict[int, int], checkpoint: str) -> StreamingQuery:
         job = self._job
+        self._spark.dataSource.register(StretchSource)
         self._spark.dataSource.register(TableSink)
         apart = None
         if job.on_unreadable == DEAD_LETTER:
             apart = open_dead_letters(self._table, create=True)
-        rows = (
-            self._spark.readStream.format("mansio")
-            .option("broker", job.bootstrap)
-            .option("subscribe", job.topic)
-            .option("startingOffsets", f'{{"{job.topic}":{offsets_text(start)}}}')
-            .option("topicIds", json.dumps({job.topic: self._topic_id}))
-            .option("columns", COLUMNS)
-            .option("includeHeaders", "true")
-            .option("maxOffsetsPerTrigger", str(job.records_max))
-            .option("onUnreadable", SUSPEND if job.on_unreadable == SUSPEND else DEAD_LETTER)
-            .load()
-        )
+        source = {
+            "broker": job.bootstrap,
+            "subscribe": job.topic,
+            "startingOffsets": f'{{"{job.topic}":{offsets_text(start)}}}',
+            "topicIds": json.dumps({job.topic: self._topic_id}),
+            "columns": COLUMNS,
+            "includeHeaders": "true",
+            "maxOffsetsPerTrigger": str(job.records_max),
+            "onUnreadable": SUSPEND if job.on_unreadable == SUSPEND else DEAD_LETTER,
+        }
+        stretches = self._spark.readStream.format(StretchSource.name()).options(**source).load()
         writer = (
-            without_missing_headers(rows)
-            .writeStream.format(TableSink.name())
+            stretches.writeStream.format(TableSink.name())
             .queryName(f"archive {job.name}")
             .outputMode("append")
             .option("checkpointLocation", f"file://{checkpoint}")
-            .options(**sink_options(self._table, job.warehouse, job.catalog, start, apart))
+            .options(**sink_options(self._table, job.warehouse, job.catalog, start, source, apart))
         )
         if job.is_once:
             return writer.trigger(availableNow=True).start()
@@ -283,13 +283,13 @@ class _Run:
             return seen
         self._table.refresh()
         lag = self._publish(self._held())
+        added = self._table.added(str(query.id))
         for one in new:
-            self._records += one["numInputRows"]
+            records = added.get(one["batchId"], 0)
+            self._records += records
             self._batches += 1
             seconds = one["durationMs"].get("triggerExecution", 0) / 1000
-            self._report(
-                Progress(one["batchId"], one["numInputRows"], seconds, lag if one is new[-1] else None)
-            )
+            self._report(Progress(one["batchId"], records, seconds, lag if one is new[-1] else None))
         return int(new[-1]["batchId"])
 
     def _publish(self, offsets: dict[int, int]) -> int | None:
