@@ -7,6 +7,7 @@ from checks.planted import Defect
 STORE = "tests/unit/broker/test_share_state.py"
 CLUSTER = "tests/unit/broker/test_share_state_cluster.py"
 RECORDS = "tests/property/test_state_share_records.py"
+TURNS = "tests/unit/broker/test_share_turns.py"
 
 STATE_ROOM = (STORE, CLUSTER, RECORDS)
 
@@ -45,6 +46,20 @@ SHARE_STATE_DEFECTS = (
         "if writing.session != share.session:",
         "if writing.session < 0:",
         (f"{CLUSTER}::test_a_write_after_the_state_moved_is_refused_and_what_may_be_leased_is_withheld",),
+    ),
+    Defect(
+        "whole share state written beside another update",
+        "broker/share/turns.py",
+        "if self._alone or (turn.whole and self._under_way):",
+        "if self._alone:",
+        (f"{TURNS}::test_a_whole_state_is_written_alone_after_what_came_before_and_before_what_comes_after",),
+    ),
+    Defect(
+        "share update that was stored with others forgets what they say",
+        "broker/share/turns.py",
+        "found.updates += updates",
+        "pass",
+        (f"{TURNS}::test_what_comes_while_something_durable_is_under_way_is_stored_as_one_after_it",),
     ),
 )
 

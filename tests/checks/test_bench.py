@@ -8,11 +8,12 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from bench import frames
+from bench import frames, share_frames
 
-from mansio.wire import fetch, produce
+from mansio.wire import fetch, produce, share_fetch
 from mansio.wire.headers import read_request_header
 from mansio.wire.records import check_batch, read_records
+from mansio.wire.share_acknowledge import AckBatch
 from support.places import ROOT, free_port
 
 if TYPE_CHECKING:
@@ -42,6 +43,38 @@ def test_prebuilt_fetch_requests_mean_what_they_say() -> None:
     ((name, _, (want,)),) = request.topics
     assert (name, want.index, want.fetch_offset, want.max_bytes) == ("topic", 3, 42, 1 << 20)
     assert request.min_bytes == 1
+
+
+def test_prebuilt_share_fetches_mean_what_they_say() -> None:
+    topic_id = bytes(range(16))
+    fetches = share_frames.ShareFetches("group", "member", topic_id)
+    for epoch, acks in enumerate([[], [(5, 9), (20, 20)]]):
+        frame = memoryview(fetches.request(100, acks))[4:]
+        header = read_request_header(frame)
+        assert (header.api_key, header.api_version) == (share_frames.SHARE_FETCH, share_frames.VERSION)
+        request = share_fetch.decode_request(header.api_version, frame, header.body)
+        assert (request.group_id, request.member_id, request.session_epoch) == ("group", "member", epoch)
+        assert (request.max_records, request.acquire_mode) == (100, share_fetch.RECORD_LIMIT)
+        ((named, (partition,)),) = request.topics
+        assert (named, partition.index) == (topic_id, 0)
+        assert partition.batches == [AckBatch(*each, share_frames.ACCEPT) for each in acks]
+
+
+def test_what_an_answer_leases_is_read_and_an_error_is_not_overlooked() -> None:
+    leased = share_fetch.SharePartitionData(
+        0, records_bytes=300, records=(b"r" * 300,), acquired=[(5, 9, 1), (20, 20, 3)]
+    )
+
+    def read(partition: share_fetch.SharePartitionData, error_code: int = 0) -> list[tuple[int, int]]:
+        pieces = share_fetch.encode_response(2, 1, [(bytes(16), [partition])], error_code=error_code)
+        return share_frames.acquired(memoryview(b"".join(pieces)))
+
+    assert read(leased) == [(5, 9), (20, 20)]
+    for bad in (leased._replace(error_code=3), leased._replace(acknowledge_error_code=121)):
+        with pytest.raises(ValueError, match="error code"):
+            read(bad)
+    with pytest.raises(ValueError, match="123"):
+        read(leased, error_code=123)
 
 
 @pytest.mark.parametrize("modes", [(), ("sync",)], ids=["page-cache", "synced"])

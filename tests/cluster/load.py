@@ -122,6 +122,7 @@ class ClusterLoad(Load):
     def judge(self) -> Verdict:
         """Stop, read everything and compare; print the verdict."""
         self.stop_producing(deadline_s=80.0)
+        self.wait_for_readers()
         self.stop()
         assert self.failures == []
         final = read_log(self.bootstrap, self.topic)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 SESSION_MS = 3000
 LOCK_MS = 2000
 GROUP, WORK = "crew", "work"
-GOES_ON_S_MAX = 30.0
+GOES_ON_S_MAX = 60.0
 LETTERS = 10
 
 
@@ -57,6 +57,13 @@ def load_of(one: Cluster) -> ShareLoad:
         lock_ms=LOCK_MS,
         seed=random.randrange(1 << 32),
         partitions=1,
+        everywhere=lambda: {f"broker {each}": one.brokers[each].kafka_port for each in one.running},
+        places=lambda: "\n".join(
+            [
+                *(str(place) for name in (WORK, STATES, f"dlq.{WORK}") for place in one.places(name)),
+                one.tails(60),
+            ]
+        ),
     )
     load.begin()
     return load
@@ -69,9 +76,14 @@ def state_leader(one: Cluster, load: ShareLoad) -> int:
 
 def goes_on(one: Cluster, load: ShareLoad, accepted: int = 40) -> None:
     before = load.history.accepted
-    one.wait(
-        lambda: load.failures or load.history.accepted > before + accepted, "more are accepted", GOES_ON_S_MAX
-    )
+    try:
+        wait_until(
+            lambda: load.failures or load.history.accepted > before + accepted,
+            GOES_ON_S_MAX,
+            "more are accepted",
+        )
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{load.described()}") from None
     assert not load.failures, load.failures
 
 

@@ -11,7 +11,10 @@ import mansio
 from cluster.load import create_topic
 from cluster.test_cluster_groups import one
 from e2e.receive_world import group_of, running
+from mansio import TopicPartition
 from mansio.client import LeaseLost
+from mansio.errors import MansioError
+from mansio.state.share_records import TOPIC as STATES
 
 if TYPE_CHECKING:
     from support.cluster import Cluster
@@ -19,7 +22,21 @@ if TYPE_CHECKING:
 __all__ = ["one"]  # the fixture
 
 RECORDS = 600
-SCENARIO_SECONDS_MAX = 90
+SCENARIO_SECONDS_MAX = 150
+DESCRIBED_SECONDS_MAX = 20
+
+
+async def described(one: Cluster) -> str:
+    """All that may tell why they do not go on."""
+    places = [TopicPartition("leased", index) for index in range(4)]
+    lines = [str(place) for topic in ("leased", STATES, "__consumer_offsets") for place in one.places(topic)]
+    try:
+        async with asyncio.timeout(DESCRIBED_SECONDS_MAX), mansio.connect(one.bootstrap) as client:
+            lines.append(str(await client.admin.shares.leases("leasing", places, ranges_max=5)))
+            lines.append(str(await client.admin.shares.describe("leasing")))
+    except (MansioError, TimeoutError) as error:
+        lines.append(repr(error))
+    return "\n".join(lines)
 
 
 @pytest.mark.row("D5", "D8")
@@ -57,6 +74,11 @@ def test_a_receiver_goes_on_when_the_leader_is_killed_and_no_acknowledged_record
                 while len(values) < RECORDS:  # noqa: ASYNC110
                     await asyncio.sleep(0.05)
 
-    asyncio.run(scenario())
+    try:
+        asyncio.run(scenario())
+    except TimeoutError:
+        missing = [number for number in range(RECORDS) if b"%d" % number not in values]
+        told = f"{len(acknowledged)} acknowledged, {len(missing)} missing: {missing[:20]}"
+        raise AssertionError(f"{told}\n{asyncio.run(described(one))}\n{one.tails(60)}") from None
     assert values == {b"%d" % number for number in range(RECORDS)}
     assert again == []

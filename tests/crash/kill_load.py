@@ -18,6 +18,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 import mansio
 from crash.checker import Acknowledged, History, Seen, sender_of, value_of
 from mansio import blocking
+from support.waiting import wait_until
 
 if TYPE_CHECKING:
     from confluent_kafka import KafkaError, Message
@@ -73,6 +74,16 @@ class Load:
         """No new records; return when every one sent has been answered."""
         self._producing.clear()
         self._join(self._producers, deadline_s)
+
+    def wait_for_readers(self, deadline_s: float = 60.0) -> None:
+        """Return when each reader has had more than half of what was acknowledged; they may be behind."""
+        enough = len(self.history.acknowledged) / 2
+        reads = self.history.reads
+
+        def took_part() -> bool:
+            return bool(reads) and min(map(len, list(reads.values()))) > enough
+
+        wait_until(lambda: self.failures or took_part(), deadline_s, "the readers take part")
 
     def stop(self) -> None:
         self._producing.clear()

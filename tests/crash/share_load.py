@@ -8,8 +8,10 @@ answer is not written down as known; `ShareHistory` judges everything as it come
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
+import traceback
 from collections import defaultdict
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
@@ -28,12 +30,12 @@ from support.share_history import Place, ShareHistory
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
 TYPES: Final = {"accept": ACCEPT, "release": RELEASE, "reject": REJECT}
 ANSWER_S: Final = 15.0
 RECORDS_AT_ONCE: Final = 12
-QUIET_S: Final = 40.0
+QUIET_S: Final = 60.0
 
 
 class Gone(ConnectionError):
@@ -71,6 +73,8 @@ class ShareMember:
         self.member = ""
         self.epoch = 0
         self.held: list[Held] = []
+        self.last_told = "nothing"
+        """What the broker said last, and where that was."""
         self._numbers = itertools.count(1)
 
     def run(self) -> None:
@@ -82,8 +86,12 @@ class ShareMember:
                     while self.load.working(self):
                         self._round(peer)
                     self._leave()
-            except (Gone, OSError):
+            except (Gone, OSError) as error:
+                self._note(f"its connection ended: {error!r}")
                 time.sleep(0.01)  # the broker is not there: the pace of trying again
+
+    def _note(self, what: str) -> None:
+        self.last_told = f"{what}; epoch {self.epoch}, {len(self.held)} in hand, {now_ms():.0f} ms"
 
     def _be_born(self) -> None:
         self.member = f"{self.name} {next(self.lives)}"
@@ -179,6 +187,7 @@ class ShareMember:
             acquire_mode=share_fetch.RECORD_LIMIT if self.random.random() < 0.5 else 0,
         )
         answer = share_fetch.decode_response(2, self._exchange(peer, frame))
+        self._note(f"fetch: {_brief(answer)}")
         if answer.error_code:
             self.epoch = 0
             return
@@ -228,11 +237,22 @@ class ShareMember:
             self._topics(settles),
         )
         answer = share_acknowledge.decode_response(2, self._exchange(peer, frame))
+        self._note(f"acknowledge: {_brief(answer)}")
         if answer.error_code:
             self.epoch = 0
             return
         self.epoch += 1
         self._told(settles, {part.index: part.error_code for _, parts in answer.topics for part in parts})
+
+
+def _brief(answer: Any) -> str:
+    """An answer without its records."""
+    parts = [
+        part._replace(records=None) if hasattr(part, "records") else part
+        for _, parts in answer.topics
+        for part in parts
+    ]
+    return f"error {answer.error_code} {answer.error_message or ''}, {parts}"
 
 
 class ShareLoad:
@@ -248,10 +268,15 @@ class ShareLoad:
         lock_ms: int,
         seed: int,
         partitions: int = 2,
+        everywhere: Callable[[], Mapping[str, int]] | None = None,
+        places: Callable[[], str] = str,
     ) -> None:
-        """`find`: the port of the broker that leads all of the topic now. Raises `OSError` when there is none."""
+        """`find`: the port of the broker that leads all of the topic now. Raises `OSError` when there is none.
+        `everywhere`: the ports of all that run; `places`: more that explains why something does not go on."""
         self.bootstrap = bootstrap
         self.find = find
+        self.everywhere = everywhere or (lambda: {"broker": find()})
+        self.places = places
         self.partitions = partitions
         self.topic = topic
         self.group = group
@@ -266,6 +291,7 @@ class ShareLoad:
         self._drained = threading.Event()
         self._threads: list[threading.Thread] = []
         self._members = itertools.count(1)
+        self._alive: list[ShareMember] = []
 
     @property
     def port(self) -> int:
@@ -300,6 +326,7 @@ class ShareLoad:
         self._spawn(self._redrive, "redriver")
         for _ in range(members):
             one = ShareMember(self, f"m{next(self._members)}", self.random.getrandbits(32))
+            self._alive.append(one)
             self._spawn(one.run, one.name)
 
     def restarted(self) -> None:
@@ -313,7 +340,10 @@ class ShareLoad:
     def stop(self) -> None:
         self._stop.set()
         self._drained.set()
-        for thread in self._threads:
+        self._join(self._threads)
+
+    def _join(self, threads: list[threading.Thread]) -> None:
+        for thread in threads:
             thread.join(2 * ANSWER_S)
             if thread.is_alive():
                 self.failures.append(f"{thread.name} has not ended")
@@ -387,32 +417,55 @@ class ShareLoad:
     def finish(self) -> None:
         """Have everything settled that is left, and judge. The broker runs, and goes on to."""
         self._stop.set()
-        one = ShareMember(self, "last", self.random.getrandbits(32), accepts_all=True)
-        self._spawn(one.run, one.name)
-        ends: dict[int, int] = {}
-        with RawPeer(self.port) as peer:
-            ends.update({index: peer.end_offset(self.topic, index) for index in range(self.partitions)})
-            wait_until(lambda: self.failures or self._is_done(peer, ends), QUIET_S, "everything is settled")
+        self._join(self._threads)  # or a producer's last batch would come after the end that is looked for
+        last = ShareMember(self, "last", self.random.getrandbits(32), accepts_all=True)
+        self._spawn(last.run, last.name)
+        self._alive.append(last)
+        try:
+            ends = wait_until(lambda: self.failures or self._all_settled(), QUIET_S, "everything is settled")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.described()}") from None
         self.stop()
         if self.history.breach is not None:
             raise self.history.breach
         assert not self.failures, self.failures
         self.history.finish(ends, self.dead_letters())
 
-    def described(self) -> str:
-        """What the broker says of the group, and where the topic ends."""
-        with RawPeer(self.port) as peer:
-            ends = {index: peer.end_offset(self.topic, index) for index in range(self.partitions)}
-            return f"{ends}, {self._described(peer)}, {[thread for thread in self._threads if thread.is_alive()]}"
-
-    def _is_done(self, peer: RawPeer, ends: dict[int, int]) -> bool:
-        answer = self._described(peer)
-        return all(
-            (one.error_code, one.lag, one.archiving) == (0, 0, 0)
-            and one.start_offset == ends[one.partition_index]
-            for topic in answer.topics
-            for one in topic.partitions
+    def _all_settled(self) -> dict[int, int]:
+        """Where each partition ends, if nothing of the group's is open there; else nothing. Whoever leads is asked anew
+        each time, and what was written before and is committed only now counts."""
+        try:
+            with RawPeer(self.port) as peer:
+                ends = self._ends(peer)
+                parts = [one for topic in self._described(peer).topics for one in topic.partitions]
+        except (OSError, AssertionError):
+            return {}
+        done = all(
+            (one.error_code, one.lag, one.archiving, one.start_offset) == (0, 0, 0, ends[one.partition_index])
+            for one in parts
         )
+        return ends if done and len(parts) == self.partitions else {}
+
+    def _ends(self, peer: RawPeer) -> dict[int, int]:
+        return {index: peer.end_offset(self.topic, index) for index in range(self.partitions)}
+
+    def described(self) -> str:
+        """All that may tell why it does not go on: what each broker says of the group, who leads, what the members were
+        told last, and where each thread is."""
+        lines = [f"now {now_ms():.0f} ms; {self.history}; failures {self.failures}"]
+        for name, port in self.everywhere().items():
+            try:
+                with RawPeer(port) as peer:
+                    lines.append(f"{name}: {self._described(peer)}")
+                    lines.append(f"{name}: ends {self._ends(peer)}")
+            except (OSError, AssertionError) as error:
+                lines.append(f"{name}: {error!r}")
+        lines += [f"{one.name} ({one.member}) was told: {one.last_told}" for one in self._alive]
+        frames = sys._current_frames()
+        for thread in self._threads:
+            if (frame := frames.get(thread.ident or 0)) is not None:
+                lines.append(f"{thread.name} is at {traceback.extract_stack(frame)[-4:]}")
+        return "\n".join([*lines, self.places()])
 
     def _described(self, peer: RawPeer) -> Any:
         wanted = {"topic_id": self.topic_id, "partitions": list(range(self.partitions))}

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,21 +17,21 @@ import pytest
 
 from crash.share_load import ShareLoad, now_ms
 from e2e.raw_peer import RawPeer
+from support.forked_serve import forked
 from support.killing_serve import POINTS
-from support.process import served
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
-    from support.process import ServedBroker
+    from support.forked_serve import ForkedBroker
     from support.share_history import ShareHistory
 
 KILLS = 20
 NIGHTLY_LIVES = -(-int(os.environ.get("MANSIO_NIGHTLY_DELIVERY_KILLS", "1000")) // KILLS)
 NIGHTLY_SUMS = Path(".nightly/delivery")
 MEMBERS = 3
-LOCK_MS = 2_000
-LOAD_S_MAX = 0.5
-LONG_LOAD_S = 2.3
+LOCK_MS = 1_000
+LOAD_S_MAX = 0.3
+LONG_LOAD_S = 1.2
 """Longer than a lease lasts: some end."""
 
 POINT_S_MAX = 3.0
@@ -41,7 +40,6 @@ OFTEN = 12
 """Leases, acknowledgements and releases are many: any of the first so many is it. Of the others there are few."""
 
 SETTINGS = ["--set", "share_state_updates_per_snapshot=40", "--set", "share_state_prune_interval_ms=200"]
-KILLING_SERVE = str(Path(__file__).parents[1] / "support" / "killing_serve.py")
 
 
 def wait_for_progress(load: ShareLoad, accepted: int = 10) -> None:
@@ -53,7 +51,7 @@ def wait_for_progress(load: ShareLoad, accepted: int = 10) -> None:
     assert not load.failures, load.failures
 
 
-def die(broker: ServedBroker, load: ShareLoad, point: str, chance: random.Random) -> bool:
+def die(broker: ForkedBroker, load: ShareLoad, point: str, chance: random.Random) -> bool:
     """Have it die at that point, or at any moment. True when it was at the point."""
     if not point:
         wait_for_progress(load)
@@ -70,10 +68,10 @@ def die(broker: ServedBroker, load: ShareLoad, point: str, chance: random.Random
     return was_there
 
 
-def start(broker: ServedBroker, load: ShareLoad, file: Path, point: str, chance: random.Random) -> bool:
+def start(broker: ForkedBroker, load: ShareLoad, point: str, chance: random.Random) -> bool:
     """True when it is ready; False when it died on the way at its point."""
     often = any(word in point for word in ("lease", "ack", "release"))
-    file.write_text(f"{point},{chance.randint(1, OFTEN if often else 2)}" if point else "")
+    broker.point = f"{point},{chance.randint(1, OFTEN if often else 2)}" if point else ""
     load.restarted()
     try:
         broker.start()
@@ -87,13 +85,9 @@ def kill_and_judge(data: Path, seed: int) -> ShareHistory:
     """One life of a broker under `KILLS` kills, then the verdict over all of it."""
     print(f"MANSIO_TEST_SEED={seed}")
     chance = random.Random(seed)
-    file = data.with_name(data.name + ".point")
-    file.write_text("")
     points = [*POINTS, *[""] * (KILLS - len(POINTS))]
     chance.shuffle(points)
-    with served(
-        data, arguments=SETTINGS, http=False, command=[sys.executable, KILLING_SERVE, str(file)]
-    ) as broker:
+    with forked(data, arguments=SETTINGS) as broker:
         with RawPeer(broker.kafka_port) as peer:
             peer.create_topic("work", 2)
         load = ShareLoad(
@@ -112,9 +106,9 @@ def kill_and_judge(data: Path, seed: int) -> ShareHistory:
             hit = [
                 point
                 for point in points
-                if not start(broker, load, file, point, chance) or die(broker, load, point, chance)
+                if not start(broker, load, point, chance) or die(broker, load, point, chance)
             ]
-            start(broker, load, file, "", chance)
+            start(broker, load, "", chance)
             wait_for_progress(load)
             load.finish()
         finally:

@@ -109,6 +109,7 @@ def kill_and_judge(data: Path, seed: int, *, noted: bool = False) -> None:
                 broker.start()
             wait_for_progress(load)
             load.stop_producing()
+            load.wait_for_readers()
             load.stop()
             broker.kill()
             broker.start()

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from mansio.broker.partition import Partition
 from mansio.cluster.metadata import decode
@@ -13,7 +14,7 @@ from mansio.wire.records import read_records
 from sim.clients import TOPIC
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
     from uuid import UUID
 
     from sim.brokers import SimulatedBroker
@@ -31,14 +32,21 @@ def partitions_of(broker: SimulatedBroker) -> Iterator[Partition]:
                     yield kept
 
 
-def copies(world: World, topic_id: UUID, index: int) -> list[Partition]:
-    """Of one partition, on all brokers as they are now."""
-    return [
-        partition
-        for broker in world.brokers()
-        for partition in partitions_of(broker)
-        if (partition.topic_id, partition.index) == (topic_id, index)
-    ]
+def copies(
+    world: World, topic_id: UUID, index: int, brokers: Iterable[SimulatedBroker] = ()
+) -> list[Partition]:
+    """Of one partition, on these brokers; on all as they are now unless told."""
+    found = []
+    for broker in brokers or world.brokers():
+        if broker.closed:
+            found += [one for one in broker.closed if (one.topic_id, one.index) == (topic_id, index)]
+        elif hasattr(broker, "core"):  # asked for at every acknowledgement: no look through all topics
+            state = broker.core.state
+            topic = state.topics_by_id.get(topic_id)
+            if topic is not None and state.topics.get(topic.name) is topic and index < len(topic.partitions):
+                kept = broker.core.partitions.kept(topic)[index]
+                found += [kept] if isinstance(kept, Partition) else ()
+    return found
 
 
 def check_durable(world: World, leader: SimulatedBroker, partition: Partition, offset: int) -> None:
@@ -48,10 +56,8 @@ def check_durable(world: World, leader: SimulatedBroker, partition: Partition, o
     having = {
         broker.node_id
         for broker in world.lives
-        for one in partitions_of(broker)
-        if (one.topic_id, one.index) == (partition.topic_id, partition.index)
-        and one.log.durable_end_offset > offset
-        and one.log.leader_epochs.epoch_at(offset) == epoch
+        for one in copies(world, partition.topic_id, partition.index, (broker,))
+        if one.log.durable_end_offset > offset and one.log.leader_epochs.epoch_at(offset) == epoch
     }
     needed = {leader.node_id, *_in_sync(world, leader, partition)}
     if not needed <= having or len(having) < partition.settings.min_insync_replicas:
@@ -65,9 +71,15 @@ def _in_sync(world: World, leader: SimulatedBroker, partition: Partition) -> lis
     """What etcd says, as long as it has no newer leader."""
     key = leader.core.state.keys.partition(partition.topic_id, partition.index)
     entry = world.etcd._entries.get(key)
-    document = {} if entry is None else decode(key, entry.value)
+    document = {} if entry is None else _decoded(key, entry.value)
     known: bool = document.get("leader_epoch") == partition.leader_epoch
     return document["isr"] if known else []
+
+
+@lru_cache(maxsize=64)
+def _decoded(key: str, value: bytes) -> dict[str, Any]:
+    """Of many acknowledgements in a row."""
+    return decode(key, value)
 
 
 def reasons(world: World) -> Iterator[str]:

@@ -169,7 +169,7 @@ class SimulatedBroker:
         self.stopping = False
         self.closed: list[Partition] = []
         """What was open when it was stopped in order."""
-        self.disk_ms = (0.3, 2.5)
+        self.disk_ms = world.disk_ms
         self._stack: AsyncExitStack | None = None
         disk.locks.clear()
         world.network.brokers[node_id] = self

@@ -59,7 +59,7 @@ DEFECTS = (
         "if replica.fetched(node_id, broker_epoch, log.end_offset, log.end_offset, now_ms, wanted.log_start_offset):",
     ),
     rule(
-        0,
+        9,
         "the leader counts what it has not synced",
         "broker/partition.py",
         "self.syncer.request(self.log, urgent=urgent or bool(self._parked))",
@@ -122,7 +122,7 @@ DEFECTS = (
         "return broker is not None",
     ),
     rule(
-        0,
+        8,
         "a lost log stays in sync",
         "cluster/membership.py",
         "await self._leave_in_sync_sets()",
@@ -143,7 +143,7 @@ DEFECTS = (
         "end = self.log.end_offset",
     ),
     rule(
-        14,
+        0,
         "session deadline ignored",
         "cluster/session.py",
         "return self.epoch != 0 and not self.ended and now < self._good_until",
@@ -156,11 +156,18 @@ DEFECTS = (
         "return self.current.assigned | self.current.pending",
         "return self.current.assigned",
     ),
+    rule(
+        400008,
+        "what may have been leased before a loss is not withheld",
+        "state/share_loading.py",
+        "_withhold(window, min(state.horizon, log_end), now_ms + max(state.withheld_ms, 0))",
+        "pass",
+    ),
 )
 
 RARE = (
     rule(
-        0,
+        9,
         "a failed sync is taken for a good one",
         "log/log.py",
         'self.fail(error, f"cannot sync {self.directory}")',
@@ -181,7 +188,7 @@ RARE = (
         "if end < offset:",
     ),
     rule(
-        0,
+        5,
         "growth counts only when committed",
         "state/replica.py",
         "others = (self.in_sync | (self.pending or frozenset())) - {self.leader}",
@@ -236,9 +243,16 @@ RARE = (
         "end = min(leader_end, own_end)",
         "end = leader_end",
     ),
+    rule(
+        0,
+        "what may have been leased before a loss is given to others at once",
+        "state/share_loading.py",
+        "_withhold(window, min(state.horizon, log_end), now_ms + max(state.withheld_ms, 0))",
+        "_withhold(window, min(state.horizon, log_end), now_ms)",
+    ),
 )
 """What takes many histories to be seen, or is seen only together with another fault of the program: searched for by
-hand, `python -m sim.defects --rare`."""
+hand, `python -m sim.defects --rare`; what is about share groups, from seed 400000 on."""
 
 
 def search(defect: Defect, first: int, end: int) -> Found | None:

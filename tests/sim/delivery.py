@@ -30,9 +30,14 @@ if TYPE_CHECKING:
 FIRST_SEED: Final = 300_000
 """Histories from this seed on have a share group, too; those before are as they were."""
 
+LONG_LEASES_FIRST_SEED: Final = 400_000
+"""From this seed on a lease outlives the session of a broker, disks are slow, and all machines fall together more
+often: what was leased and not yet synced is lost while somebody has it."""
+
 GROUP: Final = "crew"
 MEMBERS: Final = 3
 LOCK_MS: Final = 2000
+LONG_LOCK_MS: Final = 9000
 SURELY: Final = 0.95
 """A broker's clock goes up to 3 % too fast: its leases last so much of their time at least."""
 
@@ -50,11 +55,27 @@ SETTINGS: Final = {
 DEAD_LETTERS: Final = f"dlq.{TOPIC}"
 
 
+def lock_ms_of(world: World) -> int:
+    """How long leases last."""
+    return LONG_LOCK_MS if world.seed >= LONG_LEASES_FIRST_SEED else LOCK_MS
+
+
+def disk_ms_of(seed: int) -> tuple[float, float]:
+    """How long syncs take, until everything heals."""
+    return (10.0, 60.0) if seed >= LONG_LEASES_FIRST_SEED else (0.3, 2.5)
+
+
+def shares_of_faults(seed: int) -> dict[str, int]:
+    """Faults that are drawn more, or less, often than in histories without a share group."""
+    return {"power loss of all": 15} if seed >= LONG_LEASES_FIRST_SEED else {}
+
+
 class Delivery:
     """The group, its members and its judge."""
 
     def __init__(self, world: World) -> None:
         self.world = world
+        self.lock_ms = lock_ms_of(world)
         self.history = ShareHistory()
         self.topic_id = world.brokers()[0].core.state.topics[TOPIC].topic_id
         self.ends: dict[int, int] = {}
@@ -89,8 +110,9 @@ class Delivery:
                 yield f"{name} begins at {live.core.ranges.start} of {end}: {counts} {trouble}"
 
     def _resting_by_a_wrong_clock(self, live: LiveShare) -> list[Place]:
-        """A rest is stored by the wall's time, so a wall that was wrong by a day makes one that long."""
-        latest_ms = self.world.wall_ms() + 2 * BACKOFF_MS_MAX
+        """A rest is stored by the wall's time, so a wall that was wrong by a day makes one that long. What was withheld
+        rests as long as a lease."""
+        latest_ms = self.world.wall_ms() + max(2 * BACKOFF_MS_MAX, self.lock_ms)
         found = [
             Place(live.key.partition, offset)
             for span in live.core.ranges
@@ -153,7 +175,7 @@ class Sharer(Client):
     async def _run(self) -> None:
         while not self.world.over:
             await self.sleep(self.random.uniform(5, 120))
-            if self.random.random() < 0.02:
+            if self.random.random() < 0.02 and self._may_die():
                 self._be_born()
             if self.random.random() < 0.03:
                 self.index = 1 - self.index
@@ -161,6 +183,10 @@ class Sharer(Client):
                 await self._look_again()
             elif not await self._round():
                 await self._look_again()
+
+    def _may_die(self) -> bool:
+        """In the end, what dies with a long lease would be waited for again and again."""
+        return not self.world.writes_end or self.delivery.lock_ms == LOCK_MS
 
     async def _look_again(self) -> None:
         await self.find_leader(self.index)
@@ -187,13 +213,13 @@ class Sharer(Client):
         chosen: dict[str, list[Place]] = defaultdict(list)
         for place, since_ms in list(self.held.items()):
             if place.partition != self.index:
-                if self._now_ms - since_ms > LOCK_MS:
+                if self._now_ms - since_ms > self.delivery.lock_ms:
                     del self.held[place]
                 continue
             if self.world.writes_end:
                 kind = "accept"
             elif self.random.random() < 0.3:
-                if self._now_ms - since_ms > 2 * LOCK_MS:
+                if self._now_ms - since_ms > 2 * self.delivery.lock_ms:
                     del self.held[place]
                 continue
             else:
@@ -284,7 +310,7 @@ class Sharer(Client):
                 count,
                 sent_ms=sent_ms,
                 got_ms=self._now_ms,
-                lock_ms=LOCK_MS * SURELY,
+                lock_ms=self.delivery.lock_ms * SURELY,
                 stands=lambda: far is None or not far._ended,
             )
             for offset in range(first, last + 1):
@@ -350,7 +376,8 @@ class Settings(Client):
         self.run(self._run())
 
     async def _run(self) -> None:
-        changes = [{"name": name, "config_operation": 0, "value": value} for name, value in SETTINGS.items()]
+        settings = {**SETTINGS, "share.record.lock.duration.ms": str(lock_ms_of(self.world))}
+        changes = [{"name": name, "config_operation": 0, "value": value} for name, value in settings.items()]
         resource = {"resource_type": 32, "resource_name": GROUP, "configs": changes}
         while not self.done:
             answer = await self.call(ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, {"resources": [resource]})

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Source = int | str
 """A broker's number, or a client's name."""
+_PRODUCES = (PendingBatch, PendingProduce)
 
 
 class Network:
@@ -42,7 +43,7 @@ class Network:
         self.duplicate = 0.0
         self.drop = 0.0
         self.slow = 1.0
-        self._held: list[tuple[Source, Source, Callable[[], None]]] = []
+        self._held: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self.counts: dict[str, int] = {}
         self._wires = simulation.scheduler("network")
 
@@ -50,7 +51,7 @@ class Network:
         self.counts[name] = self.counts.get(name, 0) + 1
 
     def delay_ms(self) -> float:
-        return self.random.uniform(0.1, 1.2) * self.slow
+        return (0.1 + (1.2 - 0.1) * self.random.random()) * self.slow  # as `uniform` does, which is dearer
 
     def isolate(self, node_id: int) -> None:
         """From all other brokers; clients and etcd reach it."""
@@ -68,16 +69,16 @@ class Network:
         """Nobody is cut off any more."""
         self.cut.clear()
         held, self._held = self._held, []
-        for _, _, deliver in held:
-            deliver()
+        for deliver, args in held:
+            deliver(*args)
 
-    def carry(self, source: Source, target: Source, deliver: Callable[[], None]) -> None:
+    def carry(self, source: Source, target: Source, deliver: Callable[..., object], *args: Any) -> None:
         """Now, or when the way is open again."""
-        if (source, target) in self.cut:
+        if self.cut and (source, target) in self.cut:
             self.count("held by a cut")
-            self._held.append((source, target, deliver))
+            self._held.append((deliver, args))
         else:
-            deliver()
+            deliver(*args)
 
     def link(self, source: Source, scheduler: SimulatedScheduler, target: int) -> Link:
         found = Link(self, source, scheduler, target)
@@ -128,7 +129,7 @@ class Link:
             self._silent = True
             self._ghost(data, random.uniform(300, 6000))
             return
-        network.carry(self.source, self.target, lambda: self._leave(data))
+        network.carry(self.source, self.target, self._leave, data)
 
     def _ghost(self, data: bytes, delay_ms: float) -> None:
         """The same bytes by another connection, whose answers nobody reads."""
@@ -136,7 +137,7 @@ class Link:
         self._network._wires.call_later(delay_ms, ghost.send_surely, data)
 
     def send_surely(self, data: bytes) -> None:
-        self._network.carry(self.source, self.target, lambda: self._leave(data))
+        self._network.carry(self.source, self.target, self._leave, data)
 
     def _leave(self, data: bytes) -> None:
         broker = self._network.brokers.get(self.target)
@@ -163,7 +164,7 @@ class Link:
         """The broker sends this."""
         if self._silent:
             return
-        self._network.carry(self.target, self.source, lambda: self._return(data))
+        self._network.carry(self.target, self.source, self._return, data)
 
     def _return(self, data: bytes) -> None:
         now = self._network.simulation.now_ms
@@ -188,11 +189,7 @@ class Link:
     def end_soon(self) -> None:
         """The other side is gone, and says so."""
         if not self._silent and not self.closed:
-            self._network.carry(
-                self.target,
-                self.source,
-                lambda: self._scheduler.call_later(self._network.delay_ms(), self._lost) and None,
-            )
+            self._network.carry(self.target, self.source, self._call_later, self._scheduler, self._lost)
 
     def _lost(self) -> None:
         if not self.closed:
@@ -204,11 +201,10 @@ class Link:
         self.closed = True
         far = self._far
         if far is not None and self.served_by is not None and not self._silent:
-            self._network.carry(
-                self.source,
-                self.target,
-                lambda: self.served_by.scheduler.call_later(self._network.delay_ms(), far.end),  # type: ignore[union-attr]
-            )
+            self._network.carry(self.source, self.target, self._call_later, self.served_by.scheduler, far.end)
+
+    def _call_later(self, scheduler: SimulatedScheduler, what: Callable[[], None]) -> None:
+        scheduler.call_later(self._network.delay_ms(), what)
 
 
 class _Transport:
@@ -282,7 +278,7 @@ class SimulatedConnection(Connection):
             self.buffer_updated(size)
 
     def answered(self, slot: Any) -> None:
-        if isinstance(slot, PendingBatch | PendingProduce) and slot.pieces:
+        if isinstance(slot, _PRODUCES) and slot.pieces:
             version = slot._pattern.version if isinstance(slot, PendingBatch) else slot._version
             self.broker.confirms(version, bytes(slot.pieces[0]))
         super().answered(slot)

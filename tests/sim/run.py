@@ -10,12 +10,14 @@ import argparse
 import gc
 import json
 import logging
+import os
 import signal
 import sys
-import time
 import traceback
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -177,27 +179,44 @@ def summed(path: str) -> list[str]:
     ]
 
 
-def run_many(seeds: range, keep_going: bool, verbose: bool, kept: str | None) -> Summary:
+def outcomes_of(seeds: range, jobs: int, *, more: bool) -> Iterator[Outcome]:
+    """In the order of the seeds, by so many processes."""
+    work = partial(run_seed, more=more)
+    if jobs == 1:
+        yield from map(work, seeds)
+        return
+    with get_context("fork").Pool(jobs) as pool:
+        yield from pool.imap(work, seeds)
+        pool.close()
+        pool.join()
+
+
+def run_many(
+    seeds: range, keep_going: bool, verbose: bool, kept: str | None, *, jobs: int = 1, more: bool = False
+) -> Summary:
     """Tell what broke; leave numbers in `kept`."""
     whole, part = Summary(), Summary()
-    for seed in seeds:
-        outcome = run_seed(seed)
-        whole.add(outcome)
-        part.add(outcome)
-        if outcome.failure:
-            print(outcome.report if verbose else f"seed {seed}: {outcome.failure}", flush=True)
-        elif verbose:
-            known = f"{outcome.acknowledged} acknowledged" + (
-                f"; {outcome.delivered}" if outcome.delivered else ""
-            )
-            print(f"seed {seed}: trace {outcome.trace:x}, {known}", flush=True)
-        if kept is not None and (part.seeds == KEPT_TOGETHER or seed == seeds[-1]):
-            with Path(kept).open("a") as file:
-                file.write(json.dumps(part.numbers()) + "\n")
-            part = Summary()
-        if outcome.failure and not keep_going:
-            break
+    with closing(outcomes_of(seeds, jobs, more=more)) as outcomes:
+        for outcome in outcomes:
+            whole.add(outcome)
+            part.add(outcome)
+            _tell(outcome, verbose)
+            if kept is not None and (part.seeds == KEPT_TOGETHER or outcome.seed == seeds[-1]):
+                with Path(kept).open("a") as file:
+                    file.write(json.dumps(part.numbers()) + "\n")
+                part = Summary()
+            if outcome.failure and not keep_going:
+                break
     return whole
+
+
+def _tell(outcome: Outcome, verbose: bool) -> None:
+    if outcome.failure:
+        print(outcome.report if verbose else f"seed {outcome.seed}: {outcome.failure}", flush=True)
+    elif verbose:
+        delivered = f"; {outcome.delivered}" if outcome.delivered else ""
+        known = f"{outcome.acknowledged} acknowledged{delivered}"
+        print(f"seed {outcome.seed}: trace {outcome.trace:x}, {known}", flush=True)
 
 
 def main() -> int:
@@ -208,18 +227,20 @@ def main() -> int:
     arguments.add_argument("--more", action="store_true", help="also clients that do rarer things")
     arguments.add_argument("--kept", help=f"leave numbers in this file, a line for {KEPT_TOGETHER} seeds")
     arguments.add_argument("--sum", help="instead: add up what `--kept` or `make nightly` left in this file")
+    arguments.add_argument("--jobs", type=int, default=1, help="so many processes at a time")
     chosen = arguments.parse_args()
     if chosen.sum:
         print(*summed(chosen.sum), sep="\n")
         return 0
     first, _, end = chosen.seeds.partition(":")
-    began = time.process_time()
     seeds = range(int(first), int(end or int(first) + 1))
     with quick_collections():
-        summary = run_many(seeds, chosen.keep_going, chosen.verbose, chosen.kept)
+        summary = run_many(
+            seeds, chosen.keep_going, chosen.verbose, chosen.kept, jobs=chosen.jobs, more=chosen.more
+        )
     for line in summary.lines():
         print(line)
-    print(f"{time.process_time() - began:.1f} s of the processor")
+    print(f"{sum(os.times()[:4]):.1f} s of the processor")
     return 1 if summary.failures else 0
 
 

@@ -10,17 +10,21 @@ import os
 
 import pytest
 
-from sim.delivery import FIRST_SEED
+from sim.delivery import FIRST_SEED, LONG_LEASES_FIRST_SEED
 from sim.run import quick_collections, run_seed
 from sim.world import World
 
-SEEDS = int(os.environ.get("MANSIO_SIM_DELIVERY_SEEDS", "4"))
+SEEDS = int(os.environ.get("MANSIO_SIM_DELIVERY_SEEDS", "3"))
 NIGHTLY_SEEDS = int(os.environ.get("MANSIO_SIM_NIGHTLY_DELIVERY_SEEDS", "2000"))
 TOGETHER = 100
 BROKE_A_PROMISE = FIRST_SEED + 4
 """A late acknowledgement of what another member had settled was confirmed."""
 
-NIGHTLY_FIRST = FIRST_SEED + 1000
+NIGHTLY_FIRSTS = [
+    first
+    for kind in (FIRST_SEED, LONG_LEASES_FIRST_SEED)
+    for first in range(kind + 1000, kind + 1000 + NIGHTLY_SEEDS // 2, TOGETHER)
+]
 
 
 def run(first: int, count: int) -> None:
@@ -32,7 +36,9 @@ def run(first: int, count: int) -> None:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", [*range(FIRST_SEED, FIRST_SEED + SEEDS), BROKE_A_PROMISE])
+@pytest.mark.parametrize(
+    "seed", [*range(FIRST_SEED, FIRST_SEED + SEEDS), BROKE_A_PROMISE, LONG_LEASES_FIRST_SEED]
+)
 def test_no_history_undoes_loses_or_doubles_a_delivery(seed: int) -> None:
     run(seed, 1)
 
@@ -50,6 +56,6 @@ def test_one_seed_gives_one_history() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("first", range(NIGHTLY_FIRST, NIGHTLY_FIRST + NIGHTLY_SEEDS, TOGETHER))
+@pytest.mark.parametrize("first", NIGHTLY_FIRSTS)
 def test_no_history_of_many_undoes_loses_or_doubles_a_delivery(first: int) -> None:
-    run(first, min(TOGETHER, NIGHTLY_FIRST + NIGHTLY_SEEDS - first))
+    run(first, min(TOGETHER, NIGHTLY_SEEDS))

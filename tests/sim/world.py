@@ -14,7 +14,7 @@ from mansio.broker.topics import NewTopic
 from mansio.cluster.metadata import decode
 from mansio.errors import MansioError, TopicAlreadyExists
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
-from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task
+from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unbegun
 from sim import above, delivery
 from sim.admin import Administrator
 from sim.brokers import DriftingClock, SimulatedBroker
@@ -84,6 +84,8 @@ class World:
         self.lives: list[SimulatedBroker] = []
         self.no_etcd: set[int] = set()
         self.faults: dict[str, int] = {}
+        self.disk_ms = delivery.disk_ms_of(seed)
+        self.shares_of_faults = delivery.shares_of_faults(seed)
         self.told: list[str] = []
         self.writes_end = self.over = False
         self.clients: list[Any] = []
@@ -201,6 +203,7 @@ class World:
                 error.add_note(line)
             raise
         finally:
+            close_unbegun()
             gc.enable()
 
     def _run(self) -> None:
@@ -281,7 +284,7 @@ class World:
         if self.writes_end:
             return
         names = [self.only] if self.only else list(FAULTS)
-        weights = [FAULTS[name][1] for name in names]
+        weights = [self.shares_of_faults.get(name, FAULTS[name][1]) for name in names]
         name = self.random.choices(names, weights)[0]
         if FAULTS[name][0](self):
             self.faults[name] = self.faults.get(name, 0) + 1

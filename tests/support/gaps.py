@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 SETTLED_DEADLINE_S = 30.0
 EXIT_DEADLINE_S = 30.0
 UP_DEADLINE_S = 60.0
-CALM_S = 1.0
+CALM_S = 0.7
 """So long after a change it is looked at what may follow from it."""
 TESTS = Path(__file__).parents[1]
 MARKS = " .:-=+*#%@"
@@ -74,7 +74,7 @@ class Change(NamedTuple):
 
 
 class Load:
-    """Publishes a record to each partition every `interval_s`, from a thread of its own, until it is stopped."""
+    """Publishes a record to each partition every `interval_s`, from a thread of its own, from `start` to `stop`."""
 
     def __init__(self, bootstrap: str, topic: str, partitions: int, interval_s: float) -> None:
         self.topic = topic
@@ -88,16 +88,19 @@ class Load:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stop()
 
+    def start(self) -> None:
+        self._thread.start()
+
     def stop(self) -> None:
         """Publish no more; all that was published is acknowledged when this returns."""
         self._stopping.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         self._producer.flush(30)
         assert self.failures == []
 
@@ -125,6 +128,7 @@ class MemberProcess:
         self.deliveries: list[Delivery] = []
         self.given: list[tuple[float, int]] = []
         self.taken: list[tuple[float, int]] = []
+        self.was_put_out = False
         self._is_up = threading.Event()
         path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
@@ -179,6 +183,7 @@ class MemberProcess:
                     self.given.append((at, partition))
                 elif what in (TAKEN, LOST):
                     self.taken.append((at, partition))
+                    self.was_put_out |= what == LOST
                 elif what == UP:
                     self._is_up.set()
             rest = rest[whole:]
@@ -206,13 +211,16 @@ class WatchedGroup:
     # -- members --------
 
     def prepare(self, *names: str) -> None:
-        """Start processes, which takes the machine some time, and wait until they are ready to join."""
+        """Start processes, which takes the machine some time."""
         for name in names:
             self.everybody[name] = MemberProcess(
                 self._kind, self._bootstrap, self._group, self._load.topic, name
             )
-        for name in names:
-            self.everybody[name].wait_until_up()
+
+    def wait_until_up(self) -> None:
+        """Until all that were prepared are ready to join."""
+        for member in self.everybody.values():
+            member.wait_until_up()
 
     def begin(self, *names: str) -> None:
         """The first members join."""
@@ -304,6 +312,11 @@ class WatchedGroup:
             seen.setdefault((delivery.partition, delivery.offset), []).append(delivery.member)
         return {place: members for place, members in seen.items() if len(members) > 1}
 
+    @property
+    def was_anybody_put_out(self) -> bool:
+        """A member whose session ended although it lives: its machine did not let it speak."""
+        return any(member.was_put_out for member in self.everybody.values())
+
     def moved(self, change: Change) -> set[int]:
         """The partitions that went from one member to another at a change."""
         holders: dict[int, set[str]] = {}
@@ -393,13 +406,16 @@ def picture(
 def watched(
     kind: str, bootstrap: str, load: Load, members: Sequence[str], later: Sequence[str], *, group: str
 ) -> Iterator[tuple[WatchedGroup, WatchedGroup]]:
-    """Two groups of the same members under one load: the one whose members are to change, and the control. `later`: who
-    may join the first one."""
+    """Two groups of the same members under one load, which begins with them: the one whose members are to change, and
+    the control. `later`: who may join the first one."""
     with ExitStack() as stack:
         changing = stack.enter_context(WatchedGroup(kind, bootstrap, group, load))
         control = stack.enter_context(WatchedGroup(kind, bootstrap, f"{group}-control", load))
         changing.prepare(*members, *later)
         control.prepare(*members)
+        for one in (changing, control):
+            one.wait_until_up()
+        load.start()
         for one in (changing, control):
             one.begin(*members)
         for one in (changing, control):

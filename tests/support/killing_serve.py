@@ -1,15 +1,13 @@
-"""`mansio` that kills itself at a named point of a delivery: `python killing_serve.py POINT serve ...`.
+"""`mansio` that kills itself at a named point of a delivery.
 
-POINT is a file that the test writes before each start: a name of `POINTS` and which time it is reached counts, or
-nothing. Always true: when the point is reached, the process is gone by SIGKILL before another instruction of it runs.
+`arm` a point before `main`: a name of `POINTS`, and which time it is reached counts. Always true: when the point is
+reached, the process is gone by SIGKILL before another instruction of it runs.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.share.dead_letter_targets import Targets
@@ -90,8 +88,9 @@ def arm(point: str, countdown: _Countdown) -> None:
         raise ValueError(point)
 
 
-if __name__ == "__main__":
-    name, _, number = Path(sys.argv.pop(1)).read_text().strip().partition(",")
+def serve(text: str) -> None:
+    """Run `mansio` with the arguments of this process. `text`: a point and a number, or nothing."""
+    name, _, number = text.partition(",")
     if name:
         arm(name, _Countdown(int(number)))
     main()

@@ -1,7 +1,8 @@
 """Where things are: the root of the project, its commands, the unpacked Debian tools; and free ports.
 
 Ports come from below the range from which the system takes ports for outgoing connections, so no client's own
-socket can sit on one; and every xdist worker has a stretch of its own, so no two tests are given the same.
+socket can sit on one; and every process that takes some has a stretch of its own, so no two tests are given the same,
+also when they belong to test runs side by side on one machine.
 """
 
 from __future__ import annotations
@@ -23,15 +24,25 @@ ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / ".tools" / "bin"
 
 FIRST_PORT = 20_000
-PORTS_PER_WORKER = 1_500
-WORKERS_MAX = 8
+PORTS_PER_PROCESS = 500
+STRETCHES = 24
 
 
 def _stretch() -> Iterator[int]:
-    """The ports of this worker, round and round: those of another one may be of a broker that is about to come back."""
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS_MAX
-    for number in itertools.count(os.getpid()):
-        yield FIRST_PORT + worker * PORTS_PER_WORKER + number % PORTS_PER_WORKER
+    """The ports of this process, round and round: those of another one may be of a broker that is about to come back.
+
+    The first of them says whose they are: it is bound, and that ends with the process."""
+    for number in range(STRETCHES):
+        first = FIRST_PORT + number * PORTS_PER_PROCESS
+        claim = socket.socket()
+        try:
+            claim.bind(("127.0.0.1", first))
+        except OSError:
+            claim.close()
+            continue
+        with claim:
+            yield from itertools.cycle(range(first + 1, first + PORTS_PER_PROCESS))
+    raise RuntimeError(f"all {STRETCHES} stretches of ports are taken: too many test runs at once")
 
 
 _next_port = _stretch()
@@ -39,7 +50,7 @@ _next_port = _stretch()
 
 def free_port(host: str = "127.0.0.1") -> int:
     """A TCP port nobody listens on now, and which this test process gave to nobody else for long."""
-    for _ in range(PORTS_PER_WORKER):
+    for _ in range(PORTS_PER_PROCESS):
         port = next(_next_port)
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

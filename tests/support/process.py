@@ -79,15 +79,7 @@ class ServedBroker:
         begin = self.output.stat().st_size if self.output.exists() else 0
         command = [*self.command, "serve", "--data", str(self.data), "--kafka", self.bootstrap]
         command += ["--http", f"127.0.0.1:{self.http_port}" if self.http_port else ""]
-        with self.output.open("ab") as output:
-            self._process = subprocess.Popen(
-                [*command, *self.arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**inherited(), "PYTHONUNBUFFERED": "1", **self.environment},
-                start_new_session=True,
-            )
+        self._process = self._launch([*command, *self.arguments])
         end = time.monotonic() + READY_DEADLINE_S
         while b"ready" not in self._output_since(begin):
             if self._process.poll() is not None:
@@ -97,6 +89,17 @@ class ServedBroker:
                 raise AssertionError(f"mansio serve was not ready in {READY_DEADLINE_S:g} s:\n{self.text()}")
             time.sleep(0.005)
         return self
+
+    def _launch(self, command: Sequence[str]) -> subprocess.Popen[bytes]:
+        with self.output.open("ab") as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**inherited(), "PYTHONUNBUFFERED": "1", **self.environment},
+                start_new_session=True,
+            )
 
     def _output_since(self, begin: int) -> bytes:
         with self.output.open("rb") as output:

@@ -40,7 +40,7 @@ class Store:
                 start, offsets = update.start_offset, {}
             start, horizon = max(start, update.start_offset), max(horizon, update.horizon)
             offsets |= {o: at_offset(change, o) for o, change in expand(update.changes).items()}
-            dead = dead if update.dead is None else update.dead
+            dead = (dead if update.dead is None else update.dead) + update.dead_added
             redrives = redrives if update.redrives is None else update.redrives
             producer = update.producer or producer
         changes = tuple(change for o, change in sorted(offsets.items()) if o >= start)

@@ -184,6 +184,8 @@ class Core:
         self.groups.share.begin_state = self.shares.persister.initialize
         state.on_group_config_change(self.groups.share.settings_changed)
         state.on_group_config_change(self.shares.settings_changed)
+        state.on_group_config_change(self.dead_letters.settings_changed)
+        state.on_change(self.dead_letters.topic_changed)
         # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.
         self.partitions.holds.follow(lambda: clustering is not None or self.groups.topic.is_loaded)
         quotas = Quotas(

@@ -24,6 +24,10 @@ BATCH_OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 RECORDS_PER_TURN: Final = 2000
 """Loading and checkpointing give the loop back after so many records."""
 
+UPDATES_PER_TURN: Final = 100
+"""The same of a load that applies each record as it comes, which takes ten times as long: a loop that hangs for longer
+than a session lasts costs the broker its leaderships, and whoever takes them over has the same to load."""
+
 
 async def load_newest(
     held: HeldView,
@@ -47,7 +51,7 @@ async def load_newest(
         else:
             newest[record.key] = (record.value, record.offset)
 
-    await _read(held, position, breathe, take)
+    await _read(held, position, breathe, take, RECORDS_PER_TURN)
     for count, (key, (value, offset)) in enumerate(newest.items(), start=1):
         if held.gone:
             return
@@ -64,11 +68,15 @@ async def load_every_record(held: HeldView, view: View, breathe: Callable[[], Aw
         if record.key is not None:
             view.apply(held.index, record.key, record.value, record.offset)
 
-    await _read(held, position, breathe, take)
+    await _read(held, position, breathe, take, UPDATES_PER_TURN)
 
 
 async def _read(
-    held: HeldView, position: int, breathe: Callable[[], Awaitable[None]], take: Callable[[Record], None]
+    held: HeldView,
+    position: int,
+    breathe: Callable[[], Awaitable[None]],
+    take: Callable[[Record], None],
+    records_per_turn: int,
 ) -> None:
     """Hand over the records from `position` on, as long as the leadership lasts."""
     if position >= held.opened().end_offset:
@@ -81,7 +89,7 @@ async def _read(
             if record.offset >= position:
                 take(record)
         held.appended_bytes += len(batch)
-        if since_breath >= RECORDS_PER_TURN:
+        if since_breath >= records_per_turn:
             since_breath = 0
             await breathe()
             if held.gone:  # the log may have been cut since

@@ -21,7 +21,7 @@ from mansio.broker.connection import Connection
 from mansio.broker.context import RequestContext
 from mansio.broker.dispatch import Dispatcher
 from mansio.broker.egress import SCRATCH_BYTES
-from mansio.broker.handlers import fetch, produce, share_fetch
+from mansio.broker.handlers import fetch, produce, share_acknowledge, share_fetch
 from mansio.broker.receive_memory import SMALL_FRAME_BYTES, ReceiveMemory
 from mansio.errors import FrameStalled, UnsupportedVersion
 from mansio.logs import fields
@@ -317,7 +317,7 @@ class Server:
             share_fetch.share_fetch(self.service, connection, header, frame)
             return None
         if key == ApiKey.SHARE_ACKNOWLEDGE:
-            share_fetch.share_acknowledge(self.service, connection, header, frame)
+            share_acknowledge.share_acknowledge(self.service, connection, header, frame)
             return None
         body = bytes(frame[header.body :])
         request = body if api.raw else messages.decode_request(key, header.api_version, body)

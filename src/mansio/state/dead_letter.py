@@ -226,6 +226,10 @@ class DeadLetterQueue:
         self._rest_ms = min(2 * self._rest_ms, RETRY_MAX_MS)
         return self.retry_at_ms
 
+    def hurry(self) -> None:
+        """What was in the way may be gone: the next try may be now."""
+        self.retry_at_ms, self._rest_ms = -math.inf, RETRY_MS
+
     def fenced(self, producer_id: int = -1) -> tuple[Producer, Places]:
         """The target does not have the batch, and would not take it in this epoch: it has lost what it knew of the
         producer. A higher epoch (or another producer, if its epochs are used up) is to be stored; then `reserved`."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.state.share_ranges import Span, shifted
-from mansio.state.share_types import ARCHIVED, ARCHIVING, Archiving, Ticket
+from mansio.state.share_types import ARCHIVED, ARCHIVING, Archiving, DeadRange, Ticket
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -49,9 +49,10 @@ def reserve(window: Window, tickets: Sequence[tuple[int, int, Ticket]], token: i
 
 def archive(
     window: Window, dead: Dead, tickets: Sequence[tuple[int, int, Ticket]], log_start: int, token: int
-) -> list[Span]:
-    """These have their copies."""
+) -> tuple[list[Span], tuple[DeadRange, ...]]:
+    """These have their copies. Gives what of them is dead now, too."""
     spans: list[Span] = []
+    added: list[DeadRange] = []
     for first, last, ticket in sorted(tickets, key=lambda each: each[0]):
         for span in window.ranges.split(first, last):
             place = shifted(ticket, span.first - first)
@@ -60,6 +61,7 @@ def archive(
                 raise AssertionError(message)
             window.put(span, ARCHIVED, token)
             if span.last >= log_start:
-                dead.add(max(span.first, log_start), span.last, span.deliveries, span.forgiven)
+                added.append(DeadRange(max(span.first, log_start), span.last, span.deliveries, span.forgiven))
+                dead.add(added[-1])
             spans.append(span)
-    return spans
+    return spans, tuple(added)

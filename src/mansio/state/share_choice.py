@@ -48,7 +48,10 @@ def readable(
     for first, last in picked:
         if first >= stop or first > highest:
             return
-        parts = common([(first, min(last, stop - 1))], read)
+        if len(read) == 1 and read[0][0] <= first:  # nearly always: what was picked was read from its start
+            parts = [(first, min(last, stop - 1, highest))]
+        else:
+            parts = common([(first, min(last, stop - 1))], read)
         if may_skip:
             yield from parts
             continue

@@ -77,6 +77,25 @@ def without(one: Sequence[tuple[int, int]], other: Sequence[tuple[int, int]]) ->
     return left
 
 
+def insert(ranges: list[DeadRange], added: DeadRange) -> int:
+    """These are dead, too. Gives how many offsets had to be forgotten for them, the lowest ones."""
+    first, last = added.first, added.last
+    at = bisect_left(ranges, added)
+    before = ranges[at - 1] if at else None
+    if before is not None and before.last + 1 == first and before[2:] == added[2:]:
+        ranges[at - 1] = added = added._replace(first=before.first)
+    else:
+        ranges.insert(at, added)
+        at += 1
+    if at < len(ranges) and last + 1 == ranges[at].first and ranges[at][2:] == added[2:]:
+        ranges[at - 1 : at + 1] = [added._replace(last=ranges[at].last)]
+    forgotten = 0
+    while len(ranges) > DEAD_RANGES_MAX:
+        lowest = ranges.pop(0)
+        forgotten += lowest.last - lowest.first + 1
+    return forgotten
+
+
 class Dead:
     """See the module."""
 
@@ -94,24 +113,9 @@ class Dead:
     def redrives(self) -> tuple[Redrive, ...]:
         return tuple(Redrive(name, tuple(ranges)) for name, ranges in self._redrives.items())
 
-    def add(self, first: int, last: int, deliveries: int, forgiven: int) -> None:
+    def add(self, added: DeadRange) -> None:
         """These are dead from now on."""
-        added = DeadRange(first, last, deliveries, forgiven)
-        self.offsets += last - first + 1
-        at = bisect_left(self._ranges, added)
-        before = self._ranges[at - 1] if at else None
-        if before is not None and before.last + 1 == first and before[2:] == added[2:]:
-            self._ranges[at - 1] = added = added._replace(first=before.first)
-        else:
-            self._ranges.insert(at, added)
-            at += 1
-        if at < len(self._ranges) and added.last + 1 == self._ranges[at].first:
-            after = self._ranges[at]
-            if after[2:] == added[2:]:
-                self._ranges[at - 1 : at + 1] = [added._replace(last=after.last)]
-        while len(self._ranges) > DEAD_RANGES_MAX:
-            lowest = self._ranges.pop(0)
-            self.offsets -= lowest.last - lowest.first + 1
+        self.offsets += added.last - added.first + 1 - insert(self._ranges, added)
 
     def among(self, wanted: Sequence[tuple[int, int]]) -> list[DeadRange]:
         """What of these is dead."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING, Final
 
+from mansio.state.share_dead import insert
 from mansio.state.share_types import ACKNOWLEDGED, ARCHIVED, AVAILABLE, Change, LoadedState
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class Folded:
 
     __slots__ = (
         "_changes",
+        "_dead",
         "_firsts",
-        "dead",
         "done_count",
         "horizon",
         "producer",
@@ -41,7 +42,7 @@ class Folded:
         self.start_offset = start_offset
         self.horizon = 0
         self.done_count = 0
-        self.dead: tuple[DeadRange, ...] = ()
+        self._dead: list[DeadRange] = []
         self.redrives: tuple[Redrive, ...] = ()
         self.producer: Producer | None = None
         self._firsts: list[int] = []
@@ -55,6 +56,15 @@ class Folded:
     def changes(self) -> tuple[Change, ...]:
         """The ranges, in their order."""
         return tuple(self._changes)
+
+    @property
+    def dead(self) -> tuple[DeadRange, ...]:
+        """What is dead, the lowest first."""
+        return tuple(self._dead)
+
+    @dead.setter
+    def dead(self, ranges: tuple[DeadRange, ...]) -> None:
+        self._dead = list(ranges)
 
     def is_in(self, state: int) -> bool:
         """Is any range in that state?"""
@@ -79,16 +89,18 @@ class Folded:
             self._firsts.clear()
             self._changes.clear()
             self.start_offset = update.start_offset
+        start = self.start_offset = max(self.start_offset, update.start_offset)
         for change in update.changes:
-            self._put(change)
-        if update.start_offset > self.start_offset:
-            self.start_offset = update.start_offset
+            if change.last >= start:  # what is below goes at once
+                self._put(change)
         self._prune()
         self.horizon = max(self.horizon, update.horizon)
         if update.done_count >= 0:
             self.done_count = update.done_count
         if update.dead is not None:
             self.dead = update.dead
+        for each in update.dead_added:
+            insert(self._dead, each)
         if update.redrives is not None:
             self.redrives = update.redrives
         if update.producer is not None:
@@ -96,6 +108,9 @@ class Folded:
 
     def _put(self, change: Change) -> None:
         firsts, changes = self._firsts, self._changes
+        if not changes or changes[-1].last < change.first:
+            self._append(change)
+            return
         low = bisect_right(firsts, change.first) - 1
         if low < 0 or changes[low].last < change.first:
             low += 1
@@ -116,6 +131,14 @@ class Folded:
         merged = _merged(between)
         changes[low:high] = merged
         firsts[low:high] = [each.first for each in merged]
+
+    def _append(self, change: Change) -> None:
+        """It lies above all there is."""
+        if not _says_something(change):
+            return
+        merged = _merged([*self._changes[-1:], change])
+        self._changes[-1:] = merged
+        self._firsts[-1:] = [each.first for each in merged]
 
     def _prune(self) -> None:
         changes, start = self._changes, self.start_offset

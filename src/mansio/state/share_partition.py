@@ -362,8 +362,8 @@ class SharePartition:
     def archived(self, tickets: Sequence[tuple[int, int, Ticket]]) -> Update:
         """The copies of these are in the dead-letter topic, committed."""
         token = self._window.begin()
-        spans = share_archiving.archive(self._window, self._dead, tickets, self._log_start, token)
-        return self._update(token, spans, durable=True, dead=self._dead.ranges())
+        spans, added = share_archiving.archive(self._window, self._dead, tickets, self._log_start, token)
+        return self._update(token, spans, durable=True, dead_added=added)
 
     def redrive(
         self, redrive_id: str, offsets: Sequence[tuple[int, int]] | None, most: int, now_ms: float

@@ -18,6 +18,7 @@ Source: ShareSnapshotKey/Value.json and ShareUpdateKey/Value.json of Apache Kafk
 
 from __future__ import annotations
 
+from functools import lru_cache
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
@@ -32,6 +33,7 @@ from mansio.state.share_types import (
     Ticket,
     Update,
 )
+from mansio.wire.headers import unsigned_varint as varint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -59,6 +61,7 @@ PRODUCER_TAG: Final = 1011
 REDRIVES_TAG: Final = 1012
 CHUNK_TAG: Final = 1013
 DEAD_TAG: Final = 1014
+DEAD_ADDED_TAG: Final = 1015
 
 _KEY_END: Final = Struct(">16si")
 _UPDATE_START: Final = Struct(">iiq")  # snapshot epoch, leader epoch, start offset
@@ -74,6 +77,10 @@ _SHORT: Final = Struct(">h")
 _LONG: Final = Struct(">q")
 _INT: Final = Struct(">i")
 _CHUNK: Final = Struct(">ii")
+_NUMBERS: Final = Struct(">3si3sq")
+_NUMBERS_START: Final = bytes((2, _DONE_TAG, 4))  # two tagged fields, one of four bytes,
+_HORIZON_START: Final = varint(HORIZON_TAG) + b"\x08"  # and one of eight
+_HOLDERS_KNOWN: Final = 1024
 
 
 class RecordKey(NamedTuple):
@@ -131,17 +138,38 @@ def encode_update(
     snapshot_epoch: int, leader_epoch: int, update: Update, chunk: tuple[int, int] = (0, 1)
 ) -> bytes:
     """The value of kind 1; `update.snapshot` is of no account."""
-    fields = update_tags(update)
-    if chunk != (0, 1):
-        fields[CHUNK_TAG] = _CHUNK.pack(*chunk)
     return b"".join(
         (
             _VERSION,
             _UPDATE_START.pack(snapshot_epoch, leader_epoch, update.start_offset),
             encode_changes(update.changes),
-            tags(fields),
+            _numbers(update) if chunk == (0, 1) and _is_plain(update) else _tail(update, chunk),
         )
     )
+
+
+def _is_plain(update: Update) -> bool:
+    """Nearly all are: nothing but the two numbers goes in tagged fields."""
+    return (
+        update.producer is None
+        and update.redrives is None
+        and update.dead is None
+        and not update.dead_added
+        and update.done_count != NOT_SAID
+        and update.horizon != NOT_SAID
+    )
+
+
+def _numbers(update: Update) -> bytes:
+    """`_tail` of a plain one."""
+    return _NUMBERS.pack(_NUMBERS_START, update.done_count, _HORIZON_START, update.horizon)
+
+
+def _tail(update: Update, chunk: tuple[int, int]) -> bytes:
+    fields = update_tags(update)
+    if chunk != (0, 1):
+        fields[CHUNK_TAG] = _CHUNK.pack(*chunk)
+    return tags(fields)
 
 
 def encode_snapshot(stored: Stored) -> Iterator[tuple[int, bytes]]:
@@ -224,6 +252,8 @@ def update_tags(update: Update) -> dict[int, bytes]:
         fields[REDRIVES_TAG] = array(_encode_redrive(each) for each in update.redrives)
     if update.dead is not None:
         fields[DEAD_TAG] = array(_DEAD.pack(*each) for each in update.dead)
+    if update.dead_added:
+        fields[DEAD_ADDED_TAG] = array(_DEAD.pack(*each) for each in update.dead_added)
     return fields
 
 
@@ -240,6 +270,7 @@ def update_of(
     """The other way round; `reader` says whose bytes are bad."""
     done, horizon = fields.get(_DONE_TAG), fields.get(HORIZON_TAG)
     producer, redrives, dead = fields.get(PRODUCER_TAG), fields.get(REDRIVES_TAG), fields.get(DEAD_TAG)
+    dead_added = fields.get(DEAD_ADDED_TAG)
     return Update(
         token,
         durable,
@@ -251,14 +282,18 @@ def update_of(
         None if dead is None else _read_all(reader, dead, _read_dead),
         None if redrives is None else _read_all(reader, redrives, _read_redrive),
         None if producer is None else _read_producer(reader.inside(producer)),
+        () if dead_added is None else _read_all(reader, dead_added, _read_dead),
     )
 
 
 def _batch(change: Change) -> bytes:
-    start = _BATCH.pack(change.first, change.last, change.state, change.deliveries)
+    first, last, state, deliveries, forgiven, holder, due_ms, ticket = change
+    start = _BATCH.pack(first, last, state, deliveries)
+    if not forgiven and due_ms == -1 and ticket is None:
+        return start + _holder_tags(holder)
     fields: dict[int, bytes] = {}
-    if change.holder:
-        fields[_HOLDER_TAG] = text(change.holder)
+    if holder:
+        fields[_HOLDER_TAG] = text(holder)
     if change.forgiven:
         fields[_FORGIVEN_TAG] = _SHORT.pack(change.forgiven)
     if change.due_ms != -1:
@@ -266,6 +301,12 @@ def _batch(change: Change) -> bytes:
     if change.ticket is not None:
         fields[_TICKET_TAG] = _encode_ticket(change.ticket)
     return start + (tags(fields) if fields else NO_TAGS)
+
+
+@lru_cache(_HOLDERS_KNOWN)
+def _holder_tags(holder: str) -> bytes:
+    """The tagged fields of a range of which there is nothing else to say."""
+    return tags({_HOLDER_TAG: text(holder)}) if holder else NO_TAGS
 
 
 def _read_batch(reader: Reader) -> Change:

@@ -114,8 +114,9 @@ class Sessions:
         add, forget = list(add), list(forget)
         if epoch != OPEN_EPOCH:
             session = self._checked(group, member, epoch)
-            self._check_room(session, add)
-            self._change(session, add, forget)
+            if add or forget:
+                self._check_room(session, add)
+                self._change(session, add, forget)
             self._next(session, connection)
             return session
         if has_acks or forget:

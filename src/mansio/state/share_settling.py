@@ -54,6 +54,10 @@ def runs_of(batches: Sequence[Settle], start: int) -> list[Run]:
             raise InvalidRequest(f"more than {ONE_BY_ONE_MAX} acknowledgements for one partition")
         if max(batch.types) > _TYPES_MAX:
             raise InvalidRequest(f"there is no acknowledgement of type {max(batch.types)}")
+        if len(batch.types) == 1:
+            if before >= start:
+                found.append(Run(max(batch.first, start), before, batch.types[0], batch))
+            continue
         for first, last, type_ in _pieces(batch):
             if last >= start:
                 found.append(Run(max(first, start), last, type_, batch))
@@ -61,9 +65,6 @@ def runs_of(batches: Sequence[Settle], start: int) -> list[Run]:
 
 
 def _pieces(batch: Settle) -> Iterator[tuple[int, int, int]]:
-    if len(batch.types) == 1:
-        yield batch.first, batch.last, batch.types[0]
-        return
     first = batch.first
     for type_, equal in groupby(batch.types):
         last = first + sum(1 for _ in equal) - 1

@@ -126,7 +126,8 @@ class Update(NamedTuple):
     """One change of a share partition's state, to be stored as one. `token` comes back when it is.
 
     `durable`: it counts only when committed; otherwise when appended. `done_count`: offsets that are settled for ever
-    at or above `start_offset`. `snapshot`: it is the whole state. What is None has not changed.
+    at or above `start_offset`. `snapshot`: it is the whole state. What is None has not changed. `dead_added`: dead from
+    now on, beside what `dead` says, or was said before.
     """
 
     token: int
@@ -139,6 +140,7 @@ class Update(NamedTuple):
     dead: tuple[DeadRange, ...] | None = None
     redrives: tuple[Redrive, ...] | None = None
     producer: Producer | None = None
+    dead_added: tuple[DeadRange, ...] = ()
 
 
 class LoadedState(NamedTuple):

@@ -25,6 +25,17 @@ T = TypeVar("T")
 WALL_START_MS = 1_700_000_000_000
 EVENTS_MAX = 5_000_000
 
+_unbegun: dict[Task, None] = {}
+"""Tasks that have not taken their first step, in the order they came. Held here, so that the collector of garbage never
+meets their coroutines: Python says of one that was never begun that somebody forgot to await it."""
+
+
+def close_unbegun(scheduler: SimulatedScheduler | None = None) -> None:
+    """End the coroutines that will not begin any more: of a scheduler that was stopped, or, when simulations are over,
+    of all."""
+    for task in [task for task in _unbegun if scheduler is None or task._scheduler is scheduler]:
+        task.close()
+
 
 class Cancelled(BaseException):
     """Thrown into a coroutine whose work was cancelled."""
@@ -185,6 +196,7 @@ class SimulatedScheduler:
         """Nothing happens any more, ever, as after SIGKILL."""
         self.stopped = True
         self.held.clear()
+        close_unbegun(self)
 
 
 class SimulatedPromise(Generic[T]):
@@ -252,12 +264,19 @@ class Task:
         """What it goes on with: a promise, or `Cancelled`, or itself to begin with; None at its end."""
         self.result: Any = None
         self.error: BaseException | None = None
+        _unbegun[self] = None
         scheduler.call_soon(self._go_on, self)
 
     def __del__(self) -> None:
         """One that is never heard of again, its broker being dead, is no defect of who wrote the coroutine."""
         with suppress(ValueError):  # the collector may have begun to end the coroutine itself
             self._work.close()
+
+    def close(self) -> None:
+        """End its coroutine where it stands; it goes on no more."""
+        _unbegun.pop(self, None)
+        self._waits_for = None
+        self._work.close()
 
     @property
     def done(self) -> bool:
@@ -276,6 +295,7 @@ class Task:
         """Take the next step, unless it waits for something else by now."""
         if woken_by is not self._waits_for:
             return
+        _unbegun.pop(self, None)
         try:
             waits_for = (
                 self._work.throw(woken_by) if isinstance(woken_by, Cancelled) else self._work.send(None)

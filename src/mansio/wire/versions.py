@@ -280,6 +280,7 @@ _ROWS: Final = (
         0,
         "leases.settle_leases",
         note="Ours. ShareAcknowledge without a session, with a delay for releases and a reason for rejections.",
+        raw=True,
     ),
     Api(
         ApiKey.DESCRIBE_LEASES,

@@ -86,6 +86,10 @@ class Live:
         if letters:
             self.room.dead_letters.add(self, letters)
 
+    def end(self, error: MansioError) -> None:
+        del error
+        self.drop()
+
     def drop(self) -> None:
         self.is_dropped = True
         self.room.lives.pop(self.key, None)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 from mansio.broker.coordinators.store import java_string_hash
+from mansio.broker.internal_load import UPDATES_PER_TURN
 from mansio.broker.internal_topic import LOAD_ATTEMPTS_MAX, RECORDS_PER_TURN, InternalTopic
 from mansio.broker.view_checkpoint import CheckpointRoom
 from mansio.errors import (
@@ -511,6 +513,33 @@ def test_while_the_log_is_read_every_request_is_told_to_wait_and_nothing_shows()
     assert views.view.values[0] == values(b"a")
     with pytest.raises(NotCoordinator):
         views.topic.check_loaded(1)
+
+
+def test_a_log_that_is_kept_record_by_record_is_loaded_in_short_turns() -> None:
+    """Opening and folding each takes long, and a loop that hangs for longer than a session lasts loses its roles."""
+    views = Views(every_record=True)
+    partition = RolePartition(views.scheduler, 0, 0)
+    writer = Writer(views.scheduler, partition)
+    for number in range(3 * UPDATES_PER_TURN):
+        writer.write([(b"key", b"%d" % number)])
+    partition.sync()
+    read, turns = [0], [0]
+    breathe = views.topic._breathe
+
+    async def breathing() -> None:
+        turns.append(read[0])
+        await breathe()
+
+    def count(number: int) -> None:
+        read[0] = number
+
+    partition.on_read = count
+    views.topic._breathe = breathing  # type: ignore[method-assign]
+    views.topic.lead(0, partition, 0)
+    views.scheduler.turn()
+    assert views.view.values[0] == {b"key": b"%d" % (3 * UPDATES_PER_TURN - 1)}
+    turns.append(read[0])
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= UPDATES_PER_TURN
 
 
 def test_a_leadership_that_ends_while_it_is_loaded_leaves_nothing_and_reads_no_further() -> None:

@@ -212,6 +212,27 @@ class Failing:
         monkeypatch.setattr(type(room.targets), "append", failing)
 
 
+def test_a_defect_costs_the_queue_and_not_the_dead_letters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it is, the state is loaded anew, and they go on."""
+
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.write(*records(4))
+        Failing(monkeypatch, room, times=1, there=True, error=KeyError("a defect"))
+        live = await room.live()
+        await live.reject(0, 3)
+        await eventually(lambda: live.is_dropped, DEADLINE_S, "it is given up, for another one to be loaded")
+        live = await room.live()
+        await settled(room)
+        assert ids(room.letters()) == expected_ids(live.key, range(4))
+        assert room.dead(live.key) == [(0, 3)]
+        assert "dead letters failed" in caplog.messages
+
+    run(check, tmp_path)
+
+
 def test_two_groups_have_each_their_own_dead_letters(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
         await room.topic()
@@ -303,6 +324,37 @@ def test_a_target_too_small_for_anything_waits_and_says_so(
         await settled(room)
         assert ids(room.letters("small")) == expected_ids(live.key, [0, 1])
         assert room.dead_letters.trouble_of(live.key) == ""
+
+    run(check, tmp_path)
+
+
+def test_what_failed_is_tried_again_at_once_when_the_target_or_the_group_is_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it would rest."""
+    for name in ("RETRY_MS", "RETRY_MAX_MS"):
+        monkeypatch.setattr(dead_letter, name, 600_000)
+        monkeypatch.setattr(f"mansio.broker.share.dead_letters.{name}", 600_000)
+
+    async def check(room: Room) -> None:
+        await room.topic()
+        await room.topic("own")
+        room.service.topics.state.on_change(room.dead_letters.topic_changed)
+        await room.write(*records(3))
+        live = await room.live()
+        failing = Failing(monkeypatch, room, times=1, there=False)  # it has its place, and could not be sent
+        await live.reject(0, 0)
+        await eventually(lambda: failing.failed == 1)
+        await room.service.topics.alter_configs("dlq.t", [Change("retention.ms", Operation.SET, "1000000")])
+        await settled(room)
+        room.configs["errors.deadletterqueue.topic.name"] = "own"  # which does not take dead letters
+        await live.reject(1, 1)
+        await eventually(lambda: room.dead_letters.trouble_of(live.key))
+        room.configs.clear()
+        room.dead_letters.settings_changed("another group")
+        room.dead_letters.settings_changed("g")
+        await settled(room)
+        assert ids(room.letters()) == expected_ids(live.key, [0, 1])
 
     run(check, tmp_path)
 

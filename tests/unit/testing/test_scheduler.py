@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from typing import TYPE_CHECKING
+
 import pytest
 
-from mansio.testing.scheduler import SimulatedBackground, Simulation, TooLate
+from mansio.testing.scheduler import (
+    SimulatedBackground,
+    SimulatedScheduler,
+    Simulation,
+    TooLate,
+    close_unbegun,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def test_things_happen_in_their_order_and_time_passes_in_between() -> None:
@@ -88,3 +101,26 @@ def test_jobs_run_one_at_a_time_and_are_told_later() -> None:
     worker.submit(lambda: 1 // 0, lambda _, error: seen.append((simulation.now_ms, type(error))))
     simulation.run_for(100)
     assert seen == ["first runs", (10, None), (20, ZeroDivisionError)]
+
+
+@pytest.mark.parametrize(
+    "end", [SimulatedScheduler.stop, lambda loop: close_unbegun()], ids=["stopped", "over"]
+)
+def test_work_that_will_never_begin_ends_unseen_and_is_not_kept(
+    end: Callable[[SimulatedScheduler], None],
+) -> None:
+    """The collector finds it in a cycle with what it works on, and would tell of it in whatever test runs then."""
+
+    class Worker:
+        def __init__(self, loop: SimulatedScheduler) -> None:
+            self.work = loop.spawn(self.run(), name="worker")
+
+        async def run(self) -> None:
+            raise AssertionError("it begins")
+
+    loop = Simulation().scheduler("a")
+    worker = weakref.ref(Worker(loop))
+    end(loop)
+    del loop
+    gc.collect()
+    assert worker() is None

@@ -11,12 +11,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.coordinators.groups import check_group_id
-from mansio.broker.handlers.share_fetch import names_of
+from mansio.broker.handlers.share_answers import names_of
 from mansio.broker.share import acknowledging
 from mansio.broker.share.together import together
 from mansio.errors import GroupIdNotFound, InvalidRecordState, InvalidRequest, MansioError
 from mansio.state.share_ranges import SETTLED
 from mansio.state.share_types import ACQUIRED, ARCHIVED, Settle, ShareKey
+from mansio.wire import settle_leases_served as wire
+from mansio.wire.settle_leases_served import SettledPartition
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from mansio.broker.share.live_share import LiveShare
     from mansio.ports import Promise
     from mansio.wire.messages import Struct
+    from mansio.wire.settle_leases_served import SettlePartition
 
 SPANS_MAX: Final = 10_000
 REDRIVEN_MAX: Final = 10_000
@@ -37,35 +40,37 @@ LOOKS_MAX: Final = 20
 LOOK_MS: Final = 250
 
 
-async def settle_leases(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
+async def settle_leases(service: Service, request: bytes, context: RequestContext) -> bytes:
     """Accept, release, reject or renew records that a member has leased; no session is needed."""
-    del context
-    names_of(request.group_id, request.member_id)
-    places = _places(request.topics)
-    lock_ms = [0]
+    group, member, partitions = wire.decode_request(memoryview(request))
+    names_of(group, member)
+    _check_once(partitions)
+    lock_ms = 0
 
-    async def settle(topic_id: bytes | None, partition: Struct) -> dict[str, Any]:
-        index = partition.partition_index
+    async def settle(number: int, partition: SettlePartition) -> None:
+        nonlocal lock_ms
+        topic_id, index, batches = partition
         try:
-            live = await _leasing(service, request.group_id, topic_id, index)
-            batches = [
-                Settle(
-                    one.first_offset, one.last_offset, one.types, one.delay_ms, one.reason, one.delivery_count
-                )
-                for one in partition.batches
-            ]
-            update = acknowledging.settle(live, request.member_id, batches)
-            lock_ms[0] = live.core.settings.lock_ms
+            live = service.shares.peek(ShareKey(group, topic_id, index))
+            if live is None:
+                live = await _leasing(service, group, topic_id, index)
+            update = acknowledging.settle(live, member, [Settle(*batch) for batch in batches])
+            lock_ms = live.core.settings.lock_ms
             if update is not None:
                 await live.perform(update)
         except MansioError as error:
-            return _refused(index, error)
-        return {"partition_index": index}
+            service.statistics.refused(context.api_key, error.kafka_code)
+            answers[number] = SettledPartition(index, error.kafka_code, error.message)
 
-    works = [settle(topic_id, partition) for topic_id, partition in places]
-    answers = await _all(service, works, "settle leases")
-    topics = _by_topic([topic_id for topic_id, _ in places], answers)
-    return {"acquisition_lock_timeout_ms": lock_ms[0], "topics": topics}
+    answers = [SettledPartition(index) for _, index, _ in partitions]
+    works = [settle(number, partition) for number, partition in enumerate(partitions)]
+    errors = await together(service.scheduler, works, name="settle leases")
+    topics: dict[bytes, list[SettledPartition]] = {}
+    for partition, answer, error in zip(partitions, answers, errors, strict=True):
+        if error is not None:  # it was broken off
+            answer = SettledPartition(partition.partition, error.kafka_code, error.message)
+        topics.setdefault(partition.topic_id, []).append(answer)
+    return wire.encode_response(context.correlation_id, topics, lock_ms=lock_ms)
 
 
 async def describe_leases(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
@@ -206,14 +211,14 @@ async def _known(service: Service, group: str, topic_id: bytes | None, index: in
     return live
 
 
-def _places(topics: list[Struct]) -> list[tuple[bytes | None, Struct]]:
-    """Every partition of a request. Raises `InvalidRequest` for one that is there twice."""
-    found = [(topic.topic_id, partition) for topic in topics for partition in topic.partitions]
-    if len({(topic_id, partition.partition_index) for topic_id, partition in found}) != len(found):
+def _check_once(partitions: Sequence[SettlePartition]) -> None:
+    """Raises `InvalidRequest` for a partition that is there twice, or too many of them."""
+    if len(partitions) == 1:
+        return
+    if len({(topic_id, index) for topic_id, index, _ in partitions}) != len(partitions):
         raise InvalidRequest("a partition is in the request more than once")
-    if len(found) > PARTITIONS_MAX:
-        raise InvalidRequest(f"{len(found)} partitions; {PARTITIONS_MAX} may be settled at once")
-    return found
+    if len(partitions) > PARTITIONS_MAX:
+        raise InvalidRequest(f"{len(partitions)} partitions; {PARTITIONS_MAX} may be settled at once")
 
 
 async def _all(

@@ -1,5 +1,4 @@
-"""ShareFetch and ShareAcknowledge (APIs 78 and 79): records on lease to members of share groups, and what became of
-them.
+"""ShareFetch (API 78): records on lease to members of share groups, and what became of those they had.
 
 A ShareFetch says what the member is done with and gets more: both are stored as one change of a share partition's state
 where both concern it. One that finds nothing is parked, with the partitions and with their share partitions, and tried
@@ -16,55 +15,41 @@ is leased cannot wait for more to come.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-from uuid import UUID
+from typing import TYPE_CHECKING, Final
 
-from mansio.broker.coordinators.groups import check_group_id
-from mansio.broker.share.acknowledging import settle, settles
+from mansio.broker.handlers.share_answers import Leaders, lock_ms_of, names_of, told
 from mansio.broker.share.fetching import take
+from mansio.broker.share.said import acks_of, check_once, settled, store
 from mansio.broker.share.share_partitions import RETRY_MS
 from mansio.broker.share.together import together
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
-    CorruptLog,
-    CorruptMessage,
-    FencedLeaderEpoch,
-    FencedStateEpoch,
     InvalidRequest,
     MansioError,
     NotCoordinator,
-    NotLeaderOrFollower,
     OffsetNotAvailable,
 )
 from mansio.state.share_session import FINAL_EPOCH, OPEN_EPOCH
-from mansio.wire import share_acknowledge as ack_wire
 from mansio.wire import share_fetch as wire
-from mansio.wire.share_acknowledge import AckResult, Endpoint, ShareAcknowledgeResponse
 from mansio.wire.share_fetch import RECORD_LIMIT, SharePartitionData
 from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from mansio.broker.connection import Connection, Slot
     from mansio.broker.egress import Piece
     from mansio.broker.service import Service
     from mansio.broker.share.fetching import Taken
     from mansio.broker.share.live_share import LiveShare
-    from mansio.broker.share.share_partitions import SharePartitions
+    from mansio.broker.share.said import Acks, Outcome
     from mansio.ports import Promise
     from mansio.state.modern_types import TopicPartition
     from mansio.state.share_session import Session
-    from mansio.state.share_types import Settle, Update
+    from mansio.state.share_types import Update
     from mansio.wire.headers import RequestHeader
-    from mansio.wire.share_acknowledge import AckPartition
     from mansio.wire.share_fetch import ShareFetchRequest
-
-    Acks = list[tuple[TopicPartition, "AckPartition"]]
-
-MEMBER_BYTES_MAX: Final = 255
-"""A member's id is kept with every range of records it has leased."""
 
 _LATER: Final = (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress, OffsetNotAvailable)
 """Why a state cannot be had just now: a fetch waits for it, and no client is told."""
@@ -77,120 +62,10 @@ def share_fetch(service: Service, connection: Connection, header: RequestHeader,
     service.scheduler.spawn(fetching.run(), name="share fetch")
 
 
-def share_acknowledge(
-    service: Service, connection: Connection, header: RequestHeader, frame: memoryview
-) -> None:
-    """Begin a ShareAcknowledge; it is answered later. Raises `WireError`."""
-    request = ack_wire.decode_request(header.api_version, frame, header.body)
-    work = _acknowledge(service, connection, header._replace(body=0), request, connection.defer())
-    service.scheduler.spawn(work, name="share acknowledge")
-
-
 def answer_parked(service: Service) -> None:
     """Answer every parked fetch with what there is: the broker stops."""
     for parked in tuple(service.shares.parked):
         parked.wait_over()
-
-
-# ---------------------------------------------------------------- acknowledgements
-
-
-class _Outcome:
-    """What became of one partition's acknowledgements, and what is to be stored for them."""
-
-    __slots__ = ("error", "live", "update")
-
-    def __init__(self) -> None:
-        self.error: MansioError | None = None
-        self.live: LiveShare | None = None
-        self.update: Update | None = None
-
-
-def _acks_of(topics: Sequence[tuple[bytes, list[AckPartition]]]) -> Acks:
-    return [((topic_id, part.index), part) for topic_id, parts in topics for part in parts if part.batches]
-
-
-def _check_once(acks: Acks) -> None:
-    if len({key for key, _ in acks}) < len(acks):
-        raise InvalidRequest("a partition is named twice")
-
-
-async def _settled(
-    shares: SharePartitions, group: str, member: str, acks: Acks, *, is_renew_ack: bool
-) -> dict[TopicPartition, _Outcome]:
-    """Check what is acknowledged, and have the machines take it; nothing of it is stored yet."""
-    outcomes: dict[TopicPartition, _Outcome] = {}
-    checked: list[tuple[_Outcome, LiveShare, list[Settle]]] = []
-    for key, part in acks:
-        outcome = outcomes[key] = _Outcome()
-        try:
-            said = settles(part.batches, is_renew_ack=is_renew_ack)
-            live = shares.find(group, *key)
-            await live.loaded()
-        except MansioError as error:
-            outcome.error = error
-        else:
-            checked.append((outcome, live, said))
-    for outcome, live, said in checked:  # in one turn of the loop with whatever stores it
-        outcome.live = live
-        try:
-            outcome.update = settle(live, member, said)
-        except MansioError as error:
-            outcome.error = error
-    return outcomes
-
-
-async def _store(service: Service, outcomes: Sequence[_Outcome], member: str) -> None:
-    """Store what the machines took, all at once; `error` says of each why it may not have been."""
-    waiting = [each for each in outcomes if each.update is not None]
-    works = [each.live.perform(each.update) for each in waiting if each.live and each.update]
-    for each, error in zip(waiting, await together(service.scheduler, works, name="share acks"), strict=True):
-        each.error = each.error or error
-
-
-async def _acknowledge(
-    service: Service,
-    connection: Connection,
-    header: RequestHeader,
-    request: ack_wire.ShareAcknowledgeRequest,
-    slot: Slot,
-) -> None:
-    try:
-        answer = await _acknowledged(service, connection, request)
-        if answer.error_code:
-            service.statistics.refused(int(ApiKey.SHARE_ACKNOWLEDGE), answer.error_code)
-        slot.answer([ack_wire.encode_response(header.api_version, header.correlation_id, answer)])
-    finally:
-        slot.abandon()
-
-
-async def _acknowledged(
-    service: Service, connection: Connection, request: ack_wire.ShareAcknowledgeRequest
-) -> ShareAcknowledgeResponse:
-    shares = service.shares
-    acks = _acks_of(request.topics)
-    try:
-        group, member = names_of(request.group_id, request.member_id)
-        _check_once(acks)
-        shares.sessions.acknowledge(group, member, request.session_epoch, connection=connection)
-    except MansioError as error:
-        return ShareAcknowledgeResponse(0, error.kafka_code, error.message, 0, [], [])
-    outcomes = await _settled(shares, group, member, acks, is_renew_ack=request.is_renew_ack)
-    await _store(service, list(outcomes.values()), member)
-    if not shares.sessions.holds(group, member):
-        await shares.release(group, member)
-    topics: dict[bytes, list[AckResult]] = {}
-    leaders = _Leaders(service)
-    for (topic_id, index), outcome in outcomes.items():
-        code, message = _told(outcome.error)
-        leader = leaders.of(topic_id, index, outcome.error)
-        topics.setdefault(topic_id, []).append(AckResult(index, code, message, *leader))
-    return ShareAcknowledgeResponse(
-        0, 0, None, _lock_ms(outcomes.values()), list(topics.items()), leaders.endpoints
-    )
-
-
-# ---------------------------------------------------------------- fetches
 
 
 class _Fetching:
@@ -243,7 +118,7 @@ class _Fetching:
                 pieces = await self._answered()
             except MansioError as error:
                 self._service.statistics.refused(int(ApiKey.SHARE_FETCH), error.kafka_code)
-                pieces = self._encode({}, _Leaders(self._service), error)
+                pieces = self._encode({}, Leaders(self._service), error)
             slot.on_lost = None
             if not slot.abandoned:
                 slot.answer(pieces)
@@ -254,7 +129,7 @@ class _Fetching:
         request, shares = self._request, self._shares
         self._group, self._member = names_of(request.group_id, request.member_id)
         group, member = self._group, self._member
-        acks = _acks_of(request.topics)
+        acks = acks_of(request.topics)
         wants = self._check(acks)
         forget = [(topic_id, index) for topic_id, indexes in request.forgotten for index in indexes]
         left_out = frozenset(forget)
@@ -270,29 +145,29 @@ class _Fetching:
         )
         if self._session.replaced:
             await shares.release(group, member)
-        outcomes = await _settled(shares, group, member, acks, is_renew_ack=request.is_renew_ack)
+        outcomes = await settled(shares, group, member, acks, is_renew_ack=request.is_renew_ack)
         answers: dict[TopicPartition, SharePartitionData] = {}
-        leaders = _Leaders(self._service)
+        leaders = Leaders(self._service)
         if wants:
             await self._fetch(outcomes, answers, leaders)
         else:
-            await _store(self._service, list(outcomes.values()), member)
+            await store(self._service.scheduler, outcomes.values())
         if not shares.sessions.holds(group, member):
             await shares.release(group, member)
         for key, outcome in outcomes.items():
-            code, message = _told(outcome.error)
+            code, message = told(outcome.error)
             known = answers.get(key)
             if known is None:
                 leader = leaders.of(*key, outcome.error)
                 known = SharePartitionData(key[1], leader_id=leader[0], leader_epoch=leader[1])
             answers[key] = known._replace(acknowledge_error_code=code, acknowledge_error_message=message)
-        self._locks_ms = self._locks_ms or _lock_ms(outcomes.values())
+        self._locks_ms = self._locks_ms or lock_ms_of(outcomes.values())
         return self._encode(answers, leaders)
 
     def _check(self, acks: Acks) -> bool:
         """Does the member want records? Raises `InvalidRequest`."""
         request = self._request
-        _check_once(acks)
+        check_once(acks)
         wants = request.max_records > 0 and request.max_bytes > 0
         if request.is_renew_ack:
             if request.max_records or request.max_bytes or request.min_bytes or request.max_wait_ms:
@@ -313,14 +188,15 @@ class _Fetching:
 
     async def _fetch(
         self,
-        outcomes: dict[TopicPartition, _Outcome],
+        outcomes: dict[TopicPartition, Outcome],
         answers: dict[TopicPartition, SharePartitionData],
-        leaders: _Leaders,
+        leaders: Leaders,
     ) -> None:
         """Lease what there is, storing what was acknowledged with it; wait if there is nothing."""
         unsaid = outcomes
         while True:
-            taken, retry = self._take(answers, leaders)
+            # Who is gone is given nothing: it may have a session on another connection, which would never know.
+            taken, retry = ([], False) if self._slot.abandoned else self._take(answers, leaders)
             await self._store(unsaid, taken, answers, leaders)
             unsaid = {}
             if self._is_over or outcomes or answers or self._slot.abandoned:
@@ -334,7 +210,7 @@ class _Fetching:
                     return  # what it leased now would be released again, and count as delivered
 
     def _take(
-        self, answers: dict[TopicPartition, SharePartitionData], leaders: _Leaders
+        self, answers: dict[TopicPartition, SharePartitionData], leaders: Leaders
     ) -> tuple[list[tuple[LiveShare, Taken]], bool]:
         """What the machines give now; and whether some could not be asked. Those that are refused are answered."""
         request, service = self._request, self._service
@@ -360,11 +236,7 @@ class _Fetching:
                 retry = True
                 continue
             except MansioError as error:
-                code, message = _told(error)
-                leader = leaders.of(topic_id, index, error)
-                answers[topic_id, index] = SharePartitionData(
-                    index, code, message, leader_id=leader[0], leader_epoch=leader[1]
-                )
+                answers[topic_id, index] = _refused((topic_id, index), error, leaders)
                 continue
             if taken is not None:
                 found.append((live, taken))
@@ -374,47 +246,45 @@ class _Fetching:
 
     async def _store(
         self,
-        outcomes: dict[TopicPartition, _Outcome],
+        outcomes: dict[TopicPartition, Outcome],
         taken: list[tuple[LiveShare, Taken]],
         answers: dict[TopicPartition, SharePartitionData],
-        leaders: _Leaders,
+        leaders: Leaders,
     ) -> None:
         """Store leases and acknowledgements, those of one share partition as one change, and put down what the member
         is to be told."""
-        by_live: dict[int, tuple[LiveShare, list[Update], _Outcome | None, Taken | None]] = {}
-        for outcome in outcomes.values():
-            if outcome.live is not None and outcome.update is not None:
-                by_live[id(outcome.live)] = (outcome.live, [outcome.update], outcome, None)
-        for live, each in taken:
-            _, updates, said, _ = by_live.get(id(live), (live, list[Any](), None, None))
-            if each.update is not None:
-                updates.append(each.update)
-            by_live[id(live)] = (live, updates, said, each)
-        changes = [each for each in by_live.values() if each[1]]
+        changes = _changes(outcomes.values(), taken)
         works = [live.perform(*updates) for live, updates, _, _ in changes]
         errors = await together(self._service.scheduler, works, name="share leases")
         for (live, _, said, given), error in zip(changes, errors, strict=True):
             if said is not None:
                 said.error = said.error or error
-            if given is None or not given.acquired or self._slot.abandoned:
-                continue  # who is gone has no session, and all it has is released below
-            key = live.key.topic_id, live.key.partition
-            try:
-                if error is not None:
-                    raise error
-                live.check_leads()
-            except MansioError as refused:
-                if not isinstance(refused, _LATER):
-                    leader = leaders.of(*key, refused)
-                    code, message = _told(refused)
-                    answers[key] = SharePartitionData(
-                        key[1], code, message, leader_id=leader[0], leader_epoch=leader[1]
-                    )
-                continue
-            self._locks_ms = self._locks_ms or live.core.settings.lock_ms
-            answers[key] = SharePartitionData(
-                key[1], records_bytes=given.size_bytes, records=given.slices, acquired=given.acquired
-            )
+            if given is not None and given.acquired and not self._slot.abandoned:
+                self._put_down(live, given, error, answers, leaders)
+            # else: who is gone has no session, and all it has is released below
+
+    def _put_down(
+        self,
+        live: LiveShare,
+        given: Taken,
+        error: MansioError | None,
+        answers: dict[TopicPartition, SharePartitionData],
+        leaders: Leaders,
+    ) -> None:
+        """What is answered of leases that were stored, or failed to be."""
+        key = live.key.topic_id, live.key.partition
+        try:
+            if error is not None:
+                raise error
+            live.check_leads()
+        except MansioError as refused:
+            if not isinstance(refused, _LATER):
+                answers[key] = _refused(key, refused, leaders)
+            return
+        self._locks_ms = self._locks_ms or live.core.settings.lock_ms
+        answers[key] = SharePartitionData(
+            key[1], records_bytes=given.size_bytes, records=given.slices, acquired=given.acquired
+        )
 
     async def _wait(self, at_most_ms: float) -> None:
         """Until something of the session has moved, the time is over, or nobody waits any more."""
@@ -454,7 +324,7 @@ class _Fetching:
     def _encode(
         self,
         answers: dict[TopicPartition, SharePartitionData],
-        leaders: _Leaders,
+        leaders: Leaders,
         error: MansioError | None = None,
     ) -> Sequence[Piece]:
         service = self._service
@@ -481,63 +351,24 @@ class _Fetching:
         )
 
 
-# ---------------------------------------------------------------- what both have in common
-
-
-def names_of(group_id: str | None, member_id: str | None) -> tuple[str, str]:
-    """Who asks. Raises `InvalidGroupId`, `InvalidRequest`."""
-    check_group_id(group_id)
-    if not member_id or len(member_id.encode()) > MEMBER_BYTES_MAX:
-        raise InvalidRequest(f"a member's id has 1 to {MEMBER_BYTES_MAX} bytes")
-    return group_id or "", member_id
-
-
-def _told(error: MansioError | None) -> tuple[int, str | None]:
-    """Code and message for a client: fenced is who leads no more, and damage on our disk is CORRUPT_MESSAGE, as for
-    Fetch."""
-    if error is None:
-        return 0, None
-    if isinstance(error, FencedLeaderEpoch | FencedStateEpoch):
-        return NotLeaderOrFollower.kafka_code, error.message
-    if isinstance(error, CorruptLog):
-        return CorruptMessage.kafka_code, error.message
-    return error.kafka_code, error.message
-
-
-def _lock_ms(outcomes: Any) -> int:
+def _changes(
+    outcomes: Iterable[Outcome], taken: Sequence[tuple[LiveShare, Taken]]
+) -> list[tuple[LiveShare, list[Update], Outcome | None, Taken | None]]:
+    """What is to be stored of each share partition: what was said of it, and what was taken."""
+    by_live: dict[int, tuple[LiveShare, list[Update], Outcome | None, Taken | None]] = {}
     for outcome in outcomes:
-        if outcome.live is not None and outcome.live.is_ready:
-            return int(outcome.live.core.settings.lock_ms)
-    return 0
+        if outcome.live is not None and outcome.update is not None:
+            by_live[id(outcome.live)] = (outcome.live, [outcome.update], outcome, None)
+    for live, each in taken:
+        known = by_live.get(id(live))
+        updates = [] if known is None else known[1]
+        if each.update is not None:
+            updates.append(each.update)
+        by_live[id(live)] = (live, updates, None if known is None else known[2], each)
+    return [each for each in by_live.values() if each[1]]
 
 
-class _Leaders:
-    """Who leads what this broker does not, with the places of those brokers."""
-
-    __slots__ = ("_places", "_service")
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._places: dict[int, Endpoint] = {}
-
-    @property
-    def endpoints(self) -> list[Endpoint]:
-        return list(self._places.values())
-
-    def of(self, topic_id: bytes, index: int, error: MansioError | None) -> tuple[int, int]:
-        """(leader, leader epoch) as the metadata have it, for an answer of NOT_LEADER_OR_FOLLOWER; (-1, -1) else."""
-        if error is None or _told(error)[0] != NotLeaderOrFollower.kafka_code:
-            return -1, -1
-        state = self._service.topics.state
-        topic = state.topics_by_id.get(UUID(bytes=topic_id))
-        if topic is None or not 0 <= index < len(topic.partitions):
-            return -1, -1
-        partition = topic.partitions[index]
-        broker = state.brokers.get(partition.leader)
-        if broker is None:
-            return -1, -1
-        if broker.node_id not in self._places:
-            self._places[broker.node_id] = Endpoint(
-                broker.node_id, broker.host, broker.port, broker.rack or None
-            )
-        return broker.node_id, partition.leader_epoch
+def _refused(key: TopicPartition, error: MansioError, leaders: Leaders) -> SharePartitionData:
+    code, message = told(error)
+    leader_id, leader_epoch = leaders.of(*key, error)
+    return SharePartitionData(key[1], code, message, leader_id=leader_id, leader_epoch=leader_epoch)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.broker.coordinators.groups import NAME_BYTES_MAX, check_group_id
 from mansio.broker.handlers.consumer_groups import TOPIC_NAMES_MAX
 from mansio.broker.handlers.modern_answers import by_topic, heartbeat_fields, not_described
-from mansio.broker.handlers.share_fetch import MEMBER_BYTES_MAX
+from mansio.broker.handlers.share_answers import MEMBER_BYTES_MAX
 from mansio.errors import InvalidRequest, MansioError
 from mansio.state.share_group import ShareHeartbeat
 

@@ -34,4 +34,4 @@ def settle(live: LiveShare, member: str, batches: Sequence[Settle]) -> Update | 
     live.check_leads()
     if core is None:
         raise live.ended or NotLeaderOrFollower(f"{live.partition.name} is not led here")
-    return live.ask(core.settle, member, batches, live.now_ms(), live.wall_ms(), live.chance())
+    return live.decide(core.settle, member, batches, live.now_ms(), live.wall_ms(), live.chance())

@@ -2,8 +2,8 @@
 
 For each share partition led here there is a `DeadLetterQueue` that says what comes next, and a task while there is
 something to do: find or make the topic, reserve places in it, read the records, append their copies, store that they
-are there. What fails is tried again for ever, after 1 s, 2 s, up to a minute, and is told of each time: in the log, in
-`/metrics`, and to whoever describes the group.
+are there. What fails is tried again for ever, after 1 s, 2 s, up to a minute, and at once when the target or the
+settings of the group change; it is told of each time: in the log, in `/metrics`, and to whoever describes the group.
 
 Always true: nothing is appended before its place is stored, and nothing is called archived before its copy is
 committed; whatever goes wrong in between, the same batch is sent again and its target knows it. Of all share partitions
@@ -22,6 +22,7 @@ from uuid import UUID
 from mansio.broker.share import dead_letter_copies as copying
 from mansio.broker.share.dead_letter_targets import Targets
 from mansio.errors import (
+    CoordinatorNotAvailable,
     InvalidProducerEpoch,
     InvalidProducerIdMapping,
     MansioError,
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from mansio.broker.records import RecordService
     from mansio.broker.share.dead_letter_copies import Copy
     from mansio.broker.topics import TopicAdmin
+    from mansio.cluster.state import TopicChange
     from mansio.config import Settings
     from mansio.ports import Clock, Peers, Promise, Scheduler
     from mansio.state.dead_letter import Batch, Places
@@ -70,6 +72,9 @@ class LivePartition(Protocol):
     async def perform(self, update: Update) -> None:
         """Store an update of `core` and settle it. Raises when that failed, or nobody knows: then `core` is given up,
         and `DeadLetters.dropped` is told."""
+
+    def end(self, error: MansioError) -> None:
+        """Give `core` up, for the state to be loaded anew; `DeadLetters.dropped` is told."""
 
 
 class Counts:
@@ -159,6 +164,19 @@ class DeadLetters:
                 known = fields(**_known(share), records=share.queue.waiting)
                 logger.warning("dead letters given up with their topic", extra=known)
 
+    def topic_changed(self, change: TopicChange) -> None:
+        """What failed to get into it is tried again: it may be there by now, be led again, or take what it refused."""
+        names = [topic.name for topic in (change.before, change.after) if topic is not None]
+        for share in self._shares.values():
+            if share.trouble and self._targets.name_of(share.live.key.group, share.topic) in names:
+                _hurry(share)
+
+    def settings_changed(self, group: str) -> None:
+        """The group's settings are others now, maybe with another target."""
+        for share in self._shares.values():
+            if share.trouble and share.live.key.group == group:
+                _hurry(share)
+
     def close(self) -> None:
         """Begin nothing more."""
         self._closed = True
@@ -190,6 +208,10 @@ class DeadLetters:
         try:
             while not share.ended and await self._step(share):
                 pass
+        except Exception as error:  # a defect: the queue is in no step that goes on by itself
+            known = fields(**_known(share), records=share.queue.waiting, reason=error)
+            logger.error("dead letters failed", extra=known, exc_info=error)
+            share.live.end(CoordinatorNotAvailable(f"dead letters failed: {error!r}"))
         finally:
             share.working = False
 
@@ -405,6 +427,12 @@ def _known(share: _Share) -> dict[str, Any]:
 
 def _end(share: _Share) -> None:
     share.ended = True
+    _wake(share)
+
+
+def _hurry(share: _Share) -> None:
+    share.rest_ms = RETRY_MS
+    share.queue.hurry()
     _wake(share)
 
 

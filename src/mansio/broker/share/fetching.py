@@ -45,7 +45,7 @@ def take(
     end = partition.readable_end()
     stretches = core.wanted(member, max_records, end, now_ms)
     read, slices = _read(partition, stretches, max_bytes, end, first=first) if stretches else ([], [])
-    acquired, update = live.ask(
+    acquired, update = live.decide(
         core.acquire,
         member,
         read,

@@ -6,10 +6,10 @@ Whatever the machine decides is stored through `perform` before anybody is told;
 object is ended for good and the state is read anew by the next one.
 
 Always true:
-* Updates are written in the order in which the machine gave them; one that is the whole state has nothing beside it
-  under way.
+* Updates are written in the order that `turns` says; one that is the whole state has nothing beside it under way.
 * There is one timer, never later than the machine's next deadline. One that fires much too late means that we stood
-  still, not the members: whoever has leases gets a while to use them before they end.
+  still, not the members: whoever has leases gets a while to use them before they end. One while each time: where
+  every timer is late, they end all the same.
 * Nothing is decided in another leader epoch than the one it was loaded in.
 """
 
@@ -17,10 +17,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from mansio.broker.share.turns import Turns, as_one
 from mansio.errors import CoordinatorNotAvailable, MansioError, NotLeaderOrFollower
 from mansio.logs import fields
 from mansio.state.share_partition import SharePartition
@@ -30,9 +29,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
 
     from mansio.broker.partition import Partition
-    from mansio.broker.share.ports import SharePersister
-    from mansio.ports import Clock, Promise, Random, Scheduler, Timer
-    from mansio.state.share_types import Archiving, Producer, ShareKey, ShareSettings, Update
+    from mansio.broker.share.surroundings import Surroundings
+    from mansio.broker.share.turns import Turn
+    from mansio.ports import Promise, Timer
+    from mansio.state.share_types import Archiving, ShareKey, Update
 
 logger = logging.getLogger(__name__)
 
@@ -44,61 +44,18 @@ STALL_MS: Final = 1_000
 _BELOW_ONE: Final = 1 - 2**-53
 
 
-class DeadLetterDesk(Protocol):
-    """Who takes what is to go to the dead-letter topic: `broker.share.dead_letters`."""
-
-    def opened(self, live: LiveShare, producer: Producer | None) -> None:
-        """A share partition is led here; what its machine says is on its way there is to be taken up again."""
-
-    def add(self, live: LiveShare, letters: Sequence[Archiving]) -> None:
-        """More of it, which is stored."""
-
-    def dropped(self, live: LiveShare) -> None:
-        """It is led here no more, or is read anew."""
-
-
-class NoDeadLetters:
-    """Takes nothing: what is ARCHIVING stays so, until a broker takes it up."""
-
-    def opened(self, live: LiveShare, producer: Producer | None) -> None:
-        """See `DeadLetterDesk`."""
-
-    def add(self, live: LiveShare, letters: Sequence[Archiving]) -> None:
-        """See `DeadLetterDesk`."""
-
-    def dropped(self, live: LiveShare) -> None:
-        """See `DeadLetterDesk`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all of a broker's share partitions use. `on_end` is told of each that ended; `first_offset`: where a group
-    begins that was never there."""
-
-    persister: SharePersister
-    clock: Clock
-    scheduler: Scheduler
-    random: Random
-    settings: Callable[[str, Partition], ShareSettings]
-    first_offset: Callable[[str, Partition], int]
-    dead_letters: DeadLetterDesk
-    on_end: Callable[[LiveShare], None]
-
-
 class LiveShare:
     """See the module. All methods belong to the broker's loop."""
 
     __slots__ = (
         "_around",
         "_core",
-        "_exclusive",
         "_grace_until_ms",
         "_log_start",
-        "_queue",
         "_state_epoch",
         "_timer",
         "_timer_due_ms",
-        "_under_way",
+        "_turns",
         "_waiters",
         "ended",
         "key",
@@ -121,10 +78,8 @@ class LiveShare:
         self._timer: Timer | None = None
         self._timer_due_ms = math.inf
         self._grace_until_ms = -math.inf
-        self._under_way = 0
         self._log_start = -1
-        self._exclusive = False
-        self._queue: deque[tuple[bool, Promise[None]]] = deque()
+        self._turns = Turns(around.scheduler)
 
     @property
     def core(self) -> SharePartition:
@@ -139,7 +94,12 @@ class LiveShare:
     @property
     def is_awaited(self) -> bool:
         """Somebody waits for it, or for what it writes."""
-        return bool(self._waiters or self._under_way or self._queue)
+        return bool(self._waiters or self._turns)
+
+    @property
+    def owes_letters(self) -> bool | None:
+        """Are records of it on their way to the dead-letter topic? None before it is loaded."""
+        return None if self._core is None else self._core.counts(self.now_ms()).archiving > 0
 
     def now_ms(self) -> float:
         return self._around.clock.monotonic() * 1000
@@ -203,10 +163,7 @@ class LiveShare:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        queue, self._queue = self._queue, deque()
-        for whole, promise in queue:  # they find that it is ended
-            self._admit(whole=whole)
-            promise.set_result(None)
+        self._turns.end()  # whoever waits finds that it is ended
         self._around.dead_letters.dropped(self)
         self._around.on_end(self)
         self.wake()
@@ -256,13 +213,18 @@ class LiveShare:
     def ask(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
         """Call a method of the machine. A typed error has changed nothing; any other ends this."""
         try:
+            return self.decide(method, *args, **named)
+        finally:
+            self._arm()
+
+    def decide(self, method: Callable[..., T], *args: Any, **named: Any) -> T:
+        """The same of one that brings no deadline forward before its update is stored, which looks at the time."""
+        try:
             return method(*args, **named)
         except MansioError:
             raise
         except Exception as error:
             raise self._failed(error) from error
-        finally:
-            self._arm()
 
     # ------------------------------------------------------------------ who waits
 
@@ -285,56 +247,48 @@ class LiveShare:
 
         Raises what the write raises, and then this is ended and nobody knows what is stored; why it ended if it did
         meanwhile, stored or not."""
-        update = updates[0] if len(updates) == 1 else _joined(updates)
-        return self._perform(update, [each.token for each in updates], self._turn(whole=update.snapshot))
+        together = self._turns.joined(updates)
+        return self._write(self._turns.take(updates)) if together is None else self._written(together)
 
-    async def _perform(self, update: Update, tokens: list[int], turn: Promise[None] | None) -> None:
-        if turn is not None:
-            await turn
-        core, around = self.core, self._around
+    async def _write(self, turn: Turn) -> None:
+        stored = False
         try:
+            if turn.promise is not None:
+                await turn.promise
             if self.ended is not None:
                 raise self.ended
-            await around.persister.write(self.key, self._state_epoch, self.leader_epoch, update)
+            await self._around.persister.write(
+                self.key, self._state_epoch, self.leader_epoch, as_one(turn.updates)
+            )
+            stored = True
+            if self.ended is not None:
+                raise self.ended
+            self._settled(turn.updates)
         except MansioError as error:
             self.end(error)
             raise
         except Exception as error:
             raise self._failed(error) from error
         finally:
-            self._turn_over(whole=update.snapshot)
-        if self.ended is not None:
-            raise self.ended
-        letters: list[Archiving] = []
-        for token in tokens:
-            letters += self.ask(core.settled, token)
-        if letters:
-            around.dead_letters.add(self, letters)
+            self._turns.give_back(turn, stored=stored)
         self.wake()
 
-    def _turn(self, *, whole: bool) -> Promise[None] | None:
-        if not self._queue and not self._exclusive and not (whole and self._under_way):
-            self._admit(whole=whole)
-            return None
-        promise = self._around.scheduler.promise()
-        self._queue.append((whole, promise))
-        return promise
+    async def _written(self, together: Promise[bool]) -> None:
+        """By another, with its own."""
+        stored = await together
+        if self.ended is not None:
+            raise self.ended
+        if not stored:
+            raise CoordinatorNotAvailable(f"the state of {self.partition.name} was not stored: broken off")
 
-    def _admit(self, *, whole: bool) -> None:
-        self._under_way += 1
-        self._exclusive = whole
-
-    def _turn_over(self, *, whole: bool) -> None:
-        self._under_way -= 1
-        if whole:
-            self._exclusive = False
-        while self._queue and not self._exclusive:
-            next_whole, promise = self._queue[0]
-            if next_whole and self._under_way:
-                return
-            self._queue.popleft()
-            self._admit(whole=next_whole)
-            promise.set_result(None)
+    def _settled(self, updates: Sequence[Update]) -> None:
+        core = self.core
+        letters: list[Archiving] = []
+        for each in updates:
+            letters += core.settled(each.token)
+        self._arm()
+        if letters:
+            self._around.dead_letters.add(self, letters)
 
     def store(self, update: Update | None) -> None:
         """Store what nobody waits for."""
@@ -403,7 +357,7 @@ class LiveShare:
                 NotLeaderOrFollower(f"{self.partition.name} is led by another broker, or in a later epoch")
             )
             return
-        if math.isfinite(due_ms) and now_ms - due_ms > STALL_MS:
+        if math.isfinite(due_ms) and due_ms != self._grace_until_ms and now_ms - due_ms > STALL_MS:
             known = fields(
                 partition=self.partition.name, group=self.key.group, late_ms=round(now_ms - due_ms)
             )
@@ -424,24 +378,3 @@ class LiveShare:
 
     def wall_ms(self) -> int:
         return self._around.clock.wall_ms()
-
-
-def _joined(updates: tuple[Update, ...]) -> Update:
-    """Several updates of one turn, none of which is the whole state: they speak of different offsets."""
-    furthest = max(updates, key=lambda each: (each.start_offset, each.token))
-    last = updates[-1]
-    changes = sorted((change for each in updates for change in each.changes), key=lambda change: change.first)
-
-    def newest(name: str) -> Any:
-        return next((value for each in reversed(updates) if (value := getattr(each, name)) is not None), None)
-
-    return last._replace(
-        durable=any(each.durable for each in updates),
-        start_offset=furthest.start_offset,
-        done_count=furthest.done_count,
-        horizon=max(each.horizon for each in updates),
-        changes=tuple(changes),
-        dead=newest("dead"),
-        redrives=newest("redrives"),
-        producer=newest("producer"),
-    )

@@ -11,9 +11,10 @@ them is under way.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
-from mansio.broker.share.live_share import LiveShare, NoDeadLetters, Surroundings
+from mansio.broker.share.live_share import LiveShare
+from mansio.broker.share.surroundings import NoDeadLetters, Surroundings
 from mansio.broker.share.together import together
 from mansio.errors import (
     CoordinatorNotAvailable,
@@ -22,6 +23,8 @@ from mansio.errors import (
     NonEmptyGroup,
     NotCoordinator,
     NotLeaderOrFollower,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
 )
 from mansio.logs import fields
 from mansio.state.share_session import Sessions
@@ -32,12 +35,14 @@ if TYPE_CHECKING:
 
     from mansio.broker.connection import Connection
     from mansio.broker.partition import Partition
-    from mansio.broker.share.live_share import DeadLetterDesk
     from mansio.broker.share.ports import SharePersister
+    from mansio.broker.share.surroundings import DeadLetterDesk
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
     from mansio.state.share_types import ShareSettings
 
 logger = logging.getLogger(__name__)
+
+N = TypeVar("N")
 
 LIVE_MAX: Final = 100_000
 RETRY_MS: Final = 100
@@ -56,6 +61,8 @@ IDLE_MS: Final = 10 * 60_000
 SWEEP_INTERVAL_MS: Final = 60_000
 LETTERS_MS_MAX: Final = 5_000
 LETTERS_LOOK_MS: Final = 50
+LETTERS_AGAIN_MS: Final = 1_000
+"""How soon a share partition that failed is loaded again for its dead letters, if nobody else needs it."""
 
 
 class SharePartitions:
@@ -97,6 +104,7 @@ class SharePartitions:
         self._of_group: dict[str, dict[ShareKey, LiveShare]] = {}
         self._of_partition: dict[tuple[bytes, int], dict[ShareKey, LiveShare]] = {}
         self._failures: dict[ShareKey, tuple[float, MansioError]] = {}
+        self._owed: dict[ShareKey, None] = {}  # dead letters of what failed
         self._sweep: Timer | None = None
         self._closed = False
 
@@ -166,11 +174,8 @@ class SharePartitions:
         if self._lives.get(key) is not live:
             return
         del self._lives[key]
-        for index, name in ((self._of_group, key.group), (self._of_partition, (key.topic_id, key.partition))):
-            found = index[name]  # type: ignore[index]  # each with its own kind of names
-            del found[key]
-            if not found:
-                del index[name]  # type: ignore[arg-type]
+        _take_out(self._of_group, key.group, key)
+        _take_out(self._of_partition, (key.topic_id, key.partition), key)
         error = live.ended
         if error is not None and not isinstance(error, NotLeaderOrFollower) and not live.is_stale:
             known = fields(group=key.group, partition=live.partition.name, reason=error)
@@ -178,6 +183,29 @@ class SharePartitions:
             if len(self._failures) >= FAILURES_MAX:
                 del self._failures[next(iter(self._failures))]
             self._failures[key] = (self._now_ms() + RETRY_MS, error)
+            self._owe(live)
+        else:
+            self._owed.pop(key, None)
+
+    def _owe(self, live: LiveShare) -> None:
+        """What of it is on its way to the dead-letter topic goes on, whether or not anybody uses the group. One that
+        was never loaded owes what the one before it did."""
+        if live.owes_letters is not None:
+            self._owed.pop(live.key, None)
+        if live.owes_letters:
+            self._owed[live.key] = None
+        if live.key in self._owed and not self._closed:
+            self._scheduler.call_later(LETTERS_AGAIN_MS, self._take_up, live.key)
+
+    def _take_up(self, key: ShareKey) -> None:
+        if self._closed or key not in self._owed:
+            return
+        try:
+            self.find(*key)
+        except (NotLeaderOrFollower, UnknownTopicId, UnknownTopicOrPartition):
+            del self._owed[key]  # whoever leads it takes them up
+        except MansioError:
+            self._scheduler.call_later(LETTERS_AGAIN_MS, self._take_up, key)
 
     def role_changed(self, partition: Partition) -> None:
         """In a cluster: the partition leads, follows or rests here from now on."""
@@ -272,3 +300,9 @@ class SharePartitions:
         for error in await together(self._scheduler, works, name="release leases"):
             if error is not None:
                 logger.warning("leases not released", extra=fields(group=group, member=member, reason=error))
+
+
+def _take_out(index: dict[N, dict[ShareKey, LiveShare]], name: N, key: ShareKey) -> None:
+    del index[name][key]
+    if not index[name]:
+        del index[name]

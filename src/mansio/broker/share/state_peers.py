@@ -195,4 +195,4 @@ class RemoteDoor:
 
 def _size(waiting: _Waiting) -> int:
     update = waiting.question.update
-    return 0 if update is None else len(update.changes) + len(update.dead or ())
+    return 0 if update is None else len(update.changes) + len(update.dead or ()) + len(update.dead_added)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mansio.broker.machine import Machine
     from mansio.broker.partition import Partition
     from mansio.broker.partitions import PartitionSet
-    from mansio.broker.share.live_share import DeadLetterDesk
     from mansio.broker.share.ports import SharePersister
+    from mansio.broker.share.surroundings import DeadLetterDesk
     from mansio.config import Settings
     from mansio.ports import Clock
     from mansio.state.share_types import ShareSettings

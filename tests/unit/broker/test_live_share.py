@@ -1,0 +1,182 @@
+"""A share partition over time: what a loop that stands still, or a state that cannot be stored, may hold up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mansio.broker.share.live_share import STALL_MS
+from mansio.broker.share.share_partitions import LETTERS_AGAIN_MS, SharePartitions
+from mansio.errors import CoordinatorNotAvailable, NotLeaderOrFollower
+from mansio.state.share_types import REJECT, Backoff, Settle, ShareSettings
+from support.share_memory import MemoryPersister
+from unit.broker.groups_room import VirtualScheduler
+
+if TYPE_CHECKING:
+    from mansio.broker.share.live_share import LiveShare
+
+LOCK_MS = 5_000
+SETTINGS = ShareSettings(
+    lock_ms=LOCK_MS,
+    delivery_limit=5,
+    locks_max=100,
+    ranges_max=100,
+    horizon_step=200,
+    ordered=False,
+    renew=True,
+    dead_letters=True,
+    backoff=Backoff(0, 1.0, 0, 0.0),
+)
+TOPIC = bytes(16)
+
+
+class Clock:
+    """`ahead_ms` of what timers know: as much as they are late."""
+
+    def __init__(self, scheduler: VirtualScheduler) -> None:
+        self.scheduler = scheduler
+        self.ahead_ms = 0.0
+
+    def monotonic(self) -> float:
+        return (self.scheduler.now_ms + self.ahead_ms) / 1000
+
+    def wall_ms(self) -> int:
+        return round(self.scheduler.now_ms + self.ahead_ms)
+
+
+class Desk:
+    """Takes dead letters and writes none."""
+
+    def __init__(self) -> None:
+        self.opened_with: list[int] = []
+
+    def opened(self, live: LiveShare, producer: Any) -> None:
+        del producer
+        self.opened_with.append(sum(each.last - each.first + 1 for each in live.core.archiving()))
+
+    def add(self, live: LiveShare, letters: Any) -> None: ...
+
+    def dropped(self, live: LiveShare) -> None: ...
+
+
+class Room:
+    """One share partition of 100 records, led here, its state in memory."""
+
+    def __init__(self) -> None:
+        self.scheduler = VirtualScheduler()
+        self.clock = Clock(self.scheduler)
+        self.memory = MemoryPersister(self.scheduler)  # type: ignore[arg-type]
+        self.desk = Desk()
+        self.settings = SETTINGS
+        self.partition: Any = SimpleNamespace(
+            name="t-0", leader_epoch=0, leads=True, closed=False, outdated=False, internal=False
+        )
+        self.partition.start_offset, self.partition.end_offset, self.partition.high_watermark = 0, 100, 100
+        self.partition.check_complete = lambda: None
+        self.partition.check_leads = self._check_leads
+        self.shares = SharePartitions(
+            find=lambda *_: self.partition,
+            persister=self.memory,
+            settings=lambda *_: self.settings,
+            first_offset=lambda *_: 0,
+            clock=self.clock,
+            scheduler=self.scheduler,  # type: ignore[arg-type]
+            random=SimpleNamespace(uniform=lambda *_: 0.5),  # type: ignore[arg-type]
+            sessions_max=10,
+            dead_letters=self.desk,  # type: ignore[arg-type]
+        )
+
+    def _check_leads(self) -> None:
+        if not self.partition.leads:
+            raise NotLeaderOrFollower
+
+    def live(self) -> LiveShare:
+        live = self.shares.find("g", TOPIC, 0)
+        self.scheduler.run(live.loaded())
+        return live
+
+    def lease(self, live: LiveShare, last: int) -> None:
+        live.core.wanted("m", last + 1, 100, live.now_ms())
+        _, update = live.ask(
+            live.core.acquire, "m", [(0, last)], last + 1, strict=True, batch_ends=(), now_ms=live.now_ms()
+        )
+        assert update is not None
+        self.scheduler.run(live.perform(update))
+
+    def reject(self, live: LiveShare, last: int) -> None:
+        said = [Settle(0, last, bytes([REJECT]))]
+        update = live.ask(live.core.settle, "m", said, live.now_ms(), live.wall_ms(), 0.5)
+        assert update is not None
+        self.scheduler.run(live.perform(update))
+
+
+def test_leases_end_though_every_timer_is_late() -> None:
+    """Who stood still gives members a while to use what they have; who always does gives it back in the end."""
+    room = Room()
+    live = room.live()
+    room.lease(live, 4)
+    late_ms = 2 * STALL_MS
+    call_later = room.scheduler.call_later
+    room.scheduler.call_later = lambda delay_ms, *work: call_later(delay_ms + late_ms, *work)  # type: ignore[method-assign]
+    room.clock.ahead_ms = late_ms  # the timer that is set already is late, too
+    room.scheduler.pass_time(LOCK_MS)
+    assert live.core.leased == 5, "a while is left"
+    room.scheduler.pass_time(2 * (STALL_MS + late_ms))
+    assert live.core.leased == 0
+
+
+def test_the_horizon_moves_at_once_also_after_a_stall() -> None:
+    room = Room()
+    live = room.live()
+    room.lease(live, 4)
+    room.clock.ahead_ms = 2 * STALL_MS
+    room.scheduler.pass_time(LOCK_MS + STALL_MS)
+    assert live.core.leased == 0
+    room.scheduler.pass_time(10 * STALL_MS)
+    before = live.core.horizon
+    room.settings = SETTINGS._replace(horizon_step=10 * SETTINGS.horizon_step)
+    live.reconfigure()
+    room.scheduler.pass_time(1)
+    assert live.core.horizon > before
+
+
+@pytest.mark.parametrize("reads_fail", [False, True])
+def test_dead_letters_go_on_though_nobody_uses_the_group_after_a_failed_write(reads_fail: bool) -> None:
+    room = Room()
+    live = room.live()
+    room.lease(live, 9)
+    room.reject(live, 4)
+    assert room.desk.opened_with == [0]
+    room.memory.fail(1, CoordinatorNotAvailable("the disk is full"))
+    update = live.ask(live.core.release_member, "m", live.now_ms())
+    assert update is not None
+    live.store(update)
+    if reads_fail:
+        read = room.memory.read
+        left = [3]
+
+        async def reading(*arguments: Any) -> Any:
+            left[0] -= 1
+            if left[0] >= 0:
+                raise CoordinatorNotAvailable("still full")
+            return await read(*arguments)
+
+        room.memory.read = reading  # type: ignore[method-assign]
+    room.scheduler.turn()
+    assert live.ended is not None
+    room.scheduler.pass_time(5 * LETTERS_AGAIN_MS)
+    assert room.desk.opened_with == [0, 5]
+
+
+def test_dead_letters_of_what_is_led_elsewhere_are_left_to_its_leader() -> None:
+    room = Room()
+    live = room.live()
+    room.lease(live, 9)
+    room.reject(live, 4)
+    live.end(CoordinatorNotAvailable("the disk is full"))
+    room.partition.leads = False
+    room.scheduler.pass_time(10 * LETTERS_AGAIN_MS)
+    assert room.desk.opened_with == [0]
+    assert not room.shares._owed
