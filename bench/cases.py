@@ -16,7 +16,7 @@ class Case:
 
     `load` are arguments of `bench.load`. `figure` is the field of its result that is compared, in `unit`.
     `against` is measured in turn with Mansio and is the denominator; None: Mansio alone, no ratio.
-    `ratio_min` is what the project holds itself to. `filled`: fetch needs records there first.
+    `ratio_min` is what the project holds itself to. `fill`: the load that puts records there first.
     """
 
     name: str
@@ -27,7 +27,7 @@ class Case:
     against: Side | None = "floor"
     ratio_min: float | None = None
     partitions: int = 1
-    filled: bool = False
+    fill: tuple[str, ...] | None = None
 
 
 def _produce(*arguments: str) -> tuple[str, ...]:
@@ -38,6 +38,8 @@ FILL = _produce(
     "--depth", "4", "--records", "100", "--size", "1000", "--bytes", str(8 << 20), "--warm-up", "0"
 )
 """Eight megabytes, so that a fetch of one has something to give."""
+BACKLOG = _produce("--depth", "4", "--records", "100", "--bytes", str(40 << 20), "--warm-up", "0")
+"""Some 380,000 records, for members of a share group; they are leased once."""
 
 CASES = (
     Case(
@@ -70,7 +72,7 @@ CASES = (
         figure="megabytes_per_s",
         unit="MB/s",
         ratio_min=0.6,
-        filled=True,
+        fill=FILL,
     ),
     Case(
         "acks-all-1",
@@ -108,5 +110,23 @@ CASES = (
         figure="p50_us",
         unit="us",
         against=None,
+    ),
+    Case(
+        "lease-100",
+        "lease and accept, 100 at a time",
+        ("share", "--records", "100", "--depth", "2"),
+        figure="records_per_s",
+        unit="records/s",
+        against=None,
+        fill=BACKLOG,
+    ),
+    Case(
+        "lease-1",
+        "lease and accept, one at a time",
+        ("share",),
+        figure="records_per_s",
+        unit="records/s",
+        against=None,
+        fill=FILL,
     ),
 )

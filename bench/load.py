@@ -23,9 +23,10 @@ import struct
 import sys
 import time
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from bench import frames
+from bench.share_load import ShareLoad
 
 READ_BYTES = 1 << 20
 CONNECT_DEADLINE_S = 20.0
@@ -281,6 +282,17 @@ def deliver(options: argparse.Namespace) -> Result:
     return _result(total, seconds, 1, total * options.size, latencies, (time.process_time() - cpu) / seconds)
 
 
+def share(options: argparse.Namespace) -> Result:
+    """Members of a share group lease and accept what is there."""
+    load = ShareLoad(options)
+    try:
+        done, answers, seconds, cpu = load.run()
+    except ValueError as error:
+        sys.exit(str(error))
+    result = _result(answers, seconds, 1, done * options.size, load.latencies, cpu)
+    return replace(result, records_per_s=round(done / seconds, 1))
+
+
 def _result(
     requests: int, seconds: float, records: int, moved: int, latencies: list[tuple[float, int]], cpu: float
 ) -> Result:
@@ -311,13 +323,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("mode", choices=["produce", "fetch", "deliver"])
+    parser.add_argument("mode", choices=list(MODES))
     parser.add_argument("--port", type=int, default=9092)
     parser.add_argument("--topic", default="bench")
     parser.add_argument("--partitions", type=int, default=1)
     parser.add_argument("--connections", type=int, default=1)
     parser.add_argument("--depth", type=int, default=1)
-    parser.add_argument("--records", type=int, default=1, help="records in each batch")
+    parser.add_argument("--records", type=int, default=1, help="in each batch, or leased at a time")
     parser.add_argument("--size", type=int, default=100, help="bytes of each record's value")
     parser.add_argument("--acks", type=int, default=1)
     parser.add_argument("--fetch-bytes", type=int, default=1 << 20)
@@ -329,7 +341,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.cpu is not None:
         os.sched_setaffinity(0, {options.cpu})
-    print(json.dumps(asdict(deliver(options) if options.mode == "deliver" else run(options))))
+    print(json.dumps(asdict(MODES[options.mode](options))))
+
+
+MODES = {"produce": run, "fetch": run, "deliver": deliver, "share": share}
 
 
 if __name__ == "__main__":

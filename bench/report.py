@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from bench.size import SIZE_CASES
+from bench.share_size import ALL_SIZE_CASES as SIZE_CASES
 from mansio.version import __version__
 
 if TYPE_CHECKING:

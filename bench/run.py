@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench.cases import CASES, FILL, Case, Side
+from bench.cases import CASES, Case, Side
 from bench.report import Outcome, save, size_table, table
 from bench.servers import Server, create_topic, delete_topic, embedded_start_ms, start_floor, start_mansio
-from bench.size import SIZE_CASES
+from bench.share_size import ALL_SIZE_CASES as SIZE_CASES
 from mansio.errors import MansioError
 
 if TYPE_CHECKING:
@@ -57,6 +57,8 @@ class Bench:
         self.server_processor = processors[0] if pinned else None
         self.load_processor = processors[1] if pinned else None
         self.names = 0
+        self.notes: list[str] = []
+        """What a case has to say beside its figure."""
 
     def data(self) -> Path:
         self.names += 1
@@ -73,8 +75,8 @@ class Bench:
         return dict(json.loads(done.stdout))
 
     def measure(self, case: Case, server: Server, partitions: int, name: str) -> dict[str, Any]:
-        if case.filled:
-            self.load(server, FILL, topic=name)
+        if case.fill is not None:
+            self.load(server, case.fill, topic=name)
         seconds = self.options.seconds * (3 if case.load[0] == "deliver" else 1)
         limit = self.options.megabytes << 20
         return self.load(server, case.load, topic=name, partitions=partitions, seconds=seconds, bytes=limit)
@@ -204,11 +206,13 @@ def main() -> None:
                     sizes[one.name] = one.measure(bench, min(options.pairs, SIZE_TIMES_MAX))
                 progress.advance(task)
     path = options.json or RESULTS / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.json"
-    save(path, options, outcomes, {**extras, "size": sizes})
+    save(path, options, outcomes, {**extras, "size": sizes, "notes": bench.notes})
     if outcomes or extras:
         console.print(table(outcomes, extras))
     if sizes:
         console.print(size_table(sizes))
+    for note in bench.notes:
+        console.print(note, highlight=False)
     console.print(f"[dim]All runs: {os.path.relpath(path)}[/dim]")
     for failure in failures:
         console.print(f"[red]failed:[/red] {failure}", markup=True, highlight=False)

@@ -35,6 +35,7 @@ from bench.peers import (
 from bench.peers.clients import alone
 from bench.peers.peer import Contestant, NotHereError, Place
 from bench.peers.server import free_port
+from bench.peers.syncs import is_synced_delivering
 from bench.peers.table import Entry
 from bench.peers.workloads import WORKLOADS, as_json, measure
 
@@ -101,11 +102,12 @@ class Peers:
             return None
 
     def is_due(self, entry: Entry, workload: Workload, size: int) -> bool:
-        """What is weaker is there to be seen, not to be compared, and latency hardly depends on the size: both are
-        measured with the first size only."""
+        """What is weaker is there to be seen, not to be compared, and latency and delivery hardly depend on the size:
+        they are measured with the first size only."""
         is_first = size == self.options.sizes[0]
+        is_measured_once = workload.name == "latency" or workload.consumers
         return workload.name not in entry.contestant.skips and (
-            is_first or (entry.is_synced and workload.name != "latency")
+            is_first or (entry.is_synced and not is_measured_once)
         )
 
     def jobs(self) -> list[tuple[Entry, Workload, int]]:
@@ -232,6 +234,7 @@ def save(path: Path, options: argparse.Namespace, entries: list[Entry]) -> None:
                 "not_run": entry.not_run,
                 "fsyncs_per_acknowledgement": None if entry.syncs is None else asdict(entry.syncs),
                 "is_synced": entry.is_synced,
+                "is_synced_delivering": is_synced_delivering(entry.contestant, entry.syncs),
                 "failures": entry.failures,
                 "runs": [
                     {"workload": name, "size": size, "runs": [run and as_json(run) for run in runs]}
@@ -247,10 +250,14 @@ def save(path: Path, options: argparse.Namespace, entries: list[Entry]) -> None:
 
 def show(console: Console, options: argparse.Namespace, entries: list[Entry]) -> None:
     for size in options.sizes:
-        console.print(table.size_table(entries, options.workloads, size))
+        for is_delivery in (False, True):
+            workloads = [one for one in options.workloads if bool(one.consumers) == is_delivery]
+            if workloads and not (is_delivery and size != options.sizes[0]):
+                console.print(table.size_table(entries, workloads, size))
     console.print(table.asked_table(entries, options.workloads, options.sizes))
     console.print(
-        "fsyncs per acknowledgement: of one message, of a batch of 100, of 100 taken; counted by strace. "
+        "fsyncs per acknowledgement: of one message, of a batch of 100, of 100 taken; of one record delivered, of 100 "
+        "delivered; counted by strace. "
         "~ disturbed: another process was busy in one of the runs.\n"
         "The raw row is the broker's own speed without a client; nothing is compared with it."
     )

@@ -75,6 +75,9 @@ class Driver:
     async def consumer(self, queue: str, *, confirmed: bool) -> Consumer:
         return Consumer(self.port, queue, confirmed=confirmed)
 
+    async def deliverer(self, queue: str, count: int) -> Deliverer:
+        return Deliverer(Consumer(self.port, queue, confirmed=False), count)
+
 
 class Producer:
     def __init__(self, port: int, queue: str) -> None:
@@ -106,14 +109,14 @@ class Consumer:
         self.unacknowledged: list[bytes] = []
 
     async def take(self, count: int) -> list[bytes]:
-        jobs = self._reserve(count if self.confirmed else 1)
-        self.unacknowledged = [identity for identity, _ in jobs]
-        if self.confirmed and jobs:
-            self.connection.ask(*self._deletes())
-        return [body for _, body in jobs]
+        bodies = self.reserve(count if self.confirmed else 1)
+        if self.confirmed and bodies:
+            self.connection.ask(*self.deletes())
+        return bodies
 
-    def _reserve(self, count: int) -> list[tuple[bytes, bytes]]:
-        deletes, deleted, expected = self._deletes()
+    def reserve(self, count: int) -> list[bytes]:
+        """Delete what is not acknowledged yet, and reserve so many."""
+        deletes, deleted, expected = self.deletes()
         wait_s = max(1, round(TAKE_WAIT_S))
         reserves = b"reserve-with-timeout %d\r\n" % wait_s + b"reserve-with-timeout 0\r\n" * (count - 1)
         self.connection.ask(deletes + reserves, deleted, expected)
@@ -122,14 +125,31 @@ class Consumer:
             words = answers.readline().split()
             if words[0] == b"RESERVED":
                 jobs.append((words[1], answers.read(int(words[2]) + 2)[:-2]))
-        return jobs
+        self.unacknowledged = [identity for identity, _ in jobs]
+        return [body for _, body in jobs]
 
-    def _deletes(self) -> tuple[bytes, int, bytes]:
+    def deletes(self) -> tuple[bytes, int, bytes]:
         identities, self.unacknowledged = self.unacknowledged, []
         return b"".join(b"delete %b\r\n" % identity for identity in identities), len(identities), b"DELETED"
 
     async def close(self) -> None:
         self.connection.socket.close()
+
+
+class Deliverer:
+    """Deletes of the last jobs and reserves of the next in one write; a delete is answered after its fsync."""
+
+    def __init__(self, consumer: Consumer, count: int) -> None:
+        self.consumer, self.count = consumer, count
+
+    async def next(self) -> list[bytes]:
+        return self.consumer.reserve(self.count)
+
+    async def settle(self) -> None:
+        self.consumer.connection.ask(*self.consumer.deletes())
+
+    async def close(self) -> None:
+        await self.consumer.close()
 
 
 def contestants() -> list[Contestant]:

@@ -49,6 +49,16 @@ class Driver:
     async def consumer(self, queue: str, *, confirmed: bool) -> Consumer:
         return Consumer(self.address, queue, confirmed=confirmed)
 
+    async def deliverer(self, queue: str, count: int) -> Deliverer:
+        group = f"share-{queue}"
+        change = admin.AlterConfigOpType.SET
+        first = admin.ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=change)
+        resource = admin.ConfigResource(admin.ResourceType.GROUP, group, incremental_configs=[first])
+        client = admin.AdminClient(self.address)
+        for altered in client.incremental_alter_configs([resource]).values():
+            altered.result(30)
+        return Deliverer(self.address, queue, group, count)
+
 
 class Producer:
     def __init__(self, address: Mapping[str, str], queue: str) -> None:
@@ -105,6 +115,51 @@ class Consumer:
                 messages += [one for one in self.consumer.consume(count - 1, 0) if not one.error()]
             self.consumer.commit(message=messages[-1], asynchronous=not self.confirmed)
         return [message.value() for message in messages]
+
+    async def close(self) -> None:
+        self.consumer.close()
+
+
+class Deliverer:
+    """A member of a share group (KIP-932). What a poll gave is acknowledged when the next one asks for more, which is
+    the client's own way; one record at a time waits for the answer to its acknowledgement first."""
+
+    def __init__(self, address: Mapping[str, str], queue: str, group: str, count: int) -> None:
+        self.count = count
+        own = {
+            "group.id": group,
+            "share.acknowledgement.mode": "implicit",
+            "max.poll.records": count,
+            "log_level": 0,
+        }
+        self.consumer = confluent_kafka.ShareConsumer({**address, **own})
+        self.consumer.subscribe([queue])
+        end = time.monotonic() + JOIN_DEADLINE_S
+        self.ahead: list[bytes] = []
+        while not self.ahead:
+            if time.monotonic() > end:
+                raise TimeoutError("the member was given no record")
+            self.ahead = self._polled()
+
+    def _polled(self) -> list[bytes]:
+        messages = self.consumer.poll(TAKE_WAIT_S)
+        for message in messages:
+            if message.error() is not None:
+                raise confluent_kafka.KafkaException(message.error())
+        return [message.value() for message in messages]
+
+    async def next(self) -> list[bytes]:
+        if self.ahead:
+            values, self.ahead = self.ahead, []
+            return values
+        if self.count == 1:
+            await self.settle()
+        return self._polled()
+
+    async def settle(self) -> None:
+        for error in (self.consumer.commit_sync(TAKE_WAIT_S * 10) or {}).values():
+            if error is not None:
+                raise confluent_kafka.KafkaException(error)
 
     async def close(self) -> None:
         self.consumer.close()

@@ -19,6 +19,9 @@ from mansio.version import __version__
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
+    from mansio.client.leased_types import Leased
+    from mansio.client.receive import Receiver
+
 
 def serve(place: Place) -> Server:
     server = Server(place)
@@ -70,6 +73,14 @@ class OwnDriver:
         await assigned.wait()
         return OwnConsumer(client, consumer, confirmed=confirmed)
 
+    async def deliverer(self, queue: str, count: int) -> OwnDeliverer:
+        group = f"share-{queue}"
+        client = await mansio.connect(self.address).__aenter__()
+        await client.admin.alter_group_config(group, {"share.auto.offset.reset": "earliest"})
+        receiver = client.receive(queue, group=group, **({} if count > 1 else {"max_records": 1}))
+        await receiver.start()
+        return OwnDeliverer(client, receiver, count)
+
 
 class OwnProducer:
     def __init__(self, client: mansio.Client, queue: str) -> None:
@@ -111,6 +122,42 @@ class OwnConsumer:
     async def close(self) -> None:
         if self.committing is not None:
             await self.committing
+        await self.client.close()
+
+
+class OwnDeliverer:
+    """`poll` and `ack` of many; one record at a time is acknowledged by its own `ack`, of several the last batch's
+    acknowledgement is under way while the next is handed out."""
+
+    def __init__(self, client: mansio.Client, receiver: Receiver, count: int) -> None:
+        self.client, self.receiver, self.count = client, receiver, count
+        self.messages: list[Leased] = []
+        self.acking: asyncio.Future[None] | None = None
+
+    async def next(self) -> list[bytes]:
+        if self.count == 1:
+            if self.messages:
+                await self.messages[0].ack()
+        else:
+            await self._acked()
+            if self.messages:
+                self.acking = asyncio.ensure_future(self.receiver.ack(self.messages))
+        self.messages = await self.receiver.poll(TAKE_WAIT_S * 1000, max_records=self.count)
+        return [message.value or b"" for message in self.messages]
+
+    async def _acked(self) -> None:
+        if self.acking is not None:
+            await self.acking
+            self.acking = None
+
+    async def settle(self) -> None:
+        await self._acked()
+        messages, self.messages = self.messages, []
+        if messages:
+            await self.receiver.ack(messages)
+
+    async def close(self) -> None:
+        await self.receiver.close()
         await self.client.close()
 
 

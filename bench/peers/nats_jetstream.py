@@ -29,6 +29,7 @@ SYNC_ALWAYS_SINCE = (2, 10)
 UNACKNOWLEDGED_MAX = 4000
 PENDING_BYTES = 64 << 20
 ACK_PENDING_MAX = 20_000
+ACK_DEADLINE_S = 20.0
 
 
 def server_program() -> str:
@@ -105,6 +106,12 @@ class Driver:
         )
         return PushConsumer(connection, pushed)
 
+    async def deliverer(self, queue: str, count: int) -> Deliverer:
+        connection, stream = await self.connect()
+        settings = api.ConsumerConfig(max_ack_pending=ACK_PENDING_MAX)
+        pulled = await stream.pull_subscribe(queue, durable="consumer", stream=queue, config=settings)
+        return Deliverer(connection, pulled, count)
+
 
 class Producer:
     def __init__(self, connection: Any, stream: Any, queue: str) -> None:
@@ -154,6 +161,36 @@ class PushConsumer:
             return []
         await message.ack()
         return [message.data]
+
+    async def close(self) -> None:
+        await self.connection.close()
+
+
+class Deliverer:
+    """The pull of the next batch leaves together with the acknowledgements, the last of which is answered; the next is
+    handed out when both have come."""
+
+    def __init__(self, connection: Any, subscription: Any, count: int) -> None:
+        self.connection, self.subscription, self.count = connection, subscription, count
+        self.unacknowledged: list[Any] = []
+
+    async def next(self) -> list[bytes]:
+        _, messages = await asyncio.gather(self.settle(), self._fetch())
+        self.unacknowledged = messages
+        return [message.data for message in messages]
+
+    async def _fetch(self) -> list[Any]:
+        try:
+            return await self.subscription.fetch(self.count, timeout=TAKE_WAIT_S)
+        except TimeoutError:
+            return []
+
+    async def settle(self) -> None:
+        messages, self.unacknowledged = self.unacknowledged, []
+        for message in messages[:-1]:
+            await message.ack()
+        if messages:
+            await messages[-1].ack_sync(timeout=ACK_DEADLINE_S)
 
     async def close(self) -> None:
         await self.connection.close()

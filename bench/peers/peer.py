@@ -45,6 +45,28 @@ class Consumer(Protocol):
     async def close(self) -> None: ...
 
 
+class Deliverer(Protocol):
+    """Gets records from one queue and acknowledges each; has taken its place there when it is made.
+
+    Each record could be acknowledged by itself, or given back: what moves one mark for all before it is no
+    acknowledgement of records. How the peer's client says it of many at once is its own quick way.
+    """
+
+    async def next(self) -> list[bytes]:
+        """Acknowledge what was handed out before, and hand out more, as many as was asked for if there are so many;
+        none after `TAKE_WAIT_S`.
+
+        One at a time: the acknowledgement is confirmed when the next record is handed out, and nothing was fetched
+        ahead. Both may be asked for in one message. Of several at a time the next batch may be handed out while
+        acknowledgements are under way, and be fetched ahead: that is the peer's own way."""
+
+    async def settle(self) -> None:
+        """Acknowledge what was handed out, and wait until all acknowledgements are confirmed, where the protocol has
+        an answer to them; else until the server has handled them."""
+
+    async def close(self) -> None: ...
+
+
 class Driver(Protocol):
     """One client library against one server. Made in every client process anew, after it was forked."""
 
@@ -55,6 +77,10 @@ class Driver(Protocol):
     async def consumer(self, queue: str, *, confirmed: bool) -> Consumer:
         """`confirmed`: every `take` waits until the server has answered the acknowledgements, where its protocol has
         an answer; otherwise they are sent and the next messages need not wait for them."""
+        ...
+
+    async def deliverer(self, queue: str, count: int) -> Deliverer:
+        """One that is handed `count` records at a time."""
         ...
 
 

@@ -67,6 +67,9 @@ class Statements:
     take: str
     acknowledge: str | None
     """Of the messages' ids; None: what is taken is gone when the transaction ends."""
+    hold: str | None = None
+    """Takes for as long as a transaction lasts, which deletes what is acknowledged: other than with `take`, each record
+    can be given back."""
 
 
 LEASED = Statements(
@@ -87,6 +90,7 @@ BARE = Statements(
     take="DELETE FROM {queue} WHERE id = ANY(ARRAY("
     "SELECT id FROM {queue} ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED)) RETURNING id, value",
     acknowledge=None,
+    hold="SELECT id, value FROM {queue} ORDER BY id LIMIT %s FOR UPDATE SKIP LOCKED",
 )
 
 
@@ -118,6 +122,9 @@ class Driver:
 
     async def consumer(self, queue: str, *, confirmed: bool) -> Consumer:
         return Consumer(self.connect(), self.statements, queue)
+
+    async def deliverer(self, queue: str, count: int) -> Deliverer:
+        return Deliverer(self.connect(), self.statements, queue, count)
 
 
 class Producer:
@@ -157,6 +164,49 @@ class Consumer:
         if rows:
             self.connection.execute(self.acknowledge, ([identity for identity, _ in rows],))
         return rows
+
+    async def close(self) -> None:
+        self.connection.close()
+
+
+class Deliverer:
+    """What ends the last batch and what takes the next travel together (libpq's pipeline): the DELETE and the lease of
+    a leased queue, in one commit; of a bare one DELETE, COMMIT, BEGIN, and a SELECT whose locks are its lease."""
+
+    def __init__(self, connection: Any, statements: Statements, queue: str, count: int) -> None:
+        self.connection, self.count = connection, count
+        self.holds = statements.hold is not None
+        self.select = (statements.hold or statements.take).format(queue=queue)
+        self.delete = LEASED.acknowledge.format(queue=queue)
+        self.unacknowledged: list[int] = []
+
+    async def next(self) -> list[bytes]:
+        end = time.monotonic() + TAKE_WAIT_S
+        while not (rows := self._taken()) and time.monotonic() < end:
+            time.sleep(POLL_S)  # noqa: ASYNC251  # nothing else runs
+        return [value for _, value in rows]
+
+    def _taken(self) -> list[tuple[int, bytes]]:
+        connection = self.connection
+        with connection.pipeline():
+            self._acknowledge()
+            if self.holds:
+                connection.execute("BEGIN")
+            found = connection.execute(self.select, (self.count,), binary=True)
+        rows = found.fetchall()
+        self.unacknowledged = [identity for identity, _ in rows]
+        return rows
+
+    def _acknowledge(self) -> None:
+        if self.unacknowledged:
+            self.connection.execute(self.delete, (self.unacknowledged,))
+            self.unacknowledged = []
+        if self.holds:
+            self.connection.execute("COMMIT")  # a warning, and nothing, where there is no transaction
+
+    async def settle(self) -> None:
+        with self.connection.pipeline():
+            self._acknowledge()
 
     async def close(self) -> None:
         self.connection.close()

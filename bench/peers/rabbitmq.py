@@ -104,6 +104,9 @@ class Driver:
     async def consumer(self, queue: str, *, confirmed: bool) -> Consumer:
         return Consumer(self.connect(), queue)
 
+    async def deliverer(self, queue: str, count: int) -> Deliverer:
+        return Deliverer(Consumer(self.connect(), queue, PREFETCH if count > 1 else 1), count)
+
 
 class Producer:
     def __init__(self, connection: Any, queue: str) -> None:
@@ -137,25 +140,58 @@ class Producer:
 class Consumer:
     """Messages are pushed, up to a prefetch; what is taken together is acknowledged together."""
 
-    def __init__(self, connection: Any, queue: str) -> None:
+    def __init__(self, connection: Any, queue: str, prefetch: int = PREFETCH) -> None:
         self.connection = connection
         self.channel = connection.channel()
-        self.channel.basic_qos(prefetch_count=PREFETCH)
+        self.channel.basic_qos(prefetch_count=prefetch)
         self.messages = self.channel.consume(queue, inactivity_timeout=TAKE_WAIT_S)
 
     async def take(self, count: int) -> list[bytes]:
+        bodies, tag = self.get(count)
+        if bodies:
+            self.channel.basic_ack(tag, multiple=True)
+        return bodies
+
+    def get(self, count: int) -> tuple[list[bytes], int]:
+        """What is there, at most so many, and the tag of the last."""
         method, _, body = next(self.messages)
         if method is None:
-            return []
+            return [], 0
         bodies = [body]
         while len(bodies) < count and self.channel.get_waiting_message_count():
             method, _, body = next(self.messages)
             bodies.append(body)
-        self.channel.basic_ack(method.delivery_tag, multiple=True)
-        return bodies
+        return bodies, method.delivery_tag
 
     async def close(self) -> None:
         self.connection.close()
+
+
+class Deliverer:
+    """One message at a time has a prefetch of one: the next is sent when the acknowledgement was handled, which is the
+    only sign of it that AMQP has."""
+
+    def __init__(self, consumer: Consumer, count: int) -> None:
+        self.consumer, self.count, self.tag = consumer, count, 0
+
+    async def next(self) -> list[bytes]:
+        self._acknowledge()
+        bodies, self.tag = self.consumer.get(self.count)
+        return bodies
+
+    def _acknowledge(self) -> None:
+        if self.tag:
+            self.consumer.channel.basic_ack(self.tag, multiple=True)
+            self.tag = 0
+
+    async def settle(self) -> None:
+        self._acknowledge()
+        self.consumer.channel.basic_qos(
+            prefetch_count=PREFETCH if self.count > 1 else 1
+        )  # an answer: a round trip
+
+    async def close(self) -> None:
+        await self.consumer.close()
 
 
 def contestants() -> list[Contestant]:

@@ -14,15 +14,19 @@ if TYPE_CHECKING:
     from bench.peers.workloads import Workload
 
 RAW_DEADLINE_S = 60.0
+SHARE_DEPTH = 2
+"""Requests of a member of a share group that are unanswered, in batches; one record at a time has one."""
 
 
 def raw_run(port: int, queue: str, workload: Workload, *, size: int, seconds: float) -> dict[str, Any]:
     """The workload, on a queue of Mansio at 127.0.0.1:`port`: the fields of a `Run`. `RuntimeError` when it fails."""
     mode = ["deliver", "--rate", "1000"] if workload.name == "latency" else ["produce"]
+    if workload.consumers:
+        mode = ["share", "--depth", str(SHARE_DEPTH if workload.batch > 1 else 1)]
     asked = {
         "acks": -1,
         "records": workload.batch,
-        "connections": workload.producers,
+        "connections": workload.consumers or workload.producers,
         "size": size,
         "seconds": seconds,
     }
@@ -36,12 +40,14 @@ def raw_run(port: int, queue: str, workload: Workload, *, size: int, seconds: fl
         raise RuntimeError(done.stderr.strip())
     result = json.loads(done.stdout)
     found = {
-        "messages": result["requests"] * workload.batch,
+        "messages": round(result["records_per_s"] * result["seconds"]),
         "seconds": result["seconds"],
         "messages_per_s": result["records_per_s"],
         "began": began,
         "ended": time.time(),
     }
-    return found | (
-        {name: result[name] for name in ("p50_us", "p99_us")} if workload.name == "latency" else {}
-    )
+    if workload.name == "latency":
+        found |= {name: result[name] for name in ("p50_us", "p99_us")}
+    if workload.consumers:  # without the load's own start
+        found["client_us"] = round(result["load_cpu"] * 1e6 / result["records_per_s"], 1)
+    return found

@@ -5,6 +5,7 @@ Batches go through a pipeline: one round trip, and one fsync for all that is ans
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +20,7 @@ try:
 except ImportError:
     redis = None  # type: ignore[assignment]  # told when it is to be measured
 
-GROUP, MEMBER, FIELD = b"group", b"member", b"value"
+GROUP, FIELD = b"group", b"value"
 
 
 def serve(place: Place, sync: str) -> Server:
@@ -58,6 +59,9 @@ class Driver:
     async def consumer(self, queue: str, *, confirmed: bool) -> Consumer:
         return Consumer(self.connect(), queue, confirmed=confirmed)
 
+    async def deliverer(self, queue: str, count: int) -> Deliverer:
+        return Deliverer(Consumer(self.connect(), queue, confirmed=False), count)
+
 
 class Producer:
     def __init__(self, connection: Any, queue: str) -> None:
@@ -77,18 +81,20 @@ class Producer:
 
 
 class Consumer:
-    """An acknowledgement that need not be confirmed leaves with the next read, in one round trip."""
+    """One XACK names many. An acknowledgement that need not be confirmed leaves with the next read, in one round
+    trip."""
 
     def __init__(self, connection: Any, queue: str, *, confirmed: bool) -> None:
         self.connection, self.queue, self.confirmed = connection, queue, confirmed
         self.unacknowledged: list[bytes] = []
+        self.member = f"member-{os.getpid()}"
 
     async def take(self, count: int) -> list[bytes]:
         pipeline = self.connection.pipeline(transaction=False)
         if self.unacknowledged:
             pipeline.xack(self.queue, GROUP, *self.unacknowledged)
         wait_ms = int(TAKE_WAIT_S * 1000)
-        pipeline.xreadgroup(GROUP, MEMBER, {self.queue: ">"}, count=count, block=wait_ms)
+        pipeline.xreadgroup(GROUP, self.member, {self.queue: ">"}, count=count, block=wait_ms)
         found = pipeline.execute()[-1]
         messages = found[0][1] if found else []
         self.unacknowledged = [identity for identity, _ in messages]
@@ -99,6 +105,25 @@ class Consumer:
 
     async def close(self) -> None:
         self.connection.close()
+
+
+class Deliverer:
+    """XACK of the last records and XREADGROUP of the next in one round trip, answered after one fsync."""
+
+    def __init__(self, consumer: Consumer, count: int) -> None:
+        self.consumer, self.count = consumer, count
+
+    async def next(self) -> list[bytes]:
+        return await self.consumer.take(self.count)
+
+    async def settle(self) -> None:
+        consumer = self.consumer
+        if consumer.unacknowledged:
+            consumer.connection.xack(consumer.queue, GROUP, *consumer.unacknowledged)
+            consumer.unacknowledged = []
+
+    async def close(self) -> None:
+        await self.consumer.close()
 
 
 def contestants() -> list[Contestant]:

@@ -1,6 +1,6 @@
 """How many fsyncs stand behind an acknowledgement, counted: what a configuration promises is not what is compared.
 
-Each server is started once more under strace, which stops it at nothing but fsync and its kin, and three short runs
+Each server is started once more under strace, which stops it at nothing but fsync and its kin, and a few short runs
 are made; the calls that began during a run are divided by what was acknowledged in it. Without strace the
 configuration is believed, and the table says so.
 """
@@ -18,17 +18,20 @@ if TYPE_CHECKING:
 
 SYNCED_FROM = 0.9
 """Fsyncs per acknowledgement from which each one is said to wait for its own."""
-COUNTED_WORKLOADS = ("seq", "batch100", "consume100")
+COUNTED_WORKLOADS = ("seq", "batch100", "consume100", "deliver1", "deliver100")
 COUNTED_SECONDS = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Syncs:
-    """Fsyncs per message acknowledged alone, per batch of 100 published, per 100 taken. None: not counted."""
+    """Fsyncs per message acknowledged alone, per batch of 100 published, per 100 taken, per record delivered alone, per
+    100 delivered. None: not counted."""
 
     seq: float | None = None
     batch100: float | None = None
     consume100: float | None = None
+    deliver1: float | None = None
+    deliver100: float | None = None
 
 
 def syncs_per_unit(times: list[float], run: Run, batch: int) -> float | None:
@@ -59,3 +62,11 @@ def is_synced(contestant: Contestant, syncs: Syncs | None) -> bool:
     if syncs is None:
         return contestant.is_synced
     return all(count is not None and count >= SYNCED_FROM for count in (syncs.seq, syncs.batch100))
+
+
+def is_synced_delivering(contestant: Contestant, syncs: Syncs | None) -> bool:
+    """Whether every record that was acknowledged alone had an fsync before the next was handed out. Batches may share
+    one: their acknowledgements are under way together."""
+    if syncs is None:
+        return contestant.is_synced
+    return syncs.deliver1 is not None and syncs.deliver1 >= SYNCED_FROM

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from bench.peers.syncs import Syncs, is_synced
+from bench.peers.syncs import Syncs, is_synced, is_synced_delivering
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -37,6 +37,10 @@ class Entry:
     @property
     def is_synced(self) -> bool:
         return is_synced(self.contestant, self.syncs)
+
+    def is_equal(self, workload: Workload) -> bool:
+        """Whether what it acknowledges, or has acknowledged, is on the disk by then."""
+        return is_synced_delivering(self.contestant, self.syncs) if workload.consumers else self.is_synced
 
     def figures(self, workload: str, size: int, figure: str) -> list[float | None]:
         runs = self.runs.get((workload, size), [])
@@ -96,8 +100,12 @@ def leads(entries: list[Entry], workload: Workload, size: int, figure: str) -> l
 
 
 def closest(entries: list[Entry], workload: Workload, size: int, figure: str) -> Lead | None:
-    """The lead over the best peer whose acknowledgements are synced like Mansio's."""
-    equal = [lead for lead in leads(entries, workload, size, figure) if lead.theirs.is_synced]
+    """The lead over the best peer whose acknowledgements are synced like Mansio's, and that this is asked over."""
+    equal = [
+        lead
+        for lead in leads(entries, workload, size, figure)
+        if lead.theirs.is_equal(workload) and lead.theirs.contestant.name.startswith(workload.asked_over)
+    ]
     return min(equal, key=lambda lead: lead.median, default=None)
 
 
@@ -126,9 +134,13 @@ def spread(values: Iterable[float]) -> str:
 
 
 def size_table(entries: list[Entry], workloads: list[Workload], size: int) -> Table:
-    """One row per contestant: those whose acknowledgements are synced first, then the weaker ones."""
+    """One row per contestant: those whose acknowledgements are synced first, then the weaker ones. The workloads are
+    all of publishing and consuming, or all of delivering."""
+    is_delivery = bool(workloads[0].consumers)
+    what = "records delivered and acknowledged/s" if is_delivery else "messages/s, latency in us"
+    cost = "; processor time of server + clients for each, us" if is_delivery else ""
     shown = Table(
-        title=f"{size} B values: messages/s, latency in us; median, lowest-highest, how many times Mansio is ahead",
+        title=f"{size} B values: {what}; median, lowest-highest, how many times Mansio is ahead{cost}",
         title_justify="left",
         box=SIMPLE_HEAD,
     )
@@ -138,14 +150,15 @@ def size_table(entries: list[Entry], workloads: list[Workload], size: int) -> Ta
     for workload, figure in columns:
         title = f"deliver\n{figure.removesuffix('_us')}" if workload.name == "latency" else workload.title
         shown.add_column(title, justify="right")
-    measured = [entry for entry in entries if any(key[1] == size for key in entry.runs)]
+    names = {workload.name for workload in workloads}
+    measured = [entry for entry in entries if any(key[1] == size and key[0] in names for key in entry.runs)]
     found = {
         (figure, lead.theirs.contestant.name, workload.name): lead
         for workload, figure in columns
         for lead in leads(entries, workload, size, figure)
     }
     for is_equal in (True, False):
-        group = [entry for entry in measured if entry.is_synced == is_equal]
+        group = [entry for entry in measured if entry.is_equal(workloads[0]) == is_equal]
         if group and not is_equal:
             shown.add_section()
             shown.add_row("[bold]weaker: no fsync before the acknowledgement[/bold]")
@@ -155,7 +168,7 @@ def size_table(entries: list[Entry], workloads: list[Workload], size: int) -> Ta
                 _cell(entry, workload, size, figure, found.get((figure, name, workload.name)))
                 for workload, figure in columns
             ]
-            shown.add_row(entry.contestant.title, _syncs(entry), *cells)
+            shown.add_row(entry.contestant.title, _syncs(entry, is_delivery=is_delivery), *cells)
     return shown
 
 
@@ -167,13 +180,20 @@ def _cell(entry: Entry, workload: Workload, size: int, figure: str, lead: Lead |
     if not values:
         return "failed"
     mark = "~" if any(run is not None and run.is_disturbed for run in runs) else ""
-    return mark + spread(values) + (f"\n[bold]{number(lead.median)}x[/bold]" if lead is not None else "")
+    shown = mark + spread(values) + (f"\n[bold]{number(lead.median)}x[/bold]" if lead is not None else "")
+    if workload.consumers:
+        costs = [entry.median(workload.name, size, name) for name in ("server_us", "client_us")]
+        shown += "\n[dim]" + " + ".join(number(cost or 0) for cost in costs) + " us[/dim]"
+    return shown
 
 
-def _syncs(entry: Entry) -> str:
-    if entry.syncs is None:
+def _syncs(entry: Entry, *, is_delivery: bool) -> str:
+    syncs = entry.syncs
+    if syncs is None:
         return "[dim]not\ncounted[/dim]"
-    counts = (entry.syncs.seq, entry.syncs.batch100, entry.syncs.consume100)
+    counts = (
+        (syncs.deliver1, syncs.deliver100) if is_delivery else (syncs.seq, syncs.batch100, syncs.consume100)
+    )
     return "\n".join("-" if count is None else f"{count:.2f}" for count in counts)
 
 

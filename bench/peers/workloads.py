@@ -4,6 +4,12 @@ What each one does is in `WORKLOADS`; a message counts when its acknowledgement 
 neither the server nor the clients used in the meantime is recorded with every run: another busy process makes the run
 *disturbed*.
 
+Delivering, record by record: a queue is filled before, with batches of 100 (for `FILL_S` at most; what a slow peer has
+not taken in by then it has not got to deliver either, and a run ends where its queue does). Each client has taken its
+place and was handed `WARM_UP_DELIVERIES` batches before the clock starts. Values are handed out as objects of the
+client's language. A record counts when it was handed out, and the clock stops when all are acknowledged;
+`peer.Deliverer` says what may be under way meanwhile.
+
 Always true: the clock runs only between the moment all clients are ready and the last acknowledgement.
 """
 
@@ -23,7 +29,7 @@ from bench.peers.raw import raw_run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bench.peers.peer import Contestant, Driver, Producer
+    from bench.peers.peer import Contestant, Deliverer, Driver, Producer
     from bench.peers.server import Server
 
     Ready = Callable[[], None]
@@ -36,6 +42,13 @@ PACED_TIMES_AS_LONG = 3
 PACED_GRACE_S = 4.0
 PACED_TAKE = 50
 FILL_BATCH = 1000
+CONSUMED_MAX = 40_000
+FILL_S = 2.0
+DELIVERED_FILL_BATCH = 100
+"""A broker that keeps the producer's batches hands out whole ones: large ones cost it when little is asked for."""
+DELIVERIES_PER_S_MAX = {1: 20_000, 100: 200_000}
+"""Of each batch size: a queue has enough for so many a second, and no more."""
+WARM_UP_DELIVERIES = 3
 WARM_UP_PUBLISHES = 5
 DEADLINE_S = 60.0
 DISTURBED_CORES = 0.3
@@ -47,8 +60,10 @@ QUIET_WINDOW_S = 0.1
 @dataclass(frozen=True, slots=True)
 class Workload:
     """One column. `batch`: messages that are sent, then all acknowledged, before the next are sent (or taken at once).
+    `consumers`: of a workload that delivers record by record, else 0.
 
-    `lead_min`: how many times ahead of each peer of equal durability Mansio is meant to be.
+    `lead_min`: how many times ahead of each peer of equal durability Mansio is meant to be;
+    `asked_over`: beginnings of names of the peers this is meant of, if not of all.
     """
 
     name: str
@@ -56,6 +71,8 @@ class Workload:
     batch: int = 1
     producers: int = 1
     lead_min: float | None = None
+    consumers: int = 0
+    asked_over: tuple[str, ...] = ("",)
 
     @property
     def figures(self) -> tuple[str, ...]:
@@ -70,6 +87,12 @@ WORKLOADS = (
     Workload("batch1000", "batch 1000", batch=1000, lead_min=3.0),
     Workload("consume100", "consume 100", batch=100),
     Workload("latency", "publish to deliver, 1,000/s", lead_min=1.0),
+    Workload("deliver100", "batches of 100", batch=100, lead_min=1.0, consumers=1),
+    Workload(
+        "deliver1", "one at a time", lead_min=1.0, consumers=1, asked_over=("nats", "redis", "rabbitmq")
+    ),
+    Workload("deliver100x4", "100, 4 consumers", batch=100, consumers=4),
+    Workload("deliver1x4", "one, 4 consumers", consumers=4),
 )
 
 
@@ -85,6 +108,9 @@ class Run:
     foreign_cores: float
     p50_us: float | None = None
     p99_us: float | None = None
+    server_us: float | None = None
+    client_us: float | None = None
+    """Processor time for each message; of those delivered, what setting up took is left out."""
     began: float = 0.0
     ended: float = 0.0
     """Seconds since the epoch: where to look in the trace of the server's fsyncs."""
@@ -102,7 +128,10 @@ def measure(
     alone(lambda: driver.create(queue))
     try:
         if workload.name == "consume100":
-            fill(driver, queue, size, seconds)
+            fill(driver, queue, size, seconds, CONSUMED_MAX)
+        elif workload.consumers:
+            most = int(DELIVERIES_PER_S_MAX[workload.batch] * seconds) * min(workload.consumers, 2)
+            fill(driver, queue, size, FILL_S, most, batch=DELIVERED_FILL_BATCH)
         wait_until_quiet()
         usage = Usage(server)
         length = PACED_TIMES_AS_LONG * seconds if workload.name == "latency" else seconds
@@ -112,9 +141,11 @@ def measure(
             found = paced(driver, queue, size, length)
         elif workload.name == "consume100":
             found = consume(driver, queue, workload.batch, seconds)
+        elif workload.consumers:
+            found = deliver(driver, server, queue, workload, seconds)
         else:
             found = produce(driver, queue, workload, size=size, seconds=seconds)
-        return Run(**found, **usage.since())
+        return Run(**{**usage.since(found["messages"]), **found})
     finally:
         alone(lambda: driver.delete(queue))
 
@@ -129,7 +160,7 @@ class Usage:
     def _now(self) -> tuple[float, float, float, float]:
         return time.perf_counter(), self.server.cpu_s(), clients_cpu_s(), machine_cpu_s()
 
-    def since(self) -> dict[str, float]:
+    def since(self, messages: int) -> dict[str, float]:
         wall, server, clients, machine = (
             now - before for now, before in zip(self._now(), self.before, strict=True)
         )
@@ -137,6 +168,8 @@ class Usage:
             "server_cores": round(server / wall, 2),
             "client_cores": round(clients / wall, 2),
             "foreign_cores": round(max(0.0, machine - server - clients) / wall, 2),
+            "server_us": round(server / max(1, messages) * 1e6, 1),
+            "client_us": round(clients / max(1, messages) * 1e6, 1),
         }
 
 
@@ -206,11 +239,12 @@ async def publish_for(
     return done, begin, now
 
 
-def fill(driver: Driver, queue: str, size: int, seconds: float) -> None:
+def fill(
+    driver: Driver, queue: str, size: int, seconds: float, messages_max: int, *, batch: int = FILL_BATCH
+) -> None:
     """Something to consume: what a producer can put there in the time, at most what is needed."""
-    produce(
-        driver, queue, Workload("fill", "", batch=FILL_BATCH), size=size, seconds=seconds, messages_max=40_000
-    )
+    filling = Workload("fill", "", batch=batch)
+    produce(driver, queue, filling, size=size, seconds=seconds, messages_max=messages_max)
 
 
 # -- consuming --------
@@ -234,6 +268,50 @@ def consume(driver: Driver, queue: str, batch: int, seconds: float) -> dict[str,
 
     ((messages, began, ended),) = together([work], seconds + DEADLINE_S)
     return rate(messages, ended - began) | {"began": began, "ended": ended}
+
+
+# -- delivering --------
+
+
+def deliver(driver: Driver, server: Server, queue: str, workload: Workload, seconds: float) -> dict[str, Any]:
+    """`workload.consumers` clients, each handed `workload.batch` records at a time, and acknowledging each of them."""
+
+    async def work(ready: Ready) -> tuple[int, float, float, float, float]:
+        deliverer = await driver.deliverer(queue, workload.batch)
+        for _ in range(WARM_UP_DELIVERIES):
+            await deliverer.next()
+        await deliverer.settle()
+        server_s, client_s = server.cpu_s(), time.process_time()
+        ready()
+        done, began, ended = await deliver_for(deliverer, seconds)
+        client_s, server_s = time.process_time() - client_s, server.cpu_s() - server_s
+        await deliverer.close()
+        return done, began, ended, server_s, client_s
+
+    found = together([work] * workload.consumers, seconds + DEADLINE_S)
+    if not (messages := sum(one[0] for one in found)):
+        raise RuntimeError("nothing was left to deliver: too little could be put there in the time")
+    began, ended = min(one[1] for one in found), max(one[2] for one in found)
+    return rate(messages, ended - began) | {
+        "began": began,
+        "ended": ended,
+        "server_us": round(max(one[3] for one in found) / messages * 1e6, 1),
+        "client_us": round(sum(one[4] for one in found) / messages * 1e6, 1),
+    }
+
+
+async def deliver_for(deliverer: Deliverer, seconds: float) -> tuple[int, float, float]:
+    """Records handed out and acknowledged, and when that began and ended."""
+    handed_out, clock, done = deliverer.next, time.time, 0
+    begin = now = clock()
+    while now < begin + seconds:
+        taken = len(await handed_out())
+        if not taken:  # asking for more has acknowledged all there was
+            return done, begin, now
+        done += taken
+        now = clock()
+    await deliverer.settle()
+    return done, begin, clock()
 
 
 # -- latency --------
