@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.broker.partition import Partition
 from mansio.cluster.metadata import decode
+from mansio.cluster.model import LIVE
 from mansio.wire.records import read_records
 from sim.clients import TOPIC
 
@@ -51,7 +52,9 @@ def copies(
 
 def check_durable(world: World, leader: SimulatedBroker, partition: Partition, offset: int) -> None:
     """An acknowledged batch was, or is, on stable storage of every broker that is in sync, and of as many as
-    min.insync.replicas says."""
+    min.insync.replicas says: of a topic that is there. Of one that is being deleted they may have let go already."""
+    if not _is_live(world, leader, partition):
+        return
     epoch = partition.log.leader_epochs.epoch_at(offset)
     having = {
         broker.node_id
@@ -65,6 +68,15 @@ def check_durable(world: World, leader: SimulatedBroker, partition: Partition, o
             f"{partition.name}/{offset}, which {sorted(needed)} must have durable and {sorted(having)} have"
         )
         world.checker.broken(f"{leader.name} acknowledges {what}")
+
+
+def _is_live(world: World, leader: SimulatedBroker, partition: Partition) -> bool:
+    """As etcd says."""
+    key = leader.core.state.keys.topic(partition.topic)
+    entry = world.etcd._entries.get(key)
+    document = {} if entry is None else _decoded(key, entry.value)
+    known: bool = document.get("uuid") == str(partition.topic_id) and document["state"] == LIVE
+    return known
 
 
 def _in_sync(world: World, leader: SimulatedBroker, partition: Partition) -> list[int]:
