@@ -49,6 +49,7 @@ UNDER_WAY = 2
 """Batches that a kill repeats at most: the one it hit, and where only Python was hit, one its JVM still began."""
 RUN_KILLS = 2
 NIGHTLY_KILLS = int(os.environ.get("MANSIO_NIGHTLY_PIPELINE_KILLS", "20"))
+TIMEOUT_S = 1_800
 NIGHTLY_TIMEOUT_S = 7_200
 """For a process that hangs in a way that its processor time does not show; each wait has its own deadline."""
 
@@ -163,7 +164,7 @@ def jobs(
         process.kill()
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(TIMEOUT_S)
 def test_archive_and_run_killed_in_the_middle_go_on_with_the_same_command(
     spark: SparkSession, jobs: tuple[Archive, Copy], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -345,7 +345,7 @@ class Partition(ReadablePartition):
         waits = self._commit_waits
         while waits and waits[0][0] <= high_watermark:
             waits.popleft()[1](None)
-        self.wake()
+        self.wake_readers()
 
     def _failed(self, error: StorageError) -> None:
         error = self.failure or error

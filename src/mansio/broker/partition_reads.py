@@ -147,6 +147,11 @@ class ReadablePartition:
     def unpark(self, wake: Callable[[], None]) -> None:
         self._parked.pop(wake, None)
 
+    def wake_readers(self) -> None:
+        """Have the parked fetches of clients look again: a follower, which gets all of the log, waits for no commit."""
+        for wake in tuple(self._parked):
+            wake()
+
     def wake(self) -> None:
         """Have all parked fetches look again."""
         for wake in (*self._parked, *self.parked_replicas):

@@ -31,6 +31,7 @@ from mansio.wire.versions import ApiKey
 
 from .leased_types import RELEASE
 from .share_requests import Session, ShareRequests, can_renew
+from .tasks import client_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -197,6 +198,8 @@ class LeaseSessions:
             )
         except MansioError as error:
             reply.set_exception(error)
+        except Exception as error:  # noqa: BLE001  # whoever waits is told, and the session goes on
+            reply.set_exception(client_failed(error))
 
     def _fetched(
         self, asked: _Asked, connection: Connection | None, frame: bytes, error: MansioError | None

@@ -194,7 +194,8 @@ class Receiver:
         After `stop()` nothing is begun, and what runs may go on for `drain_ms`; what is done by then is acknowledged,
         the rest cancelled and given back at once, which counts for no try.
 
-        Raises what is wrong with the group; the handler's own errors go to the log.
+        Raises what is wrong with the group, and what the broker says to whatever is settled, again and again, if that
+        is no passing trouble; the handler's own errors go to the log.
         """
         if self._run is not None or self._membership is not None:
             raise InvalidRequest("the receiver is in use")

@@ -45,6 +45,9 @@ TURN_S: Final = 0.002
 """After so long in one turn of the loop, workers let others go on, and what they did is acknowledged."""
 
 REASON_CHARACTERS_MAX: Final = 500
+REFUSALS_MAX: Final = 20
+"""Refused so often in a row, for another reason than that a lease is over, nothing will ever be settled: all would be
+handled again and again."""
 
 
 class _Lane:
@@ -72,6 +75,8 @@ class _Handled:
         """See `leased_types.Listener`."""
         if error is not None:
             self._run.not_settled(messages, error)
+        else:
+            self._run.refusals = 0
         if self._lanes:
             for message in messages:
                 if (lane := self._lanes.get(id(message))) is not None:
@@ -112,6 +117,10 @@ class Run:
         self._work = asyncio.Event()
         self._stopped = asyncio.Event()
         self.tries = Tries()
+        self.refusals = 0
+        """In a row."""
+        self._last_refusal: MansioError | None = None
+        self._refused: MansioError | None = None
 
     def stop(self) -> None:
         """Begin nothing more."""
@@ -135,7 +144,7 @@ class Run:
             ended = await asyncio.gather(feeding, *workers, return_exceptions=True)
             self._acknowledge()
             self._book.lost_listeners.remove(self._lost)
-        for error in ended:
+        for error in (*ended, self._refused):
             if isinstance(error, BaseException) and not isinstance(error, asyncio.CancelledError):
                 raise error
 
@@ -270,6 +279,8 @@ class Run:
             await self._settler.settle(message, kind, reason=reason)
         except MansioError as error:
             self.not_settled((message,), error)
+        else:
+            self.refusals = 0
 
     def not_settled(self, messages: Sequence[Leased], error: MansioError) -> None:
         """The broker would not, or nobody knows whether it has."""
@@ -279,6 +290,13 @@ class Run:
         logger.warning("handled, and not settled: %s", error)
         for message in messages:
             self._book.lose(message)  # it comes again when its lease is over
+        if error is self._last_refusal:
+            return  # one request may have said it of many
+        self._last_refusal = error
+        self.refusals += 1
+        if self.refusals >= REFUSALS_MAX and self._refused is None:
+            self._refused = error
+            self.stop()
 
     async def _stops_within(self, seconds: float) -> bool:
         try:

@@ -58,6 +58,8 @@ class SettleQueue:
         self._probes: dict[TopicPartition, deque[list[Settle]]] = {}
         """Parts of what was refused, each to be asked about alone."""
         self._flying: dict[int, Said] = {}
+        self._resting: dict[TopicPartition, tuple[float, int]] = {}
+        """Partitions of which nothing is said until then, and how often in a row their broker would not hear it."""
         self._renewing = 0
         """Renewals that are under way."""
         self._is_due = False
@@ -133,7 +135,9 @@ class SettleQueue:
             self._expire(partition, now)
             if partition not in self._pending and partition not in self._probes:
                 continue
-            if (node := self.leader_of(partition, now)) is not None:
+            if (until := self._resting.get(partition, (0.0, 0))[0]) > now:
+                self._alarm.set(until)
+            elif (node := self.leader_of(partition, now)) is not None:
                 found.setdefault(node, []).append(partition)
         return found
 
@@ -232,6 +236,7 @@ class SettleQueue:
                 message._renewal = RENEWAL_WAITS
                 self._renewing -= 1
         if error is None:
+            self._resting.pop(partition, None)
             for each in said:
                 self._done(partition, each, lock_s)
         elif isinstance(error, InvalidRecordState | InvalidRequest) and (parts := halves(said)):
@@ -239,6 +244,9 @@ class SettleQueue:
         elif error.retriable:
             self._cluster.mark_stale((partition.topic,))
             now = self._loop.time()
+            if not isinstance(error, ConnectionLost):  # who was not reached rests as a broker
+                failures = self._resting.get(partition, (0.0, 0))[1] + 1
+                self._resting[partition] = (now + self._cluster.backoff.delay_seconds(failures), failures)
             again = []
             for each in said:
                 if each.give_up <= now or self._is_closed:
@@ -274,8 +282,10 @@ class SettleQueue:
         for message in said.messages:
             if said.kind == RENEW:
                 self._book.not_renewed(message)
-            else:
+            elif said.outcome is not None:
                 self._book.stays(message)
+            else:  # nobody would settle it any more: its lease is to end
+                self._book.lose(message)
         if said.outcome is not None:
             said.tell(error)
         else:

@@ -38,6 +38,7 @@ from .leased_types import (
 )
 from .said import Settle, runs_of
 from .settle_queue import GIVE_UP_S, SettleQueue
+from .tasks import client_failed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -106,6 +107,8 @@ class Settler(SettleQueue):
         known = self._loop.create_future()
         if kind != RENEW:
             self._book.begins_to_settle((message,))
+        # What came from the file system may have half a character in it, which nothing can be sent with.
+        reason = reason.encode(errors="backslashreplace").decode()
         self._say((message,), kind, Outcome(known, 1), delay_ms=delay_ms, reason=reason)
         self._send_said()
         await known
@@ -251,6 +254,8 @@ class Settler(SettleQueue):
             connection.begin((framed,), number, reply, timeout_ms=timeout_ms)
         except MansioError as error:
             reply.set_exception(error)
+        except Exception as error:  # noqa: BLE001  # whoever waits is told, and what is said next is sent
+            reply.set_exception(client_failed(error))
 
     def _ended(
         self, node: int, broker: _Broker, taken: Said, frame: bytes, error: MansioError | None

@@ -17,7 +17,15 @@ from mansio.client.types import TopicPartition
 from mansio.cluster.topic_config import Change, Operation
 from mansio.cluster.topic_plan import NewTopic
 from mansio.config import Settings
-from mansio.errors import InvalidRecordState, InvalidRequest, NonEmptyGroup
+from mansio.errors import (
+    FencedLeaderEpoch,
+    FencedStateEpoch,
+    InvalidRecordState,
+    InvalidRequest,
+    MansioError,
+    NonEmptyGroup,
+    NotLeaderOrFollower,
+)
 from mansio.state import dead_letter
 from mansio.state.share_types import ACCEPT, REJECT, RELEASE, RENEW
 from mansio.wire.versions import ApiKey
@@ -165,6 +173,23 @@ def test_what_is_settled_is_settled_and_what_is_wrong_changes_nothing(tmp_path: 
         assert found.holders[0].oldest_ms < 10_000
         shown = [(one.first_offset, one.last_offset, one.delivery_count) for one in found.ranges]
         assert shown == [(3, 5, 1)] or shown == [(3, 3, 1), (4, 5, 1)]
+
+    run(check, tmp_path)
+
+
+@pytest.mark.parametrize("fenced", [FencedLeaderEpoch, FencedStateEpoch])
+def test_who_was_fenced_says_that_another_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fenced: type[MansioError]
+) -> None:
+    async def check(world: World) -> None:
+        await world.lease(0, 5)
+
+        async def write(*_: Any) -> None:
+            raise fenced("behind")
+
+        monkeypatch.setattr(world.service.shares.persister, "write", write)
+        refused = await world.settle(batch(0, 1, ACCEPT))
+        assert refused.error_code == NotLeaderOrFollower.kafka_code
 
     run(check, tmp_path)
 

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mansio.broker.share.acknowledging import settle
 from mansio.broker.share.live_share import STALL_MS
-from mansio.broker.share.share_partitions import LETTERS_AGAIN_MS, SharePartitions
+from mansio.broker.share.share_partitions import LETTERS_AGAIN_MS, RETRY_MS, SharePartitions
 from mansio.errors import CoordinatorNotAvailable, NotLeaderOrFollower
-from mansio.state.share_types import REJECT, Backoff, Settle, ShareSettings
+from mansio.state.share_types import (
+    CAUSE_REJECTED,
+    REJECT,
+    RENEW,
+    Backoff,
+    Producer,
+    Settle,
+    ShareSettings,
+    Ticket,
+)
 from support.share_memory import MemoryPersister
 from unit.broker.groups_room import VirtualScheduler
 
@@ -142,6 +153,17 @@ def test_the_horizon_moves_at_once_also_after_a_stall() -> None:
     assert live.core.horizon > before
 
 
+def test_a_renewed_lease_ends_in_time_though_leases_are_shorter_by_now() -> None:
+    room = Room()
+    live = room.live()
+    room.lease(live, 4)
+    room.settings = SETTINGS._replace(lock_ms=LOCK_MS // 5)
+    live.reconfigure()
+    assert settle(live, "m", [Settle(0, 4, bytes([RENEW]))]) is None
+    room.scheduler.pass_time(LOCK_MS // 5 + 1)
+    assert live.core.leased == 0
+
+
 @pytest.mark.parametrize("reads_fail", [False, True])
 def test_dead_letters_go_on_though_nobody_uses_the_group_after_a_failed_write(reads_fail: bool) -> None:
     room = Room()
@@ -170,6 +192,26 @@ def test_dead_letters_go_on_though_nobody_uses_the_group_after_a_failed_write(re
     assert room.desk.opened_with == [0, 5]
 
 
+def test_dead_letters_are_taken_up_by_one_timer_however_often_the_state_cannot_be_read() -> None:
+    room = Room()
+    live = room.live()
+    room.lease(live, 9)
+    room.reject(live, 4)
+
+    async def reading(*_: Any) -> Any:
+        raise CoordinatorNotAvailable("the disk is gone")
+
+    room.memory.read = reading  # type: ignore[method-assign]
+    live.end(CoordinatorNotAvailable("the disk is gone"))
+    for _ in range(10 * LETTERS_AGAIN_MS // RETRY_MS):  # members ask as soon as they may
+        room.scheduler.pass_time(RETRY_MS)
+        with suppress(CoordinatorNotAvailable):
+            room.shares.find("g", TOPIC, 0)
+        room.scheduler.turn()
+    due = [call for *_, timer, call, _ in room.scheduler._timers if not timer.cancelled]
+    assert due.count(room.shares._take_up) == 1
+
+
 def test_dead_letters_of_what_is_led_elsewhere_are_left_to_its_leader() -> None:
     room = Room()
     live = room.live()
@@ -180,3 +222,23 @@ def test_dead_letters_of_what_is_led_elsewhere_are_left_to_its_leader() -> None:
     room.scheduler.pass_time(10 * LETTERS_AGAIN_MS)
     assert room.desk.opened_with == [0]
     assert not room.shares._owed
+
+
+def test_what_is_offered_again_stays_so_though_the_log_lost_records_in_the_same_turn() -> None:
+    room = Room()
+    live = room.live()
+    room.lease(live, 9)
+    room.reject(live, 9)
+    places = [(0, 9, Ticket(TOPIC, 0, 1, 0, 0, CAUSE_REJECTED, "", "m", 0))]
+    room.scheduler.run(live.perform(live.core.reserve(Producer(1, 0, ((TOPIC, 0, 10),)), places)))
+    room.scheduler.run(live.perform(live.core.archived(places)))
+    room.partition.start_offset = 3
+    assert live.look() is not None
+    update, result = live.ask(live.core.redrive, "again", None, 100, live.now_ms())
+    assert update is not None
+    assert result.offered == 7
+    room.scheduler.run(live.perform(update))
+    room.scheduler.turn()
+    stored = room.memory.state(live.key)
+    assert stored is not None
+    assert (stored.start_offset, stored.dead) == (3, ())

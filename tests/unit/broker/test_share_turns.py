@@ -120,6 +120,21 @@ def test_a_whole_state_is_written_alone_after_what_came_before_and_before_what_c
     run(check)
 
 
+def test_behind_a_whole_state_what_need_not_be_durable_waits_for_nothing_durable() -> None:
+    async def check(desk: Desk) -> None:
+        first = desk.ask(update(1))
+        whole = desk.ask(update(2, whole=True))
+        durable, more = desk.ask(update(3)), desk.ask(update(4, ranges=RANGES_MAX))
+        quick = desk.ask(update(5, durable=False))
+        desk.turns.give_back(first, stored=True)  # type: ignore[arg-type]  # turns, all of them
+        desk.turns.give_back(whole, stored=True)  # type: ignore[arg-type]  # the same
+        assert has_come(durable)
+        assert not has_come(more)
+        assert has_come(quick), "or those that come now would be stored before it"
+
+    run(check)
+
+
 def test_what_is_too_much_for_one_record_is_not_joined() -> None:
     async def check(desk: Desk) -> None:
         first = desk.ask(update(1))

@@ -253,6 +253,7 @@ def test_what_the_log_deleted_before_it_was_archived_is_skipped_once_and_listed(
     for _ in range(2):
         other(table, tmp_path).skip_to({0: 8, 1: 3, 2: 4})
     add(table, plan(1, {0: 8, 1: 5, 2: 4}, {0: 9, 1: 5, 2: 6}))
+    assert table.added("q1") == {0: 10, 1: 3}
     assert table.lost() == (LostRange(0, 5, 8), LostRange(2, 0, 4)), "2 came later: all of it was wanted"
     committed = table.committed()
     assert committed is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -103,6 +104,26 @@ def test_a_task_that_gives_up_leaves_no_file(tmp_path: Path) -> None:
     writer.write(source_rows(0, range(5)))
     writer.write(source_rows(1, range(5)))
     writer.abort()
+    assert list((tmp_path / "data").iterdir()) == []
+
+
+@pytest.mark.parametrize("room_bytes", [0, 100], ids=["at its begin", "at its end"])
+def test_a_task_whose_file_does_not_fit_on_the_disk_leaves_no_file(tmp_path: Path, room_bytes: int) -> None:
+    writer = PartWriter(f"file://{tmp_path}/data", "q-0")
+
+    def write_all() -> None:
+        for partition in range(3):
+            writer.write(source_rows(partition, range(5)))
+        writer.close()
+
+    usual = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room_bytes, usual[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_all()
+        writer.abort()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, usual)
     assert list((tmp_path / "data").iterdir()) == []
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.coordinators.groups import check_group_id
-from mansio.broker.handlers.share_answers import names_of
+from mansio.broker.handlers.share_answers import names_of, told
 from mansio.broker.share import acknowledging
 from mansio.broker.share.together import together
 from mansio.errors import GroupIdNotFound, InvalidRecordState, InvalidRequest, MansioError
@@ -59,8 +59,8 @@ async def settle_leases(service: Service, request: bytes, context: RequestContex
             if update is not None:
                 await live.perform(update)
         except MansioError as error:
-            service.statistics.refused(context.api_key, error.kafka_code)
-            answers[number] = SettledPartition(index, error.kafka_code, error.message)
+            answers[number] = SettledPartition(index, *told(error))
+            service.statistics.refused(context.api_key, answers[number].error_code)
 
     answers = [SettledPartition(index) for _, index, _ in partitions]
     works = [settle(number, partition) for number, partition in enumerate(partitions)]
@@ -68,7 +68,7 @@ async def settle_leases(service: Service, request: bytes, context: RequestContex
     topics: dict[bytes, list[SettledPartition]] = {}
     for partition, answer, error in zip(partitions, answers, errors, strict=True):
         if error is not None:  # it was broken off
-            answer = SettledPartition(partition.partition, error.kafka_code, error.message)
+            answer = SettledPartition(partition.partition, *told(error))
         topics.setdefault(partition.topic_id, []).append(answer)
     return wire.encode_response(context.correlation_id, topics, lock_ms=lock_ms)
 

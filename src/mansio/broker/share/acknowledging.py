@@ -34,4 +34,7 @@ def settle(live: LiveShare, member: str, batches: Sequence[Settle]) -> Update | 
     live.check_leads()
     if core is None:
         raise live.ended or NotLeaderOrFollower(f"{live.partition.name} is not led here")
-    return live.decide(core.settle, member, batches, live.now_ms(), live.wall_ms(), live.chance())
+    # A renewal holds at once, and is shorter than what it renews when the group's leases are by now.
+    renews = any(RENEW in each.types for each in batches)
+    decide = live.ask if renews else live.decide
+    return decide(core.settle, member, batches, live.now_ms(), live.wall_ms(), live.chance())

@@ -43,7 +43,7 @@ def take(
     live.check_leads()
     partition, now_ms = live.partition, live.now_ms()
     end = partition.readable_end()
-    stretches = core.wanted(member, max_records, end, now_ms)
+    stretches = live.decide(core.wanted, member, max_records, end, now_ms)
     read, slices = _read(partition, stretches, max_bytes, end, first=first) if stretches else ([], [])
     acquired, update = live.decide(
         core.acquire,

@@ -104,7 +104,7 @@ class SharePartitions:
         self._of_group: dict[str, dict[ShareKey, LiveShare]] = {}
         self._of_partition: dict[tuple[bytes, int], dict[ShareKey, LiveShare]] = {}
         self._failures: dict[ShareKey, tuple[float, MansioError]] = {}
-        self._owed: dict[ShareKey, None] = {}  # dead letters of what failed
+        self._owed: dict[ShareKey, Timer] = {}  # dead letters of what failed: when it is loaded again
         self._sweep: Timer | None = None
         self._closed = False
 
@@ -185,17 +185,23 @@ class SharePartitions:
             self._failures[key] = (self._now_ms() + RETRY_MS, error)
             self._owe(live)
         else:
-            self._owed.pop(key, None)
+            self._owe_nothing(key)
 
     def _owe(self, live: LiveShare) -> None:
         """What of it is on its way to the dead-letter topic goes on, whether or not anybody uses the group. One that
         was never loaded owes what the one before it did."""
-        if live.owes_letters is not None:
-            self._owed.pop(live.key, None)
-        if live.owes_letters:
-            self._owed[live.key] = None
-        if live.key in self._owed and not self._closed:
-            self._scheduler.call_later(LETTERS_AGAIN_MS, self._take_up, live.key)
+        key, owes = live.key, live.owes_letters
+        owed_before = key in self._owed
+        self._owe_nothing(key)
+        if (owed_before if owes is None else owes) and not self._closed:
+            self._take_up_later(key)
+
+    def _owe_nothing(self, key: ShareKey) -> None:
+        if (timer := self._owed.pop(key, None)) is not None:
+            timer.cancel()
+
+    def _take_up_later(self, key: ShareKey) -> None:
+        self._owed[key] = self._scheduler.call_later(LETTERS_AGAIN_MS, self._take_up, key)
 
     def _take_up(self, key: ShareKey) -> None:
         if self._closed or key not in self._owed:
@@ -205,7 +211,7 @@ class SharePartitions:
         except (NotLeaderOrFollower, UnknownTopicId, UnknownTopicOrPartition):
             del self._owed[key]  # whoever leads it takes them up
         except MansioError:
-            self._scheduler.call_later(LETTERS_AGAIN_MS, self._take_up, key)
+            self._take_up_later(key)
 
     def role_changed(self, partition: Partition) -> None:
         """In a cluster: the partition leads, follows or rests here from now on."""

@@ -182,10 +182,19 @@ class Turns:
             self._go(turn)
 
     def _next(self) -> None:
+        """All that may go now; what need not be durable passes what has to, but no whole state."""
         while self._queue and self._may_go(self._queue[0]):
             turn = self._queue.popleft()
             self._wholes -= turn.whole
             self._go(turn)
+        if not self._queue or self._queue[0].whole or self._alone:
+            return
+        for turn in list(self._queue):
+            if turn.whole:
+                return
+            if not turn.durable:
+                self._queue.remove(turn)
+                self._go(turn)
 
     def _may_go(self, turn: Turn) -> bool:
         if self._alone or (turn.whole and self._under_way):

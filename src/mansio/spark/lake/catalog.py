@@ -110,8 +110,8 @@ class LakeTable:
         return layout.read_commit(self.iceberg.properties)
 
     def added(self, query: str) -> dict[int, int]:
-        """How many records each batch of a query has added, by its number, as of the last `refresh` or `commit`; the
-        snapshots of the last ten batches are always there."""
+        """How many records each batch of a query has added, by its number, as of the last `refresh` or `commit`: of
+        the last ten at least, unless maintenance was told to keep fewer snapshots."""
         return added_records(self.iceberg.metadata, query)
 
     def marks(self) -> tuple[Mark, ...]:

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import defaultdict
 from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
@@ -277,12 +278,13 @@ def _append(
 
 def added_records(metadata: TableMetadata, query: str) -> dict[int, int]:
     """By batch of a query what its snapshot has added, of those snapshots that are there."""
-    summaries = [snapshot.summary for snapshot in metadata.snapshots if snapshot.summary is not None]
-    return {
-        int(summary[BATCH_PROPERTY] or 0): int(summary[ADDED_RECORDS] or 0)
-        for summary in summaries
-        if summary[QUERY_PROPERTY] == query
-    }
+    added: dict[int, int] = defaultdict(int)
+    for snapshot in metadata.snapshots:
+        summary = snapshot.summary
+        if summary is not None and summary[QUERY_PROPERTY] == query:
+            # A sum: `skip_to` makes a snapshot that names the last batch once more.
+            added[int(summary[BATCH_PROPERTY] or 0)] += int(summary[ADDED_RECORDS] or 0)
+    return dict(added)
 
 
 def as_data_file(table: Table, part: DataPart) -> DataFile:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import re
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -131,8 +132,9 @@ class PartWriter:
         """Give up: close and delete what was written. Nobody knows of it yet."""
         paths = [part.path for part in self._open.values()] + [part.path for part in self._done]
         for part in self._open.values():
-            part.writer.close()
-            part.sink.close()
+            for close in (part.writer.close, part.sink.close):
+                with suppress(OSError):  # a full disk refuses the footer of a file that goes anyway
+                    close()
         self._open.clear()
         self._done.clear()
         self._waiting_bytes = 0
@@ -173,12 +175,18 @@ class PartWriter:
             self._finish(next(iter(self._open)))
         path = f"{self._location}/{self._name}-{partition}-{uuid.uuid4().hex}.parquet"
         sink = self._system.open_output_stream(self._local(path))
-        part = _OpenPart(path, pq.ParquetWriter(sink, self._schema, **WRITER_OPTIONS), sink, first, first)
-        self._open[partition] = part
+        try:
+            writer = pq.ParquetWriter(sink, self._schema, **WRITER_OPTIONS)
+        except OSError:
+            with suppress(OSError):
+                sink.close()
+            self._system.delete_file(self._local(path))
+            raise
+        part = self._open[partition] = _OpenPart(path, writer, sink, first, first)
         return part
 
     def _finish(self, partition: int) -> None:
-        part = self._open.pop(partition)
+        part = self._open[partition]
         self._waiting_bytes -= part.write_waiting()
         part.writer.close()
         part.sink.close()
@@ -189,6 +197,7 @@ class PartWriter:
         self._done.append(
             DataPart(part.path, part.rows, size, partition, part.first_offset, part.last_offset)
         )
+        del self._open[partition]  # not before: what fails on the way is deleted by `abort`
 
     def _local(self, path: str) -> str:
         """A file's name as its file system has it."""
