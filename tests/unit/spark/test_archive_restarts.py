@@ -9,8 +9,10 @@ from pyspark.errors import StreamingQueryException
 
 from mansio.errors import DataLoss, MansioError
 from mansio.spark.lake.errors import CatalogLocked, ForeignCommit
+from mansio.spark.losses import begins_later
 from mansio.spark.pipelines import archive as archives
 from mansio.spark.pipelines.archive import RESTARTS_MAX, Archived, ArchiveFailed, ArchiveJob, archive
+from mansio.wire.topic_partition import TopicPartition
 
 JOB = ArchiveJob("t", "/w", "127.0.0.1:9", "n", is_once=True)
 DONE = Archived("mansio.t", 1, 1, {0: 1})
@@ -67,6 +69,11 @@ def test_other_errors_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
             "catalog.db is locked",
         ),
         ("mansio.errors.DataLoss: offset 5 is gone", DataLoss, "offset 5 is gone"),
+        (
+            f"mansio.errors.DataLoss: {begins_later(TopicPartition('t', 0), 5, 9).message}",
+            DataLoss,
+            f"offset 5 of partition 0 of topic t is gone: the log begins at 9. {archives.ACCEPT_LOSS}",
+        ),
         ("mansio.spark.fetch.Any: odd", ArchiveFailed, "odd"),
         ("Stream closed SQLSTATE: XXKST", ArchiveFailed, "the query ended: Stream closed SQLSTATE: XXKST"),
     ],

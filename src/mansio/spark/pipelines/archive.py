@@ -62,6 +62,7 @@ MARK: Final = "archive "
 """Begins what the offsets of an archive are marked with; the table's id follows."""
 COLUMNS: Final = "key,value,partition,offset,timestamp,timestampType"
 
+ACCEPT_LOSS: Final = "Restore them, or go on without them (--accept-loss): the table then lists what it lacks"
 _OUR_ERROR = re.compile(r"mansio[\w.]*\.([A-Z]\w+): (.+)")
 
 
@@ -205,8 +206,7 @@ class _Run:
             if wanted < first:
                 raise DataLoss(
                     f"records {wanted} to {first - 1} of partition {partition} of topic {self._job.topic} were"
-                    " deleted before they were archived. Restore them, or go on without them (--accept-loss): the table"
-                    " then lists what it lacks"
+                    f" deleted before they were archived. {ACCEPT_LOSS}"
                 )
         return earliest | held
 
@@ -341,6 +341,9 @@ def _reason(error: StreamingQueryException) -> MansioError:
             f"{line.partition('. Set onUnreadable')[0]}. --on-unreadable skip goes on without them, and lists them;"
             " dead-letter also keeps them apart"
         )
+    if kind == DataLoss.__name__:  # what to do is said for a reader, which has other options
+        line, lost, _ = line.partition(". Begin later (")
+        line = f"{line}. {ACCEPT_LOSS}" if lost else line
     known = getattr(lake_errors, kind, None) or getattr(errors, kind, None)
     is_ours = isinstance(known, type) and issubclass(known, MansioError)
     return known(line.strip()) if known is not None and is_ours else ArchiveFailed(line.strip())
