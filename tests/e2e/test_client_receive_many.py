@@ -12,6 +12,7 @@ from e2e.client_world import broker_in, connected, run, until
 from e2e.receive_world import group_of, publish, release_behind_its_back, running, start_of, taken
 from mansio.client import settles, share_requests
 from mansio.client.said import Settle, runs_of
+from mansio.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,6 +51,8 @@ def test_many_are_acknowledged_by_one_range_in_one_request(
             group = await group_of(client, "range")
             await client.publish_many("range", [b"%d" % number for number in range(100)])
             async with client.receive("range", group=group) as receiver:
+                with pytest.raises(InvalidRequest, match="at least one"):
+                    await receiver.poll(max_records=0)
                 messages = await taken(receiver, 100)
                 left = messages.pop(60)
                 await receiver.ack(messages)

@@ -101,9 +101,9 @@ class Receiver:
         return found[0]
 
     async def poll(self, timeout_ms: float | None = None, *, max_records: int | None = None) -> list[Leased]:
-        """What there is, at most `max_records` (None: all); waits for one record. None when nothing came within the
-        time, or when the receiver is stopped. Raises what is wrong with the group or with records that cannot be read;
-        such are given back."""
+        """What there is, at most `max_records` (None: all); waits for one record. Nothing when none came within the
+        time, or when the receiver is stopped. Raises what is wrong with the group or with records that cannot be read
+        (such are given back), and `InvalidRequest` for less than one record."""
         return await self._next(max_records, timeout_ms)
 
     async def batches(self, max_records: int | None = None) -> AsyncIterator[list[Leased]]:
@@ -120,6 +120,8 @@ class Receiver:
     async def _next(self, most: int | None, timeout_ms: float | None) -> list[Leased]:
         if self._run is not None:
             raise InvalidRequest("the receiver is running a handler")
+        if most is not None and most < 1:
+            raise InvalidRequest(f"max_records is {most}: at least one record is asked for")
         if self._membership is not None and not self._is_stopped and (found := self._book.pop(most)):
             return found
         try:
