@@ -122,19 +122,20 @@ class InternalTopic:
         self._started = True
 
     async def ready(self) -> None:
-        """Before a write: the topic exists. Creates it the first time.
-
-        In a cluster `CoordinatorNotAvailable` where that cannot be done now, or somebody else is at it.
+        """Before a write: the topic exists. Creates it the first time. `CoordinatorNotAvailable` where an attempt
+        before this one is not undone yet; in a cluster also where it cannot be done now, or somebody else is at it.
         """
         if self._count is not None:
             await self._ready_in_cluster()
             return
         self.check_known()
         while not self._held:
-            if self._creating is None:
-                await self._create_once()
-            else:
+            if self._creating is not None:
                 await self._creating
+                continue
+            await self._create_once()
+            if not self._held:
+                raise CoordinatorNotAvailable(f"{self.name} is being made")
 
     async def _ready_in_cluster(self) -> None:
         if self.partition_count:

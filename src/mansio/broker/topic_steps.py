@@ -3,7 +3,8 @@
 Owns the order. A creation is first written as `creating`, then its partitions are opened on disk, then it is written as
 `live`; a deletion is first written as `deleting`, then its data is removed, then its keys. So a crash anywhere leaves
 either a live topic with all its directories, or one that is finished deleting: by a single node when it starts, in a
-cluster by whoever began, while its session lasts, and then by the controller.
+cluster by the controller. What fails without a crash is finished by whoever began, as soon as the store takes it; in a
+cluster while its session lasts.
 
 Always true: each step is a transaction guarded by the topic's key as the step before left it, and in a cluster by this
 broker's session.
@@ -28,7 +29,14 @@ from mansio.cluster.state import (
     partition_document,
     topic_document,
 )
-from mansio.errors import ConcurrentChange, MansioError, TopicAlreadyExists, Unavailable, UnknownTopicId
+from mansio.errors import (
+    ConcurrentChange,
+    MansioError,
+    StorageError,
+    TopicAlreadyExists,
+    Unavailable,
+    UnknownTopicId,
+)
 from mansio.logs import fields
 
 if TYPE_CHECKING:
@@ -82,10 +90,7 @@ class TopicSteps:
         self.opening += count
         try:
             topic = dataclasses.replace(planned, topic_id=new_uuid(self._random), maker=self._maker())
-            if self._broker_epoch is None:
-                await self._make(topic)
-            else:
-                await self._or_abandon(topic, self._make(topic))
+            await self._or_abandon(topic, self._make(topic))
         finally:
             self.opening -= count
 
@@ -96,24 +101,16 @@ class TopicSteps:
             raise TopicAlreadyExists(f"topic {topic.name!r} exists")
         written = self._unfinished(topic)
         await self._put_partitions(written, puts[self._room_beside_topic :])
-        try:
-            await self._open_partitions(topic)
-            made = await self.write(
-                dataclasses.replace(topic, state=LIVE, mod_revision=written.mod_revision, maker=None)
-            )
-        except MansioError:
-            if self._broker_epoch is None:
-                await self.remove(written)
-            raise
+        await self._open_partitions(topic)
+        made = await self.write(
+            dataclasses.replace(topic, state=LIVE, mod_revision=written.mod_revision, maker=None)
+        )
         if not made:
             raise ConcurrentChange(f"topic {topic.name} was changed while it was made")
 
     async def delete(self, topic: Topic) -> None:
         """Delete a live one: its data here, then its keys."""
-        if self._broker_epoch is None:
-            await self._mark_and_remove(topic)
-        else:
-            await self._or_abandon(topic, self._mark_and_remove(topic))
+        await self._or_abandon(topic, self._mark_and_remove(topic))
 
     async def _mark_and_remove(self, topic: Topic) -> None:
         for _ in range(CONFLICT_ATTEMPTS_MAX):
@@ -149,18 +146,26 @@ class TopicSteps:
             self.opening -= len(added)
 
     async def _or_abandon(self, topic: Topic, work: Coroutine[Any, Any, None]) -> None:
-        """Carry out steps of making or deleting a topic in a cluster. Where one fails, what is begun is deleted: now or
-        as soon as the store answers, as long as this session lasts (then it is the controller's)."""
+        """Carry out steps of making or deleting a topic. Where one fails, what is begun is deleted: now or as soon as
+        the store takes it; in a cluster as long as this session lasts (then it is the controller's). A single node says
+        what failed when that is tried, so that whoever asks again soon finds nothing in the way."""
         self._at_work[topic.topic_id] += 1
         try:
             await work
         except TopicAlreadyExists:
             raise
         except MansioError:
-            self._begin_abandoning(topic)
+            if self._broker_epoch is not None or not await self._is_abandoned_now(topic):
+                self._begin_abandoning(topic)
             raise
         finally:
             self._end_work(topic)
+
+    async def _is_abandoned_now(self, topic: Topic) -> bool:
+        try:
+            return await self._is_abandoned(topic)
+        except (Unavailable, StorageError):
+            return False
 
     def _look_for_left(self) -> None:
         """A step whose answer was lost may happen long after it was given up; and what bears this broker's name nobody
@@ -187,13 +192,16 @@ class TopicSteps:
             self._end_work(topic)
 
     async def _abandon_surely(self, topic: Topic, epoch: int) -> None:
-        while self.epoch() == epoch != 0:
+        is_told = False
+        while self.epoch() == epoch and (epoch != 0 or self._broker_epoch is None):
             try:
                 if await self._is_abandoned(topic):
                     return
-            except Unavailable as error:
-                known = fields(topic=topic.name, reason=error.message)
-                logger.info("unfinished topic is not deleted yet", extra=known)
+            except (Unavailable, StorageError) as error:
+                if not is_told:
+                    known = fields(topic=topic.name, reason=error.message)
+                    logger.warning("unfinished topic is not deleted yet", extra=known)
+                is_told = True
             await self._pause(ABANDON_AGAIN_MS)
 
     async def _is_abandoned(self, topic: Topic) -> bool:
@@ -207,7 +215,7 @@ class TopicSteps:
             return True
         await self.state.reached(entry.mod_revision, self._scheduler)
         found = self._unfinished(topic)
-        if found.state == CREATING:
+        if found.state == CREATING and self._broker_epoch is not None:
             if not await self.write(dataclasses.replace(found, state=DELETING, maker=self._maker())):
                 return False
             found = self._unfinished(topic)

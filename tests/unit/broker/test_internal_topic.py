@@ -99,6 +99,18 @@ def test_the_topic_is_created_once_by_whoever_writes_first() -> None:
     assert room.created == 1
 
 
+@pytest.mark.timeout(20)
+def test_who_needs_a_topic_that_an_attempt_left_half_made_is_told_so_and_the_loop_goes_on() -> None:
+    room = Room().begin()
+
+    async def there_already() -> list[MemoryPartition]:
+        return []
+
+    room.topic._create = there_already
+    with pytest.raises(CoordinatorNotAvailable, match="is being made"):
+        room.scheduler.run(room.topic.ready())
+
+
 def test_nothing_is_written_before_the_load_began() -> None:
     room = Room()
     with pytest.raises(CoordinatorLoadInProgress):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mansio.cluster.metadata import Delete
 from mansio.cluster.topic_config import Change
 from mansio.cluster.topic_plan import NewTopic, check_topic_name
 from mansio.config import Settings
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from mansio.cluster.metadata import Compare, Delete, MetadataStore, Put, Transacted
+    from mansio.cluster.metadata import Compare, MetadataStore, Put, Transacted
 
     Check = Callable[[Admin], Awaitable[None]]
 
@@ -224,6 +225,30 @@ def test_disk_error_while_opening_takes_the_topic_back() -> None:
             await admin.topics.create(NewTopic("a"))
         assert (await admin.store.list("/")).entries == before
         admin.host.fail = None
+        await admin.topics.create(NewTopic("a"))
+
+    run(check)
+
+
+def test_what_a_full_disk_leaves_half_made_is_taken_back_when_there_is_room() -> None:
+    async def check(admin: Admin) -> None:
+        transact, is_full = admin.store.transact, True
+
+        async def on_a_full_disk(
+            compares: Sequence[Compare], operations: Sequence[Put | Delete]
+        ) -> Transacted:
+            if is_full and any(isinstance(each, Delete) for each in operations):
+                raise StorageError("database or disk is full")
+            return await transact(compares, operations)
+
+        admin.store.transact = on_a_full_disk  # type: ignore[method-assign]
+        admin.host.fail = StorageError("no space")
+        with pytest.raises(StorageError, match="no space"):
+            await admin.topics.create(NewTopic("a"))
+        with pytest.raises(TopicAlreadyExists, match="being made"):
+            await admin.topics.create(NewTopic("a"))
+        is_full, admin.host.fail = False, None
+        await until(lambda: not admin.state.unfinished)
         await admin.topics.create(NewTopic("a"))
 
     run(check)
