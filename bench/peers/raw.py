@@ -39,6 +39,8 @@ def raw_run(port: int, queue: str, workload: Workload, *, size: int, seconds: fl
     if done.returncode:
         raise RuntimeError(done.stderr.strip())
     result = json.loads(done.stdout)
+    if not result["records_per_s"]:
+        raise RuntimeError("no record came in the time")
     found = {
         "messages": round(result["records_per_s"] * result["seconds"]),
         "seconds": result["seconds"],
