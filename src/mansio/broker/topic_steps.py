@@ -147,8 +147,8 @@ class TopicSteps:
 
     async def _or_abandon(self, topic: Topic, work: Coroutine[Any, Any, None]) -> None:
         """Carry out steps of making or deleting a topic. Where one fails, what is begun is deleted: now or as soon as
-        the store takes it; in a cluster as long as this session lasts (then it is the controller's). A single node says
-        what failed when that is tried, so that whoever asks again soon finds nothing in the way."""
+        the store takes it; in a cluster as long as this session lasts (then it is the controller's). A single node
+        tries once before it says what failed, so that who asks again at once finds nothing in the way."""
         self._at_work[topic.topic_id] += 1
         try:
             await work
