@@ -16,9 +16,7 @@ from collections import defaultdict
 from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
-from confluent_kafka import Consumer, TopicPartition
-
-from crash.kill_load import QUIET
+from crash.letters import places_of_dead_letters
 from e2e.raw_peer import RawPeer, batch_of
 from mansio.errors import InvalidRecordState
 from mansio.state.share_types import ACCEPT, REJECT, RELEASE
@@ -474,33 +472,4 @@ class ShareLoad:
 
     def dead_letters(self) -> list[Place]:
         """Where each record of the dead-letter topic comes from."""
-        name = f"dlq.{self.topic}"
-        consumer = Consumer(
-            {
-                "bootstrap.servers": self.bootstrap,
-                "group.id": "judge",
-                "enable.auto.commit": False,
-                "auto.offset.reset": "error",
-                **QUIET,
-            }
-        )
-        try:
-            found = consumer.list_topics(name, timeout=ANSWER_S).topics[name].partitions
-            wanted = [TopicPartition(name, index, 0) for index in sorted(found)]
-            left = sum(consumer.get_watermark_offsets(each, timeout=ANSWER_S)[1] for each in wanted)
-            consumer.assign(wanted)
-            places: list[Place] = []
-            end = time.monotonic() + ANSWER_S
-            while len(places) < left:
-                assert time.monotonic() < end, f"{len(places)} of {left} dead letters were read"
-                for one in consumer.consume(500, 0.1):
-                    assert one.error() is None, one.error()
-                    known = dict(one.headers() or ())
-                    assert known["__dlq.errors.group"] == self.group.encode()
-                    assert known["__dlq.errors.topic"] == self.topic.encode()
-                    places.append(
-                        Place(int(known["__dlq.errors.partition"]), int(known["__dlq.errors.offset"]))
-                    )
-        finally:
-            consumer.close()
-        return places
+        return places_of_dead_letters(self.bootstrap, self.topic, self.group)
