@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 DEBIAN_TOOLS := kcat etcd-server:etcd
-WORKERS ?= 3
+WORKERS ?= 4
 ARGS ?=
 
 # Tests start hundreds of processes: compiled once, the source takes them a fifth of a second, otherwise a whole one.
@@ -79,14 +79,16 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m tools.generate
 
-# Tests with Spark share one session and one broker, so they come in one process and in their own order, when the others
-# leave them the machine.
-test: setup check
+# The checks run beside the tests, which wait more than they work. Tests with Spark share one session and one broker, so
+# they come in one process and in their own order, when the others leave them the machine.
+test: setup
 	@failed=0; none_selected=5; \
+	$(MAKE) --no-print-directory check >$(VENV)/.check.log 2>&1 & checks=$$!; \
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15 -m "not nightly and not spark" $(ARGS) \
 		|| test $$? -eq $$none_selected || failed=1; \
 	$(BIN)/python -m pytest -n0 -p no:randomly --durations 10 -m "spark and not nightly" $(ARGS) \
 		|| test $$? -eq $$none_selected || failed=1; \
+	wait $$checks || failed=1; cat $(VENV)/.check.log; \
 	exit $$failed
 
 # Fuzzing guided by coverage; a Python without a wheel for it goes without.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -57,6 +58,7 @@ class Shell:
 
     def _be_the_command(self, arguments: tuple[str, ...], *files: BinaryIO) -> None:
         ended = 99
+        gc.freeze()  # what the tests threw away is not ours to collect: clients in C miss their threads here
         try:
             signal.alarm(60)
             for descriptor, file in enumerate(files):
