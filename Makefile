@@ -13,7 +13,8 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check format bench bench-peers bench-spark nightly clean
+.PHONY: help setup demo serve test check format bench bench-peers bench-spark nightly clean \
+	nightly-tests nightly-simulated nightly-spark nightly-soak
 
 help:
 	@echo "make demo      a broker, 336,776 flights and a kill -9; poison, dead letters, a redrive; a lake table, with Spark"
@@ -24,7 +25,7 @@ help:
 	@echo "make bench     against a floor of the same machine; ARGS='--list' names the cases"
 	@echo "make bench-peers   beside Redis, PostgreSQL, beanstalkd, NATS, RabbitMQ, Kafka (20 minutes); ARGS='--list'"
 	@echo "make bench-spark   beside the same rows in Parquet files (six minutes); ARGS='--memory 1000000,10000000': memory"
-	@echo "make nightly   the long column of the tests"
+	@echo "make nightly   the long column of the tests: nightly-tests, -simulated, -spark and -soak"
 	@echo "make setup     what the others do first: .venv and .tools"
 	@echo "make clean     remove what was made, .venv and .tools included"
 
@@ -96,16 +97,27 @@ $(VENV)/.fuzz: $(VENV)/.dev
 	@$(INSTALL) --only-binary atheris --group fuzz || echo "No Atheris for this Python: plain mutations instead"
 	@touch $@
 
-# First everything that shares the machine, then, alone, what measures drift; both run, and either may fail the target.
-nightly: setup check $(VENV)/.fuzz
-	@rm -rf .nightly && mkdir -p .nightly; failed=0; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 30 --timeout 7200 -m "not spark" \
-		--hypothesis-profile nightly --ignore tests/soak $(ARGS) || failed=1; \
-	$(BIN)/python -m pytest -n0 --durations 30 --timeout 7200 -m spark --ignore tests/soak $(ARGS) || failed=1; \
-	test ! -f .nightly/kills || awk '{k+=$$1; a+=$$2; l+=$$3; d+=$$4} END {print NR" lives, "k" kills, " \
-		a" acknowledged, "l" broken promises (lost, moved or doubled), "d" duplicates of plain producers"}' \
-		.nightly/kills | tee .nightly/kills.txt; \
-	$(BIN)/python -m pytest -n0 --timeout 7200 -m "" -s tests/soak || failed=1; \
+# The long column, in parts that run one after the other and can be run by themselves; what they count is added up in the
+# end. The simulated histories take two hours of two cores, the rest about as long; the soak measures drift, alone.
+NIGHT := $(BIN)/python -m pytest --durations 30 --timeout 7200
+NIGHT_PARTS := tests simulated spark soak
+
+nightly: setup check
+	@rm -rf .nightly; failed=0; \
+	for part in $(NIGHT_PARTS); do $(MAKE) --no-print-directory nightly-$$part || failed=1; done; \
+	exit $$failed
+
+nightly-tests: $(VENV)/.fuzz
+nightly-tests: NIGHTLY := -n $(WORKERS) --dist worksteal -m "not spark" --hypothesis-profile nightly \
+	--ignore tests/soak --ignore tests/sim
+nightly-simulated: NIGHTLY := -n $(WORKERS) --dist worksteal -m "" tests/sim
+nightly-spark: NIGHTLY := -n0 -m spark --ignore tests/soak
+nightly-soak: NIGHTLY := -n0 -m "" -s tests/soak
+
+$(NIGHT_PARTS:%=nightly-%): nightly-%: setup
+	@mkdir -p .nightly; failed=0; \
+	$(NIGHT) $(NIGHTLY) $(ARGS) || failed=1; \
+	PYTHONPATH=tests $(BIN)/python -m support.night; \
 	exit $$failed
 
 bench: $(VENV)/.dev

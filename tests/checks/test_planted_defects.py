@@ -8,6 +8,7 @@ import pytest
 
 from checks.defects import DEFECTS, MORE
 from checks.planted import Defect, caught, lines_of
+from support.night import leave
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 @pytest.mark.parametrize("defect", DEFECTS, ids=[defect.name.replace(" ", "-") for defect in DEFECTS])
 def test_a_planted_defect_is_found(defect: Defect, tmp_path: Path) -> None:
     print(caught(defect, tmp_path))
+    leave("planted defects caught", by_day=1)
 
 
 @pytest.mark.nightly
@@ -23,6 +25,7 @@ def test_a_planted_defect_is_found(defect: Defect, tmp_path: Path) -> None:
 @pytest.mark.parametrize("defect", MORE, ids=[defect.name.replace(" ", "-") for defect in MORE])
 def test_more_planted_defects_are_found_by_their_whole_room(defect: Defect, tmp_path: Path) -> None:
     print(caught(defect, tmp_path))
+    leave("planted defects caught", by_night=1)
 
 
 def test_every_defect_still_has_its_line() -> None:

@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from crash.checker import Acknowledged, Verdict, check
 from crash.kill_load import PARTITIONS, QUIET, Load, committed_offsets, read_log, senders
 from mansio import TopicPartition, blocking
+from support.night import leave
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -151,8 +152,10 @@ def create_topic(
 
 
 def say(what: str, **figures: Any) -> None:
-    """One line of figures, for whoever reads the output."""
+    """One line of figures, for whoever reads the output, and in the night for the table."""
     print(what, json.dumps({name: _rounded(value) for name, value in figures.items()}))
+    counted = {name: [value] if isinstance(value, float) else value for name, value in figures.items()}
+    leave(what, **{name: value for name, value in counted.items() if isinstance(value, int | list)})
 
 
 def _rounded(value: Any) -> Any:

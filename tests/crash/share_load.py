@@ -21,7 +21,8 @@ from e2e.raw_peer import RawPeer, batch_of
 from mansio.errors import InvalidRecordState
 from mansio.state.share_types import ACCEPT, REJECT, RELEASE
 from mansio.wire import share_acknowledge, share_fetch
-from mansio.wire.records import iterate_batches, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import iterate_batches
 from mansio.wire.share_acknowledge import AckBatch, AckPartition
 from mansio.wire.versions import ApiKey
 from support.share_history import Place, ShareHistory

@@ -26,6 +26,7 @@ from support.logs import (
     check_contents,
     make_batch,
 )
+from support.night import leave
 
 ROOT = "/data"
 SETTINGS = LogSettings(segment_bytes=600, index_interval_bytes=1, index_snapshot_bytes=300)
@@ -146,6 +147,7 @@ def run(states_wanted: int) -> None:
         for _ in range(STEPS):
             world.step()
             assert not wrong, wrong
+    leave("crash states", of_many_logs=states)
 
 
 def test_durable_records_of_many_logs_survive_a_crash_while_they_share_their_syncs() -> None:

@@ -27,6 +27,7 @@ from support.logs import (
     last_offset,
     make_batch,
 )
+from support.night import leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -225,6 +226,7 @@ def test_durable_records_survive_a_crash_after_any_change_of_the_disk() -> None:
                 workload.step()
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, change {seen}: {error}") from error
+    leave("crash states", of_one_log=states)
 
 
 def test_durable_records_survive_a_crash_of_a_disk_that_is_full_now_and_then() -> None:

@@ -1,8 +1,7 @@
 """kill -9 and SIGTERM while clients write, read and commit: what was acknowledged is there, where it was.
 
 The moments are random; the seed is printed and can be given back in MANSIO_TEST_SEED. `make nightly` spends
-MANSIO_NIGHTLY_KILLS kills, 500 unless told otherwise, and 3,000 before a release; it prints their sums, which every
-life leaves as a line of `.nightly/kills`: kills, acknowledged records, broken promises, duplicates.
+MANSIO_NIGHTLY_KILLS kills, 500 unless told otherwise, and 3,000 before a release.
 """
 
 from __future__ import annotations
@@ -12,20 +11,22 @@ import random
 import signal
 import threading
 import time
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from crash.checker import Verdict, check
 from crash.kill_load import Load, committed_offsets, read_log, senders
 from e2e.raw_peer import RawPeer, fetch_frame
+from support.night import leave
 from support.process import ServedBroker, served
 from support.waiting import wait_until
 
+if TYPE_CHECKING:
+    from pathlib import Path
+
 KILLS = 20
 NIGHTLY_LIVES = -(-int(os.environ.get("MANSIO_NIGHTLY_KILLS", "500")) // KILLS)
-NIGHTLY_SUMS = Path(".nightly/kills")
-"""Under the directory the tests are run in; written only where `make nightly` has made that directory."""
 KILLS_WHILE_STARTING = 3
 PROGRESS_RECORDS = 25
 PROGRESS_S_MAX = 60
@@ -83,9 +84,13 @@ def kill_while_starting(broker: ServedBroker, chance: random.Random) -> bool:
 
 def note(verdict: Verdict, kills: int) -> None:
     """Leave the sums of one life for whoever adds them up."""
-    if NIGHTLY_SUMS.parent.is_dir():
-        with NIGHTLY_SUMS.open("a") as file:  # one short write: workers do not mix their lines
-            file.write(f"{kills} {verdict.acknowledged} {len(verdict.violations)} {verdict.duplicates}\n")
+    leave(
+        "kills under load",
+        kills=kills,
+        acknowledged=verdict.acknowledged,
+        lost_moved_or_doubled=len(verdict.violations),
+        duplicates_of_plain_producers=verdict.duplicates,
+    )
 
 
 def kill_and_judge(data: Path, seed: int, *, noted: bool = False) -> None:

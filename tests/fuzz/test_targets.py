@@ -21,6 +21,7 @@ import pytest
 
 from fuzz.mutations import mutated
 from fuzz.targets import TARGETS
+from support.night import leave
 from support.places import ROOT
 
 if TYPE_CHECKING:
@@ -101,6 +102,7 @@ def test_inputs_found_by_coverage_do_no_harm(name: str, tmp_path: Path) -> None:
     executed = re.search(r"number_of_executed_units: *(\d+)", said)
     assert executed is not None, said[-2000:]
     print(f"{name}: {executed[1]} inputs, {len(list(corpus.iterdir()))} kept for what they reached")
+    leave("fuzz inputs by coverage", inputs={name: int(executed[1])})
 
 
 def plain_mutations(name: str) -> None:
@@ -113,3 +115,4 @@ def plain_mutations(name: str) -> None:
             feed(name, data)
             count += 1
     print(f"{name}: {count} mutated inputs")
+    leave("fuzz inputs", inputs={name: count})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mansio.broker.partition import Partition
 from mansio.cluster.metadata import decode
 from mansio.cluster.model import LIVE
-from mansio.wire.records import read_records
+from mansio.wire.record_reader import read_records
 from sim.clients import TOPIC
 
 if TYPE_CHECKING:

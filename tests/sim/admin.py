@@ -11,7 +11,8 @@ from uuid import UUID
 
 from mansio.wire import fetch as fetch_wire
 from mansio.wire import produce as produce_wire
-from mansio.wire.records import build_batch, iterate_batches, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import build_batch, iterate_batches
 from mansio.wire.versions import ApiKey
 from sim.clients import Client
 

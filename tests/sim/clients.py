@@ -12,7 +12,8 @@ from mansio.testing.scheduler import Task
 from mansio.wire import fetch as fetch_wire
 from mansio.wire import messages
 from mansio.wire import produce as produce_wire
-from mansio.wire.records import build_batch, iterate_batches, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import build_batch, iterate_batches
 from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:

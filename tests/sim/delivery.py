@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.errors import InvalidRecordState, NotLeaderOrFollower
 from mansio.state.share_types import ACCEPT, AVAILABLE, REJECT, RELEASE, ShareKey
 from mansio.wire import share_acknowledge, share_fetch
-from mansio.wire.records import read_records
+from mansio.wire.record_reader import read_records
 from mansio.wire.share_acknowledge import AckBatch, AckPartition
 from mansio.wire.versions import ApiKey
 from sim import above
@@ -110,13 +110,16 @@ class Delivery:
                 yield f"{name} begins at {live.core.ranges.start} of {end}: {counts} {trouble}"
 
     def _resting_by_a_wrong_clock(self, live: LiveShare) -> list[Place]:
-        """A rest is stored by the wall's time, so a wall that was wrong by a day makes one that long. What was withheld
-        rests as long as a lease."""
-        latest_ms = self.world.wall_ms() + max(2 * BACKOFF_MS_MAX, self.lock_ms)
+        """A rest is stored by the wall's time, so a wall that was wrong by a day makes one that long, when it is written
+        or when it is read. What was withheld rests as long as a lease."""
+        longest_ms = max(2 * BACKOFF_MS_MAX, self.lock_ms)
+        latest_ms, until_ms = self.world.wall_ms() + longest_ms, live.now_ms() + longest_ms
         found = [
             Place(live.key.partition, offset)
             for span in live.core.ranges
-            if span.state == AVAILABLE and span.due_ms > latest_ms
+            if span.state == AVAILABLE
+            and span.due_ms >= 0
+            and (span.due_ms > latest_ms or span.deadline_ms > until_ms)
             for offset in range(span.first, span.last + 1)
         ]
         self.resting.update(dict.fromkeys(found))

@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.wire import produce as produce_wire
-from mansio.wire.records import build_batch, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import build_batch
 from mansio.wire.versions import ApiKey
 from sim import above
 from sim.clients import LOOK_AGAIN, PRODUCE_VERSION, TOPIC, Client, Producer

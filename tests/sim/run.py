@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import logging
 import os
 import signal
@@ -22,10 +21,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sim.world import Stalled, World
+from support.night import leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+HISTORIES: Final = "histories of clusters"
 KEPT_TOGETHER: Final = 250
 CPU_S_MAX = 60
 """A history that takes longer does not wait for anything, somewhere."""
@@ -47,7 +48,7 @@ class Outcome(NamedTuple):
     stalled: bool = False
     report: str = ""
     more: dict[str, int] = {}  # noqa: RUF012 - never changed
-    delivered: str = ""
+    delivered: dict[str, int] = {}  # noqa: RUF012 - never changed
 
 
 class Hangs(AssertionError):
@@ -109,7 +110,7 @@ def run_seed(seed: int, *, more: bool = False) -> Outcome:
         stalled,
         report,
         {} if world.more is None else world.more.numbers(),
-        "" if world.delivery is None else str(world.delivery.history),
+        {} if world.delivery is None else world.delivery.history.numbers(),
     )
 
 
@@ -136,7 +137,7 @@ class Summary:
             self.recovered_ms.append(outcome.recovered_ms)
 
     def numbers(self) -> dict[str, Any]:
-        """One line of what a night leaves behind; `summed` adds them up."""
+        """What a night leaves behind of them."""
         return {
             "seeds": self.seeds,
             "acknowledged": self.acknowledged,
@@ -159,24 +160,6 @@ class Summary:
             "faults: " + ", ".join(f"{name} {count}" for name, count in sorted(self.faults.items())),
             *(f"seed {one.seed}: {one.failure}" for one in self.failures),
         ]
-
-
-def summed(path: str) -> list[str]:
-    """One line for all of a night, and one for its faults by kind."""
-    total: Counter[str] = Counter()
-    faults: Counter[str] = Counter()
-    longest_ms = 0.0
-    for line in Path(path).read_text().splitlines():
-        one = json.loads(line)
-        faults.update(one.pop("faults"))
-        longest_ms = max(longest_ms, one.pop("longest_recovery_ms"))
-        total.update(one)
-    return [
-        ", ".join(f"{count} {name}" for name, count in total.items())
-        + f", well again within {longest_ms:.0f} ms",
-        f"{sum(faults.values())} faults: "
-        + ", ".join(f"{name} {count}" for name, count in sorted(faults.items())),
-    ]
 
 
 def outcomes_of(seeds: range, jobs: int, *, more: bool) -> Iterator[Outcome]:
@@ -202,8 +185,7 @@ def run_many(
             part.add(outcome)
             _tell(outcome, verbose)
             if kept is not None and (part.seeds == KEPT_TOGETHER or outcome.seed == seeds[-1]):
-                with Path(kept).open("a") as file:
-                    file.write(json.dumps(part.numbers()) + "\n")
+                leave(HISTORIES, into=Path(kept), **part.numbers())
                 part = Summary()
             if outcome.failure and not keep_going:
                 break
@@ -214,8 +196,10 @@ def _tell(outcome: Outcome, verbose: bool) -> None:
     if outcome.failure:
         print(outcome.report if verbose else f"seed {outcome.seed}: {outcome.failure}", flush=True)
     elif verbose:
-        delivered = f"; {outcome.delivered}" if outcome.delivered else ""
-        known = f"{outcome.acknowledged} acknowledged{delivered}"
+        known = ", ".join(
+            f"{count} {name}"
+            for name, count in {"acknowledged": outcome.acknowledged, **outcome.delivered}.items()
+        )
         print(f"seed {outcome.seed}: trace {outcome.trace:x}, {known}", flush=True)
 
 
@@ -225,13 +209,12 @@ def main() -> int:
     arguments.add_argument("--keep-going", action="store_true", help="go on after a seed that failed")
     arguments.add_argument("--verbose", action="store_true")
     arguments.add_argument("--more", action="store_true", help="also clients that do rarer things")
-    arguments.add_argument("--kept", help=f"leave numbers in this file, a line for {KEPT_TOGETHER} seeds")
-    arguments.add_argument("--sum", help="instead: add up what `--kept` or `make nightly` left in this file")
+    arguments.add_argument(
+        "--kept",
+        help=f"leave numbers in this file for `python -m support.night FILE`, a line for {KEPT_TOGETHER} seeds",
+    )
     arguments.add_argument("--jobs", type=int, default=1, help="so many processes at a time")
     chosen = arguments.parse_args()
-    if chosen.sum:
-        print(*summed(chosen.sum), sep="\n")
-        return 0
     first, _, end = chosen.seeds.partition(":")
     seeds = range(int(first), int(end or int(first) + 1))
     with quick_collections():

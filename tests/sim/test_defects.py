@@ -6,6 +6,7 @@ import pytest
 
 from checks.planted import lines_of
 from sim.defects import DEFECTS, RARE, SEARCHED_MAX, SimulatedDefect, search
+from support.night import leave
 
 NEAR = 8
 """The history that is known to be broken is tried first; a change of the code may move it by some seeds."""
@@ -26,7 +27,12 @@ def test_a_planted_defect_breaks_its_recorded_history(planted: SimulatedDefect) 
 @pytest.mark.parametrize("planted", DEFECTS, ids=NAMES)
 def test_a_planted_defect_is_found_afresh(planted: SimulatedDefect) -> None:
     first = planted.seed // 100_000 * 100_000 + 100_000  # histories of the same kind
-    assert search(planted.defect, first, first + SEARCHED_MAX) is not None
+    found = search(planted.defect, first, first + SEARCHED_MAX)
+    assert found is not None
+    leave(
+        "planted defects found in simulated histories",
+        after_seeds={planted.defect.name: found.seed - first + 1},
+    )
 
 
 def test_the_lines_of_the_defects_are_there() -> None:

@@ -13,6 +13,7 @@ import pytest
 from sim.delivery import FIRST_SEED, LONG_LEASES_FIRST_SEED
 from sim.run import quick_collections, run_seed
 from sim.world import World
+from support.night import leave
 
 SEEDS = int(os.environ.get("MANSIO_SIM_DELIVERY_SEEDS", "3"))
 NIGHTLY_SEEDS = int(os.environ.get("MANSIO_SIM_NIGHTLY_DELIVERY_SEEDS", "2000"))
@@ -32,7 +33,7 @@ def run(first: int, count: int) -> None:
         for seed in range(first, first + count):
             outcome = run_seed(seed)
             assert not outcome.failure, f"seed {seed}: {outcome.report}"
-            print(f"seed {seed}: {outcome.delivered}")
+            leave("histories of deliveries", seeds=1, faults=outcome.faults, **outcome.delivered)
 
 
 @pytest.mark.timeout(600)

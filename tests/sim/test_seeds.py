@@ -5,15 +5,14 @@ The seed of a history that fails is in the message; `python -m sim.run --seeds N
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 
 import pytest
 
 from sim.faults import FAULTS
-from sim.run import Summary, quick_collections, run_seed
-from support.places import ROOT
+from sim.run import HISTORIES, Summary, quick_collections, run_seed
+from support.night import leave
 
 SEEDS = int(os.environ.get("MANSIO_SIM_SEEDS", "150"))
 NIGHTLY_SEEDS = int(os.environ.get("MANSIO_SIM_NIGHTLY_SEEDS", "20000"))
@@ -56,8 +55,6 @@ def test_no_history_breaks_a_promise_to_those_who_do_rarer_things() -> None:
 @pytest.mark.parametrize("first", range(1000, 1000 + NIGHTLY_SEEDS, NIGHTLY_TOGETHER))
 def test_no_history_of_many_breaks_a_promise(first: int) -> None:
     summary = run(first, min(NIGHTLY_TOGETHER, 1000 + NIGHTLY_SEEDS - first))
-    if (kept := ROOT / ".nightly").is_dir():
-        with (kept / "sim").open("a") as file:
-            file.write(json.dumps(summary.numbers()) + "\n")
+    leave(HISTORIES, **summary.numbers())
     if summary.seeds == NIGHTLY_TOGETHER:
         assert summary.faults.keys() >= FAULTS.keys(), "every fault of the menu was injected"

@@ -18,7 +18,7 @@ from e2e.raw_peer import RawPeer, batch_of, fetch_frame
 from e2e.test_clumsy_clients import MOMENTS, end, live
 from mansio.errors import MansioError
 from mansio.wire import fetch
-from mansio.wire.records import read_records
+from mansio.wire.record_reader import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

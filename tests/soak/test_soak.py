@@ -16,9 +16,11 @@ import pytest
 
 from e2e.raw_peer import RawPeer, batch_of, fetch_frame
 from mansio.wire import fetch
-from mansio.wire.records import iterate_batches, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import iterate_batches
 from soak.load import MIB, Churn, Clumsy, Steady, Worker
 from soak.trend import after_warm_up, slope
+from support.night import leave
 from support.process import ServedBroker, served
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ def test_half_an_hour_of_clients_that_come_and_go_leaves_no_trace(tmp_path: Path
             "acknowledged and lost"
         )
         print(f"{steady.acknowledged} acknowledged, 0 lost; {churn.lives} lives, {clumsy.lives} rude ones")
+        leave("soak", acknowledged=steady.acknowledged, lives=churn.lives, rude_lives=clumsy.lives)
         assert "Traceback" not in broker.text()
     judge(samples)
 
@@ -156,6 +159,7 @@ def judge(samples: list[Sample]) -> None:
     print(
         f"{len(kept)} samples over {hours * 60:.1f} minutes after warm-up; the broker took {cpu:.2f} of a core"
     )
+    leave("soak, trend an hour", **trends)
     assert trends["memory_mib"] * hours <= MEMORY_MIB_MAX + MEMORY_MIB_PER_HOUR_MAX * hours
     assert trends["descriptors"] * hours <= DESCRIPTORS_MAX
     assert trends["threads"] * hours <= THREADS_MAX

@@ -194,11 +194,19 @@ class ShareHistory:
             self.broken(f"{name} was accepted and has {letters} dead letters")
 
     def __str__(self) -> str:
-        return (
-            f"{len(self.records)} records, {self.deliveries} deliveries, {self.accepted} accepted, "
-            f"{self.rejected} rejected, {self.released} released, {self.offered_again} redriven, "
-            f"{self.unanswered} unanswered"
-        )
+        return ", ".join(f"{count} {name}" for name, count in self.numbers().items())
+
+    def numbers(self) -> dict[str, int]:
+        """What there was in all."""
+        return {
+            "records": len(self.records),
+            "deliveries": self.deliveries,
+            "accepted": self.accepted,
+            "rejected": self.rejected,
+            "released": self.released,
+            "redriven": self.offered_again,
+            "unanswered": self.unanswered,
+        }
 
     @property
     def unanswered(self) -> int:

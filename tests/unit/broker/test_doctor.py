@@ -19,6 +19,7 @@ from mansio.host import HostDisk
 from mansio.log.inspection_report import BadStretch, Finding, LogReport, Severity
 from mansio.log.segment import walk
 from mansio.wire.records import HEADER_BYTES
+from support.night import leave
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -314,6 +315,7 @@ def test_very_many_ruined_directories(healthy: Path, tmp_path: Path) -> None:
         data = shutil.copytree(healthy, tmp_path / str(seed))
         ruin_and_examine(data, seed)
         shutil.rmtree(data)
+        leave("ruined directories examined", directories=1)
 
 
 # What only repeats the segments

@@ -15,6 +15,7 @@ from mansio.cluster.metadata import Compacted, Delete, Entry, Event, Put
 from mansio.cluster.sqlite_format import read_witness, verify_store
 from mansio.cluster.sqlite_store import SqliteStore
 from mansio.errors import MetadataCorrupt, StorageError
+from support.night import leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -213,7 +214,8 @@ def test_a_flipped_bit_of_a_closed_store(tmp_path: Path, closed: tuple[Files, St
 @pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_twenty_thousand_flipped_bits_of_a_closed_store(tmp_path: Path, closed: tuple[Files, State]) -> None:
-    flips(tmp_path, *closed, "", 20_000, random.randrange(1 << 32))
+    seen = flips(tmp_path, *closed, "", 20_000, random.randrange(1 << 32))
+    leave("flipped bits of metadata", seen=seen)
 
 
 def test_a_flipped_bit_in_the_witness_costs_nothing_but_the_warning(
