@@ -459,7 +459,7 @@ MORE = (
     ),
     Defect(
         "a view of another log is believed",
-        "broker/internal_topic.py",
+        "broker/view_checkpoint.py",
         "if not partition.log.start_offset <= end_offset <= partition.end_offset:",
         "if end_offset < 0:",
         GROUP_ROOM,

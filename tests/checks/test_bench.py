@@ -12,7 +12,8 @@ from bench import frames, share_frames
 
 from mansio.wire import fetch, produce, share_fetch
 from mansio.wire.headers import read_request_header
-from mansio.wire.records import check_batch, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import check_batch
 from mansio.wire.share_acknowledge import AckBatch
 from support.places import ROOT, free_port
 

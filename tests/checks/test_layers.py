@@ -34,6 +34,7 @@ THROUGH_PORTS = (
     "log",
     "cluster/changes.py",
     "cluster/controller.py",
+    "cluster/founding.py",
     "cluster/membership.py",
     "cluster/metadata.py",
     "cluster/state.py",

@@ -18,7 +18,7 @@ import psutil
 
 from e2e.raw_peer import RawPeer, batch_of, fetch_frame
 from mansio.wire import fetch
-from mansio.wire.records import read_records
+from mansio.wire.record_reader import read_records
 from support.waiting import wait_until
 
 if TYPE_CHECKING:

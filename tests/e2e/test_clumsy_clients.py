@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from e2e.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame
-from mansio.broker.connection import Connection, Slot
+from mansio.broker.connection import Connection
 from mansio.broker.egress import Egress
 from mansio.broker.embedded import EmbeddedBroker
+from mansio.broker.slot import Slot
 from mansio.wire import messages
 from mansio.wire.versions import ApiKey
 from support.waiting import wait_until
@@ -190,7 +191,7 @@ def left_behind(broker: EmbeddedBroker) -> dict[str, object]:
         "pending writes": len(service.records.pending_produces),
         "parked at partitions": sum(len(one._parked) for one in service.partitions),
         "waiting for commits": sum(len(one._commit_waits) for one in service.partitions),
-        "waiting for groups": len(service.groups._waiting),
+        "waiting for groups": len(service.groups.effects.waiting),
         "members": sum(len(entry.group.roster) for entry in tuple(service.groups.store.entries.values())),
     }
     return {name: value for name, value in found.items() if value}

@@ -34,7 +34,16 @@ from mansio.log.checkpoint import Checkpoint, load_checkpoint
 from mansio.log.sealed import seal, unseal
 from mansio.state import group_records
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire import consumer_protocol, fetch, messages, produce, records, share_acknowledge, share_fetch
+from mansio.wire import (
+    consumer_protocol,
+    fetch,
+    messages,
+    produce,
+    record_reader,
+    records,
+    share_acknowledge,
+    share_fetch,
+)
 from mansio.wire.compression import Codec, decompress
 from mansio.wire.frames import FrameReader, new_scratch
 from mansio.wire.headers import read_request_header, request_header, response_header
@@ -142,7 +151,7 @@ def stream_corpus(random: Random) -> list[bytes]:
 def open_batch(data: bytes | memoryview) -> None:
     try:
         header = records.check_batch(data)
-        assert len(records.read_records(data, max_output_bytes=MAX_OUTPUT_BYTES)) == header.record_count
+        assert len(record_reader.read_records(data, max_output_bytes=MAX_OUTPUT_BYTES)) == header.record_count
     except BATCH_ERRORS:
         pass
 
@@ -165,7 +174,7 @@ def feed_batch(data: bytes) -> None:
         with suppress(*BATCH_ERRORS):
             for position, header in records.iterate_batches(batch):
                 one = batch[position : position + header.size]
-                records.read_records(one, max_output_bytes=MAX_OUTPUT_BYTES)
+                record_reader.read_records(one, max_output_bytes=MAX_OUTPUT_BYTES)
 
 
 def feed_compressed(data: bytes) -> None:

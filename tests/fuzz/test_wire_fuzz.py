@@ -29,7 +29,7 @@ from fuzz.targets import (
     small_message,
 )
 from mansio.errors import WireError
-from mansio.wire import fetch, messages, produce, records
+from mansio.wire import fetch, messages, produce, record_reader, records
 from mansio.wire.compression import decompress
 from mansio.wire.frames import FrameReader
 from mansio.wire.headers import request_header, response_header
@@ -182,7 +182,7 @@ def test_hostile_batches_with_and_without_a_right_checksum() -> None:
         with suppress(*BATCH_ERRORS):
             for position, header in records.iterate_batches(data):
                 batch = data[position : position + header.size]
-                records.read_records(batch, max_output_bytes=MAX_OUTPUT_BYTES)
+                record_reader.read_records(batch, max_output_bytes=MAX_OUTPUT_BYTES)
         for codec in range(6):
             with suppress(*BATCH_ERRORS):
                 assert len(decompress(codec, data[61:], MAX_OUTPUT_BYTES)) <= MAX_OUTPUT_BYTES

@@ -17,8 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from mansio.broker.topics import NewTopic
 from mansio.cluster.changes import commit
 from mansio.cluster.metadata import decode
+from mansio.cluster.model import ACTIVE, NO_LEADER, PartitionState
 from mansio.cluster.plan import Change
-from mansio.cluster.state import ACTIVE, NO_LEADER, PartitionState
 from mansio.errors import MansioError
 from support.brokers import CLUSTER_ID, TTL_S, Cluster, Member
 from support.virtual_time import VirtualLoop, close

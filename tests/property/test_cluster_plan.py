@@ -9,10 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mansio.cluster.changes import BATCH_CHANGES_MAX, batches
-from mansio.cluster.patience import Patience
-from mansio.cluster.placement import Place, place
-from mansio.cluster.plan import Change, View, leaderships_to_give, plan, without
-from mansio.cluster.state import (
+from mansio.cluster.model import (
     ACTIVE,
     DRAINING,
     FENCED,
@@ -23,6 +20,9 @@ from mansio.cluster.state import (
     Registration,
     Topic,
 )
+from mansio.cluster.patience import Patience
+from mansio.cluster.placement import Place, place
+from mansio.cluster.plan import Change, View, leaderships_to_give, plan, without
 
 NODES = st.integers(1, 6)
 

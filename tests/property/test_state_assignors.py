@@ -83,6 +83,9 @@ def test_uniform_is_even_and_moves_no_more_than_evenness_needs(
     kept_at_most = sum(min(len(owned), share) for owned in first_come.values()) + min(one_more, over)
     kept = sum(len(set(target[each]) & owned) for each, owned in first_come.items())
     assert kept == kept_at_most
+    for each in members:  # who compares it to what it was does not look at its partitions
+        owned = target[each.member_id]
+        assert owned is each.assigned or set(owned) != each.assigned, "a copy of what it had"
 
 
 def claims_of(

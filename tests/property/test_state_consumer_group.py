@@ -435,7 +435,7 @@ class GroupMachine(RuleBasedStateMachine):
         if not eager:
             return
         if classic.state is PREPARING:
-            self.now_ms = classic.join_deadline_ms
+            self.now_ms = classic.join_phase.deadline_ms
             effects += classic.tick(self.now_ms)
         answers = {each.waiter[1]: each.value for each in effects if isinstance(each, Answer)}
         effects = []
@@ -476,7 +476,7 @@ class GroupMachine(RuleBasedStateMachine):
             self.round()
             if self.classic is not None:
                 return
-            if self.is_settled() and not self.nobodys():
+            if self.is_settled() and not self.nobodys() and not self.outsiders():
                 break
         else:
             pytest.fail(f"the group does not come to rest: {self.described()}")
@@ -500,6 +500,11 @@ class GroupMachine(RuleBasedStateMachine):
         """Members whose client was killed, is silent, or away."""
         living = {each.member_id for each, active in zip(self.clients, self.active, strict=True) if active}
         return set(self.group.members) - living
+
+    def outsiders(self) -> set[str]:
+        """Clients that have been told that they are no members, and join in their next round."""
+        living = {each.member_id for each, active in zip(self.clients, self.active, strict=True) if active}
+        return living - set(self.group.members) if self.group.members else set()
 
     def round(self, pass_ms: int = 1_000) -> None:
         for number, client in enumerate(self.clients):

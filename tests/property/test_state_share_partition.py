@@ -15,6 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mansio.errors import InvalidRecordState
 from mansio.state.retry import delay_ms
+from mansio.state.share_loading import remembered
 from mansio.state.share_partition import SharePartition
 from mansio.state.share_types import (
     ACCEPT,
@@ -31,13 +32,14 @@ from mansio.state.share_types import (
     Acquired,
     Backoff,
     DeadRange,
+    LoadedState,
     Producer,
     Settle,
     ShareKey,
     ShareSettings,
     Update,
 )
-from support.share_store import Store, expand
+from support.share_store import Store, at_offset, expand
 
 LOCK, WALL, BATCH = 100, 1_000_000, 4
 MEMBERS = ("a", "b")
@@ -89,11 +91,15 @@ class Side:
         self.sequence = 0
         self.log_start = 0
 
-    def load(self, now: float, log_end: int, *, certain: bool) -> None:
+    def load(self, now: float, log_end: int, *, certain: bool, known: LoadedState | None = None) -> None:
+        """`known`: by a leader who lived through what was lost; it writes all of it."""
         if not certain:
             self.unresolved, self.withheld_until = True, now + LOCK
         left = max(self.withheld_until - now, 0)
         state = self.store.fold(certain=not self.unresolved, withheld_ms=round(left))
+        if known is not None:
+            state = remembered(state._replace(leader_epoch=known.leader_epoch), known)
+            self.unresolved = False
         self.start, self.horizon, self.horizon_asked = state.start_offset, state.horizon, None
         self.dead = {o: each for each in state.dead for o in range(each.first, each.last + 1)}
         self.offered = {
@@ -101,8 +107,8 @@ class Side:
             for name, ranges in state.redrives
         }
         self.model = {}
-        for change in state.changes:
-            o, record = change.first, Record(change.state, change.deliveries, change.forgiven)
+        for o, change in ((o, at_offset(each, o)) for o, each in expand(state.changes).items()):
+            record = Record(change.state, change.deliveries, change.forgiven)
             self.model[o] = record
             if change.state == ACQUIRED:
                 record.holder, record.until = change.holder, now + LOCK
@@ -630,6 +636,26 @@ class ShareModel(RuleBasedStateMachine):
         if power:
             del side.store.log[max(side.store.synced, len(side.store.log) - lost) :]
         side.load(self.now, self.log_end, certain=not power)
+
+    @rule(index=SIDES, lost=st.integers(0, 4), really=st.sampled_from((False, True)))
+    def state_lost(self, index: int, lost: int, really: bool) -> None:
+        """Whoever keeps the state loses what was not synced; the leader, and its members, live on."""
+        if not really:
+            return
+        side = self.sides[index]
+        for update, *_ in side.flying[: lost // 2]:
+            if not update.snapshot or update is side.flying[0][0]:
+                side.store.append(update)
+        del side.store.log[max(side.store.synced, len(side.store.log) - lost) :]
+        leased = {
+            o: each.holder for o, each in side.model.items() if each.state == ACQUIRED and not each.busy
+        }
+        side.load(self.now, self.log_end, certain=False, known=side.core.snapshot(self.now))
+        still = {o: each.holder for o, each in side.model.items() if each.state == ACQUIRED}
+        assert leased.items() <= still.items(), "a lease is undone"
+        assert not side.core.counts(self.now).withheld
+        side.fly(side.core.reassert(self.now))
+        self.land_all(index)
 
     @invariant()
     def agrees(self) -> None:

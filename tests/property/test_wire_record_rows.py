@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from mansio.client.types import Message
 from mansio.errors import MansioError
 from mansio.wire.compression import Codec
+from mansio.wire.record_reader import read_records
 from mansio.wire.record_rows import read_rows
 from mansio.wire.records import (
     HEADER_BYTES,
     BatchHeader,
     build_batch,
     read_header,
-    read_records,
     seal_batch,
     with_log_append_time,
 )

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mansio.client.types import Message
 from mansio.errors import MansioError
+from mansio.wire.record_reader import read_records
 from mansio.wire.record_rows import read_rows
 from mansio.wire.record_runs import RUN_RECORDS_MIN, read_run
 from mansio.wire.records import (
@@ -17,7 +18,6 @@ from mansio.wire.records import (
     build_batch,
     build_values_batch,
     read_header,
-    read_records,
     seal_batch,
     with_log_append_time,
 )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mansio.errors import WireError
 from mansio.wire import messages
 from mansio.wire.messages import REQUEST
-from mansio.wire.settle_leases_served import SettledPartition, decode_request, encode_response
+from mansio.wire.settle_leases import SettledPartition, decode_request, encode_response
 from mansio.wire.versions import ApiKey
 from unit.wire.kio_oracle import random_message
 

@@ -110,8 +110,8 @@ class Delivery:
                 yield f"{name} begins at {live.core.ranges.start} of {end}: {counts} {trouble}"
 
     def _resting_by_a_wrong_clock(self, live: LiveShare) -> list[Place]:
-        """A rest is stored by the wall's time, so a wall that was wrong by a day makes one that long, when it is written
-        or when it is read. What was withheld rests as long as a lease."""
+        """A rest is stored by the wall's time, so a wall that was wrong by a day when it was written, or read, makes
+        one that long. What was withheld rests as long as a lease."""
         longest_ms = max(2 * BACKOFF_MS_MAX, self.lock_ms)
         latest_ms, until_ms = self.world.wall_ms() + longest_ms, live.now_ms() + longest_ms
         found = [

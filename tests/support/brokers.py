@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from mansio.cluster.state import PartitionState, Topic
+    from mansio.cluster.model import PartitionState, Topic
 
 TTL_S = 6.0
 CLUSTER_ID = "cluster-under-test"

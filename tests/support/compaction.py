@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mansio.log.compaction_policy import CompactionSettings
 from mansio.log.compaction_run import CompactionRun, End, begin, judge
-from mansio.wire.records import check_stored_batch, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import check_stored_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

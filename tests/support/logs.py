@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.wire.records import build_batch, check_batch, read_header, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import build_batch, check_batch, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

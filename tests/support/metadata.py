@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from mansio.cluster.metadata import MetadataStore
-    from mansio.cluster.state import Topic
+    from mansio.cluster.model import Topic
 
 DEADLINE_SECONDS = 20
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mansio.cluster.metadata import Compare, Put, encode
-from mansio.cluster.state import partition_document
+from mansio.cluster.model import partition_document
 from mansio.errors import MansioError
 from support.replicas import KEYS, TOPIC, Ack, Cluster
 

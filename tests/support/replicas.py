@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from mansio.broker.append_rules import AppendRules
@@ -22,7 +22,7 @@ from mansio.broker.replication import Replication
 from mansio.broker.statistics import Statistics
 from mansio.cluster import topic_config
 from mansio.cluster.metadata import Compare, Keys, Put, decode, encode
-from mansio.cluster.state import BrokerChange, BrokerState, PartitionState, partition_document
+from mansio.cluster.model import BrokerChange, BrokerState, PartitionState, partition_document
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnknownTopicId
 from mansio.log.log import Log
 from mansio.log.settings import LogSettings
@@ -32,7 +32,8 @@ from mansio.testing.disk import SimulatedDisk
 from mansio.testing.metadata import Door, ModelStore
 from mansio.testing.scheduler import SimulatedBackground, SimulatedClock, SimulatedRandom, Simulation
 from mansio.wire.headers import read_request_header
-from mansio.wire.records import TimestampType, build_batch, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import TimestampType, build_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -62,14 +63,17 @@ class Network:
 
 
 class MemoryPeers:
-    """`mansio.ports.Peers` of one broker."""
+    """`mansio.ports.Peers` of one broker. An answer is lent, and gone with the next request."""
 
     def __init__(self, network: Network, node: Node) -> None:
         self._network = network
         self._node = node
+        self._lent: dict[int, bytearray] = {}
 
     async def send(self, node_id: int, request: bytes, *, timeout_ms: float) -> bytes:
         network, node = self._network, self._node
+        if (gone := self._lent.get(node_id)) is not None:
+            gone[:] = b"\xff" * len(gone)
         if network.spy is not None:
             network.spy(node.node_id, node_id, request)
         promise = node.scheduler.promise()
@@ -97,9 +101,10 @@ class MemoryPeers:
                 late_ms = network.simulation.random.uniform(1, 4000)
                 target.scheduler.call_later(late_ms, target.receive, request, lambda _: None)
         try:
-            return await promise
+            lent = self._lent[node_id] = bytearray(await promise)
         finally:
             timer.cancel()
+        return cast("bytes", memoryview(lent))
 
 
 class MemorySlot:

@@ -66,6 +66,12 @@ class MemoryPersister:
         """As after a loss: what is read may lack leases of the first delivery."""
         self._certain, self._withheld_ms = False, withheld_ms
 
+    def forget_leases(self, key: ShareKey) -> None:
+        """The state moved, and what was not durable is lost."""
+        before = self._entries[key].folded
+        after = self._entries[key].folded = Folded(before.start_offset)
+        after.horizon = before.horizon
+
     def state(self, key: ShareKey) -> LoadedState | None:
         """What is stored now, for a test to look at."""
         entry = self._entries.get(key)

@@ -11,6 +11,7 @@ from mansio.broker.peers import LinkPeers
 from mansio.cluster.etcd.lease import ThreadKeepAlive
 from mansio.cluster.etcd_store import EtcdStore
 from mansio.cluster.state import ClusterState
+from mansio.link.connection import DEFAULT_OPTIONS, ConnectionOptions
 
 if TYPE_CHECKING:
     from contextlib import AsyncExitStack
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from mansio.broker.machine import Machine
     from mansio.cluster.membership import Membership
     from mansio.config import Settings
+
+FOLLOWING = ConnectionOptions(borrowed=True)
+"""A follower has one request under way to a leader, and what it got is written when it sends the next."""
 
 
 async def open_cluster(
@@ -46,8 +50,8 @@ async def open_cluster(
             ttl_s=settings.broker_session_timeout_ms / 1000,
         )
 
-    def more_peers() -> LinkPeers:
-        peers = LinkPeers(address_of)
+    def more_peers(options: ConnectionOptions = DEFAULT_OPTIONS) -> LinkPeers:
+        peers = LinkPeers(address_of, options)
         stack.push_async_callback(peers.close)
         return peers
 
@@ -57,7 +61,7 @@ async def open_cluster(
         store=store,
         leases=store.leases,
         state=state,
-        peers=more_peers(),
+        peers=more_peers(FOLLOWING),
         keep_alive=keep_alive,
         more_peers=more_peers,
     )

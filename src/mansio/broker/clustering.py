@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from mansio.broker.partition import Partition
     from mansio.broker.partitions import PartitionSet
     from mansio.cluster.metadata import Leases, MetadataStore, StoreCounts
+    from mansio.cluster.model import PartitionState, Topic
     from mansio.cluster.session import Session
-    from mansio.cluster.state import ClusterState, PartitionState, Topic
+    from mansio.cluster.state import ClusterState
     from mansio.config import Settings
     from mansio.ports import Peers
 

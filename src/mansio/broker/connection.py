@@ -17,18 +17,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from mansio.broker.egress import Egress
+from mansio.broker.slot import Slot
 from mansio.errors import MansioError, StorageError, WireError
 from mansio.logs import fields
 from mansio.wire.frames import KEPT_BYTES, FrameReader
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     from mansio.broker.egress import Piece
     from mansio.broker.server import Server
+    from mansio.broker.slot import Place
     from mansio.wire.produce_pattern import Pattern
 
 logger = logging.getLogger(__name__)
@@ -51,55 +51,6 @@ ANSWERS_PER_SEND = 64
 def is_loopback(host: str) -> bool:
     """The peer is on this machine."""
     return host.startswith("127.") or host in ("", "::1")
-
-
-class Place(Protocol):
-    """An answer's place in the queue of its connection: `pieces` is None until the answer is there."""
-
-    pieces: Sequence[Piece] | None
-
-
-class Slot:
-    """The place of one answer, for whoever works on it."""
-
-    __slots__ = ("_connection", "on_lost", "pieces")
-
-    def __init__(self, connection: Connection, pieces: Sequence[Piece] | None = None) -> None:
-        self._connection: Connection | None = connection
-        self.pieces = pieces
-        self.on_lost: Callable[[], None] | None = None
-        """Called when the connection ends before the answer."""
-
-    def answer(self, pieces: Sequence[Piece]) -> None:
-        """Fill the place; an empty sequence means that this request gets no answer. Only the first call counts."""
-        connection = self._connection
-        if connection is None:
-            return
-        self._connection = self.on_lost = None  # whoever works on it refers to this place in turn
-        self.pieces = pieces
-        connection.answered(self)
-
-    def lost(self) -> None:
-        """The connection ended before the answer."""
-        on_lost = self.on_lost
-        self._connection = self.on_lost = None
-        if on_lost is not None:
-            on_lost()
-
-    def abandon(self) -> None:
-        """There will be no answer; unless there was one, the connection ends, so that the client knows."""
-        if self._connection is not None:
-            self._connection.abort()
-
-    def refuse(self, error: MansioError) -> None:
-        """It was no request: see `Connection.refuse`."""
-        if self._connection is not None:
-            self._connection.refuse(error)
-
-    @property
-    def abandoned(self) -> bool:
-        """The connection is gone; nobody wants the answer."""
-        return self._connection is None or self._connection.closed
 
 
 class Connection(asyncio.BufferedProtocol):

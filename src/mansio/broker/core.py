@@ -18,7 +18,7 @@ from mansio.broker.compactor import Compactor
 from mansio.broker.coordinators.group_settings import GroupConfigs
 from mansio.broker.coordinators.groups import GroupCoordinator
 from mansio.broker.coordinators.places import ClusterPlaces
-from mansio.broker.coordinators.settings import OFFSETS_TOPIC, GroupSettings
+from mansio.broker.coordinators.settings import OFFSETS_TOPIC, group_settings
 from mansio.broker.coordinators.subscriptions import Subscriptions
 from mansio.broker.handlers.fetch import followers_ask_anew
 from mansio.broker.holds import DiskLimit
@@ -55,7 +55,8 @@ if TYPE_CHECKING:
     from mansio.broker.machine import Machine
     from mansio.broker.partition import Partition
     from mansio.cluster.metadata import MetadataStore
-    from mansio.cluster.state import ClusterState, Topic, TopicChange
+    from mansio.cluster.model import Topic, TopicChange
+    from mansio.cluster.state import ClusterState
     from mansio.config import Settings
     from mansio.ports import Promise
     from mansio.state.group_records import CommittedOffset
@@ -133,25 +134,10 @@ class Core:
             ProducerIds(store, state.keys, machine.random).take,
             settings.produce_wait_ms_max,
         )
-        subscriptions = Subscriptions(state.topics)
-        state.on_change(subscriptions.changed)
         group_configs = GroupConfigs(
             store=store, state=state, scheduler=machine.scheduler, random=machine.random, settings=settings
         )
-        self.groups = GroupCoordinator(
-            settings=_group_settings(settings),
-            clock=machine.clock,
-            scheduler=machine.scheduler,
-            random=machine.random,
-            create_topic=self._offsets_partitions,
-            places=None if clustering is None else ClusterPlaces(state),
-            end_offset=self._high_watermark,
-            checkpoints=CheckpointRoom(machine.disk, machine.file_thread, f"{settings.data_dir}/views"),
-            on_offset=self.partitions.holds.note if clustering is None else _nothing_is_held,
-            subscriptions=subscriptions,
-            overrides=group_configs.overrides,
-        )
-        state.on_group_config_change(self.groups.modern.settings_changed)
+        self.groups = self._groups(group_configs.overrides)
         self.share_state = self._share_state(group_configs.overrides)
         self.dead_letters = dead_letters(
             settings,
@@ -170,12 +156,73 @@ class Core:
             self.share_state.persister,
             self.dead_letters,
         )
+        self._tie_groups_to_shares()
+        # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.
+        self.partitions.holds.follow(lambda: clustering is not None or self.groups.topic.is_loaded)
+        self.service = self._service(records, group_configs)
+
+    def _groups(self, overrides: Callable[[str], Mapping[str, str]]) -> GroupCoordinator:
+        settings, machine, state, clustering = self.settings, self.machine, self.state, self.clustering
+        subscriptions = Subscriptions(state.topics)
+        state.on_change(subscriptions.changed)
+        groups = GroupCoordinator(
+            settings=group_settings(settings),
+            clock=machine.clock,
+            scheduler=machine.scheduler,
+            random=machine.random,
+            create_topic=partial(self._made, OFFSETS_TOPIC, settings.offsets_topic_partitions),
+            places=None if clustering is None else ClusterPlaces(state),
+            end_offset=self._high_watermark,
+            checkpoints=CheckpointRoom(machine.disk, machine.file_thread, f"{settings.data_dir}/views"),
+            on_offset=self.partitions.holds.note if clustering is None else _nothing_is_held,
+            subscriptions=subscriptions,
+            overrides=overrides,
+        )
+        state.on_group_config_change(groups.modern.settings_changed)
+        return groups
+
+    def _share_state(self, overrides: Callable[[str], Mapping[str, str]]) -> ShareState:
+        settings, machine, clustering = self.settings, self.machine, self.clustering
+        partitions = settings.share_state_topic_partitions
+        mark, remote = None, None
+        if clustering is None:
+            partitions = min(partitions, SHARE_STATE_PARTITIONS_ALONE)
+            mark = BootMark(
+                machine.disk, machine.file_thread, machine.scheduler, settings.data_dir, machine.boot_id
+            )
+        else:
+            remote = StatePeers(
+                clustering.more_peers(),
+                clustering.more_peers(),
+                node_id=settings.node_id,
+                broker_epoch=clustering.broker_epoch,
+                scheduler=machine.scheduler,
+            ).door
+        return ShareState(
+            settings=StoreSettings(
+                updates_per_snapshot=settings.share_state_updates_per_snapshot,
+                cold_ms=settings.share_state_prune_interval_ms,
+            ),
+            prune_interval_ms=settings.share_state_prune_interval_ms,
+            node_id=settings.node_id,
+            clock=machine.clock,
+            scheduler=machine.scheduler,
+            create_topic=partial(self._made, SHARE_STATE_TOPIC, partitions),
+            lock_ms=lambda group: int(in_force(LOCK_DURATION, overrides(group))),
+            mark=mark,
+            places=None if clustering is None else ClusterStatePlaces(self.state),
+            remote=remote,
+        )
+
+    def _tie_groups_to_shares(self) -> None:
+        """What share groups decide is done to their partitions; settings and topics that change are told to both."""
+        state, clustering = self.state, self.clustering
         if clustering is not None:
             calls = LetterCalls(
-                node_id=settings.node_id,
+                node_id=self.settings.node_id,
                 state=state,
                 peers=clustering.more_peers(),
-                scheduler=machine.scheduler,
+                scheduler=self.machine.scheduler,
                 take_up=lambda key: self.shares.find(*key),
             )
             self.share_state.on_archiving = calls.call
@@ -186,17 +233,18 @@ class Core:
         state.on_group_config_change(self.shares.settings_changed)
         state.on_group_config_change(self.dead_letters.settings_changed)
         state.on_change(self.dead_letters.topic_changed)
-        # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.
-        self.partitions.holds.follow(lambda: clustering is not None or self.groups.topic.is_loaded)
+
+    def _service(self, records: RecordService, group_configs: GroupConfigs) -> Service:
+        settings, machine = self.settings, self.machine
         quotas = Quotas(
-            store=store,
-            state=state,
+            store=self.store,
+            state=self.state,
             scheduler=machine.scheduler,
             random=machine.random,
             clock=machine.clock,
             burst_ms=settings.quota_burst_ms,
         )
-        self.service = Service(
+        service = Service(
             settings=settings,
             clock=machine.clock,
             scheduler=machine.scheduler,
@@ -208,10 +256,11 @@ class Core:
             shares=self.shares,
             statistics=self.statistics,
         )
-        self.service.compactor = self.compactor
-        self.service.group_configs = group_configs
-        self.service.share_state = self.share_state
-        self.service.dead_letters = self.dead_letters
+        service.compactor = self.compactor
+        service.group_configs = group_configs
+        service.share_state = self.share_state
+        service.dead_letters = self.dead_letters
+        return service
 
     async def open(self, stack: AsyncExitStack, end_work: Callable[[], Awaitable[object]]) -> None:
         """Recover every log and load the groups. Clients may come then; `look_after` comes after them.
@@ -303,55 +352,13 @@ class Core:
             self.share_state.role_changed(partition)
         self.shares.role_changed(partition)
 
-    async def _offsets_partitions(self) -> Sequence[Partition | StorageError]:
-        """The partitions of `__consumer_offsets`, made on the first commit or join. In a cluster they come one by one,
-        as this broker is to lead them (`_role_changed`)."""
-        settings = self.settings
-        count, copies = settings.offsets_topic_partitions, settings.replication_factor
+    async def _made(self, topic: str, partitions: int) -> Sequence[Partition | StorageError]:
+        """The partitions of an internal topic, made when somebody needs it first. In a cluster they come one by one, as
+        this broker is to lead them (`_role_changed`)."""
         with contextlib.suppress(TopicAlreadyExists):
-            await self.topics.create(NewTopic(OFFSETS_TOPIC, count, copies), internal=True)
-        return self.partitions.of(OFFSETS_TOPIC) if self.clustering is None else ()
-
-    def _share_state(self, overrides: Callable[[str], Mapping[str, str]]) -> ShareState:
-        settings, machine, clustering = self.settings, self.machine, self.clustering
-        remote = None
-        if clustering is not None:
-            remote = StatePeers(
-                clustering.more_peers(),
-                clustering.more_peers(),
-                node_id=settings.node_id,
-                broker_epoch=clustering.broker_epoch,
-                scheduler=machine.scheduler,
-            ).door
-        return ShareState(
-            settings=StoreSettings(
-                updates_per_snapshot=settings.share_state_updates_per_snapshot,
-                cold_ms=settings.share_state_prune_interval_ms,
-            ),
-            prune_interval_ms=settings.share_state_prune_interval_ms,
-            node_id=settings.node_id,
-            clock=machine.clock,
-            scheduler=machine.scheduler,
-            create_topic=self._share_state_partitions,
-            lock_ms=lambda group: int(in_force(LOCK_DURATION, overrides(group))),
-            mark=None
-            if clustering is not None
-            else BootMark(
-                machine.disk, machine.file_thread, machine.scheduler, settings.data_dir, machine.boot_id
-            ),
-            places=None if clustering is None else ClusterStatePlaces(self.state),
-            remote=remote,
-        )
-
-    async def _share_state_partitions(self) -> Sequence[Partition | StorageError]:
-        """The same of `__share_group_state`, made when a share group is used for the first time."""
-        settings = self.settings
-        count, copies = settings.share_state_topic_partitions, settings.replication_factor
-        if self.clustering is None:
-            count = min(count, SHARE_STATE_PARTITIONS_ALONE)
-        with contextlib.suppress(TopicAlreadyExists):
-            await self.topics.create(NewTopic(SHARE_STATE_TOPIC, count, copies), internal=True)
-        return self.partitions.of(SHARE_STATE_TOPIC) if self.clustering is None else ()
+            new = NewTopic(topic, partitions, self.settings.replication_factor)
+            await self.topics.create(new, internal=True)
+        return self.partitions.of(topic) if self.clustering is None else ()
 
     def _forget_offsets(self, change: TopicChange) -> None:
         """The offsets of a deleted topic mean nothing to the next one of its name."""
@@ -399,20 +406,3 @@ class Core:
 
 def _nothing_is_held(group_id: str, topic: str, partition: int, committed: CommittedOffset | None) -> None:
     del group_id, topic, partition, committed
-
-
-def _group_settings(settings: Settings) -> GroupSettings:
-    return GroupSettings(
-        session_timeout_ms_min=settings.group_session_timeout_ms_min,
-        session_timeout_ms_max=settings.group_session_timeout_ms_max,
-        initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
-        members_max=settings.group_members_max,
-        offset_metadata_bytes_max=settings.offset_metadata_bytes_max,
-        offsets_retention_ms=settings.offsets_retention_ms,
-        consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
-        consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
-        consumer_assignors=tuple(settings.group_consumer_assignors.split(",")),
-        share_session_timeout_ms=settings.group_share_session_timeout_ms,
-        share_heartbeat_interval_ms=settings.group_share_heartbeat_interval_ms,
-        share_members_max=settings.group_share_members_max,
-    )

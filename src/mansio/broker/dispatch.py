@@ -21,9 +21,9 @@ from mansio.wire.versions import OFFERED, ApiKey, announced
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from mansio.broker.connection import Slot
     from mansio.broker.context import RequestContext
     from mansio.broker.service import Service
+    from mansio.broker.slot import Slot
     from mansio.wire.headers import RequestHeader
     from mansio.wire.messages import Struct
 

@@ -36,7 +36,7 @@ from mansio.state.producers import ProducerTable
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mansio.cluster.state import Topic
+    from mansio.cluster.model import Topic
     from mansio.ports import Disk
 
 METADATA_NAME: Final = "metadata.sqlite3"

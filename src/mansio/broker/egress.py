@@ -2,8 +2,9 @@
 
 Everything leaves through a duplicate of the socket's descriptor, written directly: a response of small pieces is one
 `send`; a large file slice goes from the page cache to the socket, by `sendfile` to other machines and through one
-scratch buffer to this one (docs/adr/0004-how-fetched-bytes-leave.md); and what the peer does not take yet waits here
-until the socket is writable. Writing past the transport keeps one queue where two would have to be kept in order.
+scratch buffer to this one, together with what is before and behind it (docs/adr/0004-how-fetched-bytes-leave.md); and
+what the peer does not take yet waits here until the socket is writable. Writing past the transport keeps one queue
+where two would have to be kept in order.
 
 Always true: bytes leave in the order of `send`; `waiting_bytes` is what the peer has not taken yet, `held_bytes` what
 of it is in memory; a slice that waits holds no memory, only its place in the file; a disk that fails while a slice is
@@ -39,6 +40,9 @@ EAGER_BYTES_MAX = 1024 * 1024
 
 PUMP_BYTES_MAX = 4 * 1024 * 1024
 """After so many bytes at one go the other connections get their turn."""
+
+BUFFERS_MAX = 64
+"""So many pieces leave with one call."""
 
 _MORE = getattr(socket, "MSG_MORE", 0)
 
@@ -166,16 +170,14 @@ class Egress:
                     self._wait_for_room()
                     return
                 head = queue[0]
-                if isinstance(head, memoryview):
-                    sent = self._socket.send(head, _MORE if len(queue) > 1 else 0)
-                    self.waiting_bytes -= sent
-                    self.held_bytes -= sent
-                    if sent < len(head):
-                        queue[0] = head[sent:]
-                    else:
-                        queue.popleft()
+                if self._scratch is not None and (len(queue) > 1 or not isinstance(head, memoryview)):
+                    if not self._send_together(self._scratch):
+                        self._wait_for_room()
+                        return
+                elif isinstance(head, memoryview):
+                    self._sent(self._socket.send(head, _MORE if len(queue) > 1 else 0))
                 else:
-                    self._send_slice(head)
+                    self._send_file(head)
         except (BlockingIOError, InterruptedError):
             self._wait_for_room()
             return
@@ -187,27 +189,76 @@ class Egress:
             self._writing = False
             self._on_room()
 
-    def _send_slice(self, piece: LogSlice) -> None:
+    def _send_together(self, scratch: memoryview) -> bool:
+        """Send what waits with one call, as much of it as the scratch buffer holds; False when the peer took less.
+
+        All of an answer at once: its reader is not woken for the most of it, only to find the last bytes missing.
+        """
+        assert self._socket is not None
+        queue = self._queue
+        buffers: list[memoryview] = []
+        total = filled = 0
+        done = self._slice_sent
+        for piece in queue:
+            if len(buffers) == BUFFERS_MAX:
+                break
+            if isinstance(piece, memoryview):
+                buffers.append(piece)
+                total += len(piece)
+                continue
+            part = scratch[filled : filled + piece.length - done]
+            if not part:
+                break
+            count = os.preadv(piece.file.fileno(), [part], piece.position + done)
+            if not count:
+                raise _ended_early(piece)
+            buffers.append(part[:count])
+            filled += count
+            total += count
+            if done + count < piece.length:
+                break
+            done = 0
+        sent = self._socket.sendmsg(buffers, (), 0 if total == self.waiting_bytes else _MORE)
+        self._sent(sent)
+        return sent == total
+
+    def _send_file(self, piece: LogSlice) -> None:
         assert self._socket is not None
         done = self._slice_sent
-        position, left = piece.position + done, piece.length - done
-        scratch = self._scratch
-        if scratch is None:
-            sent = os.sendfile(self._socket.fileno(), piece.file.fileno(), position, left)
-        else:
-            count = os.preadv(piece.file.fileno(), [scratch[:left]], position)
-            sent = self._socket.send(scratch[:count]) if count else 0
-        if sent == 0:
-            raise OSError(f"{piece.file.path} ends before byte {piece.position + piece.length}")
-        self.waiting_bytes -= sent
-        if done + sent < piece.length:
-            self._slice_sent = done + sent
-        else:
-            self._slice_sent = 0
-            self._queue.popleft()
+        sent = os.sendfile(
+            self._socket.fileno(), piece.file.fileno(), piece.position + done, piece.length - done
+        )
+        if not sent:
+            raise _ended_early(piece)
+        self._sent(sent)
+
+    def _sent(self, count: int) -> None:
+        """The peer took so many bytes of what waits."""
+        queue = self._queue
+        self.waiting_bytes -= count
+        while count:
+            head = queue[0]
+            if isinstance(head, memoryview):
+                taken = min(count, len(head))
+                self.held_bytes -= taken
+                if taken < len(head):
+                    queue[0] = head[taken:]
+                    return
+            else:
+                taken = min(count, head.length - self._slice_sent)
+                self._slice_sent += taken
+                if self._slice_sent < head.length:
+                    return
+                self._slice_sent = 0
+            queue.popleft()
+            count -= taken
 
     def _wait_for_room(self) -> None:
         if not self._writing:
             assert self._socket is not None
             self._loop.add_writer(self._socket.fileno(), self._pump)
             self._writing = True
+
+
+def _ended_early(piece: LogSlice) -> OSError:
+    return OSError(f"{piece.file.path} ends before byte {piece.position + piece.length}")

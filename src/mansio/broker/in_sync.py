@@ -19,8 +19,8 @@ import logging
 from typing import TYPE_CHECKING, Final
 
 from mansio.broker import roles
-from mansio.cluster.metadata import Compare, Put, decode, encode, transact_surely
-from mansio.cluster.state import new_writer, partition_document
+from mansio.cluster.metadata import Compare, Put, decode, encode, new_writer, transact_surely
+from mansio.cluster.model import partition_document
 from mansio.errors import ConcurrentChange, MansioError
 from mansio.logs import fields
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition import Partition
     from mansio.cluster.metadata import Keys, MetadataStore
-    from mansio.cluster.state import PartitionState
+    from mansio.cluster.model import PartitionState
     from mansio.ports import Promise, Random, Scheduler, Timer
     from mansio.state.replica import ReplicaProgress
 

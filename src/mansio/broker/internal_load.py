@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.wire.records import check_stored_batch, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import check_stored_batch
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from mansio.broker.internal_view import HeldView, View
-    from mansio.wire.records import Record
+    from mansio.wire.record_reader import Record
 
 BATCH_OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """The largest batch of an internal topic, opened. We wrote it, so this only guards against damage."""

@@ -25,26 +25,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from itertools import islice
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.internal_load import (
-    BATCH_OUTPUT_BYTES_MAX,
-    RECORDS_PER_TURN,
-    load_every_record,
-    load_newest,
-)
+from mansio.broker.internal_load import BATCH_OUTPUT_BYTES_MAX, load_every_record, load_newest
 from mansio.broker.internal_view import HeldView, InternalPartition, View
-from mansio.broker.view_checkpoint import (
-    CheckpointRoom,
-    ViewCheckpoints,
-    decode_checkpoint,
-    encode_checkpoint,
-)
+from mansio.broker.view_checkpoint import CheckpointRoom, ViewCheckpoints
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
-    CorruptLog,
     MansioError,
     MessageTooLarge,
     NotCoordinator,
@@ -99,9 +87,9 @@ class InternalTopic:
         self._scheduler = scheduler
         self._clock = clock
         self._count = partition_count
-        self._files: ViewCheckpoints | None = None
+        self._checkpoints: ViewCheckpoints | None = None
         if checkpoints is not None and partition_count is None and not every_record:
-            self._files = ViewCheckpoints(checkpoints, name, scheduler)
+            self._checkpoints = ViewCheckpoints(checkpoints, name, scheduler, view, self._breathe)
         self._held: dict[int, HeldView] = {}
         self._started = False
         self._creating: Promise[None] | None = None
@@ -265,40 +253,17 @@ class InternalTopic:
         if self._every_record:
             await load_every_record(held, self._view, self._breathe)
             return
-        known = None if self._files is None else self._read_checkpoint(held)
+        known = None if self._checkpoints is None else self._checkpoints.read(held)
         await load_newest(held, self._view, self._breathe, known)
 
     def replay_start(self, index: int) -> int | None:
         """From which offset on the next start reads, over a checkpoint that knows what was deleted since as alive:
         tombstones from here on must stay. None where every load reads all there is.
         """
-        if self._files is None:
+        if self._checkpoints is None:
             return None
         held = self._held.get(index)
         return 0 if held is None else held.tail
-
-    def _read_checkpoint(self, held: HeldView) -> tuple[int, list[tuple[bytes, bytes]]] | None:
-        assert self._files is not None
-        partition = held.opened()
-        data = self._files.read(held.index)
-        if data is None:
-            return None
-        try:
-            end_offset, pairs = decode_checkpoint(data)
-        except CorruptLog as error:
-            logger.warning(
-                "view checkpoint not read; reading the log instead",
-                extra=fields(topic=self.name, partition=held.index, reason=error),
-            )
-            return None
-        if not partition.log.start_offset <= end_offset <= partition.end_offset:
-            logger.warning(
-                "view checkpoint is not of this log; reading the log instead",
-                extra=fields(topic=self.name, partition=held.index),
-            )
-            self._files.remove(held.index)  # the log must not grow up to it
-            return None
-        return end_offset, pairs
 
     async def _breathe(self) -> None:
         turn = self._scheduler.promise()
@@ -343,8 +308,8 @@ class InternalTopic:
             for delta, (key, value) in enumerate(part):
                 self._view.apply(index, key, value, base_offset + delta)
             held.appended_bytes += len(batch)
-        if self._files is not None and held.appended_bytes >= self._files.due_after_bytes(index):
-            self._begin_checkpoint(index)
+        if self._checkpoints is not None and self._checkpoints.is_due(held):
+            self._scheduler.spawn(self._checkpoints.write(held), name=f"checkpoint of {self.name}-{index}")
         return partition
 
     def is_committed(self, index: int) -> bool:
@@ -393,7 +358,7 @@ class InternalTopic:
         if below_offset > partition.log.start_offset:
             partition.trim(below_offset)
 
-    # ------------------------------------------------------------------ checkpoints
+    # ------------------------------------------------------------------ closing
 
     async def close(self) -> None:
         """Write the checkpoints that are not up to date, so that the next start reads little. In a cluster: resign."""
@@ -402,9 +367,9 @@ class InternalTopic:
                 self.resign(index)
             return
         for held in [one for one in self._held.values() if one.loaded]:
-            if self._files is not None and held.tail != held.opened().end_offset:
+            if self._checkpoints is not None and held.tail != held.opened().end_offset:
                 try:
-                    await self._checkpoint(held.index)
+                    await self._checkpoints.write(held)
                 except (MansioError, OSError) as error:
                     logger.warning(
                         "view checkpoint not written",
@@ -412,33 +377,6 @@ class InternalTopic:
                     )
         for held in self._held.values():
             held.loaded = False
-
-    def _begin_checkpoint(self, index: int) -> None:
-        if not self._held[index].checkpointing:
-            self._scheduler.spawn(self._checkpoint(index), name=f"checkpoint of {self.name}-{index}")
-
-    async def _checkpoint(self, index: int) -> None:
-        """The snapshot is taken in slices while writes go on. It is labelled with the offset it began at:
-        what
-        came later is either in it or replayed over it, with the same result."""
-        held = self._held[index]
-        if self._files is None or held.checkpointing:
-            return
-        held.checkpointing = True
-        try:
-            partition = held.opened()
-            held.appended_bytes = 0
-            end_offset = partition.end_offset
-            pairs: list[tuple[bytes, bytes]] = []
-            snapshot = self._view.snapshot(index)
-            while piece := list(islice(snapshot, RECORDS_PER_TURN)):
-                pairs += piece
-                await self._breathe()
-            await partition.committed(partition.end_offset)
-            await self._files.write(index, encode_checkpoint(end_offset, pairs))
-            held.tail = end_offset
-        finally:
-            held.checkpointing = False
 
 
 def _settle(promise: Promise[None]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from uuid import UUID
 
-    from mansio.cluster.state import PartitionState, Topic
+    from mansio.cluster.model import PartitionState, Topic
     from mansio.config import Settings
     from mansio.log.files import FileCache
     from mansio.log.settings import LogSettings

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition_files import Wanted
     from mansio.broker.producer_hook import ProducerHook
-    from mansio.cluster.state import PartitionState, Topic, TopicChange
+    from mansio.cluster.model import PartitionState, Topic, TopicChange
     from mansio.cluster.topic_config import TopicSettings
     from mansio.config import Settings
     from mansio.log.files import FileCache

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import quote
 
 from mansio.cluster import metadata
-from mansio.cluster.metadata import Compare, Delete, Put
-from mansio.cluster.state import new_writer
+from mansio.cluster.metadata import Compare, Delete, Put, new_writer
 from mansio.errors import ConcurrentChange, InvalidRequest, PolicyViolation
 from mansio.logs import fields
 from mansio.state.quota import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, Entity, Name, Part, RateLimiter

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.errors import InvalidRecord, MessageTooLarge, RequestError
-from mansio.wire.records import TimestampType, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import TimestampType
 
 if TYPE_CHECKING:
     from mansio.ports import Buffer

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mansio.broker.follower import Follower
     from mansio.broker.in_sync import InSyncKeeper
     from mansio.broker.partition import Partition
-    from mansio.cluster.state import BrokerChange, PartitionState
+    from mansio.cluster.model import BrokerChange, PartitionState
 
 logger = logging.getLogger(__name__)
 

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     from mansio.broker.partitions import PartitionSet
     from mansio.broker.replication import Replication
-    from mansio.cluster.state import ClusterState, PartitionState, Topic, TopicChange
+    from mansio.cluster.model import PartitionState, Topic, TopicChange
+    from mansio.cluster.state import ClusterState
     from mansio.ports import Promise, Scheduler
 
 logger = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from mansio.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio.cluster.state import Topic
+    from mansio.cluster.model import Topic
 
 
 class ServedTopic:

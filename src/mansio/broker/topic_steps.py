@@ -18,17 +18,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.cluster import metadata
-from mansio.cluster.metadata import Compare, Delete, Put
-from mansio.cluster.state import (
-    CREATING,
-    DELETING,
-    LIVE,
-    Maker,
-    new_uuid,
-    new_writer,
-    partition_document,
-    topic_document,
-)
+from mansio.cluster.metadata import Compare, Delete, Put, new_uuid, new_writer
+from mansio.cluster.model import CREATING, DELETING, LIVE, Maker, partition_document, topic_document
 from mansio.errors import (
     ConcurrentChange,
     MansioError,
@@ -44,7 +35,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from mansio.cluster.metadata import MetadataStore
-    from mansio.cluster.state import ClusterState, PartitionState, Topic
+    from mansio.cluster.model import PartitionState, Topic
+    from mansio.cluster.state import ClusterState
     from mansio.ports import Promise, Random, Scheduler
 
 logger = logging.getLogger(__name__)

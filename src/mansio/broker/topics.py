@@ -19,13 +19,9 @@ from uuid import UUID
 from mansio.broker.topic_steps import TopicSteps, chunks
 from mansio.cluster import metadata, topic_config
 from mansio.cluster.config_entries import topic_entries
-from mansio.cluster.metadata import Compare, Put
+from mansio.cluster.metadata import Compare, Put, new_writer
 from mansio.cluster.metadata_response import TopicEncoder
-from mansio.cluster.state import (
-    CREATING,
-    Topic,
-    new_writer,
-)
+from mansio.cluster.model import CREATING, Topic
 from mansio.cluster.topic_plan import (
     INTERNAL_CONFIGS,
     INTERNAL_CONFIGS_PRUNED,

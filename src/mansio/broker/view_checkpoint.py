@@ -1,26 +1,36 @@
-"""The checkpoint file of a view: its bytes, and how it gets onto the disk.
+"""The checkpoint file of a view: its bytes, when it is written and how it gets onto the disk, and when it is believed.
 
 One file per partition of an internal topic, `<directory>/<topic>-<partition>.checkpoint`: magic `MVIW`,
 version, the offset from which to replay, the number of pairs, then each key and value with its length, and a
 CRC-32 of all of it. It is written beside its place, synced, and renamed, off the loop.
 
-Always true: a file that is not whole and sound is `CorruptLog`, never a shorter view.
+Always true: a file that is not whole and sound is `CorruptLog`, never a shorter view. What is written was committed.
 """
 
 from __future__ import annotations
 
+import logging
 import struct
 import zlib
+from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.broker.internal_load import RECORDS_PER_TURN
 from mansio.broker.off_loop import off_loop
 from mansio.broker.whole_file import replace_file
 from mansio.errors import CorruptLog
+from mansio.logs import fields
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Awaitable, Callable, Sequence
 
+    from mansio.broker.internal_view import HeldView, View
     from mansio.ports import Background, Disk, Scheduler
+
+    Known = tuple[int, list[tuple[bytes, bytes]]]
+    """An offset, and what the log said below it: the newest value of each key."""
+
+logger = logging.getLogger(__name__)
 
 _MAGIC: Final = b"MVIW"
 _VERSION: Final = 1
@@ -73,32 +83,79 @@ class CheckpointRoom(NamedTuple):
 
 
 class ViewCheckpoints:
-    """The files of one internal topic."""
+    """The files of one internal topic and its view. `breathe` gives the loop back for a turn."""
 
-    def __init__(self, room: CheckpointRoom, topic: str, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        room: CheckpointRoom,
+        topic: str,
+        scheduler: Scheduler,
+        view: View,
+        breathe: Callable[[], Awaitable[None]],
+    ) -> None:
         self._room = room
         self._topic = topic
         self._scheduler = scheduler
+        self._view = view
+        self._breathe = breathe
         self._sizes: dict[int, int] = {}
 
-    def due_after_bytes(self, index: int) -> int:
-        """How much to append before the next checkpoint: writing them may at most double what is written."""
-        return max(self._room.interval_bytes, self._sizes.get(index, 0))
+    def is_due(self, held: HeldView) -> bool:
+        """Whether enough was appended since the last one: writing them may at most double what is written."""
+        due_bytes = max(self._room.interval_bytes, self._sizes.get(held.index, 0))
+        return held.appended_bytes >= due_bytes and not held.checkpointing
 
-    def path(self, index: int) -> str:
-        return f"{self._room.directory}/{self._topic}-{index}.checkpoint"
+    def read(self, held: HeldView) -> Known | None:
+        """What the file knows, and up to which offset; None if there is none, or none of this log."""
+        partition = held.opened()
+        disk, path = self._room.disk, self._path(held.index)
+        if not disk.exists(path):
+            return None
+        try:
+            end_offset, pairs = decode_checkpoint(disk.read_file(path))
+        except CorruptLog as error:
+            logger.warning(
+                "view checkpoint not read; reading the log instead",
+                extra=fields(topic=self._topic, partition=held.index, reason=error),
+            )
+            return None
+        if not partition.log.start_offset <= end_offset <= partition.end_offset:
+            logger.warning(
+                "view checkpoint is not of this log; reading the log instead",
+                extra=fields(topic=self._topic, partition=held.index),
+            )
+            disk.remove(path)  # the log must not grow up to it
+            disk.sync_directory(self._room.directory)
+            return None
+        return end_offset, pairs
 
-    def read(self, index: int) -> bytes | None:
-        path = self.path(index)
-        return self._room.disk.read_file(path) if self._room.disk.exists(path) else None
+    async def write(self, held: HeldView) -> None:
+        """Replace the file by what the view knows, unless that is under way; raises `StorageError`, and then the old
+        one is still there.
 
-    def remove(self, index: int) -> None:
-        self._room.disk.remove(self.path(index))
-        self._room.disk.sync_directory(self._room.directory)
+        The snapshot is taken in slices while writes go on. It is labelled with the offset it began at: what came later
+        is either in it or replayed over it, with the same result.
+        """
+        if held.checkpointing:
+            return
+        held.checkpointing = True
+        try:
+            partition = held.opened()
+            held.appended_bytes = 0
+            end_offset = partition.end_offset
+            pairs: list[tuple[bytes, bytes]] = []
+            snapshot = self._view.snapshot(held.index)
+            while piece := list(islice(snapshot, RECORDS_PER_TURN)):
+                pairs += piece
+                await self._breathe()
+            await partition.committed(partition.end_offset)
+            await self._replace(held.index, encode_checkpoint(end_offset, pairs))
+            held.tail = end_offset
+        finally:
+            held.checkpointing = False
 
-    async def write(self, index: int, data: bytes) -> None:
-        """Replace the file; raises `StorageError`, and then the old one is still there."""
-        disk, directory, path = self._room.disk, self._room.directory, self.path(index)
+    async def _replace(self, index: int, data: bytes) -> None:
+        disk, directory, path = self._room.disk, self._room.directory, self._path(index)
         self._sizes[index] = len(data)
 
         def work() -> None:
@@ -106,3 +163,6 @@ class ViewCheckpoints:
             replace_file(disk, path, data)
 
         await off_loop(self._scheduler, self._room.background, work)
+
+    def _path(self, index: int) -> str:
+        return f"{self._room.directory}/{self._topic}-{index}.checkpoint"

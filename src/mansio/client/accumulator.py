@@ -144,7 +144,7 @@ class Batch:
             raise self._error_of(index)
         timestamp_ms = self.stamps[index] if self.log_append_time_ms < 0 else self.log_append_time_ms
         offset = self.base_offset + index if self.base_offset >= 0 else -1
-        return RecordMetadata(self.queue.topic, self.queue.partition, offset, timestamp_ms)
+        return _new_metadata((self.queue.topic, self.queue.partition, offset, timestamp_ms))
 
     def outcomes(self, begin: int, end: int) -> list[RecordMetadata]:
         """`outcome` of each record from `begin` to before `end`."""

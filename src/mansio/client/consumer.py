@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+HANDED_OUT_FIRST_BYTES_MAX = 16 << 10
+"""What a reader that waits is given before the next request is made; with more, it is busy for longer than that."""
+
 
 class Consumer(HandOut):
     """Made by `Client.consume`. Iterate it, or use `poll`/`batches`; close it by `async with` or `close()`."""
@@ -153,6 +156,7 @@ class Consumer(HandOut):
         self._finish_in_hand()
         self._polled_at = self._loop.time()
         self._asked.set()
+        waited = False
         if not self._is_started:
             await self.start()
         while True:
@@ -172,12 +176,14 @@ class Consumer(HandOut):
             if chunk is None:
                 await self._fetcher.changed()
                 self._polled_at = self._loop.time()
+                waited = True
                 continue
             self._decoding = decode_chunk(
                 chunk, self._options.isolation == "read_committed", self._options.batch_bytes_max
             )
             self._decoding_state = chunk.state
-            await asyncio.sleep(0)  # heartbeats and fetches go on while a reader is busy
+            if not waited or len(chunk.batches) > HANDED_OUT_FIRST_BYTES_MAX:
+                await asyncio.sleep(0)  # heartbeats and fetches go on while a reader is busy
 
     def _next_decoded(self) -> MessageBatch | None:
         """The next batch of the chunk at hand. One that cannot be read is fetched again, and never passed over."""

@@ -21,15 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.errors import MansioError, OffsetOutOfRange, UnknownTopicOrPartition
 from mansio.link.alarm import Alarm
-from mansio.link.cluster import group_by_topic
-from mansio.link.metadata import NO_TOPIC_ID
 from mansio.link.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
 from mansio.link.retry import DEFAULT_BACKOFF, Backoff, error_for
-from mansio.wire import fetch
 from mansio.wire.records import iterate_batches
-from mansio.wire.topic_partition import TopicPartition
-from mansio.wire.versions import ApiKey
 
+from .fetch_round import FetchLimits, FetchRound
 from .leaders import Leaders
 from .partition_state import Chunk, PartitionState
 from .tasks import Tasks, client_failed
@@ -38,12 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mansio.link.cluster import Cluster
+    from mansio.link.connection import Connection
+    from mansio.wire.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
 __all__ = ["Chunk", "FetchOptions", "Fetcher", "PartitionState"]
 
-HIGHEST_VERSION_WITH_NAMES = 12
 UNREAD_PAUSE_SECONDS = 0.1
 _LANES = itertools.count()
 UNKNOWN_ANSWERS_MIN = 3
@@ -181,16 +178,12 @@ class Fetcher:
         if self._is_closed:
             return
         try:
-            for node, states, may_wait in self._choose():
-                self._busy.add(node)
-                for state in states:
-                    state.is_fetching = True
-                self._tasks.spawn(self._fetch(node, states, may_wait=may_wait))
+            for round_ in self._choose():
+                self._start(round_)
         except Exception as error:  # noqa: BLE001  # it ends nothing but this round, and the reader is told
             self._broke(error)
 
-    def _choose(self) -> list[tuple[int, list[PartitionState], bool]]:
-        """(broker, what to ask it for, whether it may wait for more to come)."""
+    def _choose(self) -> list[FetchRound]:
         now = self._loop.time()
         chosen: dict[int, list[PartitionState]] = {}
         full: set[int] = set()
@@ -218,7 +211,7 @@ class Fetcher:
             if node in full and (rest_until := self._resting.get(node, 0.0)) > now:
                 self._alarm.set(rest_until)
                 continue
-            requests.append((node, states, node not in full))
+            requests.append(FetchRound(node, states, may_wait=node not in full))
         return requests
 
     def _is_through(self, state: PartitionState) -> bool:
@@ -226,68 +219,74 @@ class Fetcher:
 
     # -- one request --------
 
-    async def _fetch(self, node: int, states: list[PartitionState], *, may_wait: bool) -> None:
-        try:
-            response, names = await self._exchange(node, states, may_wait=may_wait)
-            asked = {state.partition: (state, state.fetch_offset) for state in states}
-            got = 0
-            for name, topic_id, partitions in response.topics:
-                for answer in partitions:
-                    topic = name or names[bytes(topic_id or b"")]
-                    got += self._take(*asked[TopicPartition(topic, answer.index)], answer)
-            if not got and not may_wait:
-                # Some partitions are full, the others empty: look again soon, but do not spin.
-                self._resting[node] = self._loop.time() + UNREAD_PAUSE_SECONDS
-        except MansioError as error:
-            for state in states:
-                self._failed(state, error)
-        finally:
-            self._busy.discard(node)
-            for state in states:
-                state.is_fetching = False
-            self._wake()
+    def _start(self, round_: FetchRound) -> None:
+        """Ask. Where a connection is open that is done at once, and the answer dealt with where it is read."""
+        self._busy.add(round_.node)
+        for state in round_.states:
+            state.is_fetching = True
+        connection = self._cluster.open_connection(round_.node, self._lane)
+        if connection is None:
+            self._tasks.spawn(self._connect_and_send(round_))
+        else:
+            self._send(connection, round_)
 
-    async def _exchange(self, node: int, states: list[PartitionState], *, may_wait: bool) -> Any:
-        connection = await self._cluster.connection(node, self._lane)
-        by_partition = {state.partition: state for state in states}
-        topics = []
-        names: dict[bytes, str] = {}
-        for topic, indexes in group_by_topic(by_partition).items():
-            view = self._cluster.cached_topic(topic)
-            topic_id = NO_TOPIC_ID if view is None else view.topic_id
-            names[topic_id] = topic
-            wanted = [
-                fetch.FetchPartition(
-                    index,
-                    -1,
-                    by_partition[TopicPartition(topic, index)].fetch_offset,
-                    -1,
-                    -1,
-                    self._options.partition_bytes_max,
-                )
-                for index in indexes
-            ]
-            topics.append((topic, topic_id, wanted))
-        highest = HIGHEST_VERSION_WITH_NAMES if NO_TOPIC_ID in names else None
-        version = connection.version_for(ApiKey.FETCH, highest=highest)
-        wait_ms = self._options.wait_ms_max if may_wait else 0
-        correlation_id = connection.next_correlation_id()
-        framed = fetch.encode_request(
-            version,
-            correlation_id,
-            connection.options.client_id,
-            topics,
-            max_wait_ms=wait_ms,
-            min_bytes=self._options.bytes_min,
-            max_bytes=self._options.request_bytes_max,
-            isolation_level=self._options.isolation_level,
+    async def _connect_and_send(self, round_: FetchRound) -> None:
+        try:
+            connection = await self._cluster.connection(round_.node, self._lane)
+        except MansioError as error:
+            self._answered(round_, b"", error)
+        except BaseException:
+            self._release(round_)
+            raise
+        else:
+            self._send(connection, round_)
+
+    def _send(self, connection: Connection, round_: FetchRound) -> None:
+        options = self._options
+        limits = FetchLimits(
+            options.wait_ms_max if round_.may_wait else 0,
+            options.bytes_min,
+            options.request_bytes_max,
+            options.partition_bytes_max,
+            options.isolation_level,
         )
-        timeout_ms = connection.options.request_timeout_ms + wait_ms
-        frame = await connection.exchange((framed,), correlation_id, timeout_ms=timeout_ms)
-        response = fetch.decode_response(version, frame)
-        if response.error_code:
-            raise error_for(response.error_code)
-        return response, names
+        reply = self._tasks.reply(partial(self._answered, round_))
+        try:
+            correlation_id = connection.next_correlation_id()
+            framed = round_.encode(self._cluster, connection, correlation_id, limits)
+            timeout_ms = connection.options.request_timeout_ms + limits.wait_ms
+            connection.begin((framed,), correlation_id, reply, timeout_ms=timeout_ms)
+        except MansioError as error:
+            reply.set_exception(error)
+        except BaseException:
+            reply.give_up()
+            self._release(round_)
+            raise
+
+    def _answered(self, round_: FetchRound, frame: bytes, error: MansioError | None) -> None:
+        """What a broker said, or the error that came instead. Whoever waits for records goes on before the next
+        request is made: both are in the loop's next turn, in this order."""
+        try:
+            if error is not None:
+                raise error
+            got = 0
+            for state, offset, answer in round_.read(frame):
+                got += self._take(state, offset, answer)
+            if not got and not round_.may_wait:
+                # Some partitions are full, the others empty: look again soon, but do not spin.
+                self._resting[round_.node] = self._loop.time() + UNREAD_PAUSE_SECONDS
+        except MansioError as failure:
+            for state in round_.states:
+                self._failed(state, failure)
+        finally:
+            self._release(round_)
+
+    def _release(self, round_: FetchRound) -> None:
+        """A request is over, however it ended."""
+        self._busy.discard(round_.node)
+        for state in round_.states:
+            state.is_fetching = False
+        self._wake()
 
     def _take(self, state: PartitionState, offset: int, answer: Any) -> int:
         """One partition of an answer; returns how many bytes came."""

@@ -2,39 +2,43 @@
 
 Fetches ask for so many records and not one more (KIP-1206), wait at the broker for them, and take along what is to be
 said of leases; where a broker offers nothing else, ShareAcknowledge says the rest. How that goes to a broker and back
-is the business of `lease_sessions`, on which this builds.
+is the business of `lease_sessions`.
 
-Always true: every partition is asked for of its leader, as far as that is known, and of nobody else; what is to be said
+Always true: the records asked for and those held are at most `max_records`, apart from those that somebody is done
+with; every partition is asked for of its leader, as far as that is known, and of nobody else; what is to be said
 is sent in the turn of the loop in which that is possible; no look at all of it is taken where nothing can be asked for.
 """
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
 from typing import TYPE_CHECKING
+
+from mansio.link.alarm import Alarm
 
 from .leaders import Leaders
 from .lease_sessions import LeaseSessions
 from .leased_types import RENEW
-from .share_requests import Session, has
+from .share_requests import has
 from .tasks import client_failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from mansio.errors import MansioError
     from mansio.link.cluster import Cluster
     from mansio.wire.topic_partition import TopicPartition
 
     from .lease_book import LeaseBook
-    from .lease_sessions import Known
     from .leased_types import ReceiveOptions
     from .said import Said
     from .settles import Settler
+    from .share_requests import Known, Session
     from .tasks import Tasks
 
 
-class LeaseFetcher(LeaseSessions):
+class LeaseFetcher:
     """Of one receiver. All methods belong to the loop's thread."""
 
     def __init__(
@@ -47,15 +51,30 @@ class LeaseFetcher(LeaseSessions):
         tasks: Tasks,
         fail: Callable[[MansioError], None],
     ) -> None:
-        super().__init__(cluster, options, member_id, book, settler, tasks, fail)
+        self._cluster = cluster
+        self._options = options
+        self._book = book
+        self._settler = settler
+        self._fail = fail
+        self._loop = asyncio.get_running_loop()
+        self._sessions = LeaseSessions(cluster, options, member_id, book, settler, tasks, fail, self)
         self._leaders = Leaders(cluster, tasks, self.wake, refreshes=False)
+        self._alarm = Alarm(self._loop, self.wake)
+        self.assigned: Known = {}
+        self._blocked: dict[TopicPartition, tuple[float, int]] = {}
+        """Partitions that are not asked for until then, and how often in a row that came about."""
         self._turn = 0
+        self._woken = False
+        self._is_idle = True
+        """Whether there may be a session that could ask for records, if there were room for them."""
+        self._is_paused = False
+        self._is_closed = False
         settler.leader_of = self._leader_of
         settler.on_said = self._say
 
     def assign(self, partitions: Known) -> None:
         """Fetch these, and nothing else. What is leased of others stays so."""
-        self._assigned = dict(partitions)
+        self.assigned = dict(partitions)
         self._settler.ids.update(partitions)
         self.wake()
 
@@ -68,15 +87,20 @@ class LeaseFetcher(LeaseSessions):
         if self._is_idle and self._room > 0:
             self.wake()
 
+    def wake(self) -> None:
+        """Look at everything once more, in the loop's next turn."""
+        if not self._woken and not self._is_closed:
+            self._woken = True
+            self._loop.call_soon(self._dispatch)
+
     def _say(self) -> None:
         """Send what is to be said of leases: with a fetch if one can go out now, else beside."""
         if self._is_closed:
             return
-        natives, sessions = self._settler.natives, self._sessions
         if (
             (self._is_idle and self._room > 0)
-            or not all(natives.values())
-            or any(each.connection is not None and each.connection.closed for each in sessions.values())
+            or not all(self._settler.natives.values())
+            or self._sessions.any_is_cut
         ):
             self._dispatch()
             return
@@ -94,6 +118,16 @@ class LeaseFetcher(LeaseSessions):
 
     # -- choosing --------
 
+    @property
+    def _room(self) -> int:
+        """How many records may be asked for now."""
+        book, most = self._book, self._options.max_records
+        if self._is_paused or book.unbegun_bytes >= self._options.prefetch_bytes_max:
+            return 0
+        room = min(most - (book.held - book.settling), 2 * most - book.held) - self._sessions.reserved
+        # One record at a time would have the brokers send large batches over and over again.
+        return room if book.unbegun == 0 or room * 2 >= most else 0
+
     def _dispatch(self) -> None:
         self._woken = False
         if self._is_closed:
@@ -110,7 +144,7 @@ class LeaseFetcher(LeaseSessions):
 
     def _by_leader(self, now: float) -> dict[int, list[TopicPartition]]:
         found: dict[int, list[TopicPartition]] = {}
-        for partition in self._assigned:
+        for partition in self.assigned:
             if (node := self._leader_of(partition, now)) is not None:
                 found.setdefault(node, []).append(partition)
         return found
@@ -123,7 +157,7 @@ class LeaseFetcher(LeaseSessions):
             return None
         node = self._leaders.find(*partition, now)
         if node is None:
-            self._leaders.look_up(*partition, partial(self._refused, partition))
+            self._leaders.look_up(*partition, partial(self.refused, partition))
         return node
 
     def _start(
@@ -132,14 +166,14 @@ class LeaseFetcher(LeaseSessions):
         """One request to every session that has none under way, and something to ask or say."""
         self._is_idle = False
         free: list[tuple[int, Session]] = []
-        for node in dict.fromkeys([*leading, *waiting, *self._sessions]):
-            session = self._sessions.setdefault(node, Session())
+        for node in dict.fromkeys([*leading, *waiting, *self._sessions.by_node]):
+            session = self._sessions.with_broker(node)
             if session.busy:
                 continue
             if session.blocked_until > now:
                 self._alarm.set(session.blocked_until)
                 continue
-            self._look_at_connection(node, session)
+            self._sessions.look_at_connection(node, session)
             free.append((node, session))
         asked = [node for node, _ in free if node in leading]
         if asked:
@@ -159,10 +193,9 @@ class LeaseFetcher(LeaseSessions):
             if is_open and node in waiting and (share or not native):
                 taken = self._settler.take_along(waiting[node], everything=not native)
             if has(taken, RENEW) or (taken and not share):
-                session.busy = True
-                self._tasks.spawn(self._acknowledge(node, session, taken))
+                self._sessions.acknowledge(node, session, taken)
             elif share or (not is_open and (node in suspect or (node in waiting and not native))):
-                self._fetch(node, session, partitions, share, taken)
+                self._sessions.fetch(node, session, partitions, share, taken)
             elif node in leading:
                 self._is_idle = True
 
@@ -172,14 +205,42 @@ class LeaseFetcher(LeaseSessions):
             node = self._leader_of(partition, now)
             if node is None:
                 continue
-            session = self._sessions.get(node)
+            session = self._sessions.by_node.get(node)
             is_open = session is not None and session.epoch > 0
             if node != ended or is_open:
                 native = self._settler.natives.get(node, True)
                 self._book.verify(partition, can_renew=native)
 
+    # -- what became of it --------
+
+    def fetched(self, *, is_answered: bool) -> None:
+        """A session is free, and the room that its fetch had been given."""
+        self._is_idle = True
+        if not is_answered or self._room > 0 or self._settler.is_waiting or self._book.suspects:
+            self.wake()
+
+    def served(self, known: Container[TopicPartition], refused: Container[TopicPartition]) -> None:
+        """What a broker has answered for and not refused is asked for again without a pause."""
+        for partition in [each for each in self._blocked if each in known and each not in refused]:
+            del self._blocked[partition]
+
+    def refused(self, partition: TopicPartition, error: MansioError) -> None:
+        """Not from this broker, or not now."""
+        if not error.retriable:
+            self._fail(error)
+        self._cluster.mark_stale((partition.topic,))
+        failures = self._blocked.get(partition, (0.0, 0))[1] + 1
+        until = self._loop.time() + self._options.backoff.delay_seconds(failures)
+        self._blocked[partition] = (until, failures)
+
+    # -- the end --------
+
+    async def end_sessions(self) -> None:
+        """Tell every broker: what is still leased is released at once."""
+        await self._sessions.end()
+
     async def close(self) -> None:
         """Stop. What is under way is thrown away."""
         self._is_closed = True
         self._alarm.cancel()
-        await self._cluster.close_lane(self._lane)
+        await self._sessions.close()

@@ -2,11 +2,10 @@
 
 Owns each session's epoch, its partitions, and its one request under way. A session lives as long as its connection;
 what it leased ends with it, so everything of it is suspect then (see `lease_book`). What to ask for and what to say is
-`lease_fetcher`'s to choose.
+for its `Chooser` to decide, which is `lease_fetcher`.
 
 Always true: one request of a session is under way; a session error, a lost connection or a leader that moved makes a
-new session, or another, and nothing else; the records asked for and those held are at most `max_records`, apart from
-those that somebody is done with.
+new session, or another, and nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import asyncio
 import itertools
 import logging
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from mansio.errors import (
     ConnectionLost,
@@ -24,7 +23,6 @@ from mansio.errors import (
     ShareSessionLimitReached,
     ShareSessionNotFound,
 )
-from mansio.link.alarm import Alarm
 from mansio.link.retry import error_for
 from mansio.wire.topic_partition import TopicPartition
 from mansio.wire.versions import ApiKey
@@ -34,7 +32,7 @@ from .share_requests import Session, ShareRequests, can_renew
 from .tasks import client_failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from mansio.link.cluster import Cluster
     from mansio.link.connection import Connection
@@ -44,9 +42,8 @@ if TYPE_CHECKING:
     from .leased_types import ReceiveOptions
     from .said import Said
     from .settles import Settler
+    from .share_requests import Known
     from .tasks import Tasks
-
-    Known = dict[TopicPartition, bytes]
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +51,25 @@ HOLDING_WAIT_MS: Final = 100
 """How long a fetch may wait where acknowledgements wait behind it."""
 
 _LANES = itertools.count()
+
+
+class Chooser(Protocol):
+    """Who decides what is asked for, and is told what became of that."""
+
+    assigned: Known
+    """What is fetched now, and the ids of its topics."""
+
+    def wake(self) -> None:
+        """A session is free."""
+
+    def fetched(self, *, is_answered: bool) -> None:
+        """A session is free, and the room that its fetch had been given."""
+
+    def served(self, known: Container[TopicPartition], refused: Container[TopicPartition]) -> None:
+        """A session that `known` are in was answered, and only these were `refused`."""
+
+    def refused(self, partition: TopicPartition, error: MansioError) -> None:
+        """Not from this broker, or not now."""
 
 
 class _Asked:
@@ -73,7 +89,7 @@ class _Asked:
 
 
 class LeaseSessions:
-    """The part of a fetcher that deals with brokers; made for `LeaseFetcher` to build upon."""
+    """Of one receiver. All methods belong to the loop's thread."""
 
     def __init__(
         self,
@@ -84,6 +100,7 @@ class LeaseSessions:
         settler: Settler,
         tasks: Tasks,
         fail: Callable[[MansioError], None],
+        chooser: Chooser,
     ) -> None:
         self._cluster = cluster
         self._options = options
@@ -91,47 +108,33 @@ class LeaseSessions:
         self._settler = settler
         self._tasks = tasks
         self._fail = fail
+        self._chooser = chooser
         self._loop = asyncio.get_running_loop()
         self._requests = ShareRequests(
             options.group, member_id, settler.ids, bytes_max=options.fetch_bytes_max
         )
-        self._alarm = Alarm(self._loop, self.wake)
-        self._assigned: Known = {}
-        self._blocked: dict[TopicPartition, tuple[float, int]] = {}
-        """Partitions that are not asked for until then, and how often in a row that came about."""
-        self._sessions: dict[int, Session] = {}
-        self._reserved = 0
-        self._woken = False
-        self._is_idle = True
-        """Whether there may be a session that could ask for records, if there were room for them."""
-        self._is_paused = False
         self._is_closed = False
         self._lane = f"share {next(_LANES)}"
+        self.by_node: dict[int, Session] = {}
+        self.reserved = 0
+        """Records that fetches under way ask for."""
         settler.can_renew_in_session = self._can_renew
 
-    def wake(self) -> None:
-        """Look at everything once more, in the loop's next turn."""
-        if not self._woken and not self._is_closed:
-            self._woken = True
-            self._loop.call_soon(self._dispatch)
-
-    def _dispatch(self) -> None:
-        """Start whatever can be started."""
-        raise NotImplementedError
-
-    @property
-    def _room(self) -> int:
-        """How many records may be asked for now."""
-        book, most = self._book, self._options.max_records
-        if self._is_paused or book.unbegun_bytes >= self._options.prefetch_bytes_max:
-            return 0
-        room = min(most - (book.held - book.settling), 2 * most - book.held) - self._reserved
-        # One record at a time would have the brokers send large batches over and over again.
-        return room if book.unbegun == 0 or room * 2 >= most else 0
+    def with_broker(self, node: int) -> Session:
+        """The session with this broker; a new one is opened by its first request."""
+        session = self.by_node.get(node)
+        if session is None:
+            session = self.by_node[node] = Session()
+        return session
 
     # -- connections --------
 
-    def _look_at_connection(self, node: int, session: Session) -> None:
+    @property
+    def any_is_cut(self) -> bool:
+        """Whether some session has lost its connection."""
+        return any(each.connection is not None and each.connection.closed for each in self.by_node.values())
+
+    def look_at_connection(self, node: int, session: Session) -> None:
         """A session ends with its connection."""
         if session.epoch and (session.connection is None or session.connection.closed):
             self._ended(node, session)
@@ -141,7 +144,7 @@ class LeaseSessions:
         self._book.session_ended(node)
 
     def _can_renew(self, node: int) -> bool:
-        session = self._sessions.get(node)
+        session = self.by_node.get(node)
         return session is not None and can_renew(session.connection)
 
     async def _connect(self, node: int, session: Session) -> Connection:
@@ -158,12 +161,13 @@ class LeaseSessions:
 
     # -- requests --------
 
-    def _fetch(
+    def fetch(
         self, node: int, session: Session, partitions: list[TopicPartition], share: int, taken: Said
     ) -> None:
-        """Needs neither task nor future where the broker is connected."""
+        """Ask for `share` records of these partitions, and say what is `taken` along. Needs neither task nor future
+        where the broker is connected."""
         session.busy = True
-        self._reserved += share
+        self.reserved += share
         asked = _Asked(node, session, partitions, share, taken)
         connection = self._cluster.open_connection(node, self._lane)
         if connection is None:
@@ -182,7 +186,7 @@ class LeaseSessions:
     def _send_fetch(self, connection: Connection, asked: _Asked) -> None:
         node, session = asked.node, asked.session
         reply = self._tasks.reply(partial(self._fetched, asked, connection))
-        wait_ms = self._options.fetch_wait_ms_max
+        assigned, wait_ms = self._chooser.assigned, self._options.fetch_wait_ms_max
         try:
             self._adopt(node, session, connection)
             if self._book.held and not self._settler.natives.get(node, True):
@@ -190,7 +194,7 @@ class LeaseSessions:
             asked.then = self._requests.begin_fetch(
                 connection,
                 session,
-                {each: self._assigned[each] for each in asked.partitions if each in self._assigned},
+                {each: assigned[each] for each in asked.partitions if each in assigned},
                 asked.taken,
                 records_max=asked.share,
                 wait_ms=wait_ms,
@@ -223,10 +227,13 @@ class LeaseSessions:
                 self._settler.told_all(taken, error if error.retriable else ConnectionLost(error.message))
         finally:
             session.busy = False
-            self._reserved -= asked.share
-            self._is_idle = True
-            if response is None or self._room > 0 or self._settler.is_waiting or self._book.suspects:
-                self.wake()
+            self.reserved -= asked.share
+            self._chooser.fetched(is_answered=response is not None)
+
+    def acknowledge(self, node: int, session: Session, taken: Said) -> None:
+        """Say what is `taken` without asking for anything."""
+        session.busy = True
+        self._tasks.spawn(self._acknowledge(node, session, taken))
 
     async def _acknowledge(self, node: int, session: Session, taken: Said) -> None:
         try:
@@ -247,7 +254,7 @@ class LeaseSessions:
             self._settler.told_all(taken, ConnectionLost("the broker said nothing of a partition"))
         finally:
             session.busy = False
-            self.wake()
+            self._chooser.wake()
 
     # -- answers --------
 
@@ -265,8 +272,8 @@ class LeaseSessions:
             logger.warning("share group %s: broker %d: %s", self._options.group, node, error)
         elif not error.retriable:
             self._fail(error)
-        self._look_at_connection(node, session)
-        self._cluster.mark_stale({partition.topic for partition in self._assigned})
+        self.look_at_connection(node, session)
+        self._cluster.mark_stale({partition.topic for partition in self._chooser.assigned})
 
     def _take(
         self, node: int, session: Session, response: share_fetch.ShareFetchResponse, taken: Said
@@ -286,12 +293,10 @@ class LeaseSessions:
                     continue
                 if data.error_code:
                     refused.add(partition)
-                    self._refused(partition, error_for(data.error_code, data.error_message))
+                    self._chooser.refused(partition, error_for(data.error_code, data.error_message))
                 elif data.acquired:
                     self._put_down(partition, node, data, lock_s)
-
-        for partition in [each for each in self._blocked if each in session.known and each not in refused]:
-            del self._blocked[partition]
+        self._chooser.served(session.known, refused)
 
     def _put_down(
         self, partition: TopicPartition, node: int, data: share_fetch.SharePartitionData, lock_s: float
@@ -305,20 +310,11 @@ class LeaseSessions:
         for first, last, kind in holes:
             self._settler.say_of_range(partition, kind, first, last)
 
-    def _refused(self, partition: TopicPartition, error: MansioError) -> None:
-        """Not from this broker, or not now."""
-        if not error.retriable:
-            self._fail(error)
-        self._cluster.mark_stale((partition.topic,))
-        failures = self._blocked.get(partition, (0.0, 0))[1] + 1
-        until = self._loop.time() + self._options.backoff.delay_seconds(failures)
-        self._blocked[partition] = (until, failures)
-
     # -- the end --------
 
-    async def end_sessions(self) -> None:
+    async def end(self) -> None:
         """Tell every broker: what is still leased is released at once."""
-        nodes = [node for node, session in self._sessions.items() if session.epoch]
+        nodes = [node for node, session in self.by_node.items() if session.epoch]
         await asyncio.gather(*(self._end_session(node) for node in nodes))
 
     async def _end_session(self, node: int) -> None:
@@ -330,3 +326,8 @@ class LeaseSessions:
             logger.info(
                 "share group %s: ending the session with broker %d: %s", self._options.group, node, error
             )
+
+    async def close(self) -> None:
+        """What is under way is thrown away."""
+        self._is_closed = True
+        await self._cluster.close_lane(self._lane)

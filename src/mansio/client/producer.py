@@ -24,7 +24,6 @@ from .outgoing import outgoing, outgoing_record, size_of
 from .partitioner import next_sticky_partition, partition_for_key
 from .producer_options import ProducerOptions
 from .sender import Sender
-from .types import OutgoingRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -35,11 +34,10 @@ if TYPE_CHECKING:
     from mansio.link.metadata import TopicView
 
     from .outgoing import HeadersLike, Publishable
-    from .types import RecordMetadata
+    from .types import OutgoingRecord, RecordMetadata
 
 __all__ = ["Producer", "ProducerOptions"]
 
-_new_record = tuple.__new__
 LOOKED_AT_ONCE = 512
 """How many values of a list are measured before some of them are put into a batch."""
 
@@ -107,19 +105,12 @@ class Producer:
         Raises the broker's typed error, `InvalidRecord` for what is neither bytes nor text, `RequestTimedOut` after the
         delivery timeout. A cancelled call may still publish its record.
         """
-        if (
-            type(value) is bytes
-            and key is None
-            and headers is None
-            and partition is None
-            and timestamp_ms is None
-        ):
-            record = _new_record(OutgoingRecord, (value, None, (), None, None))
-        else:
-            record = outgoing_record(value, key, headers, partition, timestamp_ms)
-        batch = self._put_at_once(topic, record)
+        batch = None
+        if key is None and headers is None and partition is None and timestamp_ms is None:
+            batch = self._put_plain(topic, value, is_awaited=True)
         if batch is None:
-            batch = (await self._put(topic, record))[1]
+            record = outgoing_record(value, key, headers, partition, timestamp_ms)
+            batch = self._put_at_once(topic, record) or (await self._put(topic, record))[1]
         index = len(batch.values) - 1
         if not batch.is_settled:
             waiter: asyncio.Future[None] = self._loop.create_future()
@@ -156,9 +147,9 @@ class Producer:
     ) -> Delivery:
         """Hand one record over and go on; waits only for the topic's metadata or for room in the buffer."""
         if key is None and headers is None and partition is None and timestamp_ms is None:
-            joined = self._join(topic, value)
-            if joined is not None:
-                return Delivery(joined, len(joined.values) - 1)
+            put = self._put_plain(topic, value)
+            if put is not None:
+                return Delivery(put, len(put.values) - 1)
         record = outgoing_record(value, key, headers, partition, timestamp_ms)
         sealed, batch = await self._put(topic, record)
         delivery = Delivery(batch, len(batch.values) - 1)
@@ -269,9 +260,9 @@ class Producer:
             self._sender.opened(batch, is_awaited=is_awaited)
         return sealed, batch
 
-    def _join(self, topic: str, value: object) -> Batch | None:
-        """Put a plain value behind others, if they wait for more in a batch that has room: what `_append` does, for the
-        most frequent case. The batch; None if nothing was done."""
+    def _put_plain(self, topic: str, value: object, *, is_awaited: bool = False) -> Batch | None:
+        """Put a plain value where the last one without a key went, if there is room: what `_append` does, for the most
+        frequent case. The batch; None if nothing was done."""
         queues = self._topics.get(topic)
         if (
             queues is None
@@ -282,20 +273,24 @@ class Producer:
         ):
             return None
         queue = queues.queues.get(queues.sticky)
-        batch = None if queue is None else queue.open
-        if batch is None or self._lookups.cached(topic) is None:
+        if queue is None or self._lookups.cached(topic) is None:
             return None
         sender, options = self._sender, self.options
         size = len(value) + RECORD_OVERHEAD_BYTES
-        if (
-            batch.size + size > options.batch_bytes_max
-            or sender.buffered_bytes + size > options.buffer_bytes_max
-        ):
+        if sender.buffered_bytes + size > options.buffer_bytes_max:
+            return None
+        batch = queue.open
+        is_new = batch is None
+        if batch is None:
+            batch = queue.open = Batch(queue, self._loop.time())
+        elif batch.size + size > options.batch_bytes_max:
             return None
         batch.stamps.append(int(time.time() * 1000))
         batch.values.append(value)
         batch.size += size
         sender.buffered_bytes += size
+        if is_new:
+            sender.opened(batch, is_awaited=is_awaited)
         return batch
 
     def _extend(self, batch: Batch, run: Sequence[Publishable], position: int) -> int:

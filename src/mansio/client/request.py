@@ -9,7 +9,7 @@ was closed before; nothing is awaited on the way, so requests leave in the order
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from mansio.errors import MansioError
 from mansio.link.metadata import NO_TOPIC_ID
@@ -214,18 +214,27 @@ class RequestWriter:
         )
 
     def _encode(self, batch: Batch) -> bytes:
-        fields: dict[str, Any] = {}
         who = batch.queue.identity
+        producer_id = producer_epoch = base_sequence = -1
         if who is not None and who is not NOBODY:
-            fields = {
-                "producer_id": who.producer_id,
-                "producer_epoch": who.first_epoch + batch.producer_epoch,
-                "base_sequence": -1 if batch.base_sequence is None else batch.base_sequence,
-            }
+            producer_id, producer_epoch = who.producer_id, who.first_epoch + batch.producer_epoch
+            base_sequence = -1 if batch.base_sequence is None else batch.base_sequence
         if batch.rest:
-            return build_batch(batch.rows(), codec=self._codec, **fields)
-        values = cast("list[bytes]", batch.values)  # those without a value are among the rest
-        return build_values_batch(batch.stamps, values, codec=self._codec, **fields)
+            return build_batch(
+                batch.rows(),
+                codec=self._codec,
+                producer_id=producer_id,
+                producer_epoch=producer_epoch,
+                base_sequence=base_sequence,
+            )
+        return build_values_batch(
+            batch.stamps,
+            cast("list[bytes]", batch.values),  # those without a value are among the rest
+            codec=self._codec,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_sequence=base_sequence,
+        )
 
     def _topic_id(self, topic: str) -> bytes:
         view = self._cluster.cached_topic(topic)

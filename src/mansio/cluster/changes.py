@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.cluster import metadata
-from mansio.cluster.metadata import Compare, Put
-from mansio.cluster.state import new_writer, partition_document
+from mansio.cluster.metadata import Compare, Put, new_writer
+from mansio.cluster.model import partition_document
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

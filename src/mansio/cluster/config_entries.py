@@ -12,13 +12,13 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.cluster import group_config, topic_config
-from mansio.cluster.topic_config import Kind
+from mansio.cluster.topic_setting import Kind
 from mansio.config import SPECIFICATIONS, Origin, Settings, default_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mansio.cluster.topic_config import TopicSetting
+    from mansio.cluster.topic_setting import TopicSetting
 
 
 class Source(IntEnum):

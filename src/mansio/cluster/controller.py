@@ -21,17 +21,10 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.cluster import metadata
 from mansio.cluster.changes import BATCH_CHANGES_MAX, batches, commit
-from mansio.cluster.metadata import Compare, Delete, Put
+from mansio.cluster.metadata import Compare, Delete, Put, new_writer
+from mansio.cluster.model import DELETING, FENCED, NO_LEADER, ControllerState, topic_document
 from mansio.cluster.patience import Patience
 from mansio.cluster.plan import Plan, View, plan, preferred, unclean
-from mansio.cluster.state import (
-    DELETING,
-    FENCED,
-    NO_LEADER,
-    ControllerState,
-    new_writer,
-    topic_document,
-)
 from mansio.errors import ConcurrentChange, Unavailable, UnknownTopicOrPartition
 from mansio.logs import fields
 
@@ -39,9 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from mansio.cluster.metadata import MetadataStore
+    from mansio.cluster.model import PartitionState, Topic
     from mansio.cluster.plan import Change, Fence
     from mansio.cluster.session import Session
-    from mansio.cluster.state import ClusterState, PartitionState, Topic
+    from mansio.cluster.state import ClusterState
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.cluster import share_group_config
 from mansio.cluster.group_setting import GroupSetting, milliseconds
-from mansio.cluster.topic_config import Kind, Operation
+from mansio.cluster.topic_config import Operation
+from mansio.cluster.topic_setting import Kind
 from mansio.errors import InvalidConfig, InvalidRequest
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.cluster.topic_config import Kind
+    from mansio.cluster.topic_setting import Kind
 
 
 @dataclass(frozen=True, slots=True)

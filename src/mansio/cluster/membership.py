@@ -17,10 +17,10 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.cluster import changes, metadata
-from mansio.cluster.metadata import Compare, Put
+from mansio.cluster.metadata import Compare, Put, new_writer
+from mansio.cluster.model import ACTIVE, DRAINING
 from mansio.cluster.plan import Change, View, leaderships_to_give, without
 from mansio.cluster.session import Session
-from mansio.cluster.state import ACTIVE, DRAINING, new_writer
 from mansio.errors import ConcurrentChange, ConfigError, MansioError, Unavailable
 from mansio.logs import fields
 
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
     from uuid import UUID
 
     from mansio.cluster.metadata import Leases, MetadataStore
-    from mansio.cluster.state import BrokerChange, ClusterState
+    from mansio.cluster.model import BrokerChange
+    from mansio.cluster.state import ClusterState
     from mansio.ports import Clock, Promise, Random, Scheduler
 
 logger = logging.getLogger(__name__)

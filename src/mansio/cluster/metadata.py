@@ -18,12 +18,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 from urllib.parse import quote
+from uuid import UUID
 
 from mansio.errors import ConcurrentChange, MansioError, StorageError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
-    from uuid import UUID
+
+    from mansio.ports import Random
 
 SCHEMA_VERSION: Final = 1
 ROOT: Final = "/mansio/"
@@ -217,6 +219,16 @@ def decode(key: str, value: bytes) -> dict[str, Any]:
     if schema != SCHEMA_VERSION:
         raise StorageError(f"metadata {key} has schema {schema}; this version knows {SCHEMA_VERSION}")
     return dict(document)
+
+
+def new_uuid(random: Random) -> UUID:
+    """A random uuid (version 4), for a topic or a cluster."""
+    return UUID(bytes=random.bytes(16), version=4)
+
+
+def new_writer(random: Random) -> str:
+    """A token that no other transaction has."""
+    return random.bytes(12).hex()
 
 
 async def transact_surely(

@@ -20,7 +20,7 @@ from mansio.wire.headers import unsigned_varint
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mansio.cluster.state import BrokerState, PartitionState, Topic
+    from mansio.cluster.model import BrokerState, PartitionState, Topic
 
 _INT16: Final = Struct(">h")
 _INT32: Final = Struct(">i")

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from mansio.errors import StorageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from uuid import UUID
 
 CREATING: Final = "creating"
 LIVE: Final = "live"
@@ -139,6 +141,28 @@ def topic_document(topic: Topic) -> dict[str, Any]:
         "state": topic.state,
     }
     return document if topic.maker is None else {**document, "maker": topic.maker}
+
+
+def topic_of(
+    name: str, document: Mapping[str, Any], known: Mapping[int, PartitionState], mod_revision: int
+) -> Topic:
+    """What such a value says, with the partitions `known` by their own keys. Raises `StorageError` for a topic that is
+    live without all of them."""
+    count = document["partitions"]
+    missing = [index for index in range(count) if index not in known]
+    if missing and document["state"] == LIVE:
+        raise StorageError(f"metadata of topic {name}: partition {missing[0]} is missing")
+    return Topic(
+        name=name,
+        topic_id=UUID(document["uuid"]),
+        partitions=tuple(known[index] for index in range(count) if index in known),
+        replication_factor=document["replication_factor"],
+        configs=document["configs"],
+        internal=document["internal"],
+        state=document["state"],
+        mod_revision=mod_revision,
+        maker=Maker(*document["maker"]) if document.get("maker") else None,
+    )
 
 
 def partition_document(partition: PartitionState) -> dict[str, Any]:

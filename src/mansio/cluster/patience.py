@@ -19,12 +19,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.cluster.state import ACTIVE
+from mansio.cluster.model import ACTIVE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mansio.cluster.state import BrokerState, Registration
+    from mansio.cluster.model import BrokerState, Registration
 
 
 class Patience:

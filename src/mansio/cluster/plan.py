@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.cluster.state import ACTIVE, CREATING, DELETING, DRAINING, FENCED, NO_LEADER
+from mansio.cluster.model import ACTIVE, CREATING, DELETING, DRAINING, FENCED, NO_LEADER
 from mansio.errors import InvalidRequest, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from uuid import UUID
 
-    from mansio.cluster.state import BrokerState, PartitionState, Registration, Topic
+    from mansio.cluster.model import BrokerState, PartitionState, Registration, Topic
 
 
 class View(NamedTuple):

@@ -10,7 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.cluster.group_setting import GroupSetting, count, milliseconds, number, one_of
-from mansio.cluster.topic_config import Kind
+from mansio.cluster.topic_setting import Kind
 from mansio.state.share_types import Backoff, ShareSettings
 
 if TYPE_CHECKING:

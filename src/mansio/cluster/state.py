@@ -14,70 +14,37 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
-from uuid import UUID
 
 from mansio.cluster import metadata
-from mansio.cluster.metadata import Compacted, Compare, Event, Keys, Put
+from mansio.cluster.founding import find_or_make_cluster
+from mansio.cluster.metadata import Compacted, Event, Keys, Put
 from mansio.cluster.model import (
     ACTIVE,
-    CREATING,
-    DELETING,
-    DRAINING,
-    FENCED,
     LIVE,
-    NO_LEADER,
     BrokerChange,
     BrokerState,
     ControllerState,
     GroupConfigEntry,
-    Maker,
     PartitionState,
     QuotaEntry,
     Registration,
     Topic,
     TopicChange,
-    partition_document,
     partition_of,
-    topic_document,
+    topic_of,
 )
-from mansio.errors import ConcurrentChange, ConfigError, MansioError, StorageError, Unavailable
+from mansio.errors import ConfigError, MansioError, Unavailable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
+    from uuid import UUID
 
     from mansio.cluster.metadata import Listing, MetadataStore
     from mansio.ports import Promise, Random, Scheduler, Timer
 
-__all__ = [
-    "ACTIVE",
-    "CREATING",
-    "DELETING",
-    "DRAINING",
-    "FENCED",
-    "LIVE",
-    "NO_LEADER",
-    "BrokerChange",
-    "BrokerState",
-    "ClusterState",
-    "ControllerState",
-    "GroupConfigEntry",
-    "Maker",
-    "PartitionState",
-    "QuotaEntry",
-    "Registration",
-    "Topic",
-    "TopicChange",
-    "new_cluster_id",
-    "new_uuid",
-    "new_writer",
-    "partition_document",
-    "topic_document",
-]
-
 NUDGE_MS: Final = 250
 """A wait for the view that takes longer is brought to its end by a write of our own."""
 FOLLOW_AGAIN_MS: Final = 250
-MAKE_ATTEMPTS_MAX: Final = 5
 
 
 class _Draft(NamedTuple):
@@ -126,7 +93,7 @@ class ClusterState:
 
         `cluster_id` empty: the one there, or a new one. Raises `ConfigError` when another is there.
         """
-        found = await _find_or_make_cluster(store, cluster_id, random)
+        found = await find_or_make_cluster(store, cluster_id, random)
         state = cls(found, Keys(found))
         state._relist(await store.list(state.keys.prefix))
         return state
@@ -366,9 +333,10 @@ class ClusterState:
             del self.topics_by_id[before.topic_id]
             self.partition_count -= len(before.partitions)
         draft = self._drafts.get(name)
-        after = (
-            None if draft is None else _topic(name, draft, self._partitions.get(draft.document["uuid"], {}))
-        )
+        after = None
+        if draft is not None:
+            known = self._partitions.get(draft.document["uuid"], {})
+            after = topic_of(name, draft.document, known, draft.mod_revision)
         if after is not None and after.state != LIVE:
             self.unfinished[name] = after
             after = None
@@ -378,52 +346,6 @@ class ClusterState:
         if before is not None and after is not None and before.topic_id != after.topic_id:
             return [TopicChange(before, None), TopicChange(None, after)]
         return [TopicChange(before, after)] if before is not None or after is not None else []
-
-
-def _topic(name: str, draft: _Draft, known: Mapping[int, PartitionState]) -> Topic:
-    document = draft.document
-    count = document["partitions"]
-    missing = [index for index in range(count) if index not in known]
-    if missing and document["state"] == LIVE:
-        raise StorageError(f"metadata of topic {name}: partition {missing[0]} is missing")
-    return Topic(
-        name=name,
-        topic_id=UUID(document["uuid"]),
-        partitions=tuple(known[index] for index in range(count) if index in known),
-        replication_factor=document["replication_factor"],
-        configs=document["configs"],
-        internal=document["internal"],
-        state=document["state"],
-        mod_revision=draft.mod_revision,
-        maker=Maker(*document["maker"]) if document.get("maker") else None,
-    )
-
-
-async def _find_or_make_cluster(store: MetadataStore, wanted: str, random: Random) -> str:
-    for _ in range(MAKE_ATTEMPTS_MAX):
-        listing = await store.list(metadata.ROOT)
-        found = [entry.key.split("/")[2] for entry in listing.entries if entry.key.endswith("/format")]
-        if wanted in found:
-            return wanted
-        if found and not wanted and len(found) == 1:
-            return found[0]
-        if found:
-            raise ConfigError(f"cluster_id: {wanted!r} is not the cluster kept here, {', '.join(found)}")
-        cluster_id, writer = wanted or new_cluster_id(random), new_writer(random)
-        keys = (
-            metadata.FIRST_CLUSTER,
-            Keys(cluster_id).format,
-        )  # brokers that start together make one, not one each
-        value = metadata.encode({"cluster_id": cluster_id, "incarnation": 0}, writer)
-        compares = [Compare(key, create_revision=0) for key in keys]
-        puts = [Put(key, value) for key in keys]
-        try:
-            done = await metadata.transact_surely(store, compares, puts, writer)
-        except ConcurrentChange:
-            continue  # another made it while our answer was lost: it is found now
-        if done.succeeded:
-            return cluster_id
-    raise Unavailable("the cluster is being made by others")
 
 
 async def _after(delay_ms: float, scheduler: Scheduler) -> None:
@@ -438,20 +360,3 @@ async def _after(delay_ms: float, scheduler: Scheduler) -> None:
         await promise
     finally:
         timer.cancel()
-
-
-def new_uuid(random: Random) -> UUID:
-    """A random uuid (version 4)."""
-    return UUID(bytes=random.bytes(16), version=4)
-
-
-def new_cluster_id(random: Random) -> str:
-    """A uuid as Kafka writes it: 22 characters of URL-safe base64."""
-    import base64
-
-    return base64.urlsafe_b64encode(new_uuid(random).bytes).rstrip(b"=").decode()
-
-
-def new_writer(random: Random) -> str:
-    """A token that no other transaction has."""
-    return random.bytes(12).hex()

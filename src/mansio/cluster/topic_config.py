@@ -10,32 +10,28 @@ or a value its validator does not allow, with the reason), or its `effect` says 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from mansio.cluster.topic_setting import (
+    COMPACT,
+    DELETE,
+    INT32_MAX,
+    INT64_MAX,
+    Kind,
+    TopicSetting,
+    cleanup_policy,
+    fraction,
+    one_of,
+    whole,
+)
 from mansio.errors import InvalidConfig, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable, Mapping
 
-INT64_MAX: Final = (1 << 63) - 1
-INT32_MAX: Final = (1 << 31) - 1
-DELETE: Final = "delete"
-COMPACT: Final = "compact"
 TAKES_DEAD_LETTERS: Final = "errors.deadletterqueue.group.enable"
-
-
-class Kind(IntEnum):
-    """The type of a setting as DescribeConfigs v3 tells it (KIP-569)."""
-
-    BOOLEAN = 1
-    STRING = 2
-    INT = 3
-    LONG = 5
-    DOUBLE = 6
-    LIST = 7
 
 
 class Operation(IntEnum):
@@ -55,68 +51,6 @@ class Change(NamedTuple):
     value: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class TopicSetting:
-    """One row of the table. `parse` takes the text and gives the value, or raises `ValueError` with the
-    reason.
-    """
-
-    name: str
-    kind: Kind
-    default: str
-    broker_name: str
-    meaning: str
-    parse: Callable[[str], Any]
-    effect: str = ""
-
-
-def _whole(minimum: int, maximum: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not re.fullmatch(r"\s*-?\d{1,19}\s*", text, re.ASCII):
-            raise ValueError(f"{text!r} is not a whole number")
-        value = int(text)
-        if value < minimum:
-            raise ValueError(f"{value} is below the least, {minimum}")
-        if value > maximum:
-            raise ValueError(f"{value} is above the most, {maximum}")
-        return value
-
-    return parse
-
-
-def _share(text: str) -> float:
-    """A number from 0 to 1; only plain ones, so that what is shown is what was meant."""
-    if not re.fullmatch(r"\s*-?(\d{1,19}(\.\d{0,19})?|\.\d{1,19})([eE]-?\d{1,3})?\s*", text, re.ASCII):
-        raise ValueError(f"{text!r} is not a number such as 0.5")
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise ValueError(f"{value} is not between 0 and 1")
-    return value
-
-
-def _one_of(*choices: str, refused: Mapping[str, str] | None = None) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        value = text.strip()
-        if value in choices:
-            return value
-        reason = (refused or {}).get(value)
-        raise ValueError(
-            f"{value!r}: {reason}" if reason else f"{value!r} is not one of {', '.join(choices)}"
-        )
-
-    return parse
-
-
-def _cleanup_policy(text: str) -> tuple[str, ...]:
-    policies = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-    for policy in policies:
-        if policy not in (COMPACT, DELETE):
-            raise ValueError(f"{policy!r} is not a cleanup policy: delete, compact or compact,delete")
-    if not policies:
-        raise ValueError("at least one policy is needed")
-    return policies
-
-
 _NO_RECOMPRESSION: Final = dict.fromkeys(
     ("gzip", "snappy", "lz4", "zstd", "uncompressed"),
     "the broker keeps batches as they were sent and does not compress again: only 'producer'",
@@ -127,112 +61,112 @@ _ROWS: Final = (
         "cleanup.policy", Kind.LIST, "delete", "log.cleanup.policy",
         "What happens to old records. delete: whole segments are removed by time and size. compact: of each key"
         " the latest record is kept. compact,delete: both.",
-        _cleanup_policy,
+        cleanup_policy,
     ),
     TopicSetting(
         "compression.type", Kind.STRING, "producer", "compression.type",
         "Batches are kept as the producer compressed them (none, gzip, snappy, lz4, zstd). Only 'producer'.",
-        _one_of("producer", refused=_NO_RECOMPRESSION),
+        one_of("producer", refused=_NO_RECOMPRESSION),
     ),
     TopicSetting(
         "delete.retention.ms", Kind.LONG, "86400000", "log.cleaner.delete.retention.ms",
         "How long in ms compaction keeps a tombstone (a record without value), so that readers can see it.",
-        _whole(0, INT64_MAX),
+        whole(0, INT64_MAX),
     ),
     TopicSetting(
         TAKES_DEAD_LETTERS, Kind.BOOLEAN, "false", TAKES_DEAD_LETTERS,
         "Whether share groups may put dead letters here (KIP-1191). Records of such a topic have no dead letters of"
         " their own: rejected or tried too often, they are only marked as done.",
-        _one_of("true", "false"),
+        one_of("true", "false"),
     ),
     TopicSetting(
         "index.interval.bytes", Kind.INT, "4096", "log.index.interval.bytes",
         "Bytes of log between two entries of the offset index.",
-        _whole(0, INT32_MAX),
+        whole(0, INT32_MAX),
     ),
     TopicSetting(
         "mansio.hold.bytes.max", Kind.LONG, str(10 << 30), "mansio.hold.bytes.max",
         "Pipelines hold back from deletion and compaction no more than the newest segments of a partition that fit into"
         " so many bytes. -1: no limit.",
-        _whole(-1, INT64_MAX),
+        whole(-1, INT64_MAX),
     ),
     TopicSetting(
         "mansio.hold.enable", Kind.BOOLEAN, "true", "mansio.hold.enable",
         "Whether what a named pipeline has not read yet is kept from deletion and compaction.",
-        _one_of("true", "false"),
+        one_of("true", "false"),
     ),
     TopicSetting(
         "mansio.hold.ms.max", Kind.LONG, str(7 * 24 * 3600 * 1000), "mansio.hold.ms.max",
         "A pipeline that has not committed for so many ms holds back only records that are younger than that."
         " -1: no limit.",
-        _whole(-1, INT64_MAX),
+        whole(-1, INT64_MAX),
     ),
     TopicSetting(
         "max.compaction.lag.ms", Kind.LONG, str(INT64_MAX), "log.cleaner.max.compaction.lag.ms",
         "Age in ms at which a record is compacted even if little else is to be cleaned.",
-        _whole(1, INT64_MAX),
+        whole(1, INT64_MAX),
     ),
     TopicSetting(
         "max.message.bytes", Kind.INT, "1048588", "message.max.bytes",
         "Largest record batch accepted, as sent (after compression), in bytes.",
-        _whole(0, INT32_MAX),
+        whole(0, INT32_MAX),
     ),
     TopicSetting(
         "message.timestamp.after.max.ms", Kind.LONG, "3600000", "log.message.timestamp.after.max.ms",
         "How far in the future a record's create time may lie before the batch is refused.",
-        _whole(0, INT64_MAX),
+        whole(0, INT64_MAX),
     ),
     TopicSetting(
         "message.timestamp.before.max.ms", Kind.LONG, str(INT64_MAX), "log.message.timestamp.before.max.ms",
         "How far in the past a record's create time may lie before the batch is refused.",
-        _whole(0, INT64_MAX),
+        whole(0, INT64_MAX),
     ),
     TopicSetting(
         "message.timestamp.type", Kind.STRING, "CreateTime", "log.message.timestamp.type",
         "Whose clock stamps records: the producer's (CreateTime) or the broker's on append (LogAppendTime).",
-        _one_of("CreateTime", "LogAppendTime"),
+        one_of("CreateTime", "LogAppendTime"),
     ),
     TopicSetting(
         "min.cleanable.dirty.ratio", Kind.DOUBLE, "0.5", "log.cleaner.min.cleanable.ratio",
         "Part of the log (0 to 1) that must be new since the last compaction before the next one.",
-        _share,
+        fraction,
     ),
     TopicSetting(
         "min.compaction.lag.ms", Kind.LONG, "0", "log.cleaner.min.compaction.lag.ms",
         "Age in ms before which a record is not compacted away.",
-        _whole(0, INT64_MAX),
+        whole(0, INT64_MAX),
     ),
     TopicSetting(
         "min.insync.replicas", Kind.INT, "", "min.insync.replicas",
         "Replicas that must have synced a batch before acks=all is answered. Default: a majority.",
-        _whole(1, INT32_MAX),
+        whole(1, INT32_MAX),
     ),
     TopicSetting(
         "retention.bytes", Kind.LONG, "-1", "log.retention.bytes",
         "Bytes each partition may grow to before its oldest segments are deleted. -1: no limit."
         " Whole segments go, so up to one segment.bytes more stays.",
-        _whole(-1, INT64_MAX),
+        whole(-1, INT64_MAX),
     ),
     TopicSetting(
         "retention.ms", Kind.LONG, "604800000", "log.retention.ms",
         "Age in ms after which records are deleted. -1: kept for ever. A segment goes when its newest record"
         " is that old.",
-        _whole(-1, INT64_MAX),
+        whole(-1, INT64_MAX),
     ),
     TopicSetting(
         "segment.bytes", Kind.INT, "1073741824", "log.segment.bytes",
         "Size in bytes at which a new segment file is begun.",
-        _whole(1024, INT32_MAX),
+        whole(1024, INT32_MAX),
     ),
     TopicSetting(
         "segment.ms", Kind.LONG, "604800000", "log.roll.ms",
         "Age in ms at which a new segment file is begun even if the last one is not full.",
-        _whole(1, INT64_MAX),
+        whole(1, INT64_MAX),
     ),
     TopicSetting(
         "unclean.leader.election.enable", Kind.BOOLEAN, "false", "unclean.leader.election.enable",
         "Only 'false': electing a leader that may lack records takes an administrator's explicit command.",
-        _one_of("false", refused={"true": "records could be lost without anyone deciding it: only 'false'"}),
+        one_of("false", refused={"true": "records could be lost without anyone deciding it: only 'false'"}),
     ),
 )  # fmt: skip
 SETTINGS: Final[dict[str, TopicSetting]] = {row.name: row for row in _ROWS}

@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from mansio.cluster.model import PartitionState
 from mansio.cluster.placement import Place, place
-from mansio.cluster.state import PartitionState
 from mansio.errors import (
     InvalidPartitions,
     InvalidReplicaAssignment,
@@ -25,7 +25,7 @@ from mansio.errors import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from mansio.cluster.state import BrokerState
+    from mansio.cluster.model import BrokerState
 
 TOPIC_NAME_CHARACTERS_MAX: Final = 249
 INTERNAL_TOPICS: Final = frozenset({"__consumer_offsets", "__transaction_state", "__share_group_state"})

@@ -8,7 +8,7 @@ Always true:
   A request that times out ends the connection, as the answers behind it would come later still.
 * A waiter that is cancelled leaves its request under way; the answer is thrown away when it comes.
 * However many wait, there is one timer: it looks after the request that has to be answered first.
-* The response handed out is a copy, valid for as long as it is kept.
+* The response handed out is a copy, valid for as long as it is kept, unless `ConnectionOptions.borrowed` is set.
 """
 
 from __future__ import annotations
@@ -50,6 +50,9 @@ class ConnectionOptions:
     in_flight_requests_max: int = 64
     frame_bytes_max: int = 256 << 20
     tls: ssl.SSLContext | None = None
+    borrowed: bool = False
+    """Responses are views of the receive buffer, valid until more bytes come: for who gets large ones, has one request
+    under way at a time, and is done with its response before the next."""
 
 
 DEFAULT_OPTIONS = ConnectionOptions()
@@ -290,7 +293,7 @@ class Connection(asyncio.BufferedProtocol):
         self._in_flight -= 1
         waiter = waiting[0]
         if not waiter.done():
-            waiter.set_result(bytes(frame))
+            waiter.set_result(cast("bytes", frame) if self.options.borrowed else bytes(frame))
 
     def _look_at_deadlines(self) -> None:
         now = self._loop.time()

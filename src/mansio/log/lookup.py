@@ -14,14 +14,16 @@ from mansio.errors import CorruptLog, CorruptMessage, InvalidRecord, RequestErro
 from mansio.log.files import max_timestamp_of
 from mansio.log.index import NO_TIMESTAMP
 from mansio.log.segment import read_exactly, walk
-from mansio.wire.records import check_stored_batch, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import check_stored_batch
 
 if TYPE_CHECKING:
     from mansio.log.files import FileCache
     from mansio.log.log import Log
     from mansio.log.segment import Segment
     from mansio.ports import DiskFile
-    from mansio.wire.records import BatchHeader, Record
+    from mansio.wire.record_reader import Record
+    from mansio.wire.records import BatchHeader
 
     Found = tuple[int, int, int]  # offset, timestamp in ms, leader epoch
 

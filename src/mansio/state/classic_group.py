@@ -19,7 +19,8 @@ Pure: methods take the time (`now_ms`, any monotonic milliseconds) and return ef
 wrong raises its typed error and has changed nothing. There are no timers in here. `next_deadline_ms` says
 when `tick` is due, and a heartbeat only moves a number.
 
-Always true: * An assignment is answered only after `persisted` said its record is committed; a failed write
+Always true:
+* An assignment is answered only after `persisted` said its record is committed; a failed write
 sends everybody back to join.
 * A member is in at most one of: waiting for its join, waiting for its sync. Every waiter is answered once.
 * Generations only grow. A request of an older generation changes nothing.
@@ -44,6 +45,7 @@ from mansio.errors import (
     RebalanceInProgress,
     UnknownMember,
 )
+from mansio.state.group_join_phase import JoinPhase
 from mansio.state.group_records import GroupMetadata
 from mansio.state.group_roster import Roster, park_sync, take_sync_waiter
 from mansio.state.group_types import (
@@ -76,16 +78,13 @@ class ClassicGroup:
 
     __slots__ = (
         "_assignment_write",
-        "_extension_left_ms",
         "_former_generations",
-        "_member_added",
         "_static_writes",
         "_tokens",
         "_unsynced",
         "generation",
         "group_id",
-        "initial_delay_ms",
-        "join_deadline_ms",
+        "join_phase",
         "pending",
         "protocol",
         "protocol_type",
@@ -97,7 +96,6 @@ class ClassicGroup:
 
     def __init__(self, group_id: str, *, initial_delay_ms: float, size_max: int) -> None:
         self.group_id = group_id
-        self.initial_delay_ms = initial_delay_ms
         self.size_max = size_max
         self.state: GroupState = EMPTY
         self.generation = 0
@@ -105,11 +103,9 @@ class ClassicGroup:
         self.protocol: str | None = None
         self.roster = Roster()
         self.pending: dict[str, float] = {}  # ids given out (KIP-394) -> when they lapse
-        self.join_deadline_ms = math.inf
+        self.join_phase = JoinPhase(initial_delay_ms)
         self.sync_deadline_ms = math.inf
-        self._extension_left_ms: float | None = None  # in the initial delay: how much longer it may grow
         self._former_generations: dict[str, int] = {}  # of members that have yet to join since `succeed`
-        self._member_added = False
         self._unsynced: set[str] = set()  # members that have not asked for their assignment yet
         self._tokens = 0
         self._assignment_write: tuple[int, dict[str, bytes]] | None = None
@@ -206,7 +202,7 @@ class ClassicGroup:
     def next_deadline_ms(self) -> float:
         """When `tick` has something to do, unless something happens before; infinity for never."""
         return min(
-            self.join_deadline_ms,
+            self.join_phase.deadline_ms,
             self.sync_deadline_ms,
             min(self.pending.values(), default=math.inf),
             min((each.deadline_ms for each in self.roster if each.may_expire()), default=math.inf),
@@ -222,8 +218,8 @@ class ClassicGroup:
             if still_here and member.deadline_ms <= now_ms and member.may_expire():
                 effects += self._remove(member, now_ms)
         effects += self._try_complete_join(now_ms)
-        if self.join_deadline_ms <= now_ms:
-            effects += self._end_join_phase(now_ms)
+        if self.join_phase.deadline_ms <= now_ms and not self.join_phase.extended(now_ms):
+            effects += self._complete_join(now_ms)
         if self.sync_deadline_ms <= now_ms:
             effects += self._end_sync_phase(now_ms)
         return effects
@@ -350,7 +346,7 @@ class ClassicGroup:
         if not self.roster.members:
             self.protocol_type = request.protocol_type
         if self.state is PREPARING and self.generation == 0:
-            self._member_added = True
+            self.join_phase.member_came()
         member = _member(request, member_id, now_ms + NEW_MEMBER_JOIN_TIMEOUT_MS)
         self.roster.add(member)
         return [*self.roster.park_join(member, waiter), *self._rebalance(now_ms)]
@@ -404,44 +400,27 @@ class ClassicGroup:
             self._assignment_write = None
             self._unsynced.clear()
             self.sync_deadline_ms = math.inf
-            timeout_ms = self.roster.rebalance_timeout_ms()
-            self._member_added = False
-            self._extension_left_ms = None
-            if self.state is EMPTY:
-                self._extension_left_ms = max(timeout_ms - self.initial_delay_ms, 0)
-                timeout_ms = int(self.initial_delay_ms)
-            self.join_deadline_ms = now_ms + timeout_ms
+            begin = self.join_phase.begin_from_nobody if self.state is EMPTY else self.join_phase.begin
+            begin(now_ms, self.roster.rebalance_timeout_ms())
             self._move(PREPARING)
         return effects + self._try_complete_join(now_ms)
 
     def _try_complete_join(self, now_ms: float) -> list[Effect]:
-        in_initial_delay = self._extension_left_ms is not None
-        if self.state is not PREPARING or in_initial_delay or self.pending:
+        if self.state is not PREPARING or self.join_phase.awaits_strangers or self.pending:
             return []
         return self._complete_join(now_ms) if self.roster.everyone_joined() else []
 
-    def _end_join_phase(self, now_ms: float) -> list[Effect]:
-        """Time is up. The initial delay grows while members come, up to the rebalance timeout (KIP-134)."""
-        if self._extension_left_ms is not None and self._member_added and self._extension_left_ms > 0:
-            delay_ms = min(self.initial_delay_ms, self._extension_left_ms)
-            self._extension_left_ms -= delay_ms
-            self._member_added = False
-            self.join_deadline_ms = now_ms + delay_ms
-            return []
-        return self._complete_join(now_ms)
-
     def _complete_join(self, now_ms: float) -> list[Effect]:
-        self._extension_left_ms = None
         for member in self.roster:
             if member.join_waiter is None and member.instance_id is None:
                 self.roster.remove(member, UnknownMember())
         if self.roster.members and not self.roster.elect_joined_leader():
             # Only static members, and none of them is back yet: wait until one is, or its session ends.
-            self.join_deadline_ms = now_ms + self.roster.rebalance_timeout_ms()
+            self.join_phase.begin(now_ms, self.roster.rebalance_timeout_ms())
             return []
         self.generation += 1
         self._former_generations.clear()
-        self.join_deadline_ms = math.inf
+        self.join_phase.end()
         if not self.roster.members:
             self.protocol = None
             self._move(EMPTY)

@@ -32,7 +32,7 @@ from mansio.errors import (
 from mansio.state.classic_group import ClassicGroup
 from mansio.state.consumer_member import ConsumerMember
 from mansio.state.consumer_requests import place_for
-from mansio.state.consumer_target import metadata_hash
+from mansio.state.consumer_target import all_subscribed, metadata_hash
 from mansio.state.group_records import (
     GroupKey,
     GroupMetadata,
@@ -167,7 +167,7 @@ def take_over(
         member.heard_of(group.settings, now_ms)
         waiters = (each.join_waiter, each.sync_waiter)
         answers += [Answer(waiter, RebalanceInProgress()) for waiter in waiters if waiter is not None]
-    stored.set_epoch(classic.generation, metadata_hash(stored, topics))
+    stored.set_epoch(classic.generation, metadata_hash(all_subscribed(stored, topics), topics))
     stored.set_assignment_epoch(classic.generation)
     tombstone = (encode_group_key(GroupKey(classic.group_id)), None)
     return [tombstone, *stored.take_changes()], answers

@@ -16,6 +16,7 @@ from mansio.errors import CoordinatorNotAvailable, GroupMaxSizeReached, Unsuppor
 from mansio.state.consumer_member import ConsumerMember
 from mansio.state.consumer_stored import StoredGroup
 from mansio.state.consumer_target import (
+    all_subscribed,
     chosen_assignor,
     metadata_hash,
     resolve_expressions,
@@ -151,12 +152,14 @@ class ConsumerCore:
             return
         self.topics = topics
         resolve_expressions(stored, topics)
-        hashed = metadata_hash(stored, topics)
+        subscriptions = all_subscribed(stored, topics)
+        hashed = metadata_hash(subscriptions, topics)
         if changed or hashed != stored.metadata_hash:
             stored.set_epoch(stored.group_epoch + 1, hashed)
         if stored.group_epoch > stored.assignment_epoch:
             name = self.assignor
-            retarget(stored, self._assignors.get(name, self._assignors[self._default_assignor]), topics)
+            assignor = self._assignors.get(name, self._assignors[self._default_assignor])
+            retarget(stored, assignor, subscriptions, topics)
 
     def answer(self, member: ConsumerMember, *, assigned: bool) -> HeartbeatAnswer:
         interval_ms = self.settings.heartbeat_interval_ms

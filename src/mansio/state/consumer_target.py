@@ -11,14 +11,18 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from mansio.state.assignors import MemberSpec
+from mansio.state.assignors.everything import everything
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from mansio.state.assignors import Assignor
     from mansio.state.consumer_stored import StoredGroup
     from mansio.state.modern_records import MemberMetadata
     from mansio.state.modern_types import TopicPartition, Topics
+
+    Subscriptions = Mapping[str, frozenset[bytes]]
+    """Topic ids by member."""
 
 
 def chosen_assignor(stored: StoredGroup, default: str) -> str:
@@ -49,9 +53,9 @@ def resolve_expressions(stored: StoredGroup, topics: Topics) -> None:
         stored.remove_expression(pattern)
 
 
-def metadata_hash(stored: StoredGroup, topics: Topics) -> int:
+def metadata_hash(subscriptions: Subscriptions, topics: Topics) -> int:
     """64 bits that change when a topic the group reads comes, goes, is made anew, or grows; 0 for no topics."""
-    wanted = {each for member in _subscriptions(stored, topics).values() for each in member}
+    wanted = _union(subscriptions)
     if not wanted:
         return 0
     digest = blake2b(digest_size=8)
@@ -60,23 +64,20 @@ def metadata_hash(stored: StoredGroup, topics: Topics) -> int:
     return int.from_bytes(digest.digest(), "big", signed=True)
 
 
-def retarget(stored: StoredGroup, assignor: Assignor, topics: Topics) -> None:
+def retarget(stored: StoredGroup, assignor: Assignor, subscriptions: Subscriptions, topics: Topics) -> None:
     """Compute the target of the group's epoch, and store what of it is new."""
-    subscriptions = _subscriptions(stored, topics)
+    in_order = {each: tuple(sorted(each)) for each in dict.fromkeys(subscriptions.values())}
     specs = [
         MemberSpec(
-            each.member_id,
-            each.metadata.instance_id,
-            tuple(sorted(subscriptions[each.member_id])),
-            each.target,
+            each.member_id, each.metadata.instance_id, in_order[subscriptions[each.member_id]], each.target
         )
         for each in stored.members.values()
     ]
-    targets = assignor.assign(specs, topics.partitions) if specs else {}
-    _check(stored.group_id, assignor.name, subscriptions, targets, topics)
+    said = assignor.assign(specs, topics.partitions) if specs else {}
+    targets = _checked(stored.group_id, assignor.name, subscriptions, said, topics)
     for member in stored.members.values():
-        target = frozenset(targets[member.member_id])
-        if target != member.target:
+        target = targets[member.member_id]
+        if target is not member.target and target != member.target:  # equal sets are compared one by one
             stored.set_target(member, target)
         if (
             member.is_away and not member.current.assigned <= target
@@ -85,8 +86,8 @@ def retarget(stored: StoredGroup, assignor: Assignor, topics: Topics) -> None:
     stored.set_assignment_epoch(stored.group_epoch)
 
 
-def _subscriptions(stored: StoredGroup, topics: Topics) -> dict[str, frozenset[bytes]]:
-    """Of each member; members that want the same share one set."""
+def all_subscribed(stored: StoredGroup, topics: Topics) -> Subscriptions:
+    """What each member reads; members that want the same share one set."""
     known: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
     found = {}
     for member in stored.members.values():
@@ -97,23 +98,27 @@ def _subscriptions(stored: StoredGroup, topics: Topics) -> dict[str, frozenset[b
     return found
 
 
-def _check(
+def _union(subscriptions: Subscriptions) -> frozenset[bytes]:
+    """What anybody reads."""
+    return frozenset().union(*dict.fromkeys(subscriptions.values()))
+
+
+def _checked(
     group_id: str,
     name: str,
-    subscriptions: Mapping[str, frozenset[bytes]],
-    targets: Mapping[str, list[TopicPartition]],
+    subscriptions: Subscriptions,
+    said: Mapping[str, Collection[TopicPartition]],
     topics: Topics,
-) -> None:
-    """An assignor may be anybody's: what it says is believed only if it can be."""
-    seen: set[TopicPartition] = set()
+) -> dict[str, frozenset[TopicPartition]]:
+    """The targets. An assignor may be anybody's: what it says is believed only if it can be."""
+    wanted = _union(subscriptions)
+    free = set(everything(wanted, topics.partitions))
+    targets = {}
     for member_id, subscription in subscriptions.items():
-        target = targets.get(member_id)
-        sound = target is not None and seen.isdisjoint(target) and len(set(target)) == len(target)
-        if target is None or not sound or not all(_is_there(each, subscription, topics) for each in target):
+        target = targets[member_id] = frozenset(said.get(member_id, ()))
+        sound = member_id in said and len(target) == len(said[member_id]) and target <= free
+        if not sound or not (subscription == wanted or all(each[0] in subscription for each in target)):
             message = f"assignor {name} gave member {member_id} of group {group_id} what it may not have"
             raise AssertionError(message)
-        seen.update(target)
-
-
-def _is_there(partition: TopicPartition, subscription: frozenset[bytes], topics: Topics) -> bool:
-    return partition[0] in subscription and 0 <= partition[1] < topics.partitions.get(partition[0], 0)
+        free -= target
+    return targets

@@ -13,11 +13,13 @@ Source: the ConsumerGroup*Key/Value.json and ShareGroup*Key/Value.json message d
 
 from __future__ import annotations
 
+from struct import pack
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import CorruptLog
 from mansio.state.flexible_bytes import NO_TAGS, Reader, array, data, fail, integer, tags, text
 from mansio.state.modern_types import NO_PARTITIONS
+from mansio.wire.headers import unsigned_varint as varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -353,10 +355,13 @@ def _tagged_integer(raw: bytes | None) -> int:
 
 
 def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
-    by_topic: dict[bytes, list[bytes]] = {}
-    for topic_id, index in sorted(partitions):
-        by_topic.setdefault(topic_id, []).append(integer(index, 4))
-    return array(topic_id + array(indexes) + NO_TAGS for topic_id, indexes in by_topic.items())
+    by_topic: dict[bytes, list[int]] = {}
+    for topic_id, index in partitions:
+        by_topic.setdefault(topic_id, []).append(index)
+    return array(
+        topic_id + varint(len(indexes) + 1) + pack(f">{len(indexes)}i", *sorted(indexes)) + NO_TAGS
+        for topic_id, indexes in sorted(by_topic.items())
+    )
 
 
 def _read_partitions(reader: Reader) -> frozenset[TopicPartition]:

@@ -5,6 +5,7 @@ Always true: * A lease that is found runs a whole duration from now; no deadline
   WITHHELD for as long as such a lease could last, and counts as delivered once, which is forgiven. Above the horizon
   nothing was ever leased.
 * What is stored of a withheld range is a rest until its end, so that no restart ends it early.
+* Whoever led through a loss knows every lease that it can have cost: then nothing is withheld.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mansio.state.retry import ASKED_MAX_MS
+from mansio.state.share_fold import of_state
 from mansio.state.share_ranges import NEVER_MS, Span
 from mansio.state.share_types import ACQUIRED, AVAILABLE, WITHHELD, Change, Update
 from mansio.state.share_window import Window, changes_of
@@ -38,6 +40,23 @@ def restored(state: LoadedState, *, lock_ms: int, log_end: int, now_ms: float, w
     ranges.merge_around(ranges.start, ranges.end - 1)
     window.done -= ranges.advance_start()
     return window
+
+
+def remembered(state: LoadedState, known: LoadedState) -> LoadedState:
+    """A state after a loss, with what the leader knows who has led since before it (`known`, its `snapshot`): the first
+    deliveries that are missing. All else that anybody was told is stored durably, so what there is of it holds. What
+    was about to be stored for ever was not, and nobody was told: it is free."""
+    if state.certain or (known.leader_epoch, known.state_epoch) != (state.leader_epoch, state.state_epoch):
+        return state
+    told = tuple(
+        each
+        if each.state in (ACQUIRED, AVAILABLE)
+        else Change(each.first, each.last, AVAILABLE, each.deliveries, each.forgiven)
+        for each in known.changes
+        if each.deliveries
+    )
+    changes = of_state(state._replace(changes=told + state.changes)).changes
+    return state._replace(changes=changes, certain=True, withheld_ms=0)
 
 
 def _fill(span: Span, change: Change, lock_ms: int, now_ms: float, wall_ms: int) -> None:

@@ -81,6 +81,7 @@ _NUMBERS: Final = Struct(">3si3sq")
 _NUMBERS_START: Final = bytes((2, _DONE_TAG, 4))  # two tagged fields, one of four bytes,
 _HORIZON_START: Final = varint(HORIZON_TAG) + b"\x08"  # and one of eight
 _HOLDERS_KNOWN: Final = 1024
+_KEYS_KNOWN: Final = 4096
 
 
 class RecordKey(NamedTuple):
@@ -119,6 +120,7 @@ def encode_key(kind: int, key: ShareKey) -> bytes:
     )
 
 
+@lru_cache(_KEYS_KNOWN)
 def decode_key(raw: bytes) -> RecordKey | None:
     """The key of a record; None for a kind that is not known here."""
     reader = Reader(raw, TOPIC)

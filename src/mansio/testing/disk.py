@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from mansio.errors import DataDirectoryLocked
+from mansio.testing.medium import Change, Directory, Inode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,146 +25,7 @@ if TYPE_CHECKING:
 
     from mansio.ports import Buffer
 
-SECTOR_BYTES = 512
 CAPACITY_BYTES = 1 << 40
-
-
-class _Change(NamedTuple):
-    """A write of `data` at `position`; or, with `data` None, a truncation to `position`."""
-
-    position: int
-    data: bytes | None
-
-
-class _Inode:
-    """The bytes of one file: as they are on the medium, as they are read, and what happened between."""
-
-    __slots__ = ("content", "doomed", "durable", "occupied", "pending")
-
-    def __init__(self, durable: bytes = b"") -> None:
-        self.durable = durable
-        self.content = bytearray(durable)
-        self.occupied = len(durable)  # bytes of the disk: room that was never written takes none
-        self.pending: list[_Change] = []
-        self.doomed: list[_Change] = []
-
-    def change(self, change: _Change) -> None:
-        _apply(self.content, change)
-        position, data = change
-        self.occupied = (
-            min(self.occupied, position) if data is None else max(self.occupied, position + len(data))
-        )
-        self.pending.append(change)
-
-    def sync(self) -> None:
-        if not self.pending:
-            return
-        if self.doomed:
-            content = bytearray(self.durable)
-            for change in self.pending:
-                _apply(content, change)
-            self.durable = bytes(content)
-            self.doomed = [old for old in self.doomed if not any(_covers(new, old) for new in self.pending)]
-        else:
-            self.durable = bytes(self.content)
-        self.pending.clear()
-
-    def sync_failed(self) -> None:
-        self.doomed.extend(self.pending)
-        self.pending.clear()
-
-    def crashed(self, chance: Random) -> bytes:
-        changes = self.doomed + self.pending
-        mode = chance.random() if changes else 0.0
-        if mode < 0.2:
-            return self.durable
-        content = bytearray(self.durable)
-        keep_first = chance.randint(0, len(changes)) if mode < 0.5 else len(changes)
-        for change in changes[:keep_first]:
-            if mode >= 0.6 and chance.random() < 0.4:
-                continue
-            torn = mode >= 0.5 and change.data is not None and chance.random() < 0.5
-            for piece in _sectors(change, chance) if torn else (change,):
-                _apply(content, piece)
-        if changes and mode < 0.5 and keep_first < len(changes) and changes[keep_first].data is not None:
-            for piece in _sectors(changes[keep_first], chance):  # the write the power failed in
-                _apply(content, piece)
-        return bytes(content)
-
-
-def _covers(new: _Change, old: _Change) -> bool:
-    """Whether nothing of an old change can show any more once a new one is on the medium.
-
-    A file has one length: the newer counts, and what was written beyond a newer end is gone.
-    """
-    if new.data is None:
-        return old.data is None or old.position >= new.position
-    if old.data is None:
-        return False
-    return new.position <= old.position and old.position + len(old.data) <= new.position + len(new.data)
-
-
-def _apply(content: bytearray, change: _Change) -> None:
-    position, data = change
-    if data is None:
-        if position <= len(content):
-            del content[position:]
-        else:
-            content.extend(bytes(position - len(content)))
-        return
-    if position > len(content):
-        content.extend(bytes(position - len(content)))
-    content[position : position + len(data)] = data
-
-
-def _sectors(change: _Change, chance: Random) -> list[_Change]:
-    """A random choice of the sectors of a write."""
-    position, data = change
-    assert data is not None
-    pieces = []
-    at = 0
-    while at < len(data):
-        step = SECTOR_BYTES - (position + at) % SECTOR_BYTES
-        if chance.random() < 0.5:
-            pieces.append(_Change(position + at, data[at : at + step]))
-        at += step
-    return pieces
-
-
-class _Directory:
-    """Names on the medium, names as they are seen, and the changes between (each a dict name -> inode or None)."""
-
-    __slots__ = ("durable", "entries", "pending")
-
-    def __init__(self, durable: dict[str, _Inode] | None = None) -> None:
-        self.durable = durable or {}
-        self.entries = dict(self.durable)
-        self.pending: list[dict[str, _Inode | None]] = []
-
-    def change(self, names: dict[str, _Inode | None]) -> None:
-        _rename(self.entries, names)
-        self.pending.append(names)
-
-    def sync(self) -> None:
-        self.durable = dict(self.entries)
-        self.pending.clear()
-
-    def crashed(self, chance: Random) -> dict[str, _Inode]:
-        entries = dict(self.durable)
-        mode = chance.random()
-        for names in self.pending:
-            if mode < 0.2 or (mode < 0.8 and chance.random() < 0.5):
-                continue
-            _rename(entries, names)
-        return entries
-
-
-def _rename(entries: dict[str, _Inode], names: dict[str, _Inode | None]) -> None:
-    for name, inode in names.items():
-        if inode is None:
-            entries.pop(name, None)
-        else:
-            entries[name] = inode
 
 
 class SimulatedFile:
@@ -171,7 +33,7 @@ class SimulatedFile:
 
     __slots__ = ("_disk", "_inode", "_path", "_writable")
 
-    def __init__(self, disk: SimulatedDisk, path: str, inode: _Inode, *, writable: bool) -> None:
+    def __init__(self, disk: SimulatedDisk, path: str, inode: Inode, *, writable: bool) -> None:
         self._disk = disk
         self._path = path
         self._inode = inode
@@ -195,10 +57,10 @@ class SimulatedFile:
         if room < growth:
             part = data[: max(0, len(data) - growth + room)]
             if part:
-                self._inode.change(_Change(position, part))
+                self._inode.change(Change(position, part))
                 self._disk.changed()
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
-        self._inode.change(_Change(position, data))
+        self._inode.change(Change(position, data))
         self._disk.changed()
         return len(data)
 
@@ -212,7 +74,7 @@ class SimulatedFile:
     def truncate(self, size: int) -> None:
         self._disk.called("truncate", self._path)
         if size != len(self._inode.content):
-            self._inode.change(_Change(size, None))
+            self._inode.change(Change(size, None))
             self._disk.changed()
 
     def sync(self) -> None:
@@ -255,7 +117,7 @@ class SimulatedDisk:
     """
 
     def __init__(self, *, can_sync_all: bool = True, capacity_bytes: int = CAPACITY_BYTES) -> None:
-        self._directories: dict[str, _Directory] = {"": _Directory(), "/": _Directory()}
+        self._directories: dict[str, Directory] = {"": Directory(), "/": Directory()}
         self._can_sync_all = can_sync_all
         self.capacity_bytes = capacity_bytes
         self.calls = 0
@@ -281,8 +143,8 @@ class SimulatedDisk:
         """The disk as the next start finds it, if the power fails now."""
         after = SimulatedDisk(can_sync_all=self._can_sync_all, capacity_bytes=self.capacity_bytes)
         for path, directory in self._directories.items():
-            kept = {name: _Inode(inode.crashed(chance)) for name, inode in directory.crashed(chance).items()}
-            after._directories[path] = _Directory(kept)
+            kept = {name: Inode(inode.crashed(chance)) for name, inode in directory.crashed(chance).items()}
+            after._directories[path] = Directory(kept)
         return after
 
     def flip_bit(self, path: str, bit: int) -> None:
@@ -302,8 +164,8 @@ class SimulatedDisk:
     def put_file(self, path: str, data: bytes) -> None:
         """The file on the medium holds `data`, name and all, whatever it held before."""
         parent, _, name = path.rpartition("/")
-        directory = self._directories.setdefault(parent, _Directory())
-        directory.entries[name] = directory.durable[name] = _Inode(data)
+        directory = self._directories.setdefault(parent, Directory())
+        directory.entries[name] = directory.durable[name] = Inode(data)
 
     def files(self) -> dict[str, bytes]:
         """Every file, as it is read now."""
@@ -342,7 +204,7 @@ class SimulatedDisk:
         if inode is None:
             if not create:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-            inode = _Inode()
+            inode = Inode()
             directory.change({name: inode})
             self.changed()
         return SimulatedFile(self, path, inode, writable=True)
@@ -370,7 +232,7 @@ class SimulatedDisk:
             current = "/".join(parts[:depth])
             if current not in self._directories:
                 self.called("mkdir", current)
-                self._directories[current] = _Directory()
+                self._directories[current] = Directory()
                 self.changed()
 
     def exists(self, path: str) -> bool:
@@ -453,17 +315,17 @@ class SimulatedDisk:
         self.locks.add(path)
         return SimulatedLock(self, path)
 
-    def _directory(self, path: str) -> _Directory:
+    def _directory(self, path: str) -> Directory:
         directory = self._directories.get(path.rstrip("/"))
         if directory is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return directory
 
-    def _parent(self, path: str) -> tuple[_Directory, str]:
+    def _parent(self, path: str) -> tuple[Directory, str]:
         parent, _, name = path.rpartition("/")
         return self._directory(parent), name
 
-    def _inode(self, path: str) -> _Inode:
+    def _inode(self, path: str) -> Inode:
         directory, name = self._parent(path)
         inode = directory.entries.get(name)
         if inode is None:

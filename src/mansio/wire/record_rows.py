@@ -1,29 +1,27 @@
 """Many records out of one batch, as rows of the caller's own kind: what a consumer does all day.
 
-`records.read_records` makes a `Record` of each, which a consumer would have to turn into something else right away.
-Here the row is made at once. Records that are laid out alike are read many at a time (see `record_runs`); of the others
-the numbers of one or two bytes, which nearly all are, are read where they stand.
+`record_reader.read_records` makes a `Record` of each, which a consumer would have to turn into something else right
+away. Here the row is made at once. Records that are laid out alike are read many at a time (see `record_runs`); of the
+others the numbers of one or two bytes, which nearly all are, are read where they stand.
 
-Always true: accepts what `records.read_records` accepts, gives the same fields, and raises the same errors.
+Always true: accepts what `record_reader.read_records` accepts, gives the same fields, and raises the same errors.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedMessageFormat
 from mansio.wire.compression import decompress
 from mansio.wire.record_runs import read_run
-from mansio.wire.records import HEADER_BYTES, MAGIC, TimestampType, read_header
+from mansio.wire.records import HEADER_BYTES, MAGIC, MIN_RECORD_BYTES, TimestampType, read_header
 
 if TYPE_CHECKING:
     from mansio.ports import Buffer
 
     Row = TypeVar("Row", bound=tuple[Any, ...])
-
-_MIN_RECORD_BYTES: Final = 7
 
 
 def read_rows(
@@ -43,7 +41,7 @@ def read_rows(
         raise CorruptMessage(f"a batch of {header.size} bytes in {len(batch)} bytes")
     data = decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], max_output_bytes)
     size, count = len(data), header.record_count
-    if count < 0 or count * _MIN_RECORD_BYTES > size:
+    if count < 0 or count * MIN_RECORD_BYTES > size:
         raise InvalidRecord(f"{count} records do not fit in {size} bytes")
     base_offset, last_delta_max = header.base_offset, header.last_offset_delta
     start_ms, is_fixed = header.base_timestamp_ms, False
@@ -81,7 +79,7 @@ def read_rows(
             else:
                 number, position = _long_number(data, position)
             end = position + ((number >> 1) ^ -(number & 1))
-            if end - position < _MIN_RECORD_BYTES - 1 or end > size:
+            if end - position < MIN_RECORD_BYTES - 1 or end > size:
                 raise InvalidRecord(
                     f"a record of {end - position} bytes with {size - position} left in the batch"
                 )

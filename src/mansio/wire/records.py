@@ -1,8 +1,8 @@
 """Record batches, format 2: the closed parcel that travels from socket to disk to socket.
 
 Two worlds meet here. The broker's hot path looks only at the 61-byte header (`read_header`, `check_batch`,
-`iterate_batches`, `with_log_append_time`) and costs the same for one record as for a thousand. Whoever must
-open a batch (the client, internal topics, lookups by time) uses `read_records` and `build_batch`.
+`iterate_batches`, `with_log_append_time`) and costs the same for one record as for a thousand. Whoever has records
+(the client, internal topics) makes a batch of them with `build_batch`, and opens one with `record_reader`.
 
 Layout (big endian), KIP-98 and KIP-32; the CRC-32C covers everything from the attributes on, so that a broker
 can set base offset and leader epoch without touching it:
@@ -10,7 +10,7 @@ can set base offset and leader epoch without touching it:
   23 last offset delta 4 | 27 base timestamp 8 | 35 max timestamp 8 | 43 producer id 8 | 51 producer epoch 2
   53 base sequence 4 | 57 record count 4 | 61 records (compressed as the attributes say)
 
-Always true: nothing here keeps a reference to the caller's buffer; a record that is returned owns its bytes.
+Always true: nothing here keeps a reference to the caller's buffer.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from crc32c import crc32c
 
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat
-from mansio.wire.compression import Codec, compress, decompress
+from mansio.wire.compression import Codec, compress
 from mansio.wire.record_columns import write_rows, write_values
-from mansio.wire.varints import read_varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -40,11 +39,12 @@ LENGTH_OFFSET: Final = 12
 MAGIC: Final = 2
 _MAGIC_POSITION: Final = 16
 _ATTRIBUTES_POSITION: Final = 21
-_MIN_RECORD_BYTES: Final = 7
+MIN_RECORD_BYTES: Final = 7
+"""Of a record with neither key, value nor headers, with its length."""
 
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _CHECKED_FIELDS: Final = Struct(">hiqqqhii")
-_START: Final = Struct(">qi")
+_FRONT: Final = Struct(">qiibI")
 _CRC: Final = Struct(">I")
 _ATTRIBUTES: Final = Struct(">h")
 _LONG: Final = Struct(">q")
@@ -120,16 +120,6 @@ class BatchHeader(NamedTuple):
         return bool(self.attributes & _CONTROL)
 
 
-class Record(NamedTuple):
-    """One record out of a batch. `offset` is absolute, `timestamp_ms` is since the epoch."""
-
-    offset: int
-    timestamp_ms: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[Header, ...]
-
-
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
     """The header at `position`, unchecked. There must be `HEADER_BYTES` bytes."""
     return BatchHeader._make(_HEADER.unpack_from(buffer, position))
@@ -157,7 +147,7 @@ def check_batch(buffer: Buffer) -> BatchHeader:
         raise UnsupportedCompression(f"there is no compression codec {attributes & _CODEC_MASK}")
     if count <= 0 or last_offset_delta != count - 1:
         raise InvalidRecord(f"a batch of {count} records that spans {last_offset_delta + 1} offsets")
-    if count * _MIN_RECORD_BYTES > (size - HEADER_BYTES) * _GROWTH_MAX[attributes & _CODEC_MASK]:
+    if count * MIN_RECORD_BYTES > (size - HEADER_BYTES) * _GROWTH_MAX[attributes & _CODEC_MASK]:
         raise InvalidRecord(f"{count} records cannot be in {size - HEADER_BYTES} bytes")
     if producer_id >= 0:
         if sequence < 0 and not attributes & _CONTROL:
@@ -242,42 +232,6 @@ def with_log_append_time(buffer: Buffer, header: BatchHeader, now_ms: int) -> by
     return bytes(front)
 
 
-def read_records(batch: Buffer, *, max_output_bytes: int) -> list[Record]:
-    """Every record of one whole batch, decompressed to at most `max_output_bytes`. The CRC is not checked
-    here.
-
-    Raises `InvalidRecord` or `CorruptMessage` on any inconsistency.
-    """
-    if len(batch) < HEADER_BYTES:
-        raise CorruptMessage(f"{len(batch)} bytes are too few for a record batch")
-    header = read_header(batch)
-    if header.magic != MAGIC:
-        raise UnsupportedMessageFormat(f"message format {header.magic}; only 2 is accepted")
-    if not HEADER_BYTES <= header.size <= len(batch):
-        raise CorruptMessage(f"a batch of {header.size} bytes in {len(batch)} bytes")
-    data = decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], max_output_bytes)
-    if header.record_count < 0 or header.record_count * _MIN_RECORD_BYTES > len(data):
-        raise InvalidRecord(f"{header.record_count} records do not fit in {len(data)} bytes")
-    fixed_timestamp_ms = header.max_timestamp_ms if header.attributes & _LOG_APPEND_TIME else None
-    records: list[Record] = []
-    position = 0
-    last_delta = -1
-    try:
-        for _ in range(header.record_count):
-            record, delta, position = _read_record(data, position, header, fixed_timestamp_ms)
-            if not last_delta < delta <= header.last_offset_delta:
-                raise InvalidRecord(f"offset delta {delta} after {last_delta} of {header.last_offset_delta}")
-            last_delta = delta
-            records.append(record)
-    except IndexError as error:
-        raise InvalidRecord("a record is longer than its batch") from error
-    except UnicodeDecodeError as error:
-        raise InvalidRecord("the name of a record header is not UTF-8") from error
-    if position != len(data):
-        raise InvalidRecord(f"{len(data) - position} bytes after the last record")
-    return records
-
-
 def build_batch(
     records: Sequence[NewRecord],
     *,
@@ -337,80 +291,3 @@ def _sealed(
     length = HEADER_BYTES - LENGTH_OFFSET + len(body)
     start = _FRONT.pack(base_offset, length, leader_epoch, MAGIC, crc32c(body, crc32c(checked)))
     return b"".join((start, checked, body))
-
-
-_FRONT: Final = Struct(">qiibI")
-_TOO_LONG: Final = "a key, value or header is longer than its batch"
-
-
-def _read_bytes(data: bytes, position: int) -> tuple[bytes | None, int]:
-    length, position = read_varint(data, position)
-    if length < 0:
-        if length != -1:
-            raise InvalidRecord(f"a length of {length} in a record")
-        return None, position
-    end = position + length
-    if end > len(data):
-        raise InvalidRecord(_TOO_LONG)
-    return data[position:end], end
-
-
-def _read_record(
-    data: bytes, position: int, batch: BatchHeader, fixed_timestamp_ms: int | None
-) -> tuple[Record, int, int]:
-    """(record, its offset delta, position after it). Numbers of one byte, which most are, are read in place."""
-    length = data[position]
-    if length < 0x80:
-        length, position = (length >> 1) ^ -(length & 1), position + 1
-    else:
-        length, position = read_varint(data, position)
-    end = position + length
-    if length < _MIN_RECORD_BYTES - 1 or end > len(data):
-        raise InvalidRecord(f"a record of {length} bytes with {len(data) - position} left in the batch")
-    timestamp_delta, position = read_varint(data, position + 1)  # one byte of attributes, unused
-    offset_delta, position = read_varint(data, position)
-    key_length = data[position]
-    if key_length == 1:
-        key, position = None, position + 1
-    elif key_length < 0x80 and not key_length & 1:
-        start = position + 1
-        position = start + (key_length >> 1)
-        if position > len(data):
-            raise InvalidRecord(_TOO_LONG)
-        key = data[start:position]
-    else:
-        key, position = _read_bytes(data, position)
-    value_length = data[position]
-    if value_length < 0x80 and not value_length & 1:
-        start = position + 1
-        position = start + (value_length >> 1)
-        if position > len(data):
-            raise InvalidRecord(_TOO_LONG)
-        value: bytes | None = data[start:position]
-    else:
-        value, position = _read_bytes(data, position)
-    headers: tuple[Header, ...] = ()
-    if data[position]:
-        count, position = read_varint(data, position)
-        headers, position = _read_headers(data, position, count, end)
-    else:
-        position += 1
-    if position != end:
-        raise InvalidRecord("a record's length does not match its content")
-    timestamp_ms = (
-        batch.base_timestamp_ms + timestamp_delta if fixed_timestamp_ms is None else fixed_timestamp_ms
-    )
-    return Record(batch.base_offset + offset_delta, timestamp_ms, key, value, headers), offset_delta, position
-
-
-def _read_headers(data: bytes, position: int, count: int, end: int) -> tuple[tuple[Header, ...], int]:
-    if count < 0 or count * 2 > end - position:
-        raise InvalidRecord(f"{count} headers do not fit in {end - position} bytes")
-    headers: list[Header] = []
-    for _ in range(count):
-        name, position = _read_bytes(data, position)
-        if name is None:
-            raise InvalidRecord("a record header without a name")
-        value, position = _read_bytes(data, position)
-        headers.append((str(name, "utf-8"), value))
-    return tuple(headers), position

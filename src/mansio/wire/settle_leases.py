@@ -1,10 +1,12 @@
 """SettleLeases, by hand: what members of share groups say all day, one record at a time at worst.
 
-The schema is `native.SettleLeasesRequest`; here is the half of a client, which writes the request and reads the answer.
-Where one range of one partition is settled, and the answer is yes, each is one pattern of a fixed size.
+The schema is `native.SettleLeasesRequest`. Where one range of one partition is settled, and the answer is yes, a client
+writes and reads each as one pattern of a fixed size.
 
-Always true: what is written is what the schema's writer would write; bytes that are not the answer raise `WireError`
-and nothing else; an answer names at most `MAX_ENTRIES` topics and partitions. Tagged fields are left out and skipped.
+Always true: what is written is what the schema's writer would write; what is read of a request, and what of it is
+refused, is what the schema's reader would read and refuse. Bytes that are not the message raise `WireError` and nothing
+else; a message names at most `MAX_ENTRIES` topics, partitions and batches. Tagged fields are left out and skipped; what
+follows a request in its frame is let pass, as in `messages`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import WireError
-from mansio.wire.headers import read_response_header, request_header
+from mansio.wire.headers import framed_response, read_response_header, request_header
 from mansio.wire.hot import (
     GARBAGE,
     MAX_ENTRIES,
@@ -27,37 +29,36 @@ from mansio.wire.share_acknowledge import read_topic_id, skip_tags
 from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mansio.ports import Buffer
 
     Topic = tuple[bytes, Sequence[tuple[int, Sequence["SettleBatch"]]]]
 
+    Batch = tuple[int, int, bytes, int, str, int]
+    """First and last offset, types, delay, reason, delivery count: see `native.SettleBatch`."""
+
 VERSION: Final = 0
 
 _INT: Final = Struct(">i")
-_RESULT: Final = Struct(">ih")
-_ERROR: Final = Struct(">ih")  # throttle time, error code
+_LONG: Final = Struct(">q")
+_OFFSETS: Final = Struct(">qq")
 _RANGE: Final = Struct(">qqBBq")  # offsets, one type behind its length, delay
 _COUNT: Final = Struct(">iB")  # delivery count, no tagged fields
+_RESULT: Final = Struct(">ih")  # partition, error code
+_SETTLED: Final = Struct(">ihBB")  # partition, no error, no message, no tagged fields
+_ERROR: Final = Struct(">ih")  # throttle time, error code
+_ANSWER: Final = Struct(">ihBi")  # throttle time, no error, no message, duration of a lease
+_TAGLESS: Final = b"\x00"
 _ONE: Final = 2  # a length of one, as KIP-482 writes it
 _START: Final = Struct(">ihhi")  # length, API, version, correlation id
 _START_BYTES: Final = 8  # of the header, which the length is not part of
 _SINGLE: Final = Struct(">B16sBiBqqBBqBiBBBB")
 _SINGLE_DONE: Final = Struct(">iBihBiB16sBihBBBB")
 _NO_TAGS: Final = (0, 0, 0, 0)  # behind the innermost, and behind all that it is in
-_DONE: Final = (
-    0,
-    0,
-    0,
-    _ONE,
-    _ONE,
-    0,
-    0,
-    0,
-    0,
-    0,
-)  # no error, no text, no tagged fields; one topic, one partition
+_DONE: Final = (0, 0, 0, _ONE, _ONE, *(0, 0, 0, 0, 0))
+"""What an answer of that size says if nothing went wrong: no error, no text, one topic, one partition, no tagged
+fields."""
 
 
 class SettleBatch(NamedTuple):
@@ -69,6 +70,30 @@ class SettleBatch(NamedTuple):
     delay_ms: int
     reason: str
     delivery_count: int
+
+
+class SettlePartition(NamedTuple):
+    """What a request says of one partition, as a broker reads it."""
+
+    topic_id: bytes
+    partition: int
+    batches: list[Batch]
+
+
+class SettleLeasesRequest(NamedTuple):
+    """Partitions in the order in which they are named."""
+
+    group_id: str
+    member_id: str
+    partitions: list[SettlePartition]
+
+
+class SettledPartition(NamedTuple):
+    """How it ended, as a broker tells it: code 0, or why nothing of it holds."""
+
+    partition: int
+    error_code: int = 0
+    error_message: str | None = None
 
 
 class SettleResult(NamedTuple):
@@ -131,10 +156,78 @@ def _body(topics: Sequence[Topic]) -> bytes:
                     pack_compact_string(reason),
                     _COUNT.pack(delivery_count, 0),
                 )
-            parts.append(b"\x00")
-        parts.append(b"\x00")
-    parts.append(b"\x00")
+            parts.append(_TAGLESS)
+        parts.append(_TAGLESS)
+    parts.append(_TAGLESS)
     return b"".join(parts)
+
+
+def decode_request(frame: memoryview, position: int = 0) -> SettleLeasesRequest:
+    """The request whose body starts at `position` of `frame`. Raises `WireError`."""
+    try:
+        return _decode_request(frame, position)
+    except GARBAGE as error:
+        raise WireError("not a SettleLeases request") from error
+
+
+def _decode_request(frame: memoryview, position: int) -> SettleLeasesRequest:
+    group_id, position = _read_text(frame, position)
+    member_id, position = _read_text(frame, position)
+    topic_count, position = read_compact_count(frame, position, MAX_ENTRIES)
+    room = MAX_ENTRIES - topic_count
+    partitions: list[SettlePartition] = []
+    for _ in range(topic_count):
+        topic_id, position = read_topic_id(frame, position)
+        count, position = read_compact_count(frame, position, room)
+        room -= count
+        for _ in range(count):
+            (index,) = _INT.unpack_from(frame, position)
+            batches, position, room = _read_batches(frame, position + _INT.size, room)
+            partitions.append(SettlePartition(topic_id, index, batches))
+        position = skip_tags(frame, position)
+    skip_tags(frame, position)
+    return SettleLeasesRequest(group_id, member_id, partitions)
+
+
+def _read_batches(frame: memoryview, position: int, room: int) -> tuple[list[Batch], int, int]:
+    """(batches of a partition, position after it, entries there may still be)."""
+    count, position = read_compact_count(frame, position, room)
+    batches: list[Batch] = []
+    for _ in range(count):
+        first, last = _OFFSETS.unpack_from(frame, position)
+        length, position = read_compact_count(frame, position + _OFFSETS.size, len(frame))
+        types = bytes(frame[position : position + length])
+        position += length
+        (delay_ms,) = _LONG.unpack_from(frame, position)
+        reason, position = _read_text(frame, position + _LONG.size)
+        (deliveries,) = _INT.unpack_from(frame, position)
+        position = skip_tags(frame, position + _INT.size)
+        batches.append((first, last, types, delay_ms, reason, deliveries))
+    return batches, skip_tags(frame, position), room - count
+
+
+def _read_text(frame: memoryview, position: int) -> tuple[str, int]:
+    text, position = read_compact_string(frame, position)
+    if text is None:
+        raise WireError("a text is missing")
+    return text, position
+
+
+def encode_response(
+    correlation_id: int, topics: Mapping[bytes, Sequence[SettledPartition]], *, lock_ms: int
+) -> bytes:
+    """The whole answer: frame length, header, body."""
+    parts = [_ANSWER.pack(0, 0, 0, lock_ms), pack_compact_count(len(topics))]
+    for topic_id, partitions in topics.items():
+        parts += (topic_id, pack_compact_count(len(partitions)))
+        for index, code, message in partitions:
+            if not code and message is None:
+                parts.append(_SETTLED.pack(index, 0, 0, 0))
+            else:
+                parts += (_RESULT.pack(index, code), pack_compact_string(message), _TAGLESS)
+        parts.append(_TAGLESS)
+    parts.append(_TAGLESS)
+    return framed_response(ApiKey.SETTLE_LEASES, VERSION, correlation_id, b"".join(parts))
 
 
 def decode_response(buffer: Buffer) -> SettleLeasesResponse:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Final
 from crc32c import crc32c
 
 from mansio.errors import CorruptMessage
-from mansio.wire.records import iterate_batches, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import iterate_batches
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -39,17 +39,9 @@ from mansio.broker.statistics import SAMPLE_EVERY
 from mansio.cluster.controller import ELECTION_CAUSES
 from mansio.cluster.etcd.outcomes import Outcome
 from mansio.cluster.metadata import Keys, StoreCounts
+from mansio.cluster.model import ACTIVE, FENCED, LIVE, BrokerState, PartitionState, Registration, Topic
 from mansio.cluster.session import Session
-from mansio.cluster.state import (
-    ACTIVE,
-    FENCED,
-    LIVE,
-    BrokerState,
-    ClusterState,
-    PartitionState,
-    Registration,
-    Topic,
-)
+from mansio.cluster.state import ClusterState
 from mansio.config import Settings
 from mansio.host import HostClock, HostFile
 from mansio.state.replica import Following, ReplicaProgress

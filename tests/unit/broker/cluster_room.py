@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mansio.broker.coordinators.groups import GroupCoordinator, GroupSettings
 from mansio.broker.coordinators.store import java_string_hash
 from mansio.broker.coordinators.subscriptions import Subscriptions
-from mansio.cluster.state import BrokerState
+from mansio.cluster.model import BrokerState
 from mansio.errors import NotLeaderOrFollower
 from unit.broker.groups_room import MemoryPartition, VirtualScheduler
 from unit.broker.test_groups import Broker, Chance
@@ -16,7 +16,7 @@ from unit.broker.test_groups import Broker, Chance
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mansio.cluster.state import Topic
+    from mansio.cluster.model import Topic
     from mansio.errors import MansioError
     from mansio.state.group_records import CommittedOffset
 

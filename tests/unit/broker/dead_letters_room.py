@@ -18,7 +18,8 @@ from mansio.config import Settings
 from mansio.errors import MansioError
 from mansio.state.share_partition import SharePartition
 from mansio.state.share_types import REJECT, Backoff, Settle, ShareKey, ShareSettings
-from mansio.wire.records import build_batch, iterate_batches, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import build_batch, iterate_batches
 from support.share_memory import MemoryPersister
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.partition import Partition
     from mansio.state.share_types import Update
-    from mansio.wire.records import Record
+    from mansio.wire.record_reader import Record
 
 MEMBER = "member-7"
 SETTINGS = ShareSettings(

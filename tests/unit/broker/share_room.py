@@ -15,7 +15,8 @@ from mansio.cluster.share_group_config import share_settings
 from mansio.cluster.topic_plan import NewTopic
 from mansio.config import Settings
 from mansio.wire import messages, share_acknowledge, share_fetch
-from mansio.wire.records import build_batch, iterate_batches, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import build_batch, iterate_batches
 from mansio.wire.share_acknowledge import AckBatch, AckPartition
 from support.share_memory import MemoryPersister
 

@@ -12,19 +12,19 @@ import pytest
 from mansio.broker.coordinators.places import ClusterPlaces
 from mansio.cluster.metadata import Keys
 from mansio.cluster.metadata_response import TopicEncoder
-from mansio.cluster.plan import View, preferred, unclean
-from mansio.cluster.state import (
+from mansio.cluster.model import (
     ACTIVE,
     DRAINING,
     FENCED,
     LIVE,
     BrokerState,
-    ClusterState,
     ControllerState,
     PartitionState,
     Registration,
     Topic,
 )
+from mansio.cluster.plan import View, preferred, unclean
+from mansio.cluster.state import ClusterState
 from mansio.config import Settings
 from mansio.errors import ConcurrentChange, UnknownTopicOrPartition
 from mansio.wire.versions import ApiKey

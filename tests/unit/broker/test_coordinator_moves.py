@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from mansio.broker.coordinators.store import java_string_hash
-from mansio.broker.internal_load import UPDATES_PER_TURN
-from mansio.broker.internal_topic import LOAD_ATTEMPTS_MAX, RECORDS_PER_TURN, InternalTopic
+from mansio.broker.internal_load import RECORDS_PER_TURN, UPDATES_PER_TURN
+from mansio.broker.internal_topic import LOAD_ATTEMPTS_MAX, InternalTopic
 from mansio.broker.view_checkpoint import CheckpointRoom
 from mansio.errors import (
     CoordinatorLoadInProgress,
@@ -310,7 +310,7 @@ def test_nothing_of_a_group_goes_on_where_it_was(caplog: pytest.LogCaptureFixtur
     cluster.scheduler.turn()
     assert syncing.result().error_code == NOT_COORDINATOR
     timers = [each for each in cluster.scheduler._timers if not each[2].cancelled]
-    assert not [each for each in timers if each[3] == old.groups._wake]
+    assert not [each for each in timers if each[3] == old.groups.effects.wake]
     cluster.scheduler.pass_time(120_000)
     assert len(before.stored) == stored
     assert not old.groups.store.entries

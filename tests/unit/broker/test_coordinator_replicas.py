@@ -14,7 +14,7 @@ from support.replicas import Cluster
 
 if TYPE_CHECKING:
     from mansio.broker.partition import Partition
-    from mansio.cluster.state import PartitionState
+    from mansio.cluster.model import PartitionState
     from support.replicas import Node
 
 

@@ -12,7 +12,6 @@ from mansio.broker.peers import LinkPeers
 from mansio.broker.producer_hook import ProducerHook
 from mansio.broker.share.dead_letter_targets import Targets
 from mansio.cluster.topic_config import Change, Operation
-from mansio.cluster.topic_plan import NewTopic
 from mansio.errors import (
     ConnectionLost,
     CoordinatorNotAvailable,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mansio.broker.share.dead_letter_targets import Target
+    from mansio.errors import MansioError
 
 DEADLINE_S = 20.0
 
@@ -156,10 +156,18 @@ async def live_reject(live: Any, first: int, last: int) -> None:
     await live.perform(update)
 
 
-@pytest.mark.parametrize("there", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("error", "there"),
+    [
+        (RequestTimedOut("no answer"), False),
+        (RequestTimedOut("no answer"), True),
+        (DiskFull("no room"), False),
+    ],
+    ids=["before", "after", "full disk"],
+)
 @pytest.mark.parametrize("killed", [False, True], ids=["retried", "killed"])
 def test_exactly_one_dead_letter_when_the_append_fails(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, killed: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: MansioError, there: bool, killed: bool
 ) -> None:
     """The append does not happen, or its answer is lost; it is tried again here, or after the broker died and came
     back on the same directory."""
@@ -170,7 +178,8 @@ def test_exactly_one_dead_letter_when_the_append_fails(
                 persister = room.persister
                 await room.topic()
                 await room.write(*records(6))
-                failing = Failing(monkeypatch, room, times=1_000_000 if killed else 2, there=there)
+                times = 1_000_000 if killed else 2
+                failing = Failing(monkeypatch, room, times=times, there=there, error=error)
                 live = await room.live()
                 key = live.key
                 await live.reject(0, 1)
@@ -264,16 +273,23 @@ def test_partitions_with_their_first_dead_letters_at_once_make_the_topic_once(tm
     run(check, tmp_path)
 
 
-def test_more_than_fits_into_one_batch_keeps_its_order(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("count", "size", "codec", "batches"),
+    [(1200, 10, Codec.NONE, [500, 500, 200]), (20, 500, Codec.ZSTD, [20])],
+    ids=["more than fit into one batch", "compressed"],
+)
+def test_letters_come_in_order_in_batches_like_those_of_their_records(
+    tmp_path: Path, count: int, size: int, codec: Codec, batches: list[int]
+) -> None:
     async def check(room: Room) -> None:
         await room.topic()
-        await room.write(*records(1200))
+        await room.write(*records(count, size=size), codec=codec)
         live = await room.live()
-        await live.reject(0, 1199)
+        await live.reject(0, count - 1)
         await settled(room)
-        assert ids(room.letters()) == expected_ids(live.key, range(1200))
-        headers_of_batches = list(room.partition("dlq.t").log.batch_headers(0))
-        assert max(header.record_count for header in headers_of_batches) == 500
+        assert ids(room.letters()) == expected_ids(live.key, range(count))
+        found = list(room.partition("dlq.t").log.batch_headers(0))
+        assert [(each.record_count, each.codec) for each in found] == [(size, codec) for size in batches]
 
     run(check, tmp_path)
 
@@ -300,29 +316,39 @@ def test_a_record_too_large_for_the_target_comes_without_its_value(tmp_path: Pat
     run(check, tmp_path)
 
 
-def test_a_target_too_small_for_anything_waits_and_says_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+TAKES, SIZE = "errors.deadletterqueue.group.enable", "max.message.bytes"
+
+
+@pytest.mark.parametrize(
+    ("configs", "trouble", "mended"),
+    [
+        ({TAKES: "true", SIZE: "100"}, "max.message.bytes=100", Change(SIZE, Operation.SET, "100000")),
+        ({}, "errors.deadletterqueue.group.enable=true", Change(TAKES, Operation.SET, "true")),
+    ],
+    ids=["too small for anything", "takes no dead letters"],
+)
+def test_a_target_that_cannot_be_used_gets_none_and_says_so_until_it_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, configs: dict[str, str], trouble: str, mended: Change
 ) -> None:
     async def check(room: Room) -> None:
         await room.topic()
-        await room.topic("small", errors_deadletterqueue_group_enable="true", max_message_bytes="100")
-        room.configs["errors.deadletterqueue.topic.name"] = "small"
+        await room.topic("own", **{name.replace(".", "_"): value for name, value in configs.items()})
+        room.configs["errors.deadletterqueue.topic.name"] = "own"
         await room.write(*records(2))
         live = await room.live()
         with caplog.at_level(logging.WARNING):
             await live.reject(0, 1)
             await eventually(lambda: room.dead_letters.counts.failures >= 2)
+        assert room.letters("own") == []
         assert room.dead_letters.waiting == 2
-        assert "max.message.bytes=100" in room.dead_letters.trouble_of(live.key)
+        assert trouble in room.dead_letters.trouble_of(live.key)
         told = next(one for one in caplog.records if one.message == "dead letter not written")
         assert getattr(told, FIELDS)["group"] == "g"
         assert getattr(told, FIELDS)["topic"] == "t"
         assert live.core.counts(0.0).archiving == 2
-        await room.service.topics.alter_configs(
-            "small", [Change("max.message.bytes", Operation.SET, "100000")]
-        )
+        await room.service.topics.alter_configs("own", [mended])
         await settled(room)
-        assert ids(room.letters("small")) == expected_ids(live.key, [0, 1])
+        assert ids(room.letters("own")) == expected_ids(live.key, [0, 1])
         assert room.dead_letters.trouble_of(live.key) == ""
 
     run(check, tmp_path)
@@ -355,20 +381,6 @@ def test_what_failed_is_tried_again_at_once_when_the_target_or_the_group_is_anot
         room.dead_letters.settings_changed("g")
         await settled(room)
         assert ids(room.letters()) == expected_ids(live.key, [0, 1])
-
-    run(check, tmp_path)
-
-
-def test_a_full_disk_holds_them_up_and_loses_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def check(room: Room) -> None:
-        await room.topic()
-        await room.write(*records(5))
-        failing = Failing(monkeypatch, room, times=4, there=False, error=DiskFull("no room"))
-        live = await room.live()
-        await live.reject(0, 4)
-        await settled(room)
-        assert failing.failed == 4
-        assert ids(room.letters()) == expected_ids(live.key, range(5))
 
     run(check, tmp_path)
 
@@ -478,38 +490,6 @@ def test_a_group_may_have_no_copies(tmp_path: Path) -> None:
         (found,) = room.letters()
         assert (found.key, found.value) == (None, None)
         assert headers(found)["__dlq.errors.offset"] == "0"
-
-    run(check, tmp_path)
-
-
-def test_a_topic_that_takes_no_dead_letters_gets_none(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
-        await room.topic()
-        await room.service.topics.create(NewTopic("dlq.t", 1, 1))
-        await room.write(*records(1))
-        live = await room.live()
-        await live.reject(0, 0)
-        await eventually(lambda: room.dead_letters.counts.failures >= 2)
-        assert "errors.deadletterqueue.group.enable=true" in room.dead_letters.trouble_of(live.key)
-        assert room.letters() == []
-        on = Change("errors.deadletterqueue.group.enable", Operation.SET, "true")
-        await room.service.topics.alter_configs("dlq.t", [on])
-        await settled(room)
-        assert ids(room.letters()) == expected_ids(live.key, [0])
-
-    run(check, tmp_path)
-
-
-def test_compressed_records_come_compressed(tmp_path: Path) -> None:
-    async def check(room: Room) -> None:
-        await room.topic()
-        await room.write(*records(20, size=500), codec=Codec.ZSTD)
-        live = await room.live()
-        await live.reject(0, 19)
-        await settled(room)
-        assert ids(room.letters()) == expected_ids(live.key, range(20))
-        (header,) = room.partition("dlq.t").log.batch_headers(0)
-        assert header.codec is Codec.ZSTD
 
     run(check, tmp_path)
 

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import random
 import socket
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -90,6 +91,26 @@ def test_bytes_and_file_slices_arrive_in_order_and_whole_at_a_slow_reader(
         egress.close()
 
     run_on_new_loop(work())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs SOCK_SEQPACKET")
+def test_what_is_around_a_slice_leaves_with_it_so_that_a_reader_is_woken_once(tmp_path: Path) -> None:
+    content = random.Random(3).randbytes(2 * SLICE_BYTES_MIN)
+    (tmp_path / "segment").write_bytes(content)
+
+    async def work(ours: socket.socket, theirs: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        scratch = memoryview(bytearray(3 * SLICE_BYTES_MIN))
+        egress = Egress(loop, ours.fileno(), scratch, lambda: None, lambda error: pytest.fail(str(error)))
+        egress.send([b"front", slice_of(tmp_path / "segment", 1, SLICE_BYTES_MIN), b"end"])
+        assert theirs.recv(1 << 20) == b"front" + content[1 : 1 + SLICE_BYTES_MIN] + b"end"
+        assert egress.waiting_bytes == egress.held_bytes == 0
+        egress.close()
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        theirs.setblocking(False)
+        run_on_new_loop(work(ours, theirs))
 
 
 def test_a_peer_that_is_gone_is_reported_once_and_nothing_more_is_sent(

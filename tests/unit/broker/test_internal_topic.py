@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.internal_topic import RECORDS_PER_TURN, InternalTopic
+from mansio.broker.internal_load import RECORDS_PER_TURN
+from mansio.broker.internal_topic import InternalTopic
 from mansio.broker.view_checkpoint import CheckpointRoom, decode_checkpoint, encode_checkpoint
 from mansio.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, CorruptLog, StorageError
 from mansio.testing.disk import SimulatedDisk
@@ -231,7 +232,9 @@ def test_a_write_during_a_checkpoint_is_in_it_only_once_it_is_durable() -> None:
         room.partitions[0].holds = True
         room.topic.append(0, [(last, b"not durable")])
 
-    room.scheduler.spawn(room.topic._checkpoint(0), name="checkpoint")
+    checkpoints = room.topic._checkpoints
+    assert checkpoints is not None
+    room.scheduler.spawn(checkpoints.write(room.topic._held[0]), name="checkpoint")
     room.scheduler.call_soon(write_late)  # between the first slice of the snapshot and the second
     room.scheduler.turn()
     assert room.view.values[0][last] == b"not durable"

@@ -13,7 +13,8 @@ from mansio.broker.leftovers import Leftovers
 from mansio.broker.loop import AsyncioScheduler
 from mansio.broker.partition_files import topic_directory
 from mansio.cluster.metadata import Entry, Keys
-from mansio.cluster.state import CREATING, LIVE, ClusterState, Topic
+from mansio.cluster.model import CREATING, LIVE, Topic
+from mansio.cluster.state import ClusterState
 from mansio.errors import StorageError
 from mansio.host import HostDisk
 

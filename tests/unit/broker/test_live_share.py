@@ -11,14 +11,16 @@ import pytest
 from mansio.broker.share.acknowledging import settle
 from mansio.broker.share.live_share import STALL_MS
 from mansio.broker.share.share_partitions import LETTERS_AGAIN_MS, RETRY_MS, SharePartitions
-from mansio.errors import CoordinatorNotAvailable, NotLeaderOrFollower
+from mansio.errors import CoordinatorNotAvailable, NotCoordinator, NotLeaderOrFollower, StorageError
 from mansio.state.share_types import (
+    ACCEPT,
     CAUSE_REJECTED,
     REJECT,
     RENEW,
     Backoff,
     Producer,
     Settle,
+    ShareKey,
     ShareSettings,
     Ticket,
 )
@@ -27,6 +29,7 @@ from unit.broker.groups_room import VirtualScheduler
 
 if TYPE_CHECKING:
     from mansio.broker.share.live_share import LiveShare
+    from mansio.errors import MansioError
 
 LOCK_MS = 5_000
 SETTINGS = ShareSettings(
@@ -162,6 +165,51 @@ def test_a_renewed_lease_ends_in_time_though_leases_are_shorter_by_now() -> None
     assert settle(live, "m", [Settle(0, 4, bytes([RENEW]))]) is None
     room.scheduler.pass_time(LOCK_MS // 5 + 1)
     assert live.core.leased == 0
+
+
+def state_lost(room: Room, error: MansioError) -> ShareKey:
+    """One member has a lease that the state loses on its way to another broker; the next write finds it gone."""
+    live = room.live()
+    room.lease(live, 4)
+    room.memory.forget_leases(live.key)
+    room.memory.uncertain(withheld_ms=LOCK_MS)
+    room.memory.fail(1, error)
+    acquire = live.core.acquire
+    _, update = live.ask(acquire, "n", [(5, 9)], 5, strict=True, batch_ends=(), now_ms=live.now_ms())
+    with pytest.raises(type(error)):
+        room.scheduler.run(live.perform(update))
+    return live.key
+
+
+def test_a_leader_that_lived_on_stores_what_the_state_lost_before_it_hands_out_anything() -> None:
+    room = Room()
+    key = state_lost(room, CoordinatorNotAvailable("no leader"))
+    for again in (False, True):
+        room.scheduler.pass_time(2 * RETRY_MS)
+        if not again:
+            room.memory.fail(1, CoordinatorNotAvailable("still none"))
+            with pytest.raises(CoordinatorNotAvailable):
+                room.live()
+    live, stored = room.live(), room.memory.state(key)
+    counts = live.core.counts(live.now_ms())
+    assert (counts.withheld, [each[:2] for each in counts.holders]) == (0, [("m", 5), ("n", 5)])
+    assert stored is not None
+    assert [(each.first, each.last, each.holder) for each in stored.changes] == [(0, 4, "m"), (5, 9, "n")]
+    assert settle(live, "m", [Settle(0, 4, bytes([ACCEPT]))]) is not None
+
+
+@pytest.mark.parametrize("why", ["a write that failed otherwise", "led in a later epoch", "made anew"])
+def test_what_a_leader_knew_of_another_time_is_not_believed(why: str) -> None:
+    room = Room()
+    otherwise = why == "a write that failed otherwise"
+    key = state_lost(room, StorageError("damaged") if otherwise else NotCoordinator("moved"))
+    room.partition.leader_epoch += why == "led in a later epoch"
+    if why == "made anew":
+        room.scheduler.run(room.memory.initialize(key, 1, 0))
+    room.scheduler.pass_time(2 * RETRY_MS)
+    live = room.live()
+    assert live.core.leased == 0
+    assert live.core.counts(live.now_ms()).withheld == (0 if why == "made anew" else 100)
 
 
 @pytest.mark.parametrize("reads_fail", [False, True])

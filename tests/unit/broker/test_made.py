@@ -12,7 +12,7 @@ from mansio.broker.made import FILE, Made
 from mansio.broker.partition import Partition
 from mansio.broker.partition_files import topic_directory
 from mansio.broker.partitions import PartitionSet
-from mansio.cluster.state import LIVE, PartitionState, Topic
+from mansio.cluster.model import LIVE, PartitionState, Topic
 from mansio.config import Settings
 from mansio.errors import CorruptLog, StorageError
 from mansio.log.files import FileCache

@@ -31,7 +31,8 @@ from mansio.log.settings import LogSettings
 from mansio.log.sync import Syncer
 from mansio.state.replica import ReplicaProgress
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.records import TimestampType, build_batch, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import TimestampType, build_batch
 from support.logs import ManualBackground, ManualClock, ManualScheduler
 
 if TYPE_CHECKING:

@@ -32,13 +32,16 @@ def answered(request: fetch.FetchRequest) -> Any:
     return [(None, request.topics[0][1], [part])]
 
 
-def test_a_follower_is_told_apart_and_learns_where_logs_part() -> None:
+@pytest.mark.parametrize("borrowed", [False, True], ids=["a copy", "borrowed"])
+def test_a_follower_is_told_apart_and_learns_where_logs_part(borrowed: bool) -> None:
     async def run() -> None:
         async with StubBroker() as broker:
             broker.fetch = answered
-            peers = LinkPeers(lambda _: ("127.0.0.1", broker.port))
+            options = ConnectionOptions(borrowed=borrowed)
+            peers = LinkPeers(lambda _: ("127.0.0.1", broker.port), options)
             for _ in range(3):
                 frame = await peers.send(1, REQUEST, timeout_ms=5000)
+                assert type(frame) is (memoryview if borrowed else bytes)
                 response = fetch.decode_response(17, frame)
                 (part,) = response.topics[0][2]
                 assert (part.high_watermark, part.diverging) == (17, (3, 77))

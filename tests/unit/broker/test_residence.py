@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from mansio.broker.residence import Residence
-from mansio.cluster.state import LIVE, PartitionState, Topic, TopicChange
+from mansio.cluster.model import LIVE, PartitionState, Topic, TopicChange
 from mansio.errors import CorruptLog, StorageError
 from mansio.testing.scheduler import Simulation
 

@@ -238,6 +238,24 @@ def test_a_write_that_fails_leases_nothing_and_confirms_nothing(tmp_path: Path, 
     run(check, tmp_path)
 
 
+@pytest.mark.parametrize("where", ["share.fetching.read_stretch", "share.said.settle"])
+def test_a_defect_while_a_fetch_is_answered_leaves_nothing_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    async def check(room: Room) -> None:
+        peer = await opened(room, 10)
+        part_of(await peer.fetch(5, wait_ms=5000, acquire_mode=RECORD_LIMIT))
+        with monkeypatch.context() as broken:
+            broken.setattr(f"mansio.broker.{where}", lambda *_: 1 / 0)
+            refused = part_of(await peer.fetch(5, acks=[ack(0, 4)], acquire_mode=RECORD_LIMIT))
+        assert (refused.acknowledge_error_code, refused.acquired) == (CoordinatorNotAvailable.kafka_code, [])
+        assert part_of(await peer.fetch(5, wait_ms=5000)).acquired == [(5, 9, 1)], "it is loaded anew"
+        assert code_of(await peer.acknowledge(ack(0, 4))) == 0
+        assert room.service.shares.lives()[0].core.ranges.start == 5
+
+    run(check, tmp_path)
+
+
 def test_nobody_is_told_of_leases_once_another_broker_leads(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
         peer = await opened(room, 5)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from mansio.broker.share import put_off
 from mansio.broker.share.places import coordinator_key, index_of
 from mansio.broker.share.stored import Writing
 from mansio.errors import (
@@ -17,7 +18,7 @@ from mansio.errors import (
     NotCoordinator,
     StorageError,
 )
-from mansio.state.share_fold import fold
+from mansio.state.share_fold import Folded, fold
 from mansio.state.share_records import UPDATE, encode_key, encode_update
 from mansio.state.share_types import ACKNOWLEDGED, ACQUIRED, Change, LoadedState, ShareKey, Update
 from mansio.wire.records import build_batch
@@ -348,6 +349,31 @@ def test_a_state_is_written_as_a_whole_after_so_many_updates() -> None:
         room.write(G, leased(number, number))
     assert (share.snapshot_epoch, share.updates) == (2, 2)
     assert room.kill().read(G).changes == (Change(0, 11, ACQUIRED, 1, holder="m"),)
+
+
+@pytest.mark.parametrize(("bytes_max", "taken_in"), [(put_off.BYTES_MAX, 2 * (1 + 2)), (0, 2 * (3 + 12))])
+def test_a_load_takes_in_the_last_snapshot_and_what_comes_after_it_and_puts_off_no_more_than_it_may(
+    monkeypatch: pytest.MonkeyPatch, bytes_max: int, taken_in: int
+) -> None:
+    room = StateRoom(updates_per_snapshot=5)
+    keys = (G, next(key for n in range(100) if room_index(key := key_of(f"other{n}")) == room_index(G)))
+    for key in keys:
+        room.begin(key)
+    for number in range(12):
+        for key in keys:
+            room.write(key, leased(number, number), leader_epoch=number)
+    told = {key: (share.folded.changes, share.leader_epoch) for key, share in room.store._shares.items()}
+    applied: list[Update] = []
+    apply = Folded.apply
+    monkeypatch.setattr(
+        Folded, "apply", lambda folded, update: (applied.append(update), apply(folded, update))
+    )
+    monkeypatch.setattr(put_off, "BYTES_MAX", bytes_max)
+    again = room.kill()
+    assert len(applied) == taken_in
+    assert {
+        key: (each.folded.changes, each.leader_epoch) for key, each in again.store._shares.items()
+    } == told
 
 
 def test_segments_that_no_state_needs_leave_the_disk_and_the_next_start_reads_little() -> None:

@@ -21,7 +21,7 @@ from support.metadata import DEADLINE_SECONDS, sqlite_store, topic_admin
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from mansio.cluster.state import Topic
+    from mansio.cluster.model import Topic
     from mansio.wire.messages import Struct
     from support.metadata import Admin
 

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from mansio.cluster.metadata import Put, encode
-from mansio.cluster.state import CREATING, DELETING, Maker, topic_document
+from mansio.cluster.model import CREATING, DELETING, Maker, topic_document
 from support.brokers import TTL_S, Cluster
 from support.virtual_time import run_virtually
 

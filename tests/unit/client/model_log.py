@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.wire.produce import PartitionResult, ProduceRequest
-from mansio.wire.records import check_batch, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import check_batch
 from mansio.wire.versions import ApiKey
 from unit.link.stub_broker import HANG_UP, StubBroker
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from mansio.client.fetch_round import FetchRound
 from mansio.client.fetcher import Fetcher, FetchOptions, PartitionState
 from mansio.client.leaders import Leaders
 from mansio.client.request import PendingRequest, RequestWriter
@@ -116,11 +117,21 @@ async def failure_of(fetcher: Fetcher) -> Exception:
         await fetcher.changed()
 
 
-@pytest.mark.parametrize("place", ["_choose", "_exchange", "_take", "_is_through"])
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (Fetcher, "_choose"),
+        (Fetcher, "_start"),
+        (FetchRound, "encode"),
+        (FetchRound, "read"),
+        (Fetcher, "_take"),
+        (Fetcher, "_is_through"),
+    ],
+)
 def test_mistake_in_the_fetcher_is_raised_and_the_reading_goes_on(
-    monkeypatch: pytest.MonkeyPatch, place: str
+    monkeypatch: pytest.MonkeyPatch, owner: type, name: str
 ) -> None:
-    failing_once(monkeypatch, Fetcher, place)
+    failing_once(monkeypatch, owner, name)
 
     async def scenario() -> None:
         async with StubBroker({"t": 1}) as broker:

@@ -10,8 +10,9 @@ import pytest
 from mansio.broker.topics import NewTopic
 from mansio.cluster.changes import commit
 from mansio.cluster.metadata import AMBIGUOUS_ATTEMPTS_MAX, Compare, Put, decode, encode
+from mansio.cluster.model import ACTIVE, DRAINING, FENCED, NO_LEADER
 from mansio.cluster.plan import Change
-from mansio.cluster.state import ACTIVE, DRAINING, FENCED, NO_LEADER, ClusterState
+from mansio.cluster.state import ClusterState
 from mansio.errors import InvalidReplicationFactor, InvalidRequest, Unavailable
 from mansio.testing.metadata import Door
 from support.brokers import CLUSTER_ID, TTL_S, Cluster, Member

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.cluster.metadata_response import TopicEncoder, encode_metadata, encode_missing_topic
-from mansio.cluster.state import BrokerState, PartitionState, Topic
+from mansio.cluster.model import BrokerState, PartitionState, Topic
 from mansio.wire import messages
 from mansio.wire.versions import OFFERED, ApiKey
 

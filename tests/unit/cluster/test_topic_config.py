@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from mansio.cluster import topic_config
 from mansio.cluster.config_entries import Source, broker_entries, topic_entries
-from mansio.cluster.topic_config import NOT_OFFERED, SETTINGS, Change, Kind, Operation
+from mansio.cluster.topic_config import NOT_OFFERED, SETTINGS, Change, Operation
+from mansio.cluster.topic_setting import Kind
 from mansio.config import Settings
 from mansio.errors import ConfigError, InvalidConfig, InvalidRequest
 

@@ -20,6 +20,7 @@ from mansio.log.index import NO_TIMESTAMP
 from mansio.log.log import Log, LogSettings, SegmentInfo
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.compression import Codec
+from mansio.wire.record_reader import read_records
 from mansio.wire.record_scan import RecordPlace, with_timestamp_delta
 from mansio.wire.records import (
     DELETE_HORIZON,
@@ -27,7 +28,6 @@ from mansio.wire.records import (
     build_batch,
     check_batch,
     read_header,
-    read_records,
     seal_batch,
     with_log_append_time,
 )

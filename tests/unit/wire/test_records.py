@@ -16,6 +16,7 @@ from mansio.errors import (
     UnsupportedCompression,
     UnsupportedMessageFormat,
 )
+from mansio.wire.record_reader import read_records
 from mansio.wire.records import (
     HEADER_BYTES,
     Codec,
@@ -24,7 +25,6 @@ from mansio.wire.records import (
     check_batch,
     iterate_batches,
     read_header,
-    read_records,
     with_log_append_time,
 )
 from unit.wire.foreign import kafka_records

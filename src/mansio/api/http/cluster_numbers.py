@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.api.http.source import CopySample, LedSample, Measurement, Problem
 from mansio.broker import roles
+from mansio.cluster.model import FENCED, NO_LEADER
 from mansio.cluster.session import RENEW_SHARE
-from mansio.cluster.state import FENCED, NO_LEADER
 from mansio.state.replica import UNKNOWN
 
 if TYPE_CHECKING:

@@ -11,11 +11,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.coordinators.groups import check_group_id
+from mansio.broker.coordinators.refusals import check_group_id
 from mansio.cluster import group_config, metadata
 from mansio.cluster.config_entries import group_entries
-from mansio.cluster.metadata import Compare, Delete, Put
-from mansio.cluster.state import new_writer
+from mansio.cluster.metadata import Compare, Delete, Put, new_writer
 from mansio.errors import ConcurrentChange, PolicyViolation
 from mansio.logs import fields
 

@@ -11,16 +11,16 @@ without transactions every committed offset is stable).
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mansio.broker.coordinators.inspection import CONSUMER, topics_of_subscription
 from mansio.broker.coordinators.modern_groups import names_read
+from mansio.broker.coordinators.refusals import check_offsets_group_id
 from mansio.broker.holds import is_hold
 from mansio.errors import (
     GroupIdNotFound,
     GroupSubscribedToTopic,
     IllegalGeneration,
-    InvalidGroupId,
     MansioError,
     NonEmptyGroup,
     OffsetMetadataTooLarge,
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
     from mansio.ports import Clock
 
 logger = logging.getLogger(__name__)
-
-GROUP_ID_BYTES_MAX: Final = 32_767
 
 
 class OffsetToCommit(NamedTuple):
@@ -93,7 +91,7 @@ class Offsets:
 
         Without member and generation: an assigned or admin client's commit, for a group without members.
         """
-        _check_group_id(group_id)
+        check_offsets_group_id(group_id)
         if generation >= 0 and self._store.find(group_id) is None:
             raise IllegalGeneration(f"there is no group {group_id!r}")
         entry = await self._store.find_or_create(group_id)
@@ -130,7 +128,7 @@ class Offsets:
         out. A member of a group of the new protocol names itself and its epoch: raises `UnknownMember`,
         `StaleMemberEpoch`.
         """
-        _check_group_id(group_id)
+        check_offsets_group_id(group_id)
         entry = self._store.find(group_id)
         if entry is None:
             return {}
@@ -150,7 +148,7 @@ class Offsets:
 
     async def delete(self, group_id: str, wanted: Sequence[tuple[str, int]]) -> list[MansioError | None]:
         """Forget offsets (KIP-496): of a group without members, or of topics that none of them reads."""
-        _check_group_id(group_id)
+        check_offsets_group_id(group_id)
         entry = self._store.find(group_id)
         if entry is None or entry.is_deleted:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
@@ -291,9 +289,3 @@ def subscribed_topics(entry: GroupEntry) -> frozenset[str] | None:
             return None
         topics.update(subscription)
     return frozenset(topics)
-
-
-def _check_group_id(group_id: str | None) -> None:
-    """Unlike membership, offsets may be kept under the empty group id (very old simple consumers)."""
-    if group_id is None or len(group_id.encode()) > GROUP_ID_BYTES_MAX:
-        raise InvalidGroupId

@@ -11,7 +11,8 @@ from mansio.broker.coordinators.settings import OFFSETS_TOPIC
 from mansio.broker.internal_view import InternalPartition
 
 if TYPE_CHECKING:
-    from mansio.cluster.state import BrokerState, ClusterState
+    from mansio.cluster.model import BrokerState
+    from mansio.cluster.state import ClusterState
 
 
 class OffsetsPartition(InternalPartition, Protocol):

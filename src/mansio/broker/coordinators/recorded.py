@@ -5,7 +5,7 @@ machine, what it changed is appended in the same turn of the loop, and whoever a
 
 Always true:
 * A machine never stays ahead of its records. If they cannot be appended or committed, or the machine fails halfway, it
-  is dropped and made anew of what is stored (`GroupCoordinator.revive`): members find out by their next heartbeat.
+  is dropped and made anew of what is stored (`GroupEffects.revive`): members find out by their next heartbeat.
 * Nobody is told of an assignment that is not committed.
 * A heartbeat that says nothing new writes nothing, and waits for nothing.
 """

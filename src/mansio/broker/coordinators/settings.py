@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mansio.config import Settings
 
 OFFSETS_TOPIC: Final = "__consumer_offsets"
 
@@ -32,3 +35,21 @@ class GroupSettings:
     offsets_retention_ms: int = 7 * 24 * 60 * 60_000  # offsets.retention.minutes
     offsets_retention_check_interval_ms: int = 10 * 60_000  # offsets.retention.check.interval.ms
     stall_ms: int = 1_000  # a timer this late means we were stopped, not the members
+
+
+def group_settings(settings: Settings) -> GroupSettings:
+    """What the broker's settings say of them."""
+    return GroupSettings(
+        session_timeout_ms_min=settings.group_session_timeout_ms_min,
+        session_timeout_ms_max=settings.group_session_timeout_ms_max,
+        initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
+        members_max=settings.group_members_max,
+        offset_metadata_bytes_max=settings.offset_metadata_bytes_max,
+        offsets_retention_ms=settings.offsets_retention_ms,
+        consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
+        consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
+        consumer_assignors=tuple(settings.group_consumer_assignors.split(",")),
+        share_session_timeout_ms=settings.group_share_session_timeout_ms,
+        share_heartbeat_interval_ms=settings.group_share_heartbeat_interval_ms,
+        share_members_max=settings.group_share_members_max,
+    )

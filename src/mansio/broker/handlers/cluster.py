@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from uuid import UUID
 
 from mansio.cluster.metadata_response import encode_metadata, encode_missing_topic
-from mansio.cluster.state import NO_LEADER, BrokerState
+from mansio.cluster.model import NO_LEADER, BrokerState
 from mansio.cluster.topic_plan import INTERNAL_TOPICS, check_topic_name
 from mansio.errors import InvalidRequest, MansioError, UnknownTopicOrPartition
 from mansio.logs import fields
@@ -28,7 +28,7 @@ from mansio.wire.versions import announced
 if TYPE_CHECKING:
     from mansio.broker.context import RequestContext
     from mansio.broker.service import Service
-    from mansio.cluster.state import Topic
+    from mansio.cluster.model import Topic
     from mansio.wire.messages import Struct
 
 logger = logging.getLogger(__name__)

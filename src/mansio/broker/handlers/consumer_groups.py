@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.coordinators.groups import NAME_BYTES_MAX, check_group_id
+from mansio.broker.coordinators.refusals import NAME_BYTES_MAX, check_group_id
 from mansio.broker.handlers.modern_answers import heartbeat_fields, not_described
 from mansio.cluster.topic_plan import TOPIC_NAME_CHARACTERS_MAX
 from mansio.errors import InvalidRequest, MansioError

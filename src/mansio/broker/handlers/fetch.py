@@ -28,10 +28,11 @@ from mansio.wire.versions import ApiKey
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.broker.connection import Connection, Slot
+    from mansio.broker.connection import Connection
     from mansio.broker.egress import Piece
     from mansio.broker.partition import Partition
     from mansio.broker.service import Service
+    from mansio.broker.slot import Slot
     from mansio.broker.statistics import Stopwatch
     from mansio.log.log import LogSlice
     from mansio.log.sync import Syncer

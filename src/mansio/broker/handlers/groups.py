@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.coordinators.groups import check_group_id
+from mansio.broker.coordinators.refusals import check_group_id
 from mansio.errors import (
     CoordinatorNotAvailable,
     GroupIdNotFound,

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.coordinators.groups import check_group_id
+from mansio.broker.coordinators.refusals import check_group_id
 from mansio.broker.handlers.share_answers import names_of, told
 from mansio.broker.share import acknowledging
 from mansio.broker.share.together import together
 from mansio.errors import GroupIdNotFound, InvalidRecordState, InvalidRequest, MansioError
 from mansio.state.share_ranges import SETTLED
 from mansio.state.share_types import ACQUIRED, ARCHIVED, Settle, ShareKey
-from mansio.wire import settle_leases_served as wire
-from mansio.wire.settle_leases_served import SettledPartition
+from mansio.wire import settle_leases as wire
+from mansio.wire.settle_leases import SettledPartition
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator, Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mansio.broker.share.live_share import LiveShare
     from mansio.ports import Promise
     from mansio.wire.messages import Struct
-    from mansio.wire.settle_leases_served import SettlePartition
+    from mansio.wire.settle_leases import SettlePartition
 
 SPANS_MAX: Final = 10_000
 REDRIVEN_MAX: Final = 10_000

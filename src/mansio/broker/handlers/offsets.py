@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.coordinators.groups import as_coordinator_error
 from mansio.broker.coordinators.offsets import OffsetToCommit
+from mansio.broker.coordinators.refusals import as_coordinator_error
 from mansio.errors import MansioError
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mansio.broker.context import RequestContext
     from mansio.broker.service import Service
     from mansio.cluster.controller import Controller
-    from mansio.cluster.state import PartitionState
+    from mansio.cluster.model import PartitionState
     from mansio.wire.messages import Struct
 
 PREFERRED: Final = 0

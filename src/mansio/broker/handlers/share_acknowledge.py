@@ -17,8 +17,9 @@ from mansio.wire.share_acknowledge import AckResult, ShareAcknowledgeResponse
 from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:
-    from mansio.broker.connection import Connection, Slot
+    from mansio.broker.connection import Connection
     from mansio.broker.service import Service
+    from mansio.broker.slot import Slot
     from mansio.wire.headers import RequestHeader
 
 

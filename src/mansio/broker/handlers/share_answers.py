@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from mansio.broker.coordinators.groups import check_group_id
+from mansio.broker.coordinators.refusals import check_group_id
 from mansio.errors import (
     CorruptLog,
     CorruptMessage,

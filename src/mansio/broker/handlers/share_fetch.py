@@ -38,12 +38,13 @@ from mansio.wire.versions import ApiKey
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from mansio.broker.connection import Connection, Slot
+    from mansio.broker.connection import Connection
     from mansio.broker.egress import Piece
     from mansio.broker.service import Service
     from mansio.broker.share.fetching import Taken
     from mansio.broker.share.live_share import LiveShare
     from mansio.broker.share.said import Acks, Outcome
+    from mansio.broker.slot import Slot
     from mansio.ports import Promise
     from mansio.state.modern_types import TopicPartition
     from mansio.state.share_session import Session
@@ -231,7 +232,8 @@ class _Fetching:
                 break
             try:
                 live = self._shares.find(self._group, topic_id, index)
-                taken = take(live, self._member, left, room, strict=strict, first=not found)
+                # A defect ends it: what was said of its records, or taken, would stay under way for ever.
+                taken = live.decide(take, live, self._member, left, room, strict=strict, first=not found)
             except _LATER:
                 retry = True
                 continue

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.coordinators.groups import NAME_BYTES_MAX, check_group_id
+from mansio.broker.coordinators.refusals import NAME_BYTES_MAX, check_group_id
 from mansio.broker.handlers.consumer_groups import TOPIC_NAMES_MAX
 from mansio.broker.handlers.modern_answers import by_topic, heartbeat_fields, not_described
 from mansio.broker.handlers.share_answers import MEMBER_BYTES_MAX

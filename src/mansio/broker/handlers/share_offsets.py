@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.coordinators.groups import as_coordinator_error, check_group_id
+from mansio.broker.coordinators.refusals import as_coordinator_error, check_group_id
 from mansio.errors import (
     InvalidRequest,
     MansioError,

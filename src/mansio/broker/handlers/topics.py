@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.context import RequestContext
     from mansio.broker.service import Service
-    from mansio.cluster.state import Topic
+    from mansio.cluster.model import Topic
     from mansio.wire.messages import Struct
 
 

@@ -24,7 +24,8 @@ from mansio.errors import (
 )
 from mansio.state.share_types import CAUSE_REJECTED
 from mansio.wire.compression import Codec
-from mansio.wire.records import build_batch, check_stored_batch, read_header, read_records
+from mansio.wire.record_reader import read_records
+from mansio.wire.records import build_batch, check_stored_batch, read_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -17,7 +17,8 @@ from uuid import UUID
 from mansio.broker.producer_hook import ProducerHook
 from mansio.broker.topics import NewTopic
 from mansio.cluster.share_group_config import DEAD_LETTER_COPY, DEAD_LETTER_TOPIC, in_force
-from mansio.cluster.topic_config import INT32_MAX, TAKES_DEAD_LETTERS
+from mansio.cluster.topic_config import TAKES_DEAD_LETTERS
+from mansio.cluster.topic_setting import INT32_MAX
 from mansio.errors import (
     InvalidTopic,
     LeaderNotAvailable,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition import Partition
     from mansio.broker.partitions import PartitionSet
     from mansio.broker.topics import TopicAdmin
-    from mansio.cluster.state import Topic
+    from mansio.cluster.model import Topic
     from mansio.ports import Peers, Promise, Scheduler
     from mansio.state.dead_letter import Batch
     from mansio.wire.records import BatchHeader

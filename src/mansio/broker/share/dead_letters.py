@@ -5,9 +5,10 @@ something to do: find or make the topic, reserve places in it, read the records,
 are there. What fails is tried again for ever, after 1 s, 2 s, up to a minute, and at once when the target or the
 settings of the group change; it is told of each time: in the log, in `/metrics`, and to whoever describes the group.
 
-Always true: nothing is appended before its place is stored, and nothing is called archived before its copy is
-committed; whatever goes wrong in between, the same batch is sent again and its target knows it. Of all share partitions
-together at most `WRITERS_MAX` have records in memory.
+Owns who has dead letters, whose turn it is, and how long who failed rests; `dead_letter_sending` has the steps.
+
+Always true: whatever goes wrong, the same batch is sent again and its target knows it. Of all share partitions together
+at most `WRITERS_MAX` have records in memory.
 
 Source: KIP-1191. Exactly once by the sequences of an idempotent producer (KIP-98): see `state.dead_letter`.
 """
@@ -16,23 +17,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from mansio.broker.share import dead_letter_copies as copying
+from mansio.broker.share.dead_letter_sending import Letters, Sending
 from mansio.broker.share.dead_letter_targets import Targets
 from mansio.errors import (
     CoordinatorNotAvailable,
-    InvalidProducerEpoch,
-    InvalidProducerIdMapping,
     MansioError,
-    MessageTooLarge,
-    OutOfOrderSequence,
-    UnknownProducerId,
-    UnknownTopicId,
 )
 from mansio.logs import fields
-from mansio.state.dead_letter import RETRY_MAX_MS, RETRY_MS, DeadLetterQueue, Phase
+from mansio.state.dead_letter import RETRY_MAX_MS, RETRY_MS, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -40,65 +35,26 @@ if TYPE_CHECKING:
     from mansio.broker.machine import Machine
     from mansio.broker.partitions import PartitionSet
     from mansio.broker.records import RecordService
-    from mansio.broker.share.dead_letter_copies import Copy
+    from mansio.broker.share.dead_letter_sending import LivePartition
     from mansio.broker.topics import TopicAdmin
-    from mansio.cluster.state import TopicChange
+    from mansio.cluster.model import TopicChange
     from mansio.config import Settings
     from mansio.ports import Clock, Peers, Promise, Scheduler
-    from mansio.state.dead_letter import Batch, Places
-    from mansio.state.share_partition import SharePartition
-    from mansio.state.share_types import Archiving, Producer, ShareKey, Update
+    from mansio.state.share_types import Archiving, Producer, ShareKey
 
 logger = logging.getLogger(__name__)
 
 WRITERS_MAX: Final = 16
 
-FORGOT = (OutOfOrderSequence, UnknownProducerId, InvalidProducerEpoch, InvalidProducerIdMapping)
-"""What a target says that does not know how far the producer was. The batch is not there."""
 
-EPOCH_TAKEN = (InvalidProducerEpoch, InvalidProducerIdMapping)
-"""Of these: the next epoch would be refused as well, so it takes another producer."""
+class _Share(Letters):
+    """With the task that works on it."""
 
-
-class LivePartition(Protocol):
-    """A share partition that is led here, as far as dead letters go."""
-
-    @property
-    def key(self) -> ShareKey: ...
-
-    @property
-    def core(self) -> SharePartition: ...
-
-    async def perform(self, update: Update) -> None:
-        """Store an update of `core` and settle it. Raises when that failed, or nobody knows: then `core` is given up,
-        and `DeadLetters.dropped` is told."""
-
-    def end(self, error: MansioError) -> None:
-        """Give `core` up, for the state to be loaded anew; `DeadLetters.dropped` is told."""
-
-
-class Counts:
-    """In records but for `failures`, which are attempts."""
-
-    __slots__ = ("failures", "omitted", "written")
-
-    def __init__(self) -> None:
-        self.written = 0
-        self.omitted = 0
-        self.failures = 0
-
-
-class _Share:
-    """One share partition with its queue."""
-
-    __slots__ = ("ended", "live", "queue", "rest_ms", "topic", "trouble", "wake", "working")
+    __slots__ = ("rest_ms", "wake", "working")
 
     def __init__(self, live: LivePartition, topic: str, producer: Producer | None) -> None:
-        self.live = live
-        self.topic = topic
-        self.queue = DeadLetterQueue(producer)
-        self.working = self.ended = False
-        self.trouble = ""
+        super().__init__(live, topic, producer)
+        self.working = False
         self.rest_ms = RETRY_MS
         self.wake: Promise[None] | None = None
 
@@ -118,15 +74,20 @@ class DeadLetters:
     ) -> None:
         self._targets = targets
         self._topics = topics
-        self._partitions = partitions
-        self._new_producer_id = new_producer_id
         self._clock = clock
         self._scheduler = scheduler
         self._shares: dict[ShareKey, _Share] = {}
         self._writers = 0
         self._turns: deque[Promise[None]] = deque()
         self._closed = False
-        self.counts = Counts()
+        self._sending = Sending(
+            targets=targets,
+            topics=topics,
+            partitions=partitions,
+            new_producer_id=new_producer_id,
+            clock=clock,
+        )
+        self.counts = self._sending.counts
 
     # What share partitions tell
 
@@ -161,7 +122,7 @@ class DeadLetters:
             _end(share)
             is_deleted = UUID(bytes=live.key.topic_id) not in self._topics.state.topics_by_id
             if is_deleted and share.queue.waiting:
-                known = fields(**_known(share), records=share.queue.waiting)
+                known = fields(**share.known(), records=share.queue.waiting)
                 logger.warning("dead letters given up with their topic", extra=known)
 
     def topic_changed(self, change: TopicChange) -> None:
@@ -209,7 +170,7 @@ class DeadLetters:
             while not share.ended and await self._step(share):
                 pass
         except Exception as error:  # a defect: the queue is in no step that goes on by itself
-            known = fields(**_known(share), records=share.queue.waiting, reason=error)
+            known = fields(**share.known(), records=share.queue.waiting, reason=error)
             logger.error("dead letters failed", extra=known, exc_info=error)
             share.live.end(CoordinatorNotAvailable(f"dead letters failed: {error!r}"))
         finally:
@@ -227,116 +188,13 @@ class DeadLetters:
         except MansioError as error:
             if share.ended or queue.phase not in (Phase.OPEN, Phase.READY):
                 return False  # its state could not be stored: it is loaded anew, and goes on there
-            self._note(share, error)
+            self._sending.note(share, error)
             if queue.phase is Phase.OPEN:
                 await self._rest(share, share.rest_ms)
                 share.rest_ms = min(2 * share.rest_ms, RETRY_MAX_MS)
+        else:
+            share.rest_ms = RETRY_MS
         return True
-
-    async def _next_batch(self, share: _Share) -> None:
-        """Bring the next batch into the topic, if there is none in hand; else that one."""
-        copies = await self._place(share) if share.queue.wants_place else None
-        batch = share.queue.next_batch(self._now_ms())
-        if batch is None or share.ended:
-            return
-        try:
-            await self._send(share, batch, copies)
-        except MansioError:
-            if share.queue.phase is Phase.SENDING:
-                share.queue.failed(self._now_ms())
-            raise
-
-    async def _place(self, share: _Share) -> list[Copy]:
-        """Reserve places for the next records: as many as the target takes in one batch. Gives their copies."""
-        live, queue = share.live, share.queue
-        source = self._topics.find_by_id(UUID(bytes=live.key.topic_id))
-        target = await self._targets.find(live.key.group, source, live.key.partition)
-        if queue.wants_producer:
-            queue.producer_made(await self._new_producer_id())
-        _check(share)
-        copies = self._read(share, queue.head(copying.RECORDS_MAX), target.bytes_max)
-        await self._reserve(share, queue.reserve(target.topic_id, target.partition, len(copies)))
-        share.rest_ms = RETRY_MS
-        return copies
-
-    async def _reserve(self, share: _Share, places: tuple[Producer, Places]) -> None:
-        await share.live.perform(share.live.core.reserve(*places))
-        _check(share)
-        share.queue.reserved()
-
-    async def _send(self, share: _Share, batch: Batch, copies: list[Copy] | None) -> None:
-        """Append a batch that has its places, if it is not there already; then say that it is."""
-        queue, targets = share.queue, self._targets
-        try:
-            if not (self._may_be_forgotten(batch) and await targets.holds(batch, self._clock.wall_ms())):
-                await self._append(share, batch, copies)
-        except FORGOT as error:
-            if not (batch.repeated and await targets.holds(batch, self._clock.wall_ms())):
-                await self._renumber(share, error)
-                return
-        except UnknownTopicId as error:
-            await self._move(share, batch, error)
-            return
-        _check(share)
-        await share.live.perform(share.live.core.archived(queue.written()))
-        _check(share)
-        queue.finished()
-        self.counts.written += batch.records
-        if share.trouble:
-            share.trouble = ""
-            logger.info("dead letters written again", extra=fields(**_known(share)))
-
-    def _may_be_forgotten(self, batch: Batch) -> bool:
-        return batch.may_be_forgotten(self._clock.wall_ms()) or (
-            batch.repeated and self._targets.is_stranger(batch)
-        )
-
-    async def _append(self, share: _Share, batch: Batch, copies: list[Copy] | None) -> None:
-        target = self._targets.by_id(batch.topic_id, batch.partition)
-        copies = copies or self._read(share, batch.letters)
-        data, omitted = copying.batch_bytes(
-            batch, copies, share.topic, self._clock.wall_ms(), target.bytes_max
-        )
-        if len(data) > target.bytes_max:
-            raise MessageTooLarge(
-                f"{target.topic}: not even {len(copies)} dead letters without their records fit into"
-                f" max.message.bytes={target.bytes_max}"
-            )
-        await self._targets.append(target, data)
-        self.counts.omitted += omitted
-
-    def _read(
-        self, share: _Share, letters: Sequence[Archiving], bytes_max: float = float("inf")
-    ) -> list[Copy]:
-        """The records of these letters, in their order."""
-        key = share.live.key
-        ranges = [(each.first, each.last) for each in letters]
-        if not self._targets.copied(key.group):
-            return copying.without_records(ranges, copying.NOT_ASKED)
-        try:
-            partition = self._partitions.find(None, key.topic_id, key.partition)
-        except UnknownTopicId:
-            return copying.without_records(ranges, copying.GONE)
-        return copying.read_copies(partition, ranges, bytes_max)
-
-    async def _renumber(self, share: _Share, error: MansioError) -> None:
-        """The target lost what it knew of the producer: go on in a higher epoch, or as another producer."""
-        self._note(share, error)
-        taken = isinstance(error, EPOCH_TAKEN) or share.queue.wants_producer
-        producer_id = await self._new_producer_id() if taken else -1
-        _check(share)
-        await self._reserve(share, share.queue.fenced(producer_id))
-
-    async def _move(self, share: _Share, batch: Batch, error: MansioError) -> None:
-        """The target is gone, with what was in it: go on in the one that there is now."""
-        key = share.live.key
-        source = self._topics.find_by_id(UUID(bytes=key.topic_id))
-        target = await self._targets.find(key.group, source, key.partition)
-        _check(share)
-        if target.topic_id == batch.topic_id:  # it was not there for a moment
-            raise error
-        self._note(share, error)
-        await self._reserve(share, share.queue.moved(target.topic_id, target.partition))
 
     # Taking turns, resting
 
@@ -349,7 +207,7 @@ class DeadLetters:
             self._writers += 1
         try:
             if not share.ended:
-                await self._next_batch(share)
+                await self._sending.next_batch(share)
         finally:
             while self._turns and self._turns[0].done():  # whoever waited was cancelled
                 self._turns.popleft()
@@ -371,12 +229,6 @@ class DeadLetters:
 
     def _now_ms(self) -> float:
         return self._clock.monotonic() * 1000
-
-    def _note(self, share: _Share, error: MansioError) -> None:
-        self.counts.failures += 1
-        share.trouble = error.message
-        known = fields(**_known(share), records=share.queue.waiting, reason=error)
-        logger.warning("dead letter not written", extra=known)
 
 
 def dead_letters(
@@ -408,21 +260,6 @@ def dead_letters(
         clock=machine.clock,
         scheduler=machine.scheduler,
     )
-
-
-class _Ended(MansioError):
-    """The share partition is not led here any more."""
-
-
-def _check(share: _Share) -> None:
-    """After each wait: is it still ours?"""
-    if share.ended:
-        raise _Ended
-
-
-def _known(share: _Share) -> dict[str, Any]:
-    key = share.live.key
-    return {"group": key.group, "topic": share.topic, "partition": key.partition}
 
 
 def _end(share: _Share) -> None:

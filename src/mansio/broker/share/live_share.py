@@ -3,7 +3,9 @@
     LOADING ── state is read ──► ready ── a write fails, the role changes, nobody needs it ──► ended
 
 Whatever the machine decides is stored through `perform` before anybody is told; when that fails, or nobody knows, this
-object is ended for good and the state is read anew by the next one.
+object is ended for good and the state is read anew by the next one. If the state is on its way to another broker, the
+next one is told what this one knew (`memory`): what the state may have lost on that way is written there again, all of
+it, before anything is handed out.
 
 Always true:
 * Updates are written in the order that `turns` says; one that is the whole state has nothing beside it under way.
@@ -20,8 +22,15 @@ import math
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from mansio.broker.share.turns import Turns, as_one
-from mansio.errors import CoordinatorNotAvailable, MansioError, NotLeaderOrFollower
+from mansio.errors import (
+    CoordinatorLoadInProgress,
+    CoordinatorNotAvailable,
+    MansioError,
+    NotCoordinator,
+    NotLeaderOrFollower,
+)
 from mansio.logs import fields
+from mansio.state.share_loading import remembered
 from mansio.state.share_partition import SharePartition
 from mansio.state.share_types import LoadedState
 
@@ -40,6 +49,9 @@ T = TypeVar("T")
 
 STALL_MS: Final = 1_000
 """A timer this late means that we were stopped, not the members."""
+
+STATE_MOVES: Final = (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress)
+"""How a write fails whose state is led by another broker now, or by none; whether it was stored is not known."""
 
 _BELOW_ONE: Final = 1 - 2**-53
 
@@ -61,16 +73,22 @@ class LiveShare:
         "key",
         "last_used_ms",
         "leader_epoch",
+        "memory",
         "partition",
     )
 
-    def __init__(self, key: ShareKey, partition: Partition, around: Surroundings) -> None:
+    def __init__(
+        self, key: ShareKey, partition: Partition, around: Surroundings, known: LoadedState | None = None
+    ) -> None:
+        """`known`: the `memory` of the one before."""
         self.key = key
         self.partition = partition
         self.leader_epoch = partition.leader_epoch
         self._core: SharePartition | None = None
         self.ended: MansioError | None = None
         """Why this is of no use any more."""
+        self.memory = known
+        """What the next one is to be told."""
         self.last_used_ms = around.clock.monotonic() * 1000
         self._around = around
         self._state_epoch = 0
@@ -121,8 +139,8 @@ class LiveShare:
     async def _load(self) -> None:
         around, partition = self._around, self.partition
         settings = around.settings(self.key.group, partition)
-        state = await around.persister.read(self.key, self.leader_epoch)
-        is_new = state is None
+        found = await around.persister.read(self.key, self.leader_epoch)
+        state = found if found is None or self.memory is None else remembered(found, self.memory)
         if state is None:
             partition.check_complete()
             start = around.first_offset(self.key.group, partition)
@@ -144,8 +162,8 @@ class LiveShare:
             wall_ms=around.clock.wall_ms(),
         )
         self._core = core
-        if is_new:
-            ready, self._core = core, None  # nobody is given anything before its horizon is stored
+        if state is not found:
+            ready, self._core = core, None  # nobody is given anything before all of it is stored
             update = ready.reassert(now_ms)
             await around.persister.write(self.key, self._state_epoch, self.leader_epoch, update)
             self.check_leads()
@@ -153,6 +171,7 @@ class LiveShare:
                 raise self.ended
             ready.settled(update.token)
             self._core = ready
+        self.memory = None
         around.dead_letters.opened(self, state.producer)
 
     def end(self, error: MansioError) -> None:
@@ -265,6 +284,8 @@ class LiveShare:
                 raise self.ended
             self._settled(turn.updates)
         except MansioError as error:
+            if self.ended is None and isinstance(error, STATE_MOVES):
+                self.memory = self.core.snapshot(self.now_ms())
             self.end(error)
             raise
         except Exception as error:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, Protocol, TypeVar
 
-from mansio.broker.coordinators.groups import as_coordinator_error
+from mansio.broker.coordinators.refusals import as_coordinator_error
 from mansio.broker.share.places import coordinator_key, index_of
 from mansio.broker.share.stored import Writing
 from mansio.errors import (

@@ -13,7 +13,8 @@ from mansio.broker.coordinators.store import java_string_hash
 from mansio.state.share_records import TOPIC
 
 if TYPE_CHECKING:
-    from mansio.cluster.state import BrokerState, ClusterState
+    from mansio.cluster.model import BrokerState
+    from mansio.cluster.state import ClusterState
     from mansio.state.share_types import ShareKey
 
 _HASH_MASK: Final = 0x7FFFFFFF

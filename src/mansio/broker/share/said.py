@@ -66,7 +66,7 @@ async def settled(
     for outcome, live, said in checked:  # in one turn of the loop with whatever stores it
         outcome.live = live
         try:
-            outcome.update = settle(live, member, said)
+            outcome.update = live.decide(settle, live, member, said)
         except MansioError as error:
             outcome.error = error
     return outcomes

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from mansio.broker.share.ports import SharePersister
     from mansio.broker.share.surroundings import DeadLetterDesk
     from mansio.ports import Clock, Promise, Random, Scheduler, Timer
-    from mansio.state.share_types import ShareSettings
+    from mansio.state.share_types import LoadedState, ShareSettings
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class SharePartitions:
         self._lives: dict[ShareKey, LiveShare] = {}
         self._of_group: dict[str, dict[ShareKey, LiveShare]] = {}
         self._of_partition: dict[tuple[bytes, int], dict[ShareKey, LiveShare]] = {}
-        self._failures: dict[ShareKey, tuple[float, MansioError]] = {}
+        self._failures: dict[ShareKey, tuple[float, MansioError, LoadedState | None]] = {}
         self._owed: dict[ShareKey, Timer] = {}  # dead letters of what failed: when it is loaded again
         self._sweep: Timer | None = None
         self._closed = False
@@ -148,14 +148,15 @@ class SharePartitions:
     def _begin(self, key: ShareKey, partition: Partition) -> LiveShare:
         if self._closed:
             raise NotCoordinator("the broker is stopping")
+        known: LoadedState | None = None
         if (failure := self._failures.get(key)) is not None:
-            until_ms, error = failure
+            until_ms, error, known = failure
             if self._now_ms() < until_ms:
                 raise type(error)(error.message)
             del self._failures[key]
         if len(self._lives) >= LIVE_MAX:
             raise CoordinatorNotAvailable(f"{LIVE_MAX} share partitions are in use here, and no more may be")
-        live = LiveShare(key, partition, self._around)
+        live = LiveShare(key, partition, self._around, known)
         self._lives[key] = live
         self._of_group.setdefault(key.group, {})[key] = live
         self._of_partition.setdefault((key.topic_id, key.partition), {})[key] = live
@@ -182,7 +183,7 @@ class SharePartitions:
             logger.warning("share partition dropped", extra=known)
             if len(self._failures) >= FAILURES_MAX:
                 del self._failures[next(iter(self._failures))]
-            self._failures[key] = (self._now_ms() + RETRY_MS, error)
+            self._failures[key] = (self._now_ms() + RETRY_MS, error, live.memory)
             self._owe(live)
         else:
             self._owe_nothing(key)
@@ -224,6 +225,7 @@ class SharePartitions:
 
     def forget(self, key: ShareKey) -> None:
         """Its state was made anew, or is gone: what is known of it here is of no use."""
+        self._failures.pop(key, None)
         live = self._lives.get(key)
         if live is not None:
             live.end(NotLeaderOrFollower(f"the state of {live.partition.name} was made anew"))
@@ -258,6 +260,8 @@ class SharePartitions:
             counts = live.core.counts(self._now_ms()) if idle else None
             if live.is_stale or (counts is not None and not counts.holders and not counts.archiving):
                 live.end(NotLeaderOrFollower(f"nobody used the share partition of {live.partition.name}"))
+        kept_ms = self._now_ms() - SWEEP_INTERVAL_MS
+        self._failures = {key: each for key, each in self._failures.items() if each[0] > kept_ms}
         if self._lives and not self._closed:
             self._sweep = self._scheduler.call_later(SWEEP_INTERVAL_MS, self._sweep_idle)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from mansio.broker.share.boot_mark import BootMark
     from mansio.broker.share.persister import StateDoor
     from mansio.broker.share.places import StatePlaces
-    from mansio.cluster.state import BrokerState
+    from mansio.cluster.model import BrokerState
     from mansio.errors import StorageError
     from mansio.ports import Clock, Scheduler, Timer
     from mansio.state.share_types import ShareKey

@@ -25,8 +25,9 @@ from bisect import bisect_right
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.broker.coordinators.groups import as_coordinator_error
+from mansio.broker.coordinators.refusals import as_coordinator_error
 from mansio.broker.share.places import coordinator_key, index_of
+from mansio.broker.share.put_off import PutOff
 from mansio.broker.share.stored import StoredShare, Writing
 from mansio.errors import (
     CoordinatorNotAvailable,
@@ -94,6 +95,8 @@ class StateStore:
         self.topic: InternalTopic
         self._shares: dict[ShareKey, StoredShare] = {}
         self._of: dict[int, OrderedDict[ShareKey, StoredShare]] = {}  # the oldest snapshot first
+        self._here: dict[int, None] = {}  # whole, so that records are taken in at once
+        self._put_off: dict[int, PutOff] = {}  # of those that are being loaded
         self._uncertain: dict[int, None] = {}
         self._deleted: dict[int, int] = {}  # sessions up to this one make no state anew
         self._sessions = 0
@@ -376,19 +379,26 @@ class StateStore:
             if decoded.kind == UPDATE:
                 return  # its snapshot was let go together with the state
             share = StoredShare(decoded.key, index)
-        self._apply(index, decoded.kind, share, decode_value(decoded.kind, value), offset)
+        if index not in self._here:
+            put_off = self._put_off.setdefault(index, PutOff())
+            put_off.add(decoded.kind, share, value, offset, self._now_ms())
+        elif decoded.kind == UPDATE:
+            share.go_on(decode_value(UPDATE, value))
+        else:
+            share.begin(decode_value(SNAPSHOT, value), offset, self._now_ms())
+        if decoded.kind == SNAPSHOT:
+            self._is_newest(index, share)
 
-    def _apply(self, index: int, kind: int, share: StoredShare, stored: Stored, offset: int) -> None:
-        if kind == UPDATE:
-            share.go_on(stored)
-            return
-        share.begin(stored, offset, self._now_ms())
+    def _is_newest(self, index: int, share: StoredShare) -> None:
+        """Its snapshot is the last one of all."""
         self._shares[share.key] = share
         of_index = self._of.setdefault(index, OrderedDict())
         of_index[share.key] = share
         of_index.move_to_end(share.key)
 
     def _forget(self, index: int, key: ShareKey) -> None:
+        if index in self._put_off:
+            self._put_off[index].drop(key)
         if self._shares.pop(key, None) is not None:
             del self._of[index][key]
 
@@ -398,6 +408,9 @@ class StateStore:
         return iter(())
 
     def loaded(self, index: int) -> None:
+        if (put_off := self._put_off.pop(index, None)) is not None:
+            put_off.take_in(self._now_ms())
+        self._here[index] = None
         self.on_loaded()
         if not self._is_certain(index):
             self._uncertain[index] = None
@@ -409,6 +422,8 @@ class StateStore:
     def unload(self, index: int) -> None:
         for key in self._of.pop(index, {}):
             del self._shares[key]
+        self._put_off.pop(index, None)
+        self._here.pop(index, None)
         self._uncertain.pop(index, None)
         self._deleted.pop(index, None)
 

@@ -1,7 +1,6 @@
 """The demo's second chapter: flights are archived while they stream in, the log is deleted, and nothing is missing.
 
-Everything with Spark happens in one thread beside the loop: a session belongs to the thread that made it. What Java and
-Spark's workers say on standard error goes into a file, which is shown when something fails.
+What is done with Spark is in `spark_thread`; here is the story, and what is checked of it.
 
 Always true: whatever happens, the broker's process, the session and the directory are gone at the end.
 """
@@ -9,22 +8,17 @@ Always true: whatever happens, the broker's process, the session and the directo
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
-import sys
 import tempfile
 import time
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING
 
 from mansio.cli.common import connect
 from mansio.cli.demo.delays import (
-    CARRIER,
-    DELAY,
-    MONTH,
     MONTHS,
     Mean,
     departure_ms,
@@ -35,20 +29,18 @@ from mansio.cli.demo.delays import (
 from mansio.cli.demo.flights import data_file, read_flights
 from mansio.cli.demo.process import BrokerProcess
 from mansio.cli.demo.screen import Bars, new_console, say
+from mansio.cli.demo.spark_thread import SparkThread, quiet
 from mansio.client.producer import ProducerOptions
 from mansio.client.types import TopicPartition
-from mansio.errors import MansioError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
-    from pyspark.sql import SparkSession
     from rich.console import Console
 
     from mansio.cli.demo.flights import Flight
     from mansio.client import Client
     from mansio.client.accumulator import Delivery
-    from mansio.spark.pipelines.archive import Progress
 
 TOPIC = "flights"
 PARTITIONS = 6
@@ -58,7 +50,6 @@ RECORDS_PER_SECOND = 15_000
 HEAD_START = 0.1
 """So much of the flights is there when the archive begins; the others come when it has taken the first of them."""
 RECORDS_PER_TURN = 500
-TRIGGER_S = 1.0
 REDRAW_S = 0.2
 RETENTION_CHECK_MS = 200
 SETTLED_S = 1.5
@@ -69,9 +60,6 @@ LIVE_FROM_MS = 1_385_856_000_000
 DAY_FROM_MS = 1_362_700_800_000
 """2013-03-08, UTC: snow, and the worst delays of the year. The day that is brought back."""
 DAY_MS = 86_400_000
-LOG_LINES_SHOWN = 15
-
-T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -93,14 +81,15 @@ class Story:
         """The flights of the day that is brought back, in the order in which they were published."""
         return [flight for when, flight in self.past if DAY_FROM_MS <= when < DAY_FROM_MS + DAY_MS]
 
+    def more_archived(self, records: int) -> bool:
+        """So many more are in the archive; whether that is all that is meant for it."""
+        self.archived += records
+        return self.archived >= len(self.past)
+
     def check(self, holds: bool, otherwise: str) -> None:
         """Note what is wrong, to be told at the end."""
         if not holds:
             self.wrong.append(otherwise)
-
-
-class _Archived(Exception):
-    """All that was to be archived is in the table."""
 
 
 async def tell(count: int, plot: str) -> int:
@@ -114,11 +103,11 @@ async def tell(count: int, plot: str) -> int:
     with (
         tempfile.TemporaryDirectory(prefix="mansio-demo-", ignore_cleanup_errors=True) as directory,
         BrokerProcess(os.path.join(directory, "data"), settings) as process,
-        _quiet(os.path.join(directory, "spark.log")),
+        quiet(os.path.join(directory, "spark.log")),
     ):
         ready_s = await asyncio.to_thread(process.start)
         say(console, "broker", f"ready in {ready_s:.2f} s at {process.kafka}, all in {directory}")
-        spark = _Spark(process.kafka, os.path.join(directory, "warehouse"))
+        spark = SparkThread(process.kafka, TOPIC, os.path.join(directory, "warehouse"), PIPELINE)
         try:
             async with asyncio.timeout(RUN_S_MAX), connect(process.kafka) as client:
                 await _chapters(console, story, spark, client, plot)
@@ -143,7 +132,7 @@ def _story(flights: Sequence[Flight], count: int) -> Story:
     )
 
 
-async def _chapters(console: Console, story: Story, spark: _Spark, client: Client, plot: str) -> None:
+async def _chapters(console: Console, story: Story, spark: SparkThread, client: Client, plot: str) -> None:
     size_bytes = sum(len(flight.value) for flight in story.all)
     segment_bytes = max(16_384, size_bytes // PARTITIONS // SEGMENTS_PER_PARTITION)
     config = {"retention.ms": "-1", "segment.bytes": str(segment_bytes)}
@@ -157,19 +146,19 @@ async def _chapters(console: Console, story: Story, spark: _Spark, client: Clien
     await _bring_back(console, story, spark, client)
 
 
-async def _start(console: Console, spark: _Spark) -> None:
+async def _start(console: Console, spark: SparkThread) -> None:
     began = time.monotonic()
     with console.status(" Spark is starting (15 to 30 s)") if console.is_terminal else _nothing():
         version = await spark.do(spark.start)
     say(console, "spark", f"{version}, ready in {time.monotonic() - began:.1f} s")
 
 
-async def _stream(console: Console, story: Story, spark: _Spark, client: Client) -> None:
+async def _stream(console: Console, story: Story, spark: SparkThread, client: Client) -> None:
     """Publish until November and archive it, at the same time."""
     total = len(story.past)
     bars = Bars(console, total, ("published", "archived"))
     began = time.monotonic()
-    archive = asyncio.ensure_future(spark.do(lambda: spark.archive(story)))
+    archive = asyncio.ensure_future(spark.do(lambda: spark.archive(story.more_archived)))
     publish = asyncio.create_task(_publish_meanwhile(client, story))
     with bars.moving():
         try:
@@ -245,7 +234,7 @@ async def _left(client: Client) -> int:
     return sum(ends[place].offset - starts[place].offset for place in wanted)
 
 
-async def _ask(console: Console, story: Story, spark: _Spark, plot: str) -> None:
+async def _ask(console: Console, story: Story, spark: SparkThread, plot: str) -> None:
     began = time.monotonic()
     with console.status(" asking archive and live log") if console.is_terminal else _nothing():
         found = await spark.do(spark.means)
@@ -267,10 +256,11 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-async def _bring_back(console: Console, story: Story, spark: _Spark, client: Client) -> None:
+async def _bring_back(console: Console, story: Story, spark: SparkThread, client: Client) -> None:
     target = f"{TOPIC}-2013-03-08"
     began = time.monotonic()
-    written, again = await spark.do(lambda: (spark.replay(target), spark.replay(target)))
+    replay = partial(spark.replay, target, DAY_FROM_MS, DAY_FROM_MS + DAY_MS)
+    written, again = await spark.do(replay), await spark.do(replay)
     day = story.day
     seconds = time.monotonic() - began
     say(
@@ -294,120 +284,6 @@ async def _bring_back(console: Console, story: Story, spark: _Spark, client: Cli
         f"{len(found):,} aircraft, each in its order: {'yes' if same else 'NO'} ({seconds:.1f} s)",
     )
     story.check(same, "the replayed flights are not those of the file, or not in their order")
-
-
-class _Spark:
-    """Everything with Spark, in a thread of its own."""
-
-    def __init__(self, bootstrap: str, warehouse: str) -> None:
-        self._bootstrap = bootstrap
-        self._warehouse = warehouse
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mansio-demo-spark")
-        self._session: SparkSession | None = None
-        self._is_ours = False
-
-    async def do(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-    def start(self) -> str:
-        """The session; says what it is."""
-        from mansio.spark.java import find_java
-        from mansio.spark.lake.errors import LakeNotInstalled
-        from mansio.spark.session import SparkNotInstalled, is_started, session
-
-        for package, missing in (("pyspark", SparkNotInstalled), ("pyiceberg", LakeNotInstalled)):
-            if importlib.util.find_spec(package) is None:
-                raise missing
-        java = find_java()
-        self._is_ours = not is_started()
-        self._session = session(name="mansio-demo")
-        if not self._is_ours:
-            self._session.createDataFrame(
-                [], "nothing int"
-            )  # makes it the active session of this thread as well
-        return f"Spark {self._session.version} on Java {java.version} from {java.source}"
-
-    async def stop(self) -> None:
-        """End the session, unless it was there before; what the thread does ends with it."""
-        running, self._session = self._session, None
-        if running is not None and self._is_ours:
-            await asyncio.to_thread(running.stop)
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    @property
-    def spark(self) -> SparkSession:
-        if self._session is None:
-            raise MansioError("the demo has no Spark session")
-        return self._session
-
-    def archive(self, story: Story) -> int:
-        """Archive until all that is meant for the archive is in; returns the number of batches."""
-        from mansio.spark.pipelines.archive import ArchiveJob, archive
-
-        batches = 0
-
-        def report(progress: Progress) -> None:
-            nonlocal batches
-            batches += 1
-            story.archived += progress.records
-            if story.archived >= len(story.past):
-                raise _Archived
-
-        job = ArchiveJob(TOPIC, self._warehouse, self._bootstrap, PIPELINE, trigger_s=TRIGGER_S)
-        with suppress(_Archived):
-            archive(self.spark, job, report)
-        return batches
-
-    def means(self) -> dict[tuple[str, int], Mean]:
-        """The question: over archive and live log as one table."""
-        from pyspark.sql import functions
-
-        from mansio.spark.lake.catalog import open_table
-        from mansio.spark.pipelines.union import read_topic_as_table
-
-        table = open_table(None, self._warehouse, TOPIC)
-        rows = read_topic_as_table(self.spark, TOPIC, table, {"broker": self._bootstrap, "columns": "value"})
-        cells = functions.split(functions.col("value").cast("string"), ",")
-        flights = rows.select(
-            cells[CARRIER].alias("carrier"),
-            cells[MONTH].cast("int").alias("month"),
-            functions.expr(f"try_cast(split(cast(value as string), ',')[{DELAY}] as double)").alias("delay"),
-        )
-        found = flights.groupBy("carrier", "month").agg(
-            functions.count("*").alias("flights"), functions.avg("delay").alias("mean")
-        )
-        return {(row["carrier"], row["month"]): Mean(row["flights"], row["mean"]) for row in found.collect()}
-
-    def replay(self, target: str) -> int:
-        """Bring the day back; returns how many records were written."""
-        from mansio.spark.lake.catalog import open_table
-        from mansio.spark.lake.scan import Selection
-        from mansio.spark.pipelines.replay import replay
-
-        table = open_table(None, self._warehouse, TOPIC)
-        day = Selection(from_us=DAY_FROM_MS * 1000, to_us=(DAY_FROM_MS + DAY_MS) * 1000)
-        return replay(table, self._bootstrap, target, day).written
-
-
-@contextmanager
-def _quiet(path: str) -> Iterator[None]:
-    """Standard error, also of Java and of Spark's workers, goes into a file; its end is shown when something fails."""
-    sys.stderr.flush()
-    own = os.dup(2)
-    log = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
-    os.dup2(log, 2)
-    os.close(log)
-    failed = True
-    try:
-        yield
-        failed = False
-    finally:
-        sys.stderr.flush()
-        os.dup2(own, 2)
-        os.close(own)
-        if failed:
-            with open(path, encoding="utf-8", errors="replace") as file:
-                sys.stderr.writelines(deque(file, LOG_LINES_SHOWN))
 
 
 @contextmanager

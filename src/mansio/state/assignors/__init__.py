@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 TopicPartition = tuple[bytes, int]
 """A partition: the 16 bytes of its topic's id, and its index."""
@@ -33,5 +33,5 @@ class Assignor(Protocol):
 
     def assign(
         self, members: Sequence[MemberSpec], partitions: Mapping[bytes, int]
-    ) -> dict[str, list[TopicPartition]]:
-        """The target of every member, by its id; `partitions`: topic id -> how many there are."""
+    ) -> Mapping[str, Collection[TopicPartition]]:
+        """The target of every member, by its id, in any order; `partitions`: topic id -> how many there are."""

@@ -14,6 +14,8 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING
 
+from mansio.state.assignors.everything import everything
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -27,66 +29,70 @@ class UniformAssignor:
 
     def assign(
         self, members: Sequence[MemberSpec], partitions: Mapping[bytes, int]
-    ) -> dict[str, list[TopicPartition]]:
+    ) -> dict[str, frozenset[TopicPartition]]:
         ordered = sorted(members)
         if not ordered:
             return {}
-        kept, unassigned = _kept(ordered, partitions)
-        subscriptions = {frozenset(each.topics) for each in ordered}
-        if len(subscriptions) == 1:
-            _level(kept, unassigned)
-        else:
-            _Uneven(ordered, kept).settle(unassigned)
-        return {each.member_id: sorted(kept[each.member_id]) for each in ordered}
+        first = ordered[0].topics
+        alike = all(each.topics is first or set(each.topics) == set(first) for each in ordered)
+        kept, unassigned = _kept(ordered, partitions, alike=alike)
+        return _level(kept, unassigned) if alike else _Uneven(ordered, kept).settle(sorted(unassigned))
 
 
 def _kept(
-    members: Sequence[MemberSpec], partitions: Mapping[bytes, int]
-) -> tuple[dict[str, list[TopicPartition]], list[TopicPartition]]:
+    members: Sequence[MemberSpec], partitions: Mapping[bytes, int], *, alike: bool
+) -> tuple[dict[str, frozenset[TopicPartition]], set[TopicPartition]]:
     """What members have and may keep (it is there, they subscribe to it, nobody before them has it), by member in the
-    order given; and what nobody has of all that somebody subscribes to. Both in order."""
-    free = {
-        (topic, index)
-        for topic in {topic for member in members for topic in member.topics}
-        for index in range(partitions.get(topic, 0))
-    }
-    kept: dict[str, list[TopicPartition]] = {}
+    order given; and what nobody has of all that somebody subscribes to. `alike`: all subscribe to the same."""
+    wanted = {topic for member in (members[:1] if alike else members) for topic in member.topics}
+    free = set(everything(wanted, partitions))
+    kept: dict[str, frozenset[TopicPartition]] = {}
     for member in members:
-        topics = frozenset(member.topics)
-        own = sorted(each for each in member.assigned if each[0] in topics and each in free)
-        free.difference_update(own)
+        own = member.assigned if member.assigned <= free else member.assigned & free
+        if not alike:
+            topics = frozenset(member.topics)
+            own = frozenset(each for each in own if each[0] in topics)
+        free -= own
         kept[member.member_id] = own
-    return kept, sorted(free)
+    return kept, free
 
 
-def _level(kept: dict[str, list[TopicPartition]], unassigned: list[TopicPartition]) -> None:
-    """All members subscribe to the same: each gets its share, and keeps as much of it as there is."""
-    total = len(unassigned) + sum(len(each) for each in kept.values())
-    share, one_more = divmod(total, len(kept))
-    for owned in kept.values():
+def _level(
+    kept: dict[str, frozenset[TopicPartition]], free: set[TopicPartition]
+) -> dict[str, frozenset[TopicPartition]]:
+    """All members subscribe to the same: each gets its share, and keeps as much of it as there is. Looks one by one
+    only at what moves: there may be very much that does not."""
+    unassigned = list(free)
+    share, one_more = divmod(len(unassigned) + sum(len(each) for each in kept.values()), len(kept))
+    for member, owned in kept.items():
         most = share
         if len(owned) > share and one_more:
             most, one_more = share + 1, one_more - 1
-        while len(owned) > most:
-            unassigned.append(owned.pop())
+        if len(owned) > most:
+            going = heapq.nlargest(len(owned) - most, owned)
+            kept[member] = owned.difference(going)
+            unassigned += going
     unassigned.sort(
         reverse=True
     )  # dealt out from its end, lowest first, in turns: so each gets some of each topic
-    open_hands = [owned for owned in kept.values() if len(owned) < share]
+    dealt: dict[str, list[TopicPartition]] = {
+        member: [] for member, owned in kept.items() if len(owned) < share
+    }
+    open_hands = list(dealt)
     while open_hands:
-        for owned in open_hands:
-            owned.append(unassigned.pop())
-        open_hands = [owned for owned in open_hands if len(owned) < share]
-    for owned in kept.values():
-        if unassigned and len(owned) == share:
-            owned.append(unassigned.pop())
+        for member in open_hands:
+            dealt[member].append(unassigned.pop())
+        open_hands = [each for each in open_hands if len(kept[each]) + len(dealt[each]) < share]
+    for member, owned in kept.items():
+        if unassigned and len(owned) + len(dealt.get(member, ())) == share:
+            dealt.setdefault(member, []).append(unassigned.pop())
+    return kept | {member: kept[member].union(more) for member, more in dealt.items()}
 
 
 class _Uneven:
     """Members with subscriptions of their own. `held`: member -> topic -> indexes; `loads`: how many in all."""
 
-    def __init__(self, members: list[MemberSpec], kept: dict[str, list[TopicPartition]]) -> None:
-        self._kept = kept
+    def __init__(self, members: list[MemberSpec], kept: dict[str, frozenset[TopicPartition]]) -> None:
         self._topics: dict[str, tuple[bytes, ...]] = {each.member_id: each.topics for each in members}
         self._subscribers: dict[bytes, list[str]] = {}
         for member in members:
@@ -95,10 +101,11 @@ class _Uneven:
         self._loads = {each: len(owned) for each, owned in kept.items()}
         self._held: dict[str, dict[bytes, list[int]]] = {each: {} for each in kept}
         for holder, owned in kept.items():
-            for topic, index in owned:
+            for topic, index in sorted(owned):
                 self._held[holder].setdefault(topic, []).append(index)
 
-    def settle(self, unassigned: list[TopicPartition]) -> None:
+    def settle(self, unassigned: list[TopicPartition]) -> dict[str, frozenset[TopicPartition]]:
+        """Who has what in the end."""
         self._place(unassigned)
         by_choice = sorted(self._subscribers, key=lambda topic: (len(self._subscribers[topic]), topic))
         moved = True
@@ -108,8 +115,10 @@ class _Uneven:
                 moved |= self._hand_over(topic)
         while self._chain():
             pass
-        for member, held in self._held.items():
-            self._kept[member] = [(topic, index) for topic in held for index in held[topic]]
+        return {
+            member: frozenset((topic, index) for topic, indexes in held.items() for index in indexes)
+            for member, held in self._held.items()
+        }
 
     def _place(self, unassigned: list[TopicPartition]) -> None:
         """Give each to its least loaded subscriber; topics with the least choice first."""
