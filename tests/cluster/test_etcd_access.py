@@ -19,7 +19,7 @@ from mansio.cluster.etcd.lease import ThreadKeepAlive
 from mansio.cluster.etcd.outcomes import EtcdDenied, EtcdUnfit
 from mansio.cluster.etcd.versions import Fitness, fitness
 from mansio.cluster.metadata import Put
-from mansio.errors import ConfigError, Unavailable
+from mansio.errors import ConfigError, StorageError, Unavailable
 from support.etcd import Etcd, etcd_directory, etcd_store, one_etcd
 from support.places import free_port, required_tool
 
@@ -291,6 +291,8 @@ def test_user_gets_in_and_no_further_than_allowed() -> None:
             ):
                 with pytest.raises(EtcdDenied, match="permission denied"):
                     await call
+            with pytest.raises(StorageError, match="restored"):  # what it asks to find that out, it may ask
+                await anext(store.watch("/mansio/", 1_000_000))
         with pytest.raises(EtcdDenied) as told:
             await open_and_close(etcd.url, user="mansio", password="wrong")
         assert "wrong" not in told.value.message

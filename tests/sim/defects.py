@@ -122,7 +122,7 @@ DEFECTS = (
         "return broker is not None",
     ),
     rule(
-        8,
+        21,
         "a lost log stays in sync",
         "cluster/membership.py",
         "await self._leave_in_sync_sets()",

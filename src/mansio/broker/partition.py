@@ -295,12 +295,12 @@ class Partition(ReadablePartition):
             wake()
 
     def wait_committed(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> bool:
-        """True if everything below `end_offset` is committed now. Otherwise `callback` is called once, later (where
-        nobody leads, at once), with None or with the error that means it never will be."""
+        """True if everything below `end_offset` is committed now. Otherwise `callback` is called once, with None or
+        with the error that means it never will be: later, but at once where nobody leads or too few are in sync."""
         if end_offset <= self.replica.high_watermark:
             return True
-        if not self.leads:
-            callback(roles.not_leader(self))
+        if self._refuses:
+            callback(roles.cannot_commit(self))
             return False
         waits = self._commit_waits
         waits.append((end_offset, callback))

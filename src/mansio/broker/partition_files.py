@@ -6,8 +6,8 @@ partitions that were ever made here (`made`), too.
 
 All of it waits for the disk, so it runs on the broker's file thread, but for `directory` and `close`.
 
-Always true: what is returned as open has been noted in the list; a directory that should be there and is not is a loss
-that is told, never a new and empty log.
+Always true: what is returned as open has been noted in the list; a directory that should be there and is not, or is
+empty, is a loss that is told, never a new and empty log.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mansio.broker.producer_hook import ProducerHook
 from mansio.errors import CorruptLog, StorageError
 from mansio.log.closing import keep_house
 from mansio.log.log import Log
-from mansio.log.opening import OpenRequest, open_logs
+from mansio.log.opening import OpenRequest, holds_log, open_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ class PartitionFiles:
         for number, (topic, index) in enumerate(wanted):
             directory = f"{self.directory(topic)}/{index}"
             if is_new is not None and self._is_lost(topic, index, is_new):
-                made[number] = CorruptLog(f"{directory} is missing")
+                made[number] = CorruptLog(f"{directory} is missing, or empty")
             else:
                 requests[number] = OpenRequest(directory, settings[topic.topic_id])
         logs = open_logs(self._disk, self._clock, self._root, list(requests.values()), self._files)
@@ -88,8 +88,8 @@ class PartitionFiles:
         return [made[number] for number in range(len(wanted))]
 
     def _is_lost(self, topic: Topic, index: int, is_new: Callable[[PartitionState], bool]) -> bool:
-        """Was there a directory that is not there, and may somebody count on it?"""
-        if self._disk.exists(f"{self.directory(topic)}/{index}"):
+        """Was there a log that is not there, and may somebody count on it? An empty directory is none."""
+        if holds_log(self._disk, f"{self.directory(topic)}/{index}"):
             return False
         state = topic.partitions[index]
         if self.made is None or not self.made.begun:

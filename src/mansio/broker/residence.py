@@ -44,8 +44,8 @@ class Residence:
     """See the module. All methods belong to the broker's loop.
 
     `remove(topic)` closes what is open of a topic and removes its data. `give_up(places)` asks that others lead
-    partitions (topic id, index) whose log failed here. `on_role(partition)` hears of every role that was applied,
-    `on_made(revision)` of topics that were made, with how far the view had come.
+    partitions (topic id, index) whose log failed here, or could not be opened. `on_role(partition)` hears of every role
+    that was applied, `on_made(revision)` of topics that were made, with how far the view had come.
     """
 
     def __init__(
@@ -79,7 +79,11 @@ class Residence:
         self._stopped = False
 
     def start(self) -> None:
-        """Follow the view from now on."""
+        """Follow the view from now on. What it has lost since the partitions were opened goes, too."""
+        for topic in self._partitions.served():
+            if topic.topic_id not in self._state.topics_by_id:
+                self._partitions.drop(topic)
+                self._leave(topic)
         self._state.on_change(self._changed)
         for topic in self._state.topics.values():
             self._look_at(topic)
@@ -114,21 +118,25 @@ class Residence:
         self._partitions.follow(change)
         before, after = change.before, change.after
         if before is not None and (after is None or after.topic_id != before.topic_id):
-            for partition in self._partitions.kept(before):
-                if isinstance(partition, Partition):
-                    self._replication.leave(partition)
-                    partition.resign()
-                    self._on_role(partition)
-                    self._shortage.look(partition)
-            self._waiting.pop(before.topic_id, None)
-            self._gone[before.topic_id] = before
-            self._woken()
+            self._leave(before)
         if before is None:
             self._made_any = True
             self._woken()
         if after is not None:
             known = before.partitions if before is not None and before.topic_id == after.topic_id else ()
             self._apply(after, known)
+
+    def _leave(self, topic: Topic) -> None:
+        """It is deleted: nothing of it has a role here any more, and its data go."""
+        for partition in self._partitions.kept(topic):
+            if isinstance(partition, Partition):
+                self._replication.leave(partition)
+                partition.resign()
+                self._on_role(partition)
+                self._shortage.look(partition)
+        self._waiting.pop(topic.topic_id, None)
+        self._gone[topic.topic_id] = topic
+        self._woken()
 
     def _look_at(self, topic: Topic) -> None:
         self._partitions.serve(topic)
@@ -228,7 +236,7 @@ class Residence:
         if self._wake is not None:
             _settle(self._wake)
 
-    # Logs that fail while the broker runs
+    # Logs that fail, or cannot be opened, while the broker runs
 
     def _look_for_failures(self) -> None:
         if self._stopped:
@@ -236,17 +244,26 @@ class Residence:
         failed = [
             (partition.topic_id, partition.index)
             for partition in self._partitions
-            if partition.log.failure is not None and self._is_needed(partition)
+            if partition.log.failure is not None and self._is_needed(partition.topic_id, partition.index)
         ]
+        failed += self._not_opened()
         if failed:
             self._scheduler.spawn(self._ask_others(failed), name="give up failed partitions")
         self._scheduler.call_later(TRY_AGAIN_MS, self._look_for_failures)
 
-    def _is_needed(self, partition: Partition) -> bool:
-        topic = self._state.topics_by_id.get(partition.topic_id)
-        if topic is None or partition.index >= len(topic.partitions):
+    def _not_opened(self) -> Iterator[tuple[UUID, int]]:
+        """Partitions that others wait for, and that the disk did not let be opened here when it was tried last."""
+        for topic_id in self._failed:
+            if (topic := self._state.topics_by_id.get(topic_id)) is not None:
+                for index, kept in enumerate(self._partitions.kept(topic)):
+                    if kept is None and self._is_needed(topic_id, index):
+                        yield topic_id, index
+
+    def _is_needed(self, topic_id: UUID, index: int) -> bool:
+        topic = self._state.topics_by_id.get(topic_id)
+        if topic is None or index >= len(topic.partitions):
             return False
-        state = topic.partitions[partition.index]
+        state = topic.partitions[index]
         return self._node_id in state.isr and len(state.isr) > 1
 
     async def _ask_others(self, places: list[tuple[UUID, int]]) -> None:

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition import Partition
     from mansio.broker.partition_hook import Appended
     from mansio.cluster.topic_config import TopicSettings
+    from mansio.errors import MansioError
     from mansio.wire.records import BatchHeader
 
 __all__ = ["NOBODY", "check_session", "follow", "in_sync_committed", "lead", "not_leader", "refuse_append"]
@@ -77,6 +78,13 @@ def refuse_append(partition: Partition, *, internal: bool, urgent: bool) -> None
             f"{partition.name}: {len(replica.in_sync)} replicas are in sync, "
             f"min.insync.replicas={replica.in_sync_min}; nothing was written"
         )
+
+
+def cannot_commit(partition: Partition) -> MansioError:
+    """Why nothing can be committed here now: for whoever is about to wait for it."""
+    if is_under_min(partition.replica) and not partition.closed:
+        return _too_few_in_sync(partition)
+    return not_leader(partition)
 
 
 def lead(
@@ -197,12 +205,16 @@ def in_sync_committed(partition: Partition, in_sync: frozenset[int]) -> None:
         partition.advanced()
     trimming.start_moved(partition)
     if replica.under_min:
-        partition.end_waits(
-            NotEnoughReplicasAfterAppend(
-                f"{partition.name}: {len(in_sync)} replicas are in sync, min.insync.replicas={replica.in_sync_min}; "
-                f"the batch is written and may be committed later"
-            )
-        )
+        partition.end_waits(_too_few_in_sync(partition))
+
+
+def _too_few_in_sync(partition: Partition) -> NotEnoughReplicasAfterAppend:
+    replica = partition.replica
+    assert is_leader(replica)
+    return NotEnoughReplicasAfterAppend(
+        f"{partition.name}: {len(replica.in_sync)} replicas are in sync, min.insync.replicas={replica.in_sync_min}; "
+        f"the batch is written and may be committed later"
+    )
 
 
 def settings_changed(partition: Partition) -> None:

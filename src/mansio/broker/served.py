@@ -80,6 +80,17 @@ class ServedPartitions:
             [] if found is None else [self.find(topic, None, index) for index in range(len(found.partitions))]
         )
 
+    def served(self) -> list[Topic]:
+        """The topics that can be found."""
+        return [served.topic for served in self._by_id.values()]
+
+    def drop(self, topic: Topic) -> None:
+        """It cannot be found any more."""
+        self._by_id.pop(topic.topic_id.bytes, None)
+        found = self._by_name.get(topic.name)
+        if found is not None and found.topic.topic_id == topic.topic_id:
+            del self._by_name[topic.name]
+
     def __iter__(self) -> Iterator[Partition]:
         """The partitions that are open."""
         for topic in self._by_name.values():

@@ -73,6 +73,8 @@ class TopicSteps:
         self._broker_epoch = broker_epoch
         self._at_work: Counter[UUID] = Counter()
         """Topics that this broker is making, deleting or abandoning now."""
+        self._opened: dict[UUID, Topic] = {}
+        """In a cluster: topics whose partitions were opened here to make them, and that are not known to be live."""
         if broker_epoch is not None:
             state.on_progress(self._look_for_left)
 
@@ -93,12 +95,15 @@ class TopicSteps:
             raise TopicAlreadyExists(f"topic {topic.name!r} exists")
         written = self._unfinished(topic)
         await self._put_partitions(written, puts[self._room_beside_topic :])
+        if self._broker_epoch is not None:
+            self._opened[topic.topic_id] = topic
         await self._open_partitions(topic)
         made = await self.write(
             dataclasses.replace(topic, state=LIVE, mod_revision=written.mod_revision, maker=None)
         )
         if not made:
             raise ConcurrentChange(f"topic {topic.name} was changed while it was made")
+        self._opened.pop(topic.topic_id, None)
 
     async def delete(self, topic: Topic) -> None:
         """Delete a live one: its data here, then its keys."""
@@ -153,6 +158,16 @@ class TopicSteps:
         finally:
             self._end_work(topic)
 
+    async def take_back(self, topic: Topic) -> None:
+        """Delete what a crash left half made or half deleted on a single node: now, or as soon as the store and the
+        disk let it, for a full disk must not keep a broker from starting."""
+        self._at_work[topic.topic_id] += 1
+        try:
+            if not await self._is_abandoned_now(topic):
+                self._begin_abandoning(topic)
+        finally:
+            self._end_work(topic)
+
     async def _is_abandoned_now(self, topic: Topic) -> bool:
         try:
             return await self._is_abandoned(topic)
@@ -166,11 +181,32 @@ class TopicSteps:
         for topic in self.state.unfinished.values():
             if topic.maker == own and topic.topic_id not in self._at_work:
                 self._begin_abandoning(topic)
+        self._close_what_is_gone()
+
+    def _close_what_is_gone(self) -> None:
+        """A topic that the controller took from this broker and deleted never was live: nobody else would ever close
+        what was opened for it here."""
+        if not self._opened:
+            return
+        unfinished = {topic.topic_id for topic in self.state.unfinished.values()}
+        for topic_id, topic in tuple(self._opened.items()):
+            if topic_id in self._at_work or topic_id in unfinished:
+                continue
+            del self._opened[topic_id]
+            if topic_id not in self.state.topics_by_id:
+                self._scheduler.spawn(self._close(topic), name=f"close deleted topic {topic.name}")
+
+    async def _close(self, topic: Topic) -> None:
+        try:
+            await self._close_partitions(topic)
+        except StorageError as error:  # the next start finds its directory
+            logger.warning("deleted topic not removed", extra=fields(topic=topic.name, reason=error.message))
 
     def _end_work(self, topic: Topic) -> None:
         self._at_work[topic.topic_id] -= 1
         if not self._at_work[topic.topic_id]:
             del self._at_work[topic.topic_id]
+            self._close_what_is_gone()
 
     def _begin_abandoning(self, topic: Topic) -> None:
         self._at_work[topic.topic_id] += 1

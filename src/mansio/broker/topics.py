@@ -283,12 +283,12 @@ class TopicAdmin:
         raise ConcurrentChange(f"the leader epochs of {len(places)} partitions are being changed by others")
 
     async def recover(self) -> None:
-        """At start: finish deleting what a crash left half made or half deleted; bring the broker's own topics, if
-        an earlier version made them, to the settings they are made with now. In a cluster others may be at what is
-        unfinished: the controller knows."""
+        """At start: finish deleting what a crash left half made or half deleted, where the disk is full later; bring
+        the broker's own topics, if an earlier version made them, to the settings they are made with now. In a cluster
+        others may be at what is unfinished: the controller knows."""
         for topic in tuple(self.state.unfinished.values()) if self._broker_epoch is None else ():
             logger.warning("unfinished topic is deleted", extra=fields(topic=topic.name, state=topic.state))
-            await self._steps.remove(topic)
+            await self._steps.take_back(topic)
         for topic in tuple(self.state.topics.values()):
             if topic.internal and (missing := _own_configs(topic.name).keys() - topic.configs.keys()):
                 settings = ",".join(sorted(missing))

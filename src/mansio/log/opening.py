@@ -9,8 +9,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import StorageError
+from mansio.log.checkpoint import CHECKPOINT_NAME
 from mansio.log.log import Log
 from mansio.log.recovery import recovery
+from mansio.log.segment import base_offset_of
 from mansio.log.together import run_together
 
 if TYPE_CHECKING:
@@ -26,6 +28,14 @@ class OpenRequest(NamedTuple):
 
     directory: str
     settings: LogSettings
+
+
+def holds_log(disk: Disk, directory: str) -> bool:
+    """Is there anything of a log in `directory`, whole or not? Where there is not, opening it makes a new one."""
+    if not disk.exists(directory):
+        return False
+    names = disk.list_directory(directory)
+    return CHECKPOINT_NAME in names or any(base_offset_of(name) is not None for name in names)
 
 
 def open_logs(

@@ -77,10 +77,14 @@ class Broker:
         self.do(self.partitions.begin_list())
         return self
 
-    def after_power_loss(self, *lost: Topic) -> Broker:
+    def after_power_loss(self, *lost: Topic, emptied: bool = False) -> Broker:
+        """`emptied`: of what is lost, the directories are there still."""
         disk = self.disk.crash(self.simulation.random)
         for one in lost:
-            disk.remove_tree(topic_directory("data", one))
+            directory = topic_directory("data", one)
+            disk.remove_tree(directory)
+            if emptied:
+                disk.make_directory(f"{directory}/0")
         return Broker(disk)
 
 
@@ -92,12 +96,13 @@ def test_partition_that_was_placed_here_while_the_broker_was_away_is_new_whoever
     assert isinstance(kept, Partition)
 
 
-def test_partition_that_was_open_here_and_is_gone_is_lost() -> None:
+@pytest.mark.parametrize("emptied", [False, True])
+def test_partition_that_was_open_here_and_is_gone_is_lost(*, emptied: bool) -> None:
     first, second = topic(1, touched=False), topic(2)
     before = Broker()
     before.start(first)
     before.registered().do(before.partitions.open_partitions(second))
-    lost = before.after_power_loss(first, second).start(first, second)
+    lost = before.after_power_loss(first, second, emptied=emptied).start(first, second)
     assert all(isinstance(one, CorruptLog) for one in lost)
 
 

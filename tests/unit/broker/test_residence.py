@@ -25,12 +25,15 @@ def topic(name: str) -> Topic:
 class World:
     """A broker whose disk refuses what has to do with the topics in `bad`."""
 
-    def __init__(self) -> None:
+    def __init__(self, *served: Topic) -> None:
+        """`served`: what was opened before the view was followed."""
+        self.found = list(served)
         self.simulation = Simulation(1)
         self.revision = 1
         self.bad: set[str] = set()
         self.opened: list[str] = []
         self.removed: list[str] = []
+        self.given_up: list[tuple[UUID, int]] = []
         self.topics: dict[str, Topic] = {}
         self.topics_by_id: dict[UUID, Topic] = {}
         self.tell: Any = None
@@ -41,7 +44,7 @@ class World:
             state=self,  # type: ignore[arg-type]  # enough of one
             scheduler=self.simulation.scheduler("broker"),
             remove=self.remove,
-            give_up=self.none_given_up,
+            give_up=self.note_given_up,
             on_role=lambda _: None,
             on_made=self.made,
         )
@@ -53,6 +56,12 @@ class World:
     def kept(self, _: Topic) -> list[None]:
         return [None]
 
+    def served(self) -> list[Topic]:
+        return list(self.found)
+
+    def drop(self, gone: Topic) -> None:
+        self.found.remove(gone)
+
     def serve(self, _: Topic) -> None: ...
 
     def follow(self, _: TopicChange) -> None: ...
@@ -62,8 +71,9 @@ class World:
 
     async def made(self, _: int) -> None: ...
 
-    async def none_given_up(self, _: Any) -> int:
-        return 0
+    async def note_given_up(self, places: Any) -> int:
+        self.given_up += places
+        return len(places)
 
     async def open_partitions(self, found: Topic) -> None:
         self._refuse(found)
@@ -104,6 +114,14 @@ def test_a_topic_that_cannot_be_opened_keeps_no_other_from_being_opened() -> Non
     world.simulation.run_until(lambda: "bad" in world.opened, within_ms=61_000)
 
 
+def test_a_topic_that_was_deleted_while_the_broker_started_is_removed() -> None:
+    """After its partitions were opened, and before anybody here heard of changes."""
+    world = World(topic("gone"))
+    world.make("new")
+    world.simulation.run_until(lambda: world.removed == ["gone"] and world.opened == ["new"], within_ms=500)
+    assert world.found == []
+
+
 def test_a_topic_that_cannot_be_removed_keeps_no_other_from_being_opened_or_removed() -> None:
     world = World()
     world.make("bad", "good")
@@ -114,6 +132,19 @@ def test_a_topic_that_cannot_be_removed_keeps_no_other_from_being_opened_or_remo
     world.simulation.run_until(lambda: world.removed == ["good"] and "next" in world.opened, within_ms=500)
     world.bad.clear()
     world.simulation.run_until(lambda: "bad" in world.removed, within_ms=61_000)
+
+
+@pytest.mark.parametrize("isr", [(NODE, 2), (NODE,)])
+def test_others_do_not_wait_for_a_partition_that_cannot_be_opened(isr: tuple[int, ...]) -> None:
+    """It may be the one that leads, of a topic that has just been made; the only replica in sync gives up nothing."""
+    world = World()
+    world.bad = {"bad"}
+    state = PartitionState((NODE, 2), NODE, 0, isr)
+    made = dataclasses.replace(topic("bad"), partitions=(state,))
+    world.topics["bad"] = world.topics_by_id[made.topic_id] = made
+    world.tell(TopicChange(None, made))
+    world.simulation.run_for(5000)
+    assert set(world.given_up) == ({(made.topic_id, 0)} if len(isr) > 1 else set())
 
 
 @pytest.mark.parametrize(

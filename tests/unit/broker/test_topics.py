@@ -247,9 +247,12 @@ def test_what_a_full_disk_leaves_half_made_is_taken_back_when_there_is_room() ->
             await admin.topics.create(NewTopic("a"))
         with pytest.raises(TopicAlreadyExists, match="being made"):
             await admin.topics.create(NewTopic("a"))
-        is_full, admin.host.fail = False, None
-        await until(lambda: not admin.state.unfinished)
-        await admin.topics.create(NewTopic("a"))
+        await admin.scheduler.close()  # the next start, which a full disk does not keep from ending well
+        async with topic_admin(admin.store, host=admin.host) as again:
+            assert again.state.unfinished
+            is_full, admin.host.fail = False, None
+            await until(lambda: not again.state.unfinished)
+            await again.topics.create(NewTopic("a"))
 
     run(check)
 

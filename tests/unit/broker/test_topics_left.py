@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 
 import pytest
@@ -32,6 +33,35 @@ def test_a_step_that_comes_late_leaves_no_topic_that_nobody_finishes(state: str)
             await cluster.until(lambda: not member.state.unfinished, within_s=TTL_S)
             assert "t" not in member.state.topics
             await member.create("t")
+        finally:
+            await cluster.stop()
+
+    run_virtually(main())
+
+
+@pytest.mark.parametrize("back", [False, True])
+def test_a_topic_that_the_controller_deletes_while_it_is_made_leaves_nothing_open(*, back: bool) -> None:
+    """Its maker's session ends while the disk opens the partitions; `back`: it has another one when they are open."""
+
+    async def main() -> None:
+        cluster = Cluster()
+        try:
+            await cluster.start(1, 2, 3)
+            for member in cluster.alive():
+                await member.registered()
+            member, other = cluster.brokers[1], cluster.brokers[2]
+            gate = member.host.gate = asyncio.Event()
+            making = asyncio.create_task(member.create("t"))
+            await cluster.until(lambda: "t" in other.state.unfinished)
+            member.keeps_alive = False
+            await cluster.until(lambda: "t" not in other.state.unfinished)
+            member.keeps_alive = back
+            if back:
+                await member.registered()
+            gate.set()
+            await asyncio.wait([making])
+            assert making.exception() is not None, "whoever asked is told"
+            await cluster.until(lambda: not member.host.directories, within_s=5)
         finally:
             await cluster.stop()
 

@@ -149,7 +149,8 @@ class Watch:
     async def _refuse_to_wait_for_lost_revisions(self) -> None:
         """A member may lag behind; but etcd as a whole never goes back, unless it was restored from a copy: then it
         would use the revisions we have seen for other changes, and this watch would not show them."""
-        answer = await self._client.call(RANGE, rpc.RangeRequest(key=b"\0", limit=1))
+        begin, _ = range_of_prefix(self._prefix)  # any key does, of those that our user may read
+        answer = await self._client.call(RANGE, rpc.RangeRequest(key=begin, keys_only=True))
         if answer.header.revision < self._position - 1:
             raise StorageError(
                 f"etcd is at revision {answer.header.revision} and was at {self._position - 1} before:"
