@@ -37,7 +37,7 @@ from bench.peers.peer import Contestant, NotHereError, Place
 from bench.peers.server import free_port
 from bench.peers.syncs import is_synced_delivering
 from bench.peers.table import Entry
-from bench.peers.workloads import WORKLOADS, as_json, measure
+from bench.peers.workloads import STARTED_WAIT_S, WORKLOADS, as_json, measure, wait_until_quiet
 
 if TYPE_CHECKING:
     from bench.peers.server import Server
@@ -80,6 +80,7 @@ class Peers:
             except (NotHereError, OSError, RuntimeError) as error:
                 reasons[contestant.server] = str(error)
             entry.not_run = reasons.get(contestant.server, "")
+        wait_until_quiet(STARTED_WAIT_S)
 
     def stop_all(self) -> None:
         for server in self.servers.values():

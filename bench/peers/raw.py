@@ -1,4 +1,9 @@
-"""The raw load: `bench.load`'s prebuilt requests, without a client, in the form of a measured run."""
+"""The raw load: `bench.load`'s prebuilt requests, without a client, in the form of a measured run.
+
+Its latency is a lower bound, not the same work: one process that never sleeps publishes over one connection without
+waiting for acknowledgements and fetches over another, where the contestants' are five processes that have to be woken,
+and acknowledge what they were given.
+"""
 
 from __future__ import annotations
 

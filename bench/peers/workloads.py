@@ -55,6 +55,8 @@ DISTURBED_CORES = 0.3
 """Foreign processor time, in cores, from which a run counts as disturbed."""
 QUIET_WAIT_S = 0.6
 QUIET_WINDOW_S = 0.1
+STARTED_WAIT_S = 5.0
+"""For servers that are still busy with their own start: ours compiles its messages for a second, a JVM warms up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,9 +181,9 @@ def machine_cpu_s() -> float:
     return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
-def wait_until_quiet() -> None:
+def wait_until_quiet(wait_s: float = QUIET_WAIT_S) -> None:
     """Give what runs besides a little time to come to an end."""
-    end = time.monotonic() + QUIET_WAIT_S
+    end = time.monotonic() + wait_s
     while time.monotonic() < end:
         before = machine_cpu_s()
         time.sleep(QUIET_WINDOW_S)

@@ -10,6 +10,7 @@ import pytest
 import mansio
 from mansio.client import TopicPartition
 from mansio.client.decode import decode_chunk
+from mansio.client.fetch_round import FetchRound
 from mansio.client.fetcher import Chunk, PartitionState
 from mansio.errors import CorruptMessage
 from mansio.wire.fetch import FetchedPartition
@@ -109,3 +110,40 @@ def test_damaged_batch_is_reported_until_it_is_whole_and_never_passed_over() -> 
                 assert [(await anext(consumer)).value for _ in range(2)] == [b"second", b"third"]
 
     asyncio.run(asyncio.wait_for(scenario(), 20))
+
+
+def test_reader_that_waits_has_a_record_before_the_next_request_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the next request costs is not added to the way of a record to a reader that waits for it; and the request
+    is made as soon as that reader waits for anything."""
+    order: list[str] = []
+    encode = FetchRound.encode
+
+    def asking(self: FetchRound, *args: Any) -> bytes:
+        order.append("asked")
+        return encode(self, *args)
+
+    monkeypatch.setattr(FetchRound, "encode", asking)
+
+    async def scenario() -> None:
+        async with StubBroker({"t": 1}) as broker:
+
+            def fetch(request: Any) -> Any:
+                ((name, topic_id, (asked,)),) = request.topics
+                records = batch(asked.fetch_offset, b"value")
+                return [(name, topic_id, [FetchedPartition(0, 0, 9, 9, 0, None, -1, len(records), records)])]
+
+            broker.fetch = fetch
+            broker.answers[ApiKey.LIST_OFFSETS] = lambda _: {
+                "topics": [
+                    {"name": "t", "partitions": [{"partition_index": 0, "offset": 0, "timestamp": -1}]}
+                ]
+            }
+            async with mansio.connect(broker.address) as client, client.consume("t") as consumer:
+                for _ in range(2):
+                    assert len(await consumer.poll()) == 1
+                    order.append("handed out")
+
+    asyncio.run(asyncio.wait_for(scenario(), 20))
+    assert order[:4] == ["asked", "handed out", "asked", "handed out"]
