@@ -210,6 +210,12 @@ def test_what_a_leader_knew_of_another_time_is_not_believed(why: str) -> None:
     live = room.live()
     assert live.core.leased == 0
     assert live.core.counts(live.now_ms()).withheld == (0 if why == "made anew" else 100)
+    if otherwise:
+        room.memory.fail(1, NotCoordinator("moved"))
+        with pytest.raises(NotCoordinator):
+            room.scheduler.run(live.perform(live.ask(live.core.trimmed, 3)))
+        room.scheduler.pass_time(2 * RETRY_MS)
+        assert room.live().core.counts(live.now_ms()).withheld == 100, "while it withholds it knows no better"
 
 
 @pytest.mark.parametrize("reads_fail", [False, True])

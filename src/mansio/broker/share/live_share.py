@@ -284,8 +284,8 @@ class LiveShare:
                 raise self.ended
             self._settled(turn.updates)
         except MansioError as error:
-            if self.ended is None and isinstance(error, STATE_MOVES):
-                self.memory = self.core.snapshot(self.now_ms())
+            if isinstance(error, STATE_MOVES):
+                self._remember()
             self.end(error)
             raise
         except Exception as error:
@@ -293,6 +293,13 @@ class LiveShare:
         finally:
             self._turns.give_back(turn, stored=stored)
         self.wake()
+
+    def _remember(self) -> None:
+        """Keep what there is for the next one. While leases of before are withheld, that is by the wall clock in what
+        is stored, and by none in here: the next one withholds again."""
+        now_ms = self.now_ms()
+        if self.ended is None and not self.core.counts(now_ms).withheld:
+            self.memory = self.core.snapshot(now_ms)
 
     async def _written(self, together: Promise[bool]) -> None:
         """By another, with its own."""
