@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from mansio.api.http.service_view import ServiceView
+from mansio.cluster.metadata import Put, encode
+from sim.brokers import TTL_MS
 from sim.clients import TOPIC
 from sim.world import World
+
+if TYPE_CHECKING:
+    import pytest
+
+    from sim.etcd import EtcdModel
 
 
 def test_a_broker_that_dies_again_before_it_is_registered_still_knows_that_its_disk_was_lost() -> None:
@@ -23,3 +33,68 @@ def test_a_broker_that_dies_again_before_it_is_registered_still_knows_that_its_d
     again = world.network.brokers[broker.node_id]
     assert not again.ready, "its old session stands"
     assert (topic.topic_id, 0) in again.clustering._residence.lost_logs()  # type: ignore[union-attr]
+
+
+class NewerMetadata:
+    """What etcd tells a broker that is too old for what has been written."""
+
+    def __init__(self, model: EtcdModel) -> None:
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def events(self, prefix: str, position: int) -> Any:
+        found, position = self._model.events(prefix, position)
+        return [event._replace(value=b'{"schema": 99}') for event in found], position
+
+
+def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_others_take_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It was the controller: nobody would be elected any more, and whoever reads from it would hear nothing new."""
+    world = World(4, faults_ms=2000)
+    found: dict[str, Any] = {}
+
+    def fail() -> None:
+        controller = world.brokers()[0].core.state.controller
+        assert controller is not None
+        broker = world.network.brokers[controller.node_id]
+        found["broker"], found["led"] = broker.node_id, led_by(broker.node_id)
+        found["acknowledged before"] = world.acknowledged
+        broker.door.store = NewerMetadata(world.etcd)  # type: ignore[assignment]
+        world.etcd.transact([], [Put(broker.core.state.keys.tick, encode({}, ""))])
+        world.driver.call_later(TTL_MS / 3, look)
+
+    def look() -> None:
+        """Before its lease would have ended by itself, and long after it would have registered again."""
+        broker = world.network.brokers[found["broker"]]
+        state, view = broker.core.state, ServiceView(broker.core.settings)
+        view.attach(broker.core.service)
+        found["session"] = world.etcd.get(state.keys.session(broker.node_id))
+        found["controller"] = other(broker.node_id).controller
+        found["led after"] = led_by(broker.node_id)
+        found["problems"] = [problem.reason for problem in view.problems()]
+        found["shown"] = broker.node_id in state.brokers
+        found["acknowledged after"] = world.acknowledged
+        broker.terminate()
+        world.restart_later(broker)
+
+    def other(node_id: int) -> Any:
+        return next(one.core.state for one in world.brokers() if one.node_id != node_id)
+
+    def led_by(node_id: int) -> int:
+        return sum(one.leader == node_id for one in other(node_id).topics[TOPIC].partitions)
+
+    world._fault = fail  # type: ignore[method-assign]
+    world.run()
+    assert found["led"] > 0
+    assert found["session"] is None
+    assert found["controller"].node_id != found["broker"]
+    assert found["led after"] == 0
+    assert found["problems"] == ["metadata_failed", "session_not_held"]
+    assert not found["shown"], "clients are sent to others"
+    assert found["acknowledged after"] > found["acknowledged before"]
+    told = [record for record in caplog.records if record.message.startswith("metadata view failed")]
+    assert len(told) == 1
+    assert not any("follow metadata" in line for line in world.told), "it is said once"

@@ -5,6 +5,13 @@ what keeps the session alive are handed in, so that a simulator runs this very c
 
 Always true: nothing leads here before this broker is registered, nor after its session ended; leaving hands over what
 others can lead, then ends the session, then stops copying.
+
+A broker whose view of the metadata failed says that it goes, leaves at once, and does not come back until it is started
+again: it would not hear that another leads, and would be controller without seeing who is gone. It does not wait for a
+hand-over, whose end it could not see; others act on the end of its session at once. Kafka's brokers count such an error
+and go on (KIP-859), its controllers end: here each broker may be the controller. The process stays, so that
+`/health/ready` and the log say what could not be read; a start would be refused with the same words. A single node has
+nobody to leave it to: it goes on with what it knows, and is not ready.
 """
 
 from __future__ import annotations
@@ -244,6 +251,7 @@ class Clustering:
         )
         self._membership.on_session(lambda _: residence.apply_all())
         self._state.on_broker_change(self.replication.broker_changed)
+        self._state.on_failure(self._view_failed)
         self._keeping = self._keep_alive(self._membership)
         self._keeping.start()
         self.replication.start()
@@ -260,9 +268,21 @@ class Clustering:
         if self._membership is not None:
             await self._membership.hand_off(within_ms)
 
+    def _view_failed(self, error: Exception) -> None:
+        known = fields(node=self._settings.node_id, reason=error)
+        logger.error("metadata view failed: session given back until the next start", extra=known)
+        self.controller.stop()
+        self._machine.scheduler.spawn(self._leave_unseeing(), name="leave the cluster")
+
+    async def _leave_unseeing(self) -> None:
+        if self._membership is not None:
+            await self._membership.announce()
+        self._state.leave_out(self._settings.node_id)
+        await self.leave()
+
     async def leave(self) -> None:
-        """End the session and stop taking part. Does nothing the second time."""
-        membership, self._membership = self._membership, None
+        """End the session and stop taking part. Harmless the second time, also while the first is under way."""
+        membership = self._membership
         if membership is None:
             return
         self.controller.stop()

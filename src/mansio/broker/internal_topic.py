@@ -17,7 +17,8 @@ Always true:
   up to there; and every follower would have to keep all tombstones for whoever might.
 * What may be pruned of a log that is kept record by record (`every_record`) is for the view's owner to say: whatever is
   left must make the same view.
-* An unreadable record stops the load of its partition, and requests for it are refused: nothing is skipped.
+* An unreadable record stops the load of its partition, and requests for it are refused: nothing is skipped. In a
+  cluster the load is tried again, ever more rarely, for as long as the leadership lasts.
 * What is loaded is applied only while this leadership lasts, however late the reading ends.
 """
 
@@ -54,6 +55,10 @@ LOAD_ATTEMPTS_MAX: Final = 3
 """In a cluster the log is read while compaction may put other segments into the place of those being read."""
 
 LOAD_AGAIN_MS: Final = 200
+
+LOAD_LATER_MS: Final = 1000
+"""After those attempts, then twice as long: the disk may come to itself, and nobody else loads what is led here."""
+LOAD_LATER_MS_MAX: Final = 60_000
 
 KeyValue = tuple[bytes, bytes | None]
 
@@ -154,10 +159,7 @@ class InternalTopic:
         for before; what there is of an earlier leadership is forgotten."""
         self.resign(index)
         held = self._held[index] = HeldView(index, partition, leader_epoch)
-        self._to_load.append(held)
-        if not self._loading:
-            self._loading = True
-            self._scheduler.spawn(self._load_all(), name=f"load {self.name}")
+        self._load_soon(held)
 
     def resign(self, index: int) -> None:
         """In a cluster: this broker does not lead partition `index` any more, if it did."""
@@ -218,18 +220,31 @@ class InternalTopic:
         for held in list(self._held.values()):
             await self._try_load(held)
 
+    def _load_soon(self, held: HeldView) -> None:
+        if held.gone:
+            return
+        self._to_load.append(held)
+        if not self._loading:
+            self._loading = True
+            self._scheduler.spawn(self._load_all(), name=f"load {self.name}")
+
     async def _load_all(self) -> None:
         """One after the other: the groups of the first are served while the last still wait."""
         try:
             while self._to_load:
-                held = self._to_load.popleft()
-                for attempt in range(LOAD_ATTEMPTS_MAX):
-                    if attempt:
-                        await self._pause(LOAD_AGAIN_MS)
-                    if held.gone or await self._try_load(held):
-                        break
+                await self._load_one(self._to_load.popleft())
         finally:
             self._loading = False
+
+    async def _load_one(self, held: HeldView) -> None:
+        """Some attempts while the others wait, or, later, one; the next comes when others had their turn."""
+        while not held.gone and not await self._try_load(held):
+            held.attempts += 1
+            if (beyond := held.attempts - LOAD_ATTEMPTS_MAX) >= 0:
+                pause_ms = min(LOAD_LATER_MS << min(beyond, 20), LOAD_LATER_MS_MAX)
+                self._scheduler.call_later(pause_ms, self._load_soon, held)
+                return
+            await self._pause(LOAD_AGAIN_MS)
 
     async def _try_load(self, held: HeldView) -> bool:
         try:

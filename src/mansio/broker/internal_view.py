@@ -76,6 +76,7 @@ class HeldView:
 
     __slots__ = (
         "appended_bytes",
+        "attempts",
         "checkpointing",
         "failure",
         "gone",
@@ -94,6 +95,8 @@ class HeldView:
         self.leader_epoch = leader_epoch
         self.loaded = False
         self.failure: MansioError | None = None
+        self.attempts = 0
+        """To load it, that failed."""
         self.gone = False
         self.appended_bytes = 0
         self.checkpointing = False

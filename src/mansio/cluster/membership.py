@@ -3,7 +3,8 @@
 Owns the broker's session and registration keys, and the order of steps: wait until no session stands under this
 node's number (none is ever taken over: two processes with one number must not both believe they are it); leave the
 in-sync sets of partitions whose log is lost; only then put the session, with a lease, and with it the registration.
-A session that ended is followed by another with a new epoch: nothing of the old one goes on.
+A session that ended is followed by another with a new epoch: nothing of the old one goes on. There is none any more
+once the view of the metadata has failed.
 
 Always true: `session` is None or the one this process registered last; what it may do is for `Session.holds` to say.
 Somebody else keeps the lease alive (`kept` is the session to keep) and tells of its end (`lost`).
@@ -111,6 +112,8 @@ class Membership:
         `other_s_max`: raise `ConfigError` when the same session has stood there for so long, with the store answering
         all the time: somebody else keeps it alive. None: wait for its end however long that takes."""
         while True:
+            if self._state.failure is not None:
+                raise self._state.failure
             self._refuse_other(other_s_max)
             try:
                 session = await self._register()
@@ -276,6 +279,17 @@ class Membership:
         except Unavailable as error:
             logger.warning("leaderships not handed over", extra=fields(reason=error.message))
         return self._to_give()
+
+    async def announce(self) -> None:
+        """Ask for no more leaderships and wait for nothing: who has said that it goes is not awaited when its session
+        has ended. Where that cannot be said, others wait for as long as a lease may last."""
+        try:
+            if self.session is not None:
+                await self._drain(self.session)
+        except MansioError as error:
+            logger.warning(
+                "the end of the session could not be announced", extra=fields(reason=error.message)
+            )
 
     async def _drain(self, session: Session) -> None:
         keys, writer = self._state.keys, new_writer(self._random)

@@ -2,8 +2,11 @@
 watch.
 
 Owns `ClusterState`, the only in-memory copy of metadata in a broker; what it holds are values of `model`. It is
-changed by the store's events and by nothing else: whoever changes metadata writes to the store and awaits
-`reached(revision)`.
+changed by the store's events and, until it fails, by nothing else: whoever changes metadata writes to the store and
+awaits `reached(revision)`.
+
+A value that cannot be read (damaged, or of a newer Mansio) is the end of the view: to leave it out would be to guess
+what it said. Nothing is seen from then on; `failure` says why, and `on_failure` tells whoever acts on the view.
 
 Always true: a topic is in `topics` only while it is live: one that is being created or deleted is in `unfinished`. A
 broker is in `brokers` only while it has a session. A single node has no session and no controller.
@@ -33,7 +36,7 @@ from mansio.cluster.model import (
     partition_of,
     topic_of,
 )
-from mansio.errors import ConfigError, MansioError, Unavailable
+from mansio.errors import ConfigError, MansioError, StorageError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -81,6 +84,7 @@ class ClusterState:
     _group_configs_moved: dict[str, None] = field(default_factory=dict)
     _broker_callbacks: list[Callable[[BrokerChange], None]] = field(default_factory=list)
     _progress_callbacks: list[Callable[[], None]] = field(default_factory=list)
+    _failure_callbacks: list[Callable[[Exception], None]] = field(default_factory=list)
     _broker_changes: list[BrokerChange] = field(default_factory=list)
     _waits: list[tuple[int, Promise[None]]] = field(default_factory=list)
     _following: Timer | None = None
@@ -105,7 +109,7 @@ class ClusterState:
         it was left; and because revisions grow by what those others write, which no event here tells, a wait that takes
         long is brought to its end by a write of our own.
         """
-        self._store, self._shared = store, shared
+        self._store, self._shared, self.failure = store, shared, None
         self._following = scheduler.spawn(self._follow(store, scheduler), name="follow metadata")
 
     def stop(self) -> None:
@@ -135,6 +139,15 @@ class ClusterState:
     def on_progress(self, callback: Callable[[], None]) -> None:
         """Call `callback` once after each batch of events, whatever they were, after all other callbacks."""
         self._progress_callbacks.append(callback)
+
+    def on_failure(self, callback: Callable[[Exception], None]) -> None:
+        """Call `callback` once, on the loop, when changes cannot be followed any more; not when the view is stopped or
+        the store closed."""
+        self._failure_callbacks.append(callback)
+
+    def leave_out(self, node_id: int) -> None:
+        """Of a view that failed: that broker gave its session back, and nobody who asks here is to be sent there."""
+        self.brokers.pop(node_id, None)
 
     def epoch_of(self, node_id: int) -> int:
         """The epoch of a broker's session; 0 where it has none."""
@@ -184,9 +197,17 @@ class ClusterState:
                         raise
                     await _after(FOLLOW_AGAIN_MS, scheduler)
             self._end_waits(Unavailable("the metadata store was closed"))
-        except MansioError as error:
-            self._end_waits(error)
-            raise
+        except Exception as error:
+            known = (
+                error
+                if isinstance(error, MansioError)
+                else StorageError(f"metadata not understood: {error!r}")
+            )
+            self._end_waits(known)
+            for tell in self._failure_callbacks:
+                tell(known)
+            if known is not error or not self._failure_callbacks:  # who was told says what there is to say
+                raise
 
     async def _follow_from_here(self, store: MetadataStore) -> None:
         """Until the store closes."""

@@ -9,7 +9,7 @@ import pytest
 
 from mansio.broker.coordinators.store import java_string_hash
 from mansio.broker.internal_load import RECORDS_PER_TURN, UPDATES_PER_TURN
-from mansio.broker.internal_topic import LOAD_ATTEMPTS_MAX, InternalTopic
+from mansio.broker.internal_topic import LOAD_ATTEMPTS_MAX, LOAD_LATER_MS_MAX, InternalTopic
 from mansio.broker.view_checkpoint import CheckpointRoom
 from mansio.errors import (
     CoordinatorLoadInProgress,
@@ -624,7 +624,36 @@ def test_a_segment_that_compaction_took_away_is_read_again() -> None:
     assert views.view.values[0] == values(b"a")
 
 
-def test_a_log_that_stays_unreadable_is_refused_and_the_next_one_is_loaded() -> None:
+@pytest.mark.parametrize("error", [CorruptLog("damaged"), OSError(5, "damaged")])
+def test_a_log_that_stays_unreadable_is_refused_and_tried_ever_more_rarely_until_it_is_read(
+    error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    views = Views()
+    partition = views.partition(values(b"a"))
+    reads = []
+
+    def fail(number: int) -> None:
+        reads.append(number)
+        raise error
+
+    partition.on_read = fail
+    views.topic.lead(0, partition, 0)
+    views.topic.lead(1, views.partition(values(b"b"), 1), 0)
+    views.scheduler.pass_time(900)
+    assert len(reads) == LOAD_ATTEMPTS_MAX
+    assert views.view.values == [{}, values(b"b")], "the next one waits for the first attempts only"
+    views.scheduler.pass_time(3_600_000)
+    assert 3600 <= len(reads) * LOAD_LATER_MS_MAX / 1000 <= 3600 + 600
+    assert [record.message for record in caplog.records] == ["view not loaded"] * len(reads)
+    with pytest.raises(CoordinatorNotAvailable, match="damaged"):
+        views.topic.check_loaded(0)
+    partition.on_read = lambda _: None
+    views.scheduler.pass_time(LOAD_LATER_MS_MAX)
+    views.topic.check_loaded(0)
+    assert views.view.values == [values(b"a"), values(b"b")]
+
+
+def test_a_log_that_was_unreadable_is_not_tried_again_for_a_leadership_that_is_over() -> None:
     views = Views()
     partition = views.partition(values(b"a"))
     reads = []
@@ -635,12 +664,10 @@ def test_a_log_that_stays_unreadable_is_refused_and_the_next_one_is_loaded() -> 
 
     partition.on_read = fail
     views.topic.lead(0, partition, 0)
-    views.topic.lead(1, views.partition(values(b"b"), 1), 0)
-    views.scheduler.pass_time(10_000)
+    views.scheduler.pass_time(900)
+    views.topic.resign(0)
+    views.scheduler.pass_time(10 * LOAD_LATER_MS_MAX)
     assert len(reads) == LOAD_ATTEMPTS_MAX
-    with pytest.raises(CoordinatorNotAvailable, match="damaged"):
-        views.topic.check_loaded(0)
-    assert views.view.values == [{}, values(b"b")]
 
 
 def test_no_checkpoint_is_written_or_believed_in_a_cluster() -> None:

@@ -110,7 +110,11 @@ def problems(service: Service) -> Iterator[Problem]:
     cluster = service.cluster
     if cluster is None or not service.ready or cluster.holds():
         return
-    if cluster.session is None:
+    if service.topics.state.failure is not None:
+        told = (
+            "this broker gave its session back, because it does not see the metadata any more: start it again"
+        )
+    elif cluster.session is None:
         told = "this broker has no session: it leads nothing, and tries to get one"
     else:
         told = (

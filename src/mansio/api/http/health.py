@@ -10,8 +10,9 @@
 
 Reasons: `starting` (the broker is not up yet), `stopping` (it drains), `log_failed` (a partition's log takes no
 more writes), `log_corrupt` (a partition is damaged and was not opened), `partition_not_open` (it should be here and
-is not), `metadata_failed` (changes are not seen any more), `loop_stalled` (the event loop stood still a moment ago); in
-a cluster `session_not_held` (another broker may lead what this one leads, so it acknowledges nothing).
+is not), `metadata_failed` (changes are not seen any more; in a cluster the broker gave its session back),
+`loop_stalled` (the event loop stood still a moment ago); in a cluster `session_not_held` (another broker may lead what
+this one leads, so it acknowledges nothing).
 Warnings do not keep work away; with any of them the broker is `degraded`: `corrupt_batch` (a reader met damage),
 `log_cut` (the start cut what was not known to be durable; said until the next start), `disk_full` (writes find no
 room), `disk_low`, `disk_silent` (the file system does not say how much is free), `hold_broken` (records are gone that
