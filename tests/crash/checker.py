@@ -40,10 +40,14 @@ class Kind(StrEnum):
 
 
 class Acknowledged(NamedTuple):
-    """The broker told a producer: this value is at this place."""
+    """The broker told a producer: this value is at this place.
+
+    `offset` None: stored, and nobody says where. librdkafka reports a batch so whose own answer was lost when a later
+    one of the same idempotent producer is answered, which cannot be stored without it.
+    """
 
     partition: int
-    offset: int
+    offset: int | None
     value: bytes
 
 
@@ -180,6 +184,10 @@ def _check_acknowledged(
     places = {value: place for place, value in log.items()}
     promised: dict[tuple[int, int], bytes] = {}
     for one in acknowledged:
+        if one.offset is None:
+            if (at := places.get(one.value)) is None or at[0] != one.partition:
+                found.append(Violation(Kind.LOST, f"partition {one.partition}: {one.value[:40]!r}"))
+            continue
         at = (one.partition, one.offset)
         place = f"partition {one.partition} offset {one.offset}: {one.value[:40]!r}"
         if promised.setdefault(at, one.value) != one.value:

@@ -40,6 +40,15 @@ def test_acknowledged_record_cut_off_the_end_is_lost() -> None:
     assert kinds(history, final[:-1]) == {Kind.LOST}
 
 
+def test_record_acknowledged_without_its_place_is_anywhere_in_its_partition() -> None:
+    history, final = sound()
+    history.acknowledged = [one._replace(offset=None) for one in history.acknowledged]
+    assert kinds(history, final) == set()
+    assert kinds(history, final[:-1]) == {Kind.LOST}
+    history.acknowledged[-1] = history.acknowledged[-1]._replace(partition=1)
+    assert kinds(history, final) == {Kind.LOST}
+
+
 def test_acknowledged_record_at_another_offset_is_moved() -> None:
     history, final = sound()
     last = final.pop()
