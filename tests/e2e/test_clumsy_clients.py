@@ -197,8 +197,21 @@ def left_behind(broker: EmbeddedBroker) -> dict[str, object]:
     return {name: value for name, value in found.items() if value}
 
 
-def objects_of_connections() -> list[object]:
-    return [found for found in gc.get_objects() if type(found) in (Connection, Slot, Egress)]
+def objects_of_connections(known: Sequence[object] = ()) -> list[object]:
+    """Those of this process, without the `known` ones, which somebody else has."""
+    others = {id(one) for one in known}
+    return [
+        found
+        for found in gc.get_objects()
+        if type(found) in (Connection, Slot, Egress) and id(found) not in others
+    ]
+
+
+def described(one: object) -> str:
+    """What says why it is still there."""
+    names = ("closed", "client_host", "busy", "received_bytes", "waiting_bytes", "_transport", "_writing")
+    said = {name: getattr(one, name) for name in names if hasattr(one, name)}
+    return f"{type(one).__name__} {said}, held by {[type(by).__name__ for by in gc.get_referrers(one)]}"
 
 
 def open_descriptors(broker: EmbeddedBroker) -> int:
@@ -219,6 +232,7 @@ def check_lives(broker: EmbeddedBroker, seed: int, lives: int, moments: Sequence
     tasks = len(broker.broker.service.scheduler._tasks)
     gc.collect()
     gc.disable()
+    known = objects_of_connections()
     alive: list[RawPeer] = []
     try:
         for _ in range(lives):
@@ -236,9 +250,11 @@ def check_lives(broker: EmbeddedBroker, seed: int, lives: int, moments: Sequence
         wait_until(
             lambda: len(broker.broker.service.scheduler._tasks) <= tasks, 20, f"seed {seed}: tasks have ended"
         )
-        wait_until(
-            lambda: not objects_of_connections(), 20, f"seed {seed}: no object of a connection is left"
-        )
+        try:
+            wait_until(lambda: not objects_of_connections(known), 20)
+        except AssertionError:
+            left = "; ".join(described(one) for one in objects_of_connections(known))
+            raise AssertionError(f"seed {seed}: objects of connections are left: {left}") from None
     finally:
         gc.enable()
     with RawPeer(port) as peer:
