@@ -155,7 +155,7 @@ class Egress:
         self._flush_small(small, small_bytes)
 
     def _flush_small(self, small: list[bytes], small_bytes: int) -> None:
-        if small:
+        if small_bytes:
             self._queue.append(memoryview(small[0] if len(small) == 1 else b"".join(small)))
             self.waiting_bytes += small_bytes
             self.held_bytes += small_bytes

@@ -77,7 +77,12 @@ class PartitionFiles:
         requests: dict[int, OpenRequest] = {}
         for number, (topic, index) in enumerate(wanted):
             directory = f"{self.directory(topic)}/{index}"
-            if is_new is not None and self._is_lost(topic, index, is_new):
+            try:
+                is_lost = is_new is not None and self._is_lost(topic, index, is_new)
+            except OSError as error:
+                made[number] = StorageError(f"cannot look into {directory}: {error}")
+                continue
+            if is_lost:
                 made[number] = CorruptLog(f"{directory} is missing, or empty")
             else:
                 requests[number] = OpenRequest(directory, settings[topic.topic_id])

@@ -226,6 +226,8 @@ def settings_changed(partition: Partition) -> None:
     partition.take_role(replica)
     if moved:
         partition.advanced()
+    if replica.under_min:
+        partition.end_waits(_too_few_in_sync(partition))
 
 
 def check_session(partition: Partition) -> None:

@@ -276,7 +276,7 @@ class Membership:
                     logger.warning("leaderships not handed over in time", extra=fields(partitions=left))
                     return left
                 await self._sleep(min(remaining_s * 1000, RETRY_MS / 10))
-        except Unavailable as error:
+        except MansioError as error:
             logger.warning("leaderships not handed over", extra=fields(reason=error.message))
         return self._to_give()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
 import socket
@@ -147,3 +148,25 @@ def test_a_file_that_is_shorter_than_promised_ends_the_connection_instead_of_sen
         egress.close()
 
     run_on_new_loop(work())
+
+
+@SCRATCHES
+def test_a_piece_of_no_bytes_holds_up_nobody(
+    pair: tuple[socket.socket, socket.socket], tmp_path: Path, scratch: memoryview | None
+) -> None:
+    (tmp_path / "segment").write_bytes(bytes(SLICE_BYTES_MIN))
+    piece = slice_of(tmp_path / "segment", 0, SLICE_BYTES_MIN)
+    ours, theirs = pair
+
+    async def send() -> None:
+        out = Egress(asyncio.get_running_loop(), ours.fileno(), scratch, lambda: None, lambda _: None)
+        for pieces in ([b"", b""], [b"", piece], [b"a", piece, b""]):
+            out.send(pieces)
+            while out.waiting_pieces:
+                await asyncio.sleep(0)
+                with contextlib.suppress(BlockingIOError):
+                    theirs.recv(1 << 20)
+        assert out.waiting_bytes == out.held_bytes == 0
+        out.close()
+
+    run_on_new_loop(send())

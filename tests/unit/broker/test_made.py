@@ -106,6 +106,21 @@ def test_partition_that_was_open_here_and_is_gone_is_lost(*, emptied: bool) -> N
     assert all(isinstance(one, CorruptLog) for one in lost)
 
 
+def test_directory_that_the_disk_does_not_list_costs_its_own_partition_and_no_other() -> None:
+    first, second = topic(1, touched=False), topic(2, touched=False)
+    before = Broker()
+    before.start(first, second)
+    after = before.registered().after_power_loss()
+    broken = f"{topic_directory('data', first)}/0"
+    after.disk.fail_when = lambda operation, path: (
+        errno.EIO if (operation, path) == ("list", broken) else None
+    )
+    failed, served = after.start(first, second)
+    assert isinstance(failed, StorageError)
+    assert not isinstance(failed, CorruptLog)  # it may be there: nothing is known to be lost
+    assert isinstance(served, Partition)
+
+
 def test_partition_that_is_gone_begins_anew_where_nobody_counts_on_it() -> None:
     before = Broker()
     before.start(topic(1, touched=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 from typing import TYPE_CHECKING
 
@@ -518,6 +519,18 @@ def test_the_last_replica_standing_takes_nothing_with_min_insync_replicas() -> N
     cluster.run_until(lambda: cluster[1].partition.replica.in_sync == {1, 2})  # type: ignore[union-attr]  # it leads
     committed(cluster, b"d")
     assert cluster[1].values(committed=True) == [b"a", b"b", b"c", b"d"], "what was written counts now"
+
+
+def test_who_waits_is_told_when_more_replicas_are_asked_for_than_there_are() -> None:
+    cluster = running(configs={"min.insync.replicas": "2"})
+    cluster.kill(3)
+    cluster.end_session(3)
+    committed(cluster, b"a")
+    leader = cluster[1].partition
+    waiting = cluster[1].append(b"b")
+    leader.settings = dataclasses.replace(leader.settings, min_insync_replicas=3)
+    cluster.run_until(lambda: waiting.settled, 2000)
+    assert isinstance(waiting.error, NotEnoughReplicasAfterAppend)
 
 
 def test_silent_replicas_leave_once_and_come_back_only_by_asking_again() -> None:

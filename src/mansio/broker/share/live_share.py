@@ -188,7 +188,9 @@ class LiveShare:
         self.wake()
 
     def _failed(self, error: Exception) -> MansioError:
-        """The machine, or this shell of it, has a defect: the state is read anew."""
+        """The machine, or this shell of it, has a defect: the state is read anew, and nothing is remembered that may
+        have to do with it."""
+        self.memory = None
         known = fields(group=self.key.group, partition=self.partition.name, reason=error)
         logger.error("share partition failed", extra=known, exc_info=error)
         ended = CoordinatorNotAvailable(f"share partition of {self.partition.name} failed: {error}")
@@ -284,15 +286,21 @@ class LiveShare:
                 raise self.ended
             self._settled(turn.updates)
         except MansioError as error:
-            if isinstance(error, STATE_MOVES):
-                self._remember()
-            self.end(error)
+            self._not_written(error)
             raise
         except Exception as error:
             raise self._failed(error) from error
         finally:
             self._turns.give_back(turn, stored=stored)
         self.wake()
+
+    def _not_written(self, error: MansioError) -> None:
+        try:
+            if isinstance(error, STATE_MOVES):
+                self._remember()
+        except Exception as defect:  # noqa: BLE001 - a defect costs what is remembered, and ends this object, too
+            self._failed(defect)
+        self.end(error)
 
     def _remember(self) -> None:
         """Keep what there is for the next one. While leases of before are withheld, that is by the wall clock in what
