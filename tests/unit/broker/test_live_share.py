@@ -218,6 +218,23 @@ def test_what_a_leader_knew_of_another_time_is_not_believed(why: str) -> None:
         assert room.live().core.counts(live.now_ms()).withheld == 100, "while it withholds it knows no better"
 
 
+def test_what_cannot_be_brought_together_is_forgotten_and_withheld(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A defect costs one lock's time, and not each load from then on."""
+
+    def broken(*_: Any) -> Any:
+        raise AssertionError("they do not fit")
+
+    room = Room()
+    state_lost(room, NotCoordinator("moved"))
+    monkeypatch.setattr("mansio.broker.share.live_share.remembered", broken)
+    room.scheduler.pass_time(2 * RETRY_MS)
+    with pytest.raises(CoordinatorNotAvailable, match="they do not fit"):
+        room.live()
+    room.scheduler.pass_time(2 * RETRY_MS)
+    live = room.live()
+    assert live.core.counts(live.now_ms()).withheld == 100
+
+
 @pytest.mark.parametrize("reads_fail", [False, True])
 def test_dead_letters_go_on_though_nobody_uses_the_group_after_a_failed_write(reads_fail: bool) -> None:
     room = Room()
