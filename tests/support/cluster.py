@@ -19,7 +19,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from e2e.raw_peer import RawPeer
 from mansio.config import Settings
+from mansio.wire.versions import ApiKey
 from support.broker_network import ETCD, Network
 from support.etcd import Etcd, etcd_directory
 from support.process import ServedBroker
@@ -137,6 +139,16 @@ class Cluster:
         """Start all, and return when each of them sees all others."""
         self.start()
         self.wait(lambda: len(self.sessions()) == len(self.brokers), "every broker has a session")
+        for node_id in self.brokers:
+            self.wait(
+                lambda node_id=node_id: self.seen_by(node_id) == set(self.brokers),
+                f"broker {node_id} sees all",
+            )
+
+    def seen_by(self, node_id: int) -> set[int]:
+        """The brokers that this one tells its clients of: it may hear of them later than etcd."""
+        with RawPeer(self.brokers[node_id].kafka_port) as peer:
+            return {broker.node_id for broker in peer.call(ApiKey.METADATA, 12, {"topics": []}).brokers}
 
     def kill(self, node_id: int) -> float:
         """SIGKILL; when it was."""
