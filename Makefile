@@ -98,7 +98,7 @@ $(VENV)/.fuzz: $(VENV)/.dev
 	@touch $@
 
 # The long column, in parts that run one after the other and can be run by themselves; what they count is added up in the
-# end. The simulated histories take two hours of two cores, the rest about as long; the soak measures drift, alone.
+# end. The simulated histories alone take some two hours of two cores; the soak comes last, alone: it measures drift.
 NIGHT := $(BIN)/python -m pytest --durations 30 --timeout 7200
 NIGHT_PARTS := tests simulated spark soak
 

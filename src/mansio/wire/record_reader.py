@@ -32,11 +32,9 @@ class Record(NamedTuple):
     headers: tuple[Header, ...]
 
 
-def read_records(batch: Buffer, *, max_output_bytes: int) -> list[Record]:
-    """Every record of one whole batch, decompressed to at most `max_output_bytes`. The CRC is not checked here.
-
-    Raises `InvalidRecord` or `CorruptMessage` on any inconsistency.
-    """
+def open_batch(batch: Buffer, max_output_bytes: int) -> tuple[BatchHeader, bytes]:
+    """The header of one whole batch, and its records' bytes, decompressed to at most `max_output_bytes`: enough of them
+    for the records it says it has. The CRC is not checked here. Raises `InvalidRecord` or `CorruptMessage`."""
     if len(batch) < HEADER_BYTES:
         raise CorruptMessage(f"{len(batch)} bytes are too few for a record batch")
     header = read_header(batch)
@@ -47,6 +45,15 @@ def read_records(batch: Buffer, *, max_output_bytes: int) -> list[Record]:
     data = decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], max_output_bytes)
     if header.record_count < 0 or header.record_count * MIN_RECORD_BYTES > len(data):
         raise InvalidRecord(f"{header.record_count} records do not fit in {len(data)} bytes")
+    return header, data
+
+
+def read_records(batch: Buffer, *, max_output_bytes: int) -> list[Record]:
+    """Every record of one whole batch, decompressed to at most `max_output_bytes`. The CRC is not checked here.
+
+    Raises `InvalidRecord` or `CorruptMessage` on any inconsistency.
+    """
+    header, data = open_batch(batch, max_output_bytes)
     fixed_timestamp_ms = (
         header.max_timestamp_ms if header.timestamp_type is TimestampType.LOG_APPEND else None
     )

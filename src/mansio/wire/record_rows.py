@@ -13,10 +13,10 @@ from functools import partial
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedMessageFormat
-from mansio.wire.compression import decompress
+from mansio.errors import InvalidRecord
+from mansio.wire.record_reader import open_batch
 from mansio.wire.record_runs import read_run
-from mansio.wire.records import HEADER_BYTES, MAGIC, MIN_RECORD_BYTES, TimestampType, read_header
+from mansio.wire.records import MIN_RECORD_BYTES, TimestampType
 
 if TYPE_CHECKING:
     from mansio.ports import Buffer
@@ -32,17 +32,8 @@ def read_rows(
 
     Raises `InvalidRecord` or `CorruptMessage` on any inconsistency.
     """
-    if len(batch) < HEADER_BYTES:
-        raise CorruptMessage(f"{len(batch)} bytes are too few for a record batch")
-    header = read_header(batch)
-    if header.magic != MAGIC:
-        raise UnsupportedMessageFormat(f"message format {header.magic}; only 2 is accepted")
-    if not HEADER_BYTES <= header.size <= len(batch):
-        raise CorruptMessage(f"a batch of {header.size} bytes in {len(batch)} bytes")
-    data = decompress(header.codec, memoryview(batch)[HEADER_BYTES : header.size], max_output_bytes)
+    header, data = open_batch(batch, max_output_bytes)
     size, count = len(data), header.record_count
-    if count < 0 or count * MIN_RECORD_BYTES > size:
-        raise InvalidRecord(f"{count} records do not fit in {size} bytes")
     base_offset, last_delta_max = header.base_offset, header.last_offset_delta
     start_ms, is_fixed = header.base_timestamp_ms, False
     if header.timestamp_type is TimestampType.LOG_APPEND:

@@ -3,9 +3,9 @@
 A state is written anew every few hundred updates and the log goes back further than that, so most of what a load meets
 is void by its end. Taking a record in costs more than finding it.
 
-Always true: * What is put off is taken in before anybody asks for the state, in the order of the log.
-* No more than `BYTES_MAX` are put off, because all of it is taken in during one turn of the loop; where there is more,
-what comes is taken in at once.
+Always true: what is put off is taken in before anybody asks for the state, in the order of the log; no more than
+`BYTES_MAX` are put off, because all of it is taken in during one turn of the loop: where there is more, what comes is
+taken in at once.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from mansio.errors import InvalidRecord
 from mansio.spark.columns.binary import unaligned_words
 from mansio.spark.columns.marks import marks
 from mansio.spark.columns.varints import read_varints
+from mansio.wire.records import MIN_RECORD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 ROOM_BYTES: Final = 16
 """How far the bytes of a stretch go on after its last record, so that words at its end can be read whole."""
 
-_MIN_RECORD_BYTES: Final = 7
 _RUN_MIN: Final = 24
 """Fewer records of one length are walked one by one."""
 _WALK: Final = 512
@@ -218,7 +218,7 @@ def walk(body: memoryview, count: int) -> NDArray[np.int64]:
     Records of one length behind each other are found at once: if the length at every such place is the same, the first
     of them is where it should be, and so, one by one, are all.
     """
-    if count < 0 or count * _MIN_RECORD_BYTES > len(body):
+    if count < 0 or count * MIN_RECORD_BYTES > len(body):
         raise InvalidRecord(f"{count} records do not fit in {len(body)} bytes")
     # A byte of `bytes` is had faster, which is worth a copy while records are small.
     data = body if len(body) > count * _LARGE_RECORD_BYTES else bytes(body)
