@@ -36,6 +36,7 @@ from mansio.spark import session
 from mansio.spark.lake.catalog import open_table
 from mansio.spark.lake.scan import EVERYTHING, files_of
 from mansio.spark.pipelines.archive import ArchiveJob, archive
+from mansio.spark.pipelines.compact import compact
 from mansio.spark.pipelines.union import ARCHIVED_AS, read_topic_as_table
 
 if TYPE_CHECKING:
@@ -272,16 +273,18 @@ def micro_batches(cases: Cases) -> list[float]:
 
 
 def print_memory(broker: str) -> None:
-    """In a process of its own: read the topic, archive it, and say what that took."""
+    """In a process of its own: read the topic, archive it, compact the archive, and say what each took."""
     with tempfile.TemporaryDirectory(prefix="mansio-bench-") as warehouse:
         spark = session("local[2]", "mansio-bench")
-        for name in ("read", "archive"):
+        options = {"broker": broker, "subscribe": TOPIC}
+        work: dict[str, Callable[[], object]] = {
+            "read": lambda: consume(spark.read.format("mansio").options(**options).load()),
+            "archive": lambda: archive(spark, ArchiveJob(TOPIC, warehouse, broker, "bench", is_once=True)),
+            "compact": lambda: compact(spark, open_table(None, warehouse, TOPIC), "latest"),
+        }
+        for name, run in work.items():
             with Memory() as memory:
-                if name == "read":
-                    options = {"broker": broker, "subscribe": TOPIC}
-                    consume(spark.read.format("mansio").options(**options).load())
-                else:
-                    archive(spark, ArchiveJob(TOPIC, warehouse, broker, "bench", is_once=True))
+                run()
             sizes = (memory.jvm_bytes >> 20, memory.workers_bytes >> 20)
             print(f"{name}: JVM {sizes[0]} MiB, Python's workers {sizes[1]} MiB", flush=True)
         spark.stop()
