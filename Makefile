@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 INSTALL := $(PIP) install --quiet --constraint constraints.txt
 DEBIAN_TOOLS := kcat etcd-server:etcd
-WORKERS ?= 3
+WORKERS ?= 4
 ARGS ?=
 
 # Tests start hundreds of processes: compiled once, the source takes them a fifth of a second, otherwise a whole one.

@@ -111,7 +111,6 @@ PARTLY = {
     "D1": "records taken one at a time are slow, batches are not",
     "T3": "by time or offset, with the client and the command line",
     "T5": "metrics and probes; no trace context yet",
-    "C1": "tested on real brokers that are killed, stopped and parted; a single producer is not yet as fast as wanted",
     "C5": "groups, offsets, idempotent producers and leases",
     "S0": "into a topic at least once; into a table of Parquet files exactly once",
     "A1": "confluent-kafka, kcat, kafka-python, aiokafka; Java and Spark's connector in the nightly tests",
