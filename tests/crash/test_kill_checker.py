@@ -74,11 +74,21 @@ def test_duplicate_of_an_idempotent_producer() -> None:
     assert kinds(history, final) == {Kind.DUPLICATE}
 
 
-@pytest.mark.parametrize("producer", ["a", "b"])
-def test_records_of_a_producer_out_of_order(producer: str) -> None:
+def out_of_order(producer: str) -> tuple[History, list[Seen]]:
     history = History()
     history.sent[producer] = 2
-    final = [Seen(0, 0, value_of(producer, 1)), Seen(0, 1, value_of(producer, 0))]
+    return history, [Seen(0, 0, value_of(producer, 1)), Seen(0, 1, value_of(producer, 0))]
+
+
+def test_records_of_an_idempotent_producer_out_of_order() -> None:
+    assert kinds(*out_of_order("a"), {0: 0}) == {Kind.REORDERED}
+
+
+def test_record_of_another_producer_may_be_overtaken_until_it_is_acknowledged() -> None:
+    history, final = out_of_order("b")
+    history.acknowledged = [Acknowledged(*one) for one in final]
+    assert kinds(history, final, {0: 0}) == set()
+    history.acknowledged.reverse()
     assert kinds(history, final, {0: 0}) == {Kind.REORDERED}
 
 
