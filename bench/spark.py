@@ -272,10 +272,10 @@ def micro_batches(cases: Cases) -> list[float]:
     return durations[2:]
 
 
-def print_memory(broker: str) -> None:
+def print_memory(broker: str, heap: str) -> None:
     """In a process of its own: read the topic, archive it, compact the archive, and say what each took."""
     with tempfile.TemporaryDirectory(prefix="mansio-bench-") as warehouse:
-        spark = session("local[2]", "mansio-bench")
+        spark = session("local[2]", "mansio-bench", **{"spark.driver.memory": heap})
         options = {"broker": broker, "subscribe": TOPIC}
         work: dict[str, Callable[[], object]] = {
             "read": lambda: consume(spark.read.format("mansio").options(**options).load()),
@@ -290,7 +290,7 @@ def print_memory(broker: str) -> None:
         spark.stop()
 
 
-def compare_memory(counts: list[int], root: Path) -> None:
+def compare_memory(counts: list[int], heap: str, root: Path) -> None:
     for count in counts:
         server = start_mansio(root / f"memory-{count}", None)
         try:
@@ -298,7 +298,7 @@ def compare_memory(counts: list[int], root: Path) -> None:
             fill(server, TOPIC, count)
             print(f"{count:,} records", flush=True)
             command = [sys.executable, "-m", "bench.spark", "--memory-of", f"127.0.0.1:{server.port}"]
-            subprocess.run(command, check=True)
+            subprocess.run([*command, "--heap", heap], check=True)
         finally:
             server.stop()
 
@@ -311,15 +311,16 @@ def main() -> None:
         "--only", default="", help=f"some of {', '.join((*PAIRS, UNION[0]))}; all if not given"
     )
     parser.add_argument("--memory", help="numbers of records, with commas: memory instead of times")
+    parser.add_argument("--heap", default="1g", help="how much of that the JVM's objects may take")
     parser.add_argument("--memory-of", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.memory_of:
-        print_memory(given.memory_of)
+        print_memory(given.memory_of, given.heap)
         return
     root = Path(tempfile.mkdtemp(prefix="mansio-bench-"))
     try:
         if given.memory:
-            compare_memory([int(count) for count in given.memory.split(",")], root)
+            compare_memory([int(count) for count in given.memory.split(",")], given.heap, root)
             return
         server = start_mansio(root / "data", None)
         try:
