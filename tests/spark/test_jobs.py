@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import mansio
 from mansio.spark.lake.layout import OFFSET, PARTITION, TABLE_SCHEMA, TIMESTAMP
 from mansio.spark.lake.scan import scan
 from mansio.spark.pipelines.compact import compact
@@ -84,6 +85,9 @@ def test_bad_records_are_counted_by_what_is_wrong_and_put_apart_with_the_reason(
         f"{topic}/0/{place}".encode() for place in (10, 20, 21, 40)
     ]
     assert headers[3][REASON_HEADER] == b"$.id: 'x' is not of type 'integer'"
+    with mansio.blocking.connect(broker_process.bootstrap) as client:
+        kept_ms = client.admin.describe_config(quarantine)["retention.ms"].value
+    assert kept_ms == "-1", "they have the times they had"
 
 
 def folded(rows: Iterable[dict[str, Any]]) -> dict[bytes, dict[str, Any]]:

@@ -17,7 +17,7 @@ from mansio.spark.lake.rewrite import rewrite
 from mansio.spark.lake.scan import Selection
 from mansio.spark.pipelines import replay as replaying
 from mansio.spark.pipelines.replay import held_count, replay
-from support.archive_tables import Archive, archived
+from support.archive_tables import Archive, archived, row
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -208,9 +208,13 @@ def test_a_topic_that_was_made_anew_has_deleted_everything_that_was_archived(
 ) -> None:
     with mansio.blocking.connect(bootstrap) as client:
         client.admin.delete_topic(source)
-        client.admin.create_topic(source, partitions=PARTITIONS)
+        client.admin.create_topic(source, partitions=PARTITIONS, config={"retention.ms": "-1"})
     assert replay(archive.open(), bootstrap, topic_name("target"), include_deleted=False).written == 0
     assert replay(archive.open(), bootstrap, topic_name("target")).written == 300
+    then = Moment(0, ends={0: 100, 1: 100, 2: 100})
+    for _ in range(2):  # back into the topic of the same name, whose offsets are not those of the archive
+        replay(archive.open(), bootstrap, source, moment=then)
+    assert len(contents(bootstrap, source)) == 300
 
 
 @pytest.mark.parametrize(
@@ -219,17 +223,21 @@ def test_a_topic_that_was_made_anew_has_deleted_everything_that_was_archived(
         ({"message.timestamp.type": "LogAppendTime"}, 3, (InvalidRequest, "its own clock")),
         ({"cleanup.policy": "compact"}, 3, (PolicyViolation, "is compacted")),
         ({"retention.ms": "604800000"}, 3, (PolicyViolation, "set retention.ms=-1")),
+        ({"retention.ms": "-1", "retention.bytes": "1000"}, 3, (PolicyViolation, "set retention.bytes=-1")),
         ({"retention.ms": "-1"}, 2, (InvalidRequest, "has 2 partitions, but partition 2")),
     ],
 )
 def test_a_target_that_would_not_keep_the_records_is_refused_before_anything_is_written(
     bootstrap: str,
+    archive: Archive,
     table: LakeTable,
     topic_name: Callable[[str], str],
     config: dict[str, str],
     partitions: int,
     refused: tuple[type[Exception], str],
 ) -> None:
+    # A record that has no time hides not how old the others are.
+    archive.add(table, {0: [row(0, 100, __timestamp=replaying.NO_TIME_US)]})
     target = topic_name("target")
     with mansio.blocking.connect(bootstrap) as client:
         client.admin.create_topic(target, partitions=partitions, config=config)

@@ -7,7 +7,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mansio.cli.common import DEFAULT_BROKER, BrokerOption, PartitionsOption, refuse, time_option
+from mansio.cli.common import (
+    DEFAULT_BROKER,
+    RELATIVE_TIME,
+    BrokerOption,
+    PartitionsOption,
+    refuse,
+    time_option,
+)
 from mansio.cli.lake_options import (
     CatalogOption,
     WarehouseOption,
@@ -65,6 +72,12 @@ def replay(
     from_ms, to_ms = time_option(from_time, "--from-time"), time_option(to_time, "--to-time")
     if from_ms is not None and to_ms is not None and from_ms >= to_ms:
         refuse("this is not later than --from-time", "--to-time")
+    if to == topic and RELATIVE_TIME.fullmatch(from_snapshot):
+        refuse(
+            "into the topic itself only as of a moment that stays: this one is later at every run, and takes in the"
+            " copies; give a date, a snapshot's id or a tag",
+            "--from-snapshot",
+        )
     table = open_archive(topic, warehouse, catalog)
     from mansio.spark.pipelines.replay import replay as run_replay
 

@@ -27,6 +27,8 @@ from mansio.logs import fields
 from mansio.wire.hold import hold_group, hold_metadata
 from mansio.wire.topic_partition import TopicPartition
 
+from .offsets import BEGINNING
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -131,6 +133,8 @@ def offsets_in(text: str | None) -> dict[TopicPartition, int]:
         return {}
     offsets = {}
     for topic, partitions in found.items():
+        if topic == BEGINNING:
+            continue
         if not isinstance(partitions, dict):
             return {}
         for index, offset in partitions.items():

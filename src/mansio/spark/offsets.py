@@ -1,7 +1,8 @@
 """Which partitions and which offsets a query means: words, moments and JSON, asked of the brokers and made numbers.
 
 Owns the questions a reader's driver side asks. Offsets travel through Spark as JSON in the shape of Spark's own Kafka
-source, `{"topic": {"0": 5}}`; topics and partitions are always in order, as Spark compares the texts.
+source, `{"topic": {"0": 5}}`; topics and partitions are always in order, as Spark compares the texts. The end of a
+query's first batch may say where that batch begins as well (`BEGINNING`).
 
 Always true: what comes out names every partition that is read and no other; an explicit offset is inside the log, or
 that is a `DataLoss` (with `failOnDataLoss`), or it was moved to the nearest end with a warning.
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.errors import ConfigError, DataLoss, UnknownTopicOrPartition
 from mansio.link.metadata import NO_TOPIC_ID
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from .options import Position, SourceOptions
 
 Offsets = dict[TopicPartition, int]
+
+BEGINNING: Final = ""
+"""In the place of a topic, which always has a name: where the batch begins whose end this is. Spark notes the end of a
+batch before it runs, and not where the first one begins: after a failure it would ask again, and `latest` moves on."""
 
 PATIENCE_S = 3.0
 """After that a question about offsets makes sure that the topics are still there."""
@@ -59,6 +64,7 @@ def from_json(shaped: Mapping[str, Any]) -> Offsets:
         return {
             TopicPartition(topic, int(partition)): int(offset)
             for topic, partitions in shaped.items()
+            if topic != BEGINNING
             for partition, offset in partitions.items()
         }
     except (AttributeError, TypeError, ValueError):
@@ -274,6 +280,12 @@ def _inside(
     if loss is not None:
         losses.report(loss, fail=options.fail_on_data_loss)
     return min(max(wanted, earliest[partition]), latest[partition])
+
+
+def is_fixed(position: Position) -> bool:
+    """Whether a position means the same offsets whenever it is asked for."""
+    offsets = position.offsets
+    return _is_explicit(position) and isinstance(offsets, dict) and all(one >= 0 for one in offsets.values())
 
 
 def _is_explicit(position: Position) -> bool:

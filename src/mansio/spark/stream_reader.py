@@ -8,7 +8,7 @@ Always true:
   off and a topic was made anew, or may have been, or has lost its end; the batch that says so has no records of it, and
   the next begins where the new topic begins, or where the shorter log ends.
 * The same two offsets always plan the same records, in this process or the next: a batch that is run again reads what
-  it read before.
+  it read before. The first batch too, whose start Spark does not note: its end says it.
 * A partition that appears while the query runs is read from its beginning.
 * With Trigger.AvailableNow nothing beyond what was there at the start is read, and the query comes to its end.
 """
@@ -36,12 +36,14 @@ from mansio.wire.hold import hold_group, hold_metadata
 from . import losses
 from .door import close_doors, door
 from .offsets import (
+    BEGINNING,
     Offsets,
     Subscribed,
     check_topic_ids,
     earliest_offsets,
     find_partitions,
     from_json,
+    is_fixed,
     latest_offsets,
     resolve_position,
     to_json,
@@ -129,7 +131,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if any(end[partition] > begin[partition] for partition in end):
             self._last_batch_s = time.monotonic()
         end = {**end, **anew}
-        return start if end == done else to_json(end)
+        if end == done:
+            return start
+        is_first = start == self._initial and not is_fixed(self._options.starting)
+        return {**to_json(end), BEGINNING: start} if is_first else to_json(end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """The ends of all partitions as last seen, for the progress of the query: the lag is up to there."""
@@ -139,6 +144,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """The tasks of one micro-batch."""
+        if BEGINNING in end and BEGINNING not in start:
+            start = end[BEGINNING]
         stop = from_json(end)
         if not self._topic_ids:
             # After a restart Spark may run the last batch again before it asks for anything.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from mansio.spark.lake import catalog as catalogs
 from mansio.spark.lake.catalog import ICEBERG_SCHEMA, open_table
 from mansio.spark.lake.errors import CatalogLocked, CatalogUnavailable, ForeignTable, TableNotFound
 from mansio.spark.lake.layout import TABLE_SCHEMA
+from mansio.spark.lake.sweep import sweep
 from support.lake import add, expected, held, plan
 
 
@@ -39,6 +41,20 @@ def test_looking_for_an_archive_makes_nothing(tmp_path: Path) -> None:
     with pytest.raises(TableNotFound, match="mansio pipeline archive t"):
         open_table(None, str(warehouse), "t")
     assert not warehouse.exists()
+
+
+def test_copy_of_a_warehouse_is_refused_because_its_files_are_those_of_the_original(tmp_path: Path) -> None:
+    """Else its maintenance deleted what the original has archived since: the copy's catalog does not refer to it."""
+    lake, copy = tmp_path / "lake", tmp_path / "copy"
+    table = open_table(None, str(lake), "t", create=True)
+    add(table, plan(0, {0: 0}, {0: 5}))
+    shutil.copytree(lake, copy)
+    add(table, plan(1, {0: 5}, {0: 8}))
+    with pytest.raises(ForeignTable, match=f"has its files in {lake}"):
+        sweep(open_table(None, str(copy), "t"), keep=10, grace_s=0)
+    assert held(open_table(None, str(lake), "t")) == expected({0: 8})
+    (tmp_path / "link").symlink_to(lake)
+    assert held(open_table(None, str(tmp_path / "link"), "t")) == expected({0: 8})
 
 
 @pytest.mark.parametrize("name", ["lake#1", "lake?1", "a%2Fb"])

@@ -212,6 +212,27 @@ def test_latest_is_found_out_once(topic: Callable[..., Topic]) -> None:
     assert batch(reader, first)[1] == [5, 6, 7]
 
 
+def test_first_batch_that_is_run_again_begins_where_it_began(topic: Callable[..., Topic]) -> None:
+    """Spark asks the next process where the query begins, and by then that is elsewhere."""
+    for starting, begins in (("latest", 5), ("earliest", 0)):
+        here = topic(f"-{starting}")
+        here.fill(5)
+        reader = here.stream(startingOffsets=starting)
+        first = reader.initialOffset()
+        here.fill(3, first=5)
+        end, seen = batch(reader, first)
+        assert seen == list(range(begins, 8))
+        here.fill(2, first=8)
+        again = here.stream(startingOffsets=starting)
+        assert numbers_of(read_all(again, again.partitions(again.initialOffset(), end))) == seen
+        assert batch(again, end)[1] == [8, 9]
+        way = door(here.bootstrap)
+        way.run(delete_records(way.cluster, {TopicPartition(here.name, 0): 7}, timeout_ms=10_000))
+        last = here.stream(startingOffsets=starting)
+        with pytest.raises(DataLoss):
+            read_all(last, last.partitions(last.initialOffset(), end))
+
+
 def test_nothing_new_is_the_same_offset(topic: Callable[..., Topic]) -> None:
     here = topic(partitions=2)
     here.fill(5)

@@ -108,6 +108,17 @@ def test_what_cannot_be_read_is_one_clear_line(
     assert said in " ".join(capfd.readouterr().err.replace("│", " ").split())
 
 
+def test_a_topic_is_not_replayed_into_itself_as_of_a_moment_that_moves_on(
+    archive: Archive, table: LakeTable, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A second run, an hour later, would find the copies of the first in the archive, and write them again."""
+    given = ["pipeline", "replay", "flights", "-w", str(archive.warehouse), "--include-deleted", *NO_BROKER]
+    with pytest.raises(SystemExit) as ended:
+        main([*given, "--to", table.topic, "--from-snapshot", "-2h"])
+    assert ended.value.code == 2
+    assert "a moment that stays" in " ".join(capfd.readouterr().err.replace("│", " ").split())
+
+
 def test_a_topic_without_an_archive_says_how_to_make_one(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

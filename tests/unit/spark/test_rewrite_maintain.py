@@ -113,5 +113,7 @@ def test_a_tag_keeps_the_table_as_it_was_and_is_given_once(archive: Archive) -> 
     assert len(rows_of(scan(tagged))) == 36
     with pytest.raises(InvalidRequest, match="has a tag or branch early already"):
         maintain(table, tag="early")
+    with pytest.raises(InvalidRequest, match="taken for a snapshot's id, or a time"):
+        maintain(table, tag="now")  # it is what replays go by where nothing is said: they would all end here
     with pytest.raises(InvalidRequest, match="taken for a snapshot's id"):
         maintain(table, tag="123")

@@ -149,6 +149,9 @@ def test_a_moment_is_found_by_id_by_tag_and_by_time(table: LakeTable, archive: A
 
     assert count(find_moment(table, str(old.snapshot_id), int)) == 60
     assert count(find_moment(table, "month-end", int)) == 60
+    # A branch is no moment: after every batch it is another one.
+    with pytest.raises(ValueError, match="main"):
+        find_moment(table, "main", int)
     assert count(find_moment(table, str(new.timestamp_ms - 1), int)) == 60
     assert count(at_time(table, new.timestamp_ms)) == 65
     assert count(at_time(table, new.timestamp_ms + 10**9)) == 65

@@ -180,7 +180,7 @@ def open_table(
 
     Raises:
         TableNotFound: There is none, and `create` was not asked for.
-        ForeignTable: There is one that is not this topic's archive.
+        ForeignTable: There is one that is not this topic's archive, or the warehouse is a copy of another.
         ConfigError: The warehouse cannot be an address.
         CatalogLocked, CatalogUnavailable: The catalog could not be used now.
     """
@@ -200,6 +200,8 @@ def open_table(
                 ) from None
             table = _create_table(catalog, topic, topic_id)
     check_table(table, topic, topic_id)
+    if uri is None:
+        _check_place(table, location)
     return LakeTable(table, topic, address)
 
 
@@ -234,6 +236,17 @@ def check_table(table: Table, topic: str, topic_id: str = "") -> None:
         raise ForeignTable(
             f"table {name} has lost its property {layout.RETRIES_PROPERTY}=0, without which a batch could be added "
             "twice: set it again"
+        )
+
+
+def _check_place(table: Table, location: str) -> None:
+    """Refuse the table of a copied warehouse: its catalog names files of the original, and maintenance would delete
+    those which the original has archived since. Another way to the same directory (a link) is right."""
+    warehouse, place = (os.path.realpath(urlsplit(one).path) for one in (location, table.location()))
+    if os.path.commonpath((warehouse, place)) != warehouse:
+        raise ForeignTable(
+            f"table {'.'.join(table.name())} has its files in {place}, which is not in the warehouse {warehouse}: "
+            "this is a copy of another; use that one, or bring the copy to where that one was"
         )
 
 

@@ -13,6 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from pyiceberg.table.refs import SnapshotRefType
+
 from .errors import LakeError
 from .layout import OFFSETS_PROPERTY, parse_offsets
 from .marks import mark_at
@@ -58,6 +60,8 @@ def find_moment(table: LakeTable, text: str, parse_time: Callable[[str], int]) -
     """
     metadata = table.iceberg.metadata
     reference = metadata.refs.get(text)
+    if reference is not None and reference.snapshot_ref_type is not SnapshotRefType.TAG:
+        reference = None  # a branch goes on: it names no moment, but another one after every batch
     wanted = reference.snapshot_id if reference is not None else int(text) if _is_number(text) else None
     snapshot = None if wanted is None else metadata.snapshot_by_id(wanted)
     if snapshot is not None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SNAPSHOTS_KEPT: Final = 10
 GRACE_S: Final = 3600.0
+NOT_TAGS: Final = ("now",)
+"""What `--from-snapshot` means by itself: a tag comes first there, so all later reads would end at it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ def maintain(
 
 def tag_snapshot(table: LakeTable, name: str) -> int:
     """Name the newest snapshot, so that it is kept, and return its id. `InvalidRequest`: the name is taken."""
-    if name.isdigit():
-        raise InvalidRequest(f"{name} cannot be a tag: it would be taken for a snapshot's id")
+    if name.isdigit() or name in NOT_TAGS:
+        raise InvalidRequest(f"{name} cannot be a tag: it would be taken for a snapshot's id, or a time")
 
     def attempt() -> int:
         newest = table.iceberg.current_snapshot()

@@ -142,7 +142,7 @@ def replay(
             some = partitions[at : at + PARTITIONS_AT_ONCE]
             streams = [
                 _Stream(
-                    way, table, view, one, wanted, snapshot_id, _first_copy(table, target, one, files, wanted)
+                    way, table, view, one, wanted, snapshot_id, _first_copy(table, view, one, files, wanted)
                 )
                 for one in some
             ]
@@ -166,16 +166,20 @@ def still_there(way: Door, table: LakeTable, selection: Selection) -> Selection:
 
 
 def _oldest(files: Iterable[LiveFile]) -> int | None:
-    return min((file.first_us for file in files if file.first_us is not None), default=None)
+    """As far as bounds tell. Of a file with records that have no time (-1 ms) only the youngest has a bound that does,
+    and those records must not hide how old the others are."""
+    bounds = (one for file in files for one in (file.first_us, file.last_us))
+    return min((one for one in bounds if one is not None and one >= 0), default=None)
 
 
 def _first_copy(
-    table: LakeTable, target: str, partition: int, files: Iterable[LiveFile], wanted: Selection
+    table: LakeTable, target: TopicView, partition: int, files: Iterable[LiveFile], wanted: Selection
 ) -> int:
     """The lowest offset at which a copy can be. Where a topic is replayed into itself the originals are no copies:
-    those come behind everything that is selected. A file may reach beyond that, and hold copies itself."""
+    those come behind everything that is selected. A file may reach beyond that, and hold copies itself. A topic of the
+    same name that was made anew has no originals, and its offsets are others."""
     offsets = wanted.offsets(partition)
-    if target != table.topic or offsets is None:
+    if target.name != table.topic or not is_archive_of(table, target.topic_id) or offsets is None:
         return 0
     return min(offsets[1], 1 + max(file.last_offset for file in files if file.partition == partition))
 

@@ -1,7 +1,8 @@
 """The topic a replay writes into: made if it is not there, and refused if it would not keep what comes.
 
 Replayed records have their old timestamps, so a topic with an ordinary retention time would delete them minutes later,
-and one that stamps records itself would change them. Both are said before anything is written.
+one with a size would delete them, or what was in it, as they come, and one that stamps records itself would change
+them. All of it is said before anything is written.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def check_target(way: Door, view: TopicView, partitions: Sequence[int], *, oldes
 
     Raises:
         InvalidRequest: It has too few partitions, or stamps records with its own clock.
-        PolicyViolation: It would compact them, or delete them for their age.
+        PolicyViolation: It would compact them, or delete them for their age or their size.
     """
     name = view.name
     if max(partitions) >= len(view.partitions):
@@ -57,9 +58,16 @@ def check_target(way: Door, view: TopicView, partitions: Sequence[int], *, oldes
         raise PolicyViolation(
             f"topic {name} is compacted: replayed records would not stay; replay into another topic"
         )
+    deletes = "delete" in (settings.get("cleanup.policy") or "delete")
+    retention_bytes = int(settings.get("retention.bytes") or -1)
+    if deletes and retention_bytes >= 0:
+        raise PolicyViolation(
+            f"topic {name} deletes what is more than {retention_bytes} bytes (retention.bytes), replayed records with"
+            " it: set retention.bytes=-1 for it, or replay into a new topic"
+        )
     retention_ms = int(settings.get("retention.ms") or -1)
     age_ms = 0 if oldest_us is None or oldest_us < 0 else int(time.time() * 1000) - oldest_us // 1000
-    if "delete" in (settings.get("cleanup.policy") or "delete") and 0 <= retention_ms < age_ms:
+    if deletes and 0 <= retention_ms < age_ms:
         raise PolicyViolation(
             f"topic {name} deletes records older than {retention_ms} ms (retention.ms), and the oldest to be replayed "
             f"is {age_ms} ms old: set retention.ms=-1 for it, or replay into a new topic"

@@ -26,7 +26,8 @@ from pyspark.sql import Observation, functions
 from mansio.errors import ConfigError
 from mansio.spark.door import door
 
-from .targets import ensure, look_up
+from .replay_target import open_target
+from .targets import look_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,14 +78,15 @@ def check_topic(
     spark: SparkSession, topic: str, bootstrap: str, schema: Any, *, quarantine: str | None = None
 ) -> CheckReport:
     """Validate all values that a topic holds now; write the bad records to the topic `quarantine`, if one is named,
-    which is made with as many partitions if it is not there.
+    which is made with as many partitions if it is not there, and then keeps them for ever: they have their old
+    timestamps, and an ordinary retention time would delete them minutes later.
 
     Raises `ConfigError` when the schema is none, `UnknownTopicOrPartition` when there is no such topic.
     """
     check_schema(schema)
     if quarantine is not None:
         way = door(bootstrap)
-        ensure(way, quarantine, len(look_up(way, topic).partitions))
+        open_target(way, quarantine, len(look_up(way, topic).partitions))
     reader = spark.read.format("mansio").option("broker", bootstrap).option("subscribe", topic)
     rows = reader.option("columns", ",".join(COLUMNS)).load()
     seen = Observation("seen")
