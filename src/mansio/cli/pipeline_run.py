@@ -132,7 +132,7 @@ def run(
             checkpoint=checkpoint or os.path.join(os.getcwd(), "checkpoints", called),
             inputs=tuple(topic or ()),
             topic=to,
-            table=to_table,
+            table=None if to_table is None else place_of(to_table),
             is_once=once,
             trigger_s=trigger,
             starting=start.value,
@@ -142,6 +142,11 @@ def run(
         )
         if not stops():
             _show(job.run(spark, wanted, _say, stops), output)
+
+
+def place_of(directory: str) -> str:
+    """The same place from wherever the command is given again: a path becomes absolute, an address stays."""
+    return directory if "://" in directory else os.path.abspath(directory)
 
 
 def _show(done: Finished, output: Output) -> None:
