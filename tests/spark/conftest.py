@@ -7,6 +7,7 @@ runs in a process of its own, because Spark's Python must not delay it; every te
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import re
@@ -61,6 +62,9 @@ def spark() -> Iterator[SparkSession]:
     running = session("local[2]", "mansio-tests", **{"spark.sql.shuffle.partitions": "2"})
     yield running
     running.stop()
+    # The JVM ends with this process. It need not be told, object by object, what Python's collector finds at the end:
+    # a run once waited minutes for its answer to that.
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
