@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from typing import TYPE_CHECKING
 
 import pytest
 
 import mansio.cli
 from mansio.cli import pipeline
+from mansio.cli.pipeline_run import place_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PROBE = """
 import json, sys
@@ -68,3 +73,11 @@ def test_what_is_wrong_with_the_file_is_said_before_spark_starts(capsys: pytest.
         main(["pipeline", "run", "no-such-file.py", "--to", "a"])
     assert end.value.code == 1
     assert capsys.readouterr().err == "mansio: there is no file no-such-file.py\n"
+
+
+def test_a_directory_for_tables_is_the_same_from_wherever_the_command_is_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert place_of("tables") == str(tmp_path / "tables")
+    assert place_of("s3://bucket/tables") == "s3://bucket/tables"

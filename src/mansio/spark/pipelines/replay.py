@@ -40,7 +40,8 @@ from mansio.spark.options import SinkOptions
 from mansio.spark.task_sender import TaskSender
 from mansio.wire.topic_partition import TopicPartition
 
-from .replay_target import check_target, open_target
+from .replay_target import check_target
+from .targets import KEEP_FOR_EVER, ensure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -136,7 +137,7 @@ def replay(
     if partitions:
         committed = table.committed()
         count = max([*partitions, *(committed.offsets if committed else ())]) + 1
-        view = open_target(way, target, count)
+        view = ensure(way, target, count, KEEP_FOR_EVER)
         check_target(way, view, partitions, oldest_us=_oldest(files))
         for at in range(0, len(partitions), PARTITIONS_AT_ONCE):
             some = partitions[at : at + PARTITIONS_AT_ONCE]

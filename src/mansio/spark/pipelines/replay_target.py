@@ -1,4 +1,4 @@
-"""The topic a replay writes into: made if it is not there, and refused if it would not keep what comes.
+"""The topic a replay writes into: refused if it would not keep what comes.
 
 Replayed records have their old timestamps, so a topic with an ordinary retention time would delete them minutes later,
 one with a size would delete them, or what was in it, as they come, and one that stamps records itself would change
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.errors import InvalidRequest, PolicyViolation, TopicAlreadyExists, UnknownTopicOrPartition
+from mansio.errors import InvalidRequest, PolicyViolation
 from mansio.link.retry import raise_for
 from mansio.wire.versions import ApiKey
 
@@ -21,18 +21,7 @@ if TYPE_CHECKING:
     from mansio.link.metadata import TopicView
     from mansio.spark.door import Door
 
-KEEP_FOR_EVER: Final = {"retention.ms": "-1", "retention.bytes": "-1"}
 TOPIC_RESOURCE: Final = 2
-TIMEOUT_MS: Final = 30_000
-
-
-def open_target(way: Door, name: str, partition_count: int) -> TopicView:
-    """The topic's metadata; a new topic keeps its records until somebody decides otherwise."""
-    way.cluster.mark_stale((name,))
-    try:
-        return way.run(way.cluster.topic(name, wait_ms=0))
-    except UnknownTopicOrPartition:
-        return way.run(_create(way.cluster, name, partition_count))
 
 
 def check_target(way: Door, view: TopicView, partitions: Sequence[int], *, oldest_us: int | None) -> None:
@@ -66,33 +55,12 @@ def check_target(way: Door, view: TopicView, partitions: Sequence[int], *, oldes
             " it: set retention.bytes=-1 for it, or replay into a new topic"
         )
     retention_ms = int(settings.get("retention.ms") or -1)
-    age_ms = 0 if oldest_us is None or oldest_us < 0 else int(time.time() * 1000) - oldest_us // 1000
+    age_ms = 0 if oldest_us is None else int(time.time() * 1000) - oldest_us // 1000
     if deletes and 0 <= retention_ms < age_ms:
         raise PolicyViolation(
             f"topic {name} deletes records older than {retention_ms} ms (retention.ms), and the oldest to be replayed "
             f"is {age_ms} ms old: set retention.ms=-1 for it, or replay into a new topic"
         )
-
-
-async def _create(cluster: Cluster, name: str, partition_count: int) -> TopicView:
-    topic = {
-        "name": name,
-        "num_partitions": partition_count,
-        "replication_factor": -1,
-        "configs": [{"name": key, "value": value} for key, value in KEEP_FOR_EVER.items()],
-    }
-
-    def check(answer: Any) -> None:
-        for entry in answer.topics:
-            raise_for(entry.error_code, entry.error_message)
-
-    try:
-        fields = {"topics": [topic], "timeout_ms": TIMEOUT_MS, "validate_only": False}
-        await cluster.request_controller(ApiKey.CREATE_TOPICS, fields, check=check)
-    except TopicAlreadyExists:
-        pass  # somebody else made it just now; it is checked like any other
-    cluster.mark_stale((name,))
-    return await cluster.topic(name)
 
 
 async def _settings(cluster: Cluster, name: str) -> dict[str, str | None]:

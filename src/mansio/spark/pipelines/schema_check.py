@@ -26,8 +26,7 @@ from pyspark.sql import Observation, functions
 from mansio.errors import ConfigError
 from mansio.spark.door import door
 
-from .replay_target import open_target
-from .targets import look_up
+from .targets import KEEP_FOR_EVER, ensure, look_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +85,7 @@ def check_topic(
     check_schema(schema)
     if quarantine is not None:
         way = door(bootstrap)
-        open_target(way, quarantine, len(look_up(way, topic).partitions))
+        ensure(way, quarantine, len(look_up(way, topic).partitions), KEEP_FOR_EVER)
     reader = spark.read.format("mansio").option("broker", bootstrap).option("subscribe", topic)
     rows = reader.option("columns", ",".join(COLUMNS)).load()
     seen = Observation("seen")
