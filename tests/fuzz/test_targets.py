@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 REGRESSIONS = Path(__file__).parent / "regressions"
 INPUTS = 1500
-NIGHTLY_S = int(os.environ.get("MANSIO_FUZZ_SECONDS", "45"))
+NIGHTLY_S = int(os.environ.get("MANSIO_NIGHTLY_FUZZ_SECONDS", "45"))
 """For each target: ten of them in less than ten minutes."""
 
 INPUT_S_MAX = 1.0

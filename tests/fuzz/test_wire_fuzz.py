@@ -40,7 +40,7 @@ from unit.wire.kio_oracle import every_version
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SEED = int(os.environ.get("MANSIO_FUZZ_SEED", "20"))
+SEED = int(os.environ.get("MANSIO_TEST_FUZZ_SEED", "20"))
 REQUESTS = 56_000
 RESPONSES = 14_000
 BATCHES = 24_000

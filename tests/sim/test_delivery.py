@@ -15,8 +15,8 @@ from sim.run import quick_collections, run_seed
 from sim.world import World
 from support.night import leave
 
-SEEDS = int(os.environ.get("MANSIO_SIM_DELIVERY_SEEDS", "3"))
-NIGHTLY_SEEDS = int(os.environ.get("MANSIO_SIM_NIGHTLY_DELIVERY_SEEDS", "2000"))
+SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", "3"))
+NIGHTLY_SEEDS = int(os.environ.get("MANSIO_NIGHTLY_DELIVERY_SEEDS", "2000"))
 TOGETHER = 100
 BROKE_A_PROMISE = FIRST_SEED + 4
 """A late acknowledgement of what another member had settled was confirmed."""

@@ -14,9 +14,11 @@ from sim.faults import FAULTS
 from sim.run import HISTORIES, Summary, quick_collections, run_seed
 from support.night import leave
 
-SEEDS = int(os.environ.get("MANSIO_SIM_SEEDS", "150"))
-NIGHTLY_SEEDS = int(os.environ.get("MANSIO_SIM_NIGHTLY_SEEDS", "20000"))
-MORE_SEEDS = int(os.environ.get("MANSIO_SIM_MORE_SEEDS", "10"))
+SEEDS = int(os.environ.get("MANSIO_TEST_SEEDS", "150"))
+NIGHTLY_SEEDS = int(os.environ.get("MANSIO_NIGHTLY_SEEDS", "20000"))
+FIRST_NIGHTLY_SEED = int(os.environ.get("MANSIO_NIGHTLY_FIRST_SEED", "1000"))
+BEHIND_NIGHTLY_SEEDS = FIRST_NIGHTLY_SEED + NIGHTLY_SEEDS
+MORE_SEEDS = int(os.environ.get("MANSIO_TEST_MORE_SEEDS", "10"))
 TOGETHER = 10
 NIGHTLY_TOGETHER = 250
 
@@ -52,9 +54,9 @@ def test_no_history_breaks_a_promise_to_those_who_do_rarer_things() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("first", range(1000, 1000 + NIGHTLY_SEEDS, NIGHTLY_TOGETHER))
+@pytest.mark.parametrize("first", range(FIRST_NIGHTLY_SEED, BEHIND_NIGHTLY_SEEDS, NIGHTLY_TOGETHER))
 def test_no_history_of_many_breaks_a_promise(first: int) -> None:
-    summary = run(first, min(NIGHTLY_TOGETHER, 1000 + NIGHTLY_SEEDS - first))
+    summary = run(first, min(NIGHTLY_TOGETHER, BEHIND_NIGHTLY_SEEDS - first))
     leave(HISTORIES, **summary.numbers())
     if summary.seeds == NIGHTLY_TOGETHER:
         assert summary.faults.keys() >= FAULTS.keys(), "every fault of the menu was injected"
