@@ -1,7 +1,7 @@
 """A broker under clients that come and go, for half an hour: memory, descriptors and latency do not drift.
 
-`SOAK_MINUTES` sets another length; below ten minutes the trends are mostly noise, and the bounds allow for it. Together
-with its clients it takes about one core: run nothing beside it whose own timing matters.
+`MANSIO_NIGHTLY_SOAK_MINUTES` sets another length; below ten minutes the trends are mostly noise, and the bounds allow
+for it. Together with its clients it takes about one core: run nothing beside it whose own timing matters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from support.process import ServedBroker, served
 if TYPE_CHECKING:
     from pathlib import Path
 
-MINUTES = float(os.environ.get("SOAK_MINUTES", "30"))
+MINUTES = float(os.environ.get("MANSIO_NIGHTLY_SOAK_MINUTES", "30"))
 SAMPLE_INTERVAL_S = 5.0 if MINUTES >= 10 else 1.0
 
 
