@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from support.places import ROOT
@@ -73,7 +72,9 @@ def test_one_that_was_killed_is_not_waited_for_and_is_begun_again(checkout: Path
     begin(checkout, "echo $PPID >parent; while [ ! -e go ]; do sleep 0.05; done")
     parent = checkout / "parent"
     wait_until(lambda: parent.exists() and parent.read_text().strip())
-    os.kill(int(parent.read_text()), signal.SIGKILL)
+    killed = psutil.Process(int(parent.read_text()))
+    killed.kill()
+    psutil.wait_procs([killed], timeout=10)
     assert "cut short" in begin(checkout, "true")
     assert wait(checkout).returncode == 0
     (checkout / "go").touch()

@@ -22,11 +22,15 @@ if TYPE_CHECKING:
 
 INVALID_REPLICATION_FACTOR = 38
 SECURITY_DISABLED = 54
+GROUP_ID_NOT_FOUND = 69
 REFUSED = {
     ApiKey.CREATE_TOPICS: {0, INVALID_REPLICATION_FACTOR},
     ApiKey.DESCRIBE_ACLS: {SECURITY_DISABLED},
+    ApiKey.CONSUMER_GROUP_DESCRIBE: {GROUP_ID_NOT_FOUND},
 }
-"""The APIs whose answers are not all 0, and the codes they hold; what Apache Kafka answers in the same case."""
+"""The APIs whose answers are not all 0, and the codes they hold; what Apache Kafka answers in the same case. Its client
+asks for every group in the new way first, and again in the old one for those that are classic.
+"""
 RECORDS = 25
 GROUPS = ("ui-live", "ui-empty")
 
