@@ -29,6 +29,8 @@ PARTITIONS = 4
 SENT_AT_ONCE = 16
 IN_FLIGHT_MAX = 2_000
 READ_DEADLINE_S = 30.0
+CONNECT_MS = 60_000
+"""Our own client gives up connecting after ten seconds, and the first kill may come before it is connected."""
 
 QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
 IMPATIENT = {**QUIET, "reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 100, "retry.backoff.ms": 20}
@@ -147,9 +149,12 @@ class Load:
                 f"{name}: {left} records without an answer {READ_DEADLINE_S:g} s after the last"
             )
 
+    def _client(self) -> blocking.Client:
+        return blocking.connect(self.bootstrap, connect_timeout_ms=CONNECT_MS)
+
     def _produce_with_mansio(self, name: str) -> None:
         """Our own client, idempotent as it is by default."""
-        with blocking.connect(self.bootstrap) as client, client.producer() as producer:
+        with self._client() as client, client.producer() as producer:
             waiting: deque[tuple[bytes, Delivery]] = deque()
             number = 0
             while self._producing.is_set() or waiting:
@@ -171,7 +176,7 @@ class Load:
         seen = self.history.reads[name]
         places = [mansio.TopicPartition(self.topic, partition) for partition in range(PARTITIONS)]
         with (
-            blocking.connect(self.bootstrap) as client,
+            self._client() as client,
             client.consume(places, on_out_of_range="error", fetch_wait_ms_max=20) as consumer,
         ):
             while self._reading.is_set():
