@@ -107,6 +107,19 @@ def test_fetch_wait_ms_max_ends_a_longer_wait(tmp_path: Path) -> None:
         assert 0.15 <= time.monotonic() - begin < 15.0
 
 
+def test_fetch_that_names_a_partition_many_times_does_not_wait(tmp_path: Path) -> None:
+    """Each append to it would cost others as many looks as it names it."""
+    with EmbeddedBroker(tmp_path) as broker, RawPeer(port_of(broker)) as peer:
+        peer.create_topic("quiet")
+        wanted = [("quiet", None, [fetch.FetchPartition(0, -1, 0, -1, -1, MEBI)] * 500)]
+        peer.send(
+            fetch.encode_request(12, 1, "many", wanted, max_wait_ms=25_000, min_bytes=MEBI, max_bytes=MEBI)
+        )
+        answer = peer.frame(15.0)
+        assert answer is not None
+        assert len(fetch.decode_response(12, answer).topics[0][2]) == 500
+
+
 def test_fetch_waits_for_min_bytes_and_is_woken_by_them(tmp_path: Path) -> None:
     with (
         EmbeddedBroker(tmp_path) as broker,

@@ -14,8 +14,8 @@ Schemas are imported and compiled on first use: all of them take over a second, 
 `warm_up` does it beforehand, step by step.
 
 Always true: bytes that are not the message raise `WireError` and nothing else, in time and memory bounded by
-`MAX_BODY_BYTES` and `schema_readers.MAX_STRUCTS` (bytes after the end of a request are let pass, after that of a
-response not); mistakes of the caller raise `TypeError` or `ValueError`.
+`MAX_BODY_BYTES`, `schema_readers.MAX_STRUCTS` and `MAX_REQUEST_ITEMS` (bytes after the end of a request are let pass,
+after that of a response not); mistakes of the caller raise `TypeError` or `ValueError`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.errors import WireError
 from mansio.wire import native
 from mansio.wire.headers import framed_response, read_response_header, request_header
-from mansio.wire.schema_readers import MAX_STRUCTS, Body, struct_reader
+from mansio.wire.schema_readers import MAX_REQUEST_ITEMS, MAX_STRUCTS, Body, struct_reader
 from mansio.wire.schema_writers import struct_writer
 from mansio.wire.schemas import Shape, Struct, default_maker, fields_of
 from mansio.wire.versions import OFFERED, ApiKey
@@ -138,7 +138,8 @@ def _decode(api_key: int, version: int, direction: str, buffer: Buffer) -> Struc
         raise WireError(f"a message of {len(buffer)} bytes; at most {MAX_BODY_BYTES} are read")
     read = _reader(api_key, version, direction)
     body = Body(buffer)
-    body.room = MAX_STRUCTS
+    body.is_request = direction == REQUEST
+    body.room = MAX_REQUEST_ITEMS if body.is_request else MAX_STRUCTS
     try:
         message, end = read(body, 0)
     except (struct.error, IndexError) as error:

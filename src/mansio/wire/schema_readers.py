@@ -5,7 +5,8 @@ A reader is `(body, position) -> (value, position after it)`. Readers raise `Wir
 those into `WireError` once for the whole message.
 
 Always true: a reader never allocates more than a small multiple of the bytes it was given: a count is
-compared with the bytes that are left, and one message holds at most `MAX_STRUCTS` structures.
+compared with the bytes that are left, one message holds at most `MAX_STRUCTS` structures, and a request, for which its
+sender is answered item by item, at most `MAX_REQUEST_ITEMS` structures and other items of arrays.
 """
 
 from __future__ import annotations
@@ -26,11 +27,20 @@ MAX_STRUCTS: Final = 500_000
 """Structures (a topic, a partition, a member, ...) in one message; about 250 MB of Python objects at the very
 worst."""
 
+MAX_REQUEST_ITEMS: Final = 100_000
+"""The same for a request, numbers and texts in its arrays included: a group's name takes one byte of a request, and a
+thousand times that in what is made of it to answer. As many as a fetch may name."""
+
+
+_TOO_MANY_STRUCTS: Final = f"more than {MAX_STRUCTS} structures in one message"
+_TOO_MANY_ITEMS: Final = f"more than {MAX_REQUEST_ITEMS} items in one request"
+
 
 class Body(bytes):
-    """The bytes of one message, and how many structures it may still hold."""
+    """The bytes of one message, and how many structures (of a request: items of any kind) it may still hold."""
 
     room: int
+    is_request: bool
 
 
 def struct_reader(entity: Any, shape: Shape) -> Reader:
@@ -179,10 +189,10 @@ def _array_reader(item: Reader, flexible: bool, nullable: bool, *, structs: bool
             return None, position
         if count > len(body) - position:  # every item takes one byte at least
             raise WireError(f"an array of {count} items in a message with {len(body) - position} bytes left")
-        if structs:
+        if structs or body.is_request:
             body.room -= count
             if body.room < 0:
-                raise WireError(f"more than {MAX_STRUCTS} structures in one message")
+                raise WireError(_TOO_MANY_ITEMS if body.is_request else _TOO_MANY_STRUCTS)
         items = []
         for _ in range(count):
             value, position = item(body, position)

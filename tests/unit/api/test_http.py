@@ -12,6 +12,7 @@ import pytest
 from starlette.routing import Route
 
 from mansio import errors
+from mansio.api.http import server as http_server
 from mansio.api.http.app import assemble
 from mansio.api.http.health import REASONS_MAX
 from mansio.api.http.loop_watch import LoopWatch
@@ -335,5 +336,52 @@ def test_after_stop_the_port_is_free_again_and_no_connection_is_left():
         again = HttpServer(assemble(View(), LoopWatch(LoopScheduler(), LoopClock())), host, port)
         assert await again.start() == (host, port)
         await again.stop()
+
+    asyncio.run(story())
+
+
+@contextlib.asynccontextmanager
+async def silent_peers(
+    client: httpx.AsyncClient, count: int, said: bytes
+) -> AsyncIterator[list[asyncio.StreamReader]]:
+    """So many connections that send this much, and then nothing."""
+    async with contextlib.AsyncExitStack() as stack:
+        readers = []
+        for _ in range(count):
+            reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+            stack.callback(writer.close)
+            writer.write(said)
+            readers.append(reader)
+        yield readers
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /health/live HTTP/1.1\r\nHost"], ids=["nothing", "half a request"]
+)
+def test_a_crowd_that_says_nothing_does_not_keep_a_probe_from_its_answer(said: bytes):
+    async def story() -> None:
+        async with (
+            serving(View()) as client,
+            silent_peers(client, http_server.CONNECTIONS_MAX + 5, said) as readers,
+        ):
+            assert (await client.get("/health/live")).status_code == 200
+            first = [asyncio.ensure_future(reader.read()) for reader in readers[:5]]
+            with contextlib.suppress(ConnectionError):
+                await asyncio.wait_for(asyncio.gather(*first), 10)
+            assert (await client.get("/health/live")).status_code == 200
+
+    asyncio.run(story())
+
+
+@pytest.mark.parametrize(
+    "said", [b"", b"GET /health/live HTTP/1.1\r\nHost"], ids=["nothing", "half a request"]
+)
+def test_a_connection_that_asks_for_nothing_ends(said: bytes, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(http_server, "UNANSWERED_S_MAX", 0.05)
+
+    async def story() -> None:
+        async with serving(View()) as client, silent_peers(client, 1, said) as (reader,):
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 10) == b""
 
     asyncio.run(story())

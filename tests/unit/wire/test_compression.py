@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import random
 import subprocess
 import sys
 import zlib
@@ -175,6 +176,27 @@ def bombs() -> dict[str, tuple[Codec, bytes]]:
             zstd_head + b"\xc0\x58" + (1 << 60).to_bytes(8, "little") + last,
         ),
     }
+
+
+def test_gzip_of_very_many_empty_members_is_refused() -> None:
+    """Twenty bytes each, and what is behind a member must not be copied for each of them."""
+    empty = gzip.compress(b"")
+    assert decompress(Codec.GZIP, empty * 10_000, 1) == b""
+    with pytest.raises(InvalidRecord, match="10000 gzip members"):
+        decompress(Codec.GZIP, empty * 10_001, 1)
+
+
+def test_gzip_members_end_anywhere() -> None:
+    """At, before and behind the end of a piece that is read at a time; and cut short anywhere."""
+    noise = random.Random(1).randbytes(200_000)
+    for size in (*range(65_500, 65_540), 200_000):
+        data = noise[:size]
+        packed = gzip.compress(data, 1)
+        assert decompress(Codec.GZIP, packed * 2, 2 * size) == 2 * data
+        with pytest.raises(InvalidRecord):
+            decompress(Codec.GZIP, packed * 2, 2 * size - 1)
+        with pytest.raises(CorruptMessage):
+            decompress(Codec.GZIP, packed + packed[:-1], 2 * size)
 
 
 def test_bombs_are_refused_before_they_take_memory() -> None:

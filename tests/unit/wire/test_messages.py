@@ -12,7 +12,7 @@ import pytest
 
 from mansio.errors import WireError
 from mansio.wire import messages, schema_readers
-from mansio.wire.headers import read_request_header
+from mansio.wire.headers import read_request_header, unsigned_varint
 from mansio.wire.messages import (
     Struct,
     decode_request,
@@ -231,14 +231,34 @@ def test_lying_counts_take_no_memory() -> None:
 
 
 def test_message_of_many_tiny_structures_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A topic of a Metadata request takes 3 bytes on the wire and a hundred times that in memory."""
+    """A topic of a Metadata answer takes a few bytes on the wire and a hundred times that in memory."""
     monkeypatch.setattr(messages, "MAX_STRUCTS", 1000)
-    body = b"\xe9\x07" + b"\x01\x00" * 1000 + b"\x01\x00\x00\x00"
-    assert len(decode_request(3, 9, body).topics) == 1000
-    body = b"\xea\x07" + b"\x01\x00" * 1001 + b"\x01\x00\x00\x00"
-    with pytest.raises(WireError, match="structures"):
-        decode_request(3, 9, body)
+    topics = [{"name": "", "partitions": []}] * 1001
+    for count in (1000, 1001):
+        frame = messages.encode_response(3, 9, 0, {"topics": topics[:count]})[9:]
+        if count == 1000:
+            assert len(messages.decode_response(3, 9, frame).topics) == 1000
+        else:
+            with pytest.raises(WireError, match="structures"):
+                messages.decode_response(3, 9, frame)
     assert schema_readers.MAX_STRUCTS * 600 < 512 << 20
+
+
+TINY_ITEMS = {
+    "structures": (3, 9, lambda count: b"\x01\x00" * count + b"\x01\x00\x00\x00"),
+    "texts": (15, 5, lambda count: b"\x01" * count + b"\x00\x00"),
+    "numbers": (74, 1, lambda count: b"\x02" * count + b"\x00"),
+}
+
+
+@pytest.mark.parametrize("kind", TINY_ITEMS)
+def test_request_of_many_tiny_items_is_refused(kind: str) -> None:
+    """Each is answered with hundreds of bytes in memory, on the loop that everybody shares."""
+    api_key, version, body = TINY_ITEMS[kind]
+    most = schema_readers.MAX_REQUEST_ITEMS
+    decode_request(api_key, version, unsigned_varint(most + 1) + body(most))
+    with pytest.raises(WireError, match="items in one request"):
+        decode_request(api_key, version, unsigned_varint(most + 2) + body(most + 1))
 
 
 def test_huge_body_is_refused_before_it_is_looked_at() -> None:

@@ -1,9 +1,11 @@
 """Serves an ASGI application on a loop that belongs to somebody else.
 
-uvicorn does the HTTP; it gets no loop of its own, no signals, no logging set-up and no right to end the process.
+uvicorn does the HTTP; it gets no loop of its own, no signals, no logging set-up and no right to end the process. What
+it would leave open for ever ends here: connections that send no request, or half of one, or do not take their answer.
 
-Always true: after `start` returned the port accepts; after `stop` returned nothing of it is left. A port
-that cannot be had raises `OSError` from `start`, with the address in its message.
+Always true: after `start` returned the port accepts; after `stop` returned nothing of it is left. A port that cannot be
+had raises `OSError` from `start`, with the address in its message. A probe gets its answer however many connections
+others keep open: there are at most `CONNECTIONS_MAX`, and when another comes, the one answered longest ago ends.
 """
 
 from __future__ import annotations
@@ -11,15 +13,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CONNECTIONS_MAX = 1_000
+CONNECTIONS_MAX = 128
 KEEP_ALIVE_S = 30
+UNANSWERED_S_MAX = 40.0
+"""A connection without a whole answer for so long ends, whatever it waits for."""
 DRAIN_S_MAX = 2
 HEADER_BYTES_MAX = 64 * 1024
 BACKLOG = 128
@@ -33,6 +39,48 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Door(H11Protocol):
+    """One connection. `doors` are all of a server, the one that was answered longest ago first."""
+
+    def __init__(self, doors: dict[_Door, None], **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self._doors = doors
+        self._deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        if len(self._doors) >= CONNECTIONS_MAX:
+            quietest = next(iter(self._doors))
+            self.logger.warning("Too many connections: the one that was answered longest ago ends.")
+            quietest.end()
+        self._begin_waiting()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if not self.transport.is_closing():
+            self._begin_waiting()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def end(self) -> None:
+        """Now; what the peer has not taken yet is thrown away."""
+        self._forget()
+        self.transport.abort()
+
+    def _begin_waiting(self) -> None:
+        self._forget()
+        self._doors[self] = None
+        self._deadline = self.loop.call_later(UNANSWERED_S_MAX, self.end)
+
+    def _forget(self) -> None:
+        self._doors.pop(self, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class HttpServer:
@@ -75,13 +123,12 @@ class HttpServer:
 def _config(app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http="h11",
+        http=cast("Any", partial(_Door, {})),
         ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS_MAX,
         timeout_keep_alive=KEEP_ALIVE_S,
         timeout_graceful_shutdown=DRAIN_S_MAX,
         h11_max_incomplete_event_size=HEADER_BYTES_MAX,

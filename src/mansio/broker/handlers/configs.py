@@ -4,8 +4,9 @@ Behaviour: settings of a topic or group can be changed; those of the broker are 
 group can have settings before it is there, and keeps them when it is deleted.
 Non-obvious: AlterConfigs takes settings it does not name back to their defaults (that is why there is the other); a
 setting named with null is one it does not name. An empty list of names asks for all of them, as null does (old clients
-send it). Broker "" stands for the dynamic defaults of all brokers in Kafka; here there are none, so the answer is
-empty.
+send it). What is named several times is described once, and one answer has some `ENTRIES_MAX` settings at most: a few
+bytes of a request ask for many. Broker "" stands for the dynamic defaults of all brokers in Kafka; here there are none,
+so the answer is empty.
 """
 
 from __future__ import annotations
@@ -29,26 +30,30 @@ BROKER: Final = 4
 GROUP: Final = 32
 LISTED: Final = (TOPIC, BROKER, GROUP)
 
+ENTRIES_MAX: Final = 250_000
+"""All settings of ten thousand topics."""
+
 
 async def describe_configs(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Values with source and type; synonyms and documentation for who asks (KIP-226, KIP-569)."""
     del context
     results = []
-    for resource in request.resources:
-        result: dict[str, Any] = {
-            "resource_type": resource.resource_type,
-            "resource_name": resource.resource_name,
-            "configs": [],
-        }
+    room = ENTRIES_MAX
+    asked = dict.fromkeys(
+        (one.resource_type, one.resource_name, frozenset(one.configuration_keys or ()))
+        for one in request.resources
+    )
+    for kind, name, wanted in asked:
+        result: dict[str, Any] = {"resource_type": kind, "resource_name": name, "configs": []}
         try:
-            entries = _entries(service, resource.resource_type, resource.resource_name)
+            if room <= 0:
+                raise InvalidRequest("too many settings for one answer: ask for fewer resources at a time")
+            entries = [entry for entry in _entries(service, kind, name) if not wanted or entry.name in wanted]
         except MansioError as error:
             result |= {"error_code": error.kafka_code, "error_message": error.message}
         else:
-            wanted = set(resource.configuration_keys or ())
-            result["configs"] = [
-                _shown(entry, request) for entry in entries if not wanted or entry.name in wanted
-            ]
+            room -= len(entries)
+            result["configs"] = [_shown(entry, request) for entry in entries]
         results.append(result)
     return {"results": results}
 

@@ -291,7 +291,7 @@ class ParkedFetch:
         self._connection = connection
         self._slot: Slot = connection.defer()
         self._slot.on_lost = self._leave
-        self._partitions: list[Partition] = []
+        self._partitions: dict[Partition, None] = {}
         self._timer: Timer | None = None
         self._woken = False
         self._for_more = False
@@ -302,9 +302,13 @@ class ParkedFetch:
         return self._request.replica_id >= 0 and self._service.broker_epoch_of is not None
 
     def park(self, *, for_more: bool = False) -> None:
-        """Begin to wait. `for_more`: a follower's could be answered already."""
+        """Begin to wait. `for_more`: a follower's could be answered already.
+
+        Who names a partition many times does not wait: each append to it would cost others as many looks.
+        """
         service = self._service
         by_replica = self.by_replica
+        named = 0
         for name, topic_id, wanted in self._request.topics:
             for want in wanted:
                 partition = service.records.readable(name, topic_id, want.index)
@@ -312,8 +316,11 @@ class ParkedFetch:
                     replicating.park(partition, self.wake)
                 else:
                     partition.park(self.wake)
-                self._partitions.append(partition)
-        wait_ms = min(self._request.max_wait_ms, service.settings.fetch_wait_ms_max)
+                self._partitions[partition] = None
+            named += len(wanted)
+        wait_ms = 0
+        if named == len(self._partitions):
+            wait_ms = min(self._request.max_wait_ms, service.settings.fetch_wait_ms_max)
         self._timer = service.scheduler.call_later(wait_ms, self.answer_now)
         if for_more:
             self._wait_for_more()

@@ -10,11 +10,12 @@ version 8 the error of the group stands at the top; in version 1 only beside eac
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from mansio.broker.coordinators.offsets import OffsetToCommit
 from mansio.broker.coordinators.refusals import as_coordinator_error
-from mansio.errors import MansioError
+from mansio.errors import InvalidRequest, MansioError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,10 +59,21 @@ async def offset_commit(service: Service, request: Struct, context: RequestConte
 async def offset_fetch(service: Service, request: Struct, context: RequestContext) -> Fields:
     version = context.api_version
     if version >= 8:
-        return {"groups": [await _fetch(service, each, version) for each in request.groups]}
+        named = Counter(each.group_id for each in request.groups)
+        return {
+            "groups": [
+                _named_twice(each) if named[each.group_id] > 1 else await _fetch(service, each, version)
+                for each in request.groups
+            ]
+        }
     answer = await _fetch(service, request, version)
     del answer["group_id"]
     return answer
+
+
+def _named_twice(asked: Struct) -> Fields:
+    """A few bytes ask for all that a group has committed, so each group is answered once in a request."""
+    return {"group_id": asked.group_id, "topics": [], "error_code": InvalidRequest.kafka_code}
 
 
 async def _fetch(service: Service, request: Struct, version: int) -> Fields:

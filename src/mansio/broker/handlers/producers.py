@@ -2,6 +2,7 @@
 
 Behaviour: the idempotent producers a partition remembers are shown; there are no transactions, so none is listed and
 none is found.
+A partition that is named several times is shown once, and one answer shows at most `SHOWN_MAX` producers.
 Non-obvious: state filters that Kafka does not know are told back, so that a tool can say which.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.producer_hook import ProducerHook
-from mansio.errors import MansioError
+from mansio.errors import InvalidRequest, MansioError
 
 if TYPE_CHECKING:
     from mansio.broker.context import RequestContext
@@ -32,27 +33,36 @@ TRANSACTION_STATES: Final = frozenset(
 )
 NONE: Final = -1
 
+SHOWN_MAX: Final = 100_000
+"""A partition remembers some ten thousand of them, and takes four bytes of a request."""
+
 
 async def describe_producers(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
     """The producers each partition remembers, with their last sequence and when it came."""
     del context
-    return {
-        "topics": [
-            {
-                "name": topic.name,
-                "partitions": [_producers(service, topic.name, index) for index in topic.partition_indexes],
-            }
-            for topic in request.topics
-        ]
-    }
+    asked: dict[str, dict[int, None]] = {}
+    for topic in request.topics:
+        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    room = SHOWN_MAX
+    topics = []
+    for name, indexes in asked.items():
+        partitions = []
+        for index in indexes:
+            found = _producers(service, name, index, room)
+            room -= len(found.get("active_producers", ()))
+            partitions.append(found)
+        topics.append({"name": name, "partitions": partitions})
+    return {"topics": topics}
 
 
-def _producers(service: Service, topic: str, index: int) -> dict[str, Any]:
+def _producers(service: Service, topic: str, index: int, room: int) -> dict[str, Any]:
     try:
         hook = service.partition(topic, index).plugged_in(ProducerHook)
+        known = list(hook.table.items()) if hook is not None else []
+        if len(known) > room:
+            raise InvalidRequest("too many producers for one answer: ask for fewer partitions at a time")
     except MansioError as error:
         return {"partition_index": index, "error_code": error.kafka_code, "error_message": error.message}
-    known = hook.table.items() if hook is not None else ()
     return {"partition_index": index, "active_producers": [_shown(*one) for one in known]}
 
 

@@ -1,7 +1,9 @@
 """ListOffsets (2), DeleteRecords (21), InitProducerId (22) and OffsetForLeaderEpoch (23).
 
 Version notes: ListOffsets 2 isolation level, 4 leader epochs, 7 the offset of the highest timestamp (KIP-734), 8 the
-earliest local offset (KIP-405: here all is local), 9 the last tiered one (there is none: -1).
+earliest local offset (KIP-405: here all is local), 9 the last tiered one (there is none: -1). A partition that is named
+more than once gets INVALID_REQUEST each time, as in Kafka; a look-up by time may open a large batch, so others have
+their turn in between.
 DeleteRecords (KIP-107) answers when the new start of the log is durable on every in-sync replica (Kafka's brokers do
 not wait for disks): deleted records do not come back. Internal topics get INVALID_TOPIC_EXCEPTION, compacted ones that
 do not delete POLICY_VIOLATION.
@@ -12,6 +14,7 @@ was truncated.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import InvalidRequest, MansioError, RequestTimedOut, TransactionsNotOffered
@@ -24,20 +27,40 @@ if TYPE_CHECKING:
 
 NO_LOW_WATERMARK = -1
 
+SLICE_S = 0.01
+"""So long offsets are looked up before others have their turn."""
+
 
 async def list_offsets(service: Service, request: Struct, context: RequestContext) -> dict[str, Any]:
     """Offsets by time, and the ends of the log."""
-    topics = [
-        {
-            "name": topic.name,
-            "partitions": [
-                _list_offset(service, topic.name, wanted, request.isolation_level)
-                for wanted in topic.partitions
-            ],
-        }
-        for topic in request.topics
-    ]
+    named = Counter(
+        (topic.name, wanted.partition_index) for topic in request.topics for wanted in topic.partitions
+    )
+    slice_end = service.clock.monotonic() + SLICE_S
+    topics = []
+    for topic in request.topics:
+        answers = []
+        for wanted in topic.partitions:
+            if named[topic.name, wanted.partition_index] > 1:
+                answers.append(_no_offset(wanted.partition_index, InvalidRequest.kafka_code))
+                continue
+            answers.append(_list_offset(service, topic.name, wanted, request.isolation_level))
+            if service.clock.monotonic() >= slice_end:
+                await _turn_of_others(service)
+                slice_end = service.clock.monotonic() + SLICE_S
+        topics.append({"name": topic.name, "partitions": answers})
     return {"topics": topics}
+
+
+async def _turn_of_others(service: Service) -> None:
+    turn: Promise[None] = service.scheduler.promise()
+    service.scheduler.call_soon(_over, turn)
+    await turn
+
+
+def _over(turn: Promise[None]) -> None:
+    if not turn.done():
+        turn.set_result(None)
 
 
 def _list_offset(service: Service, topic: str, wanted: Struct, isolation_level: int) -> dict[str, Any]:
@@ -46,19 +69,23 @@ def _list_offset(service: Service, topic: str, wanted: Struct, isolation_level: 
         partition.check_leader_epoch(wanted.current_leader_epoch)
         offset, timestamp, epoch = service.records.look_up(partition, wanted.timestamp, isolation_level)
     except MansioError as error:
-        return {
-            "partition_index": wanted.partition_index,
-            "error_code": error.kafka_code,
-            "timestamp": -1,
-            "offset": -1,
-            "leader_epoch": -1,
-        }
+        return _no_offset(wanted.partition_index, error.kafka_code)
     return {
         "partition_index": wanted.partition_index,
         "error_code": 0,
         "timestamp": timestamp,
         "offset": offset,
         "leader_epoch": epoch,
+    }
+
+
+def _no_offset(index: int, code: int) -> dict[str, Any]:
+    return {
+        "partition_index": index,
+        "error_code": code,
+        "timestamp": -1,
+        "offset": -1,
+        "leader_epoch": -1,
     }
 
 

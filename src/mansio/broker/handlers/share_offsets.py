@@ -12,6 +12,7 @@ Source: KIP-932, KIP-1226 (lag).
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.broker.coordinators.refusals import as_coordinator_error, check_group_id
@@ -42,12 +43,17 @@ NO_ERROR: Final[tuple[int, str | None]] = (0, None)
 
 async def describe_share_group_offsets(service: Service, request: Struct, context: RequestContext) -> Fields:
     """For each group the start of what is open in each partition, and how much is."""
-    return {"groups": [await _described(service, each) for each in request.groups]}
+    named = Counter(each.group_id for each in request.groups)
+    return {
+        "groups": [await _described(service, each, once=named[each.group_id] == 1) for each in request.groups]
+    }
 
 
-async def _described(service: Service, asked: Struct) -> Fields:
+async def _described(service: Service, asked: Struct, *, once: bool) -> Fields:
     try:
         check_group_id(asked.group_id)
+        if not once:  # a few bytes ask for all that a group reads
+            raise InvalidRequest(f"group {asked.group_id!r} is in the request more than once")
         _, group = service.groups.share.find(asked.group_id)
         topics = [await _described_topic(service, group, *each) for each in _wanted(service, group, asked)]
     except MansioError as error:

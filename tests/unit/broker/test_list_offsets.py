@@ -1,0 +1,69 @@
+"""ListOffsets in bulk: one request may name many partitions, and each look-up by time may open a large batch."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from types import SimpleNamespace
+from typing import Any, cast
+
+from mansio.broker.handlers.records import list_offsets
+from mansio.broker.loop import AsyncioScheduler
+
+INVALID_REQUEST = 42
+
+
+class SlowClock:
+    """A second passes with each look at it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+
+def asked(indexes: list[int]) -> Any:
+    partitions = [
+        SimpleNamespace(partition_index=index, current_leader_epoch=-1, timestamp=1) for index in indexes
+    ]
+    return SimpleNamespace(isolation_level=0, topics=[SimpleNamespace(name="t", partitions=partitions)])
+
+
+def answered(indexes: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
+    """((partition, error code) of each answer, what happened in which order)"""
+    happened: list[str] = []
+
+    def look_up(*_: object) -> tuple[int, int, int]:
+        happened.append("looked up")
+        return 7, 1, 0
+
+    async def run() -> Any:
+        loop = asyncio.get_running_loop()
+        partition = SimpleNamespace(check_leader_epoch=lambda _: None)
+        records = SimpleNamespace(readable=lambda *_: partition, look_up=look_up)
+        service = SimpleNamespace(clock=SlowClock(), scheduler=AsyncioScheduler(loop), records=records)
+
+        def others() -> None:
+            happened.append("others")
+            loop.call_soon(others)
+
+        loop.call_soon(others)
+        return await list_offsets(cast("Any", service), asked(indexes), cast("Any", None))
+
+    (topic,) = asyncio.run(run())["topics"]
+    return [(one["partition_index"], one["error_code"]) for one in topic["partitions"]], happened
+
+
+def test_long_look_ups_leave_the_loop_to_others_in_between() -> None:
+    answers, happened = answered([0, 1, 2])
+    assert answers == [(0, 0), (1, 0), (2, 0)]
+    places = [place for place, what in enumerate(happened) if what == "looked up"]
+    assert all("others" in happened[a:b] for a, b in itertools.pairwise(places)), happened
+
+
+def test_partition_that_is_named_twice_is_refused_and_not_looked_up() -> None:
+    answers, happened = answered([0, 1, 0])
+    assert answers == [(0, INVALID_REQUEST), (1, 0), (0, INVALID_REQUEST)]
+    assert happened.count("looked up") == 1
