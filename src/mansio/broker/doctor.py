@@ -21,6 +21,7 @@ from mansio.broker.leftovers import FILE as SEEN_NAME
 from mansio.broker.leftovers import REMOVED, SET_ASIDE
 from mansio.broker.loop import AsyncioScheduler
 from mansio.broker.partition_files import topic_directory
+from mansio.broker.share.boot_mark import NAME as BOOT_NAME
 from mansio.broker.view_checkpoint import decode_checkpoint
 from mansio.broker.whole_file import UNFINISHED_SUFFIX
 from mansio.cluster import topic_config
@@ -42,7 +43,17 @@ if TYPE_CHECKING:
 METADATA_NAME: Final = "metadata.sqlite3"
 METADATA_SUFFIXES: Final = ("", "-wal", "-shm", "-journal", ".revision")
 TOP_NAMES: Final = frozenset(
-    {"lock", "topics", "views", CLUSTERED, SEEN_NAME, "partitions-made", "etcd"}
+    {
+        "lock",
+        "topics",
+        "views",
+        CLUSTERED,
+        SEEN_NAME,
+        "partitions-made",
+        "etcd",
+        BOOT_NAME,
+        f"{BOOT_NAME}.new",
+    }
     | {METADATA_NAME + suffix for suffix in METADATA_SUFFIXES}
 )
 MOVED: Final = {

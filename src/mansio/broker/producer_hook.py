@@ -4,7 +4,8 @@ Owns the partition's `ProducerTable` and its snapshots. The table is a view of t
 of reading all batch headers again.
 
 Always true: a snapshot on disk describes the log up to an offset that was durable when the snapshot was written. So a
-crash cannot leave a snapshot that knows batches which the log has lost; one beyond the log's end is ignored anyway.
+crash cannot leave a snapshot that knows batches which the log has lost; one beyond the log's end, where damage cut the
+log, goes before the log can grow up to it.
 Snapshots are written off the loop and not synced: their checksum tells a torn one, and the one before it is kept until
 the next.
 """
@@ -113,9 +114,7 @@ class ProducerHook:
         """
         self._waiting_snapshot = None
         self._unsaved_bytes = 0
-        for name in self._names():
-            if int(name.removesuffix(_SUFFIX)) > end_offset:
-                self._disk.remove(self._path(name))
+        self._forget_beyond(end_offset)
         self.table = ProducerTable(expiration_ms=self._expiration_ms)
         self._load()
 
@@ -145,10 +144,20 @@ class ProducerHook:
 
     def _names(self) -> list[str]:
         """Newest first: names are zero-padded offsets."""
-        names = [name for name in self._disk.list_directory(self._directory) if name.endswith(_SUFFIX)]
-        return sorted(names, reverse=True)
+        names = self._disk.list_directory(self._directory)
+        own = [name for name in names if name.endswith(_SUFFIX) and name.removesuffix(_SUFFIX).isdecimal()]
+        return sorted(own, reverse=True)
+
+    def _forget_beyond(self, end_offset: int) -> None:
+        """Remove the snapshots that know more than the log, for good."""
+        beyond = [name for name in self._names() if int(name.removesuffix(_SUFFIX)) > end_offset]
+        for name in beyond:
+            self._disk.remove(self._path(name))
+        if beyond:
+            self._disk.sync_directory(self._directory)
 
     def _load(self) -> None:
+        self._forget_beyond(self._log.end_offset)
         from_offset = self._log.start_offset
         for name in self._names():
             try:

@@ -106,8 +106,8 @@ class RetentionKeeper:
         self._timer = self._scheduler.call_later(self._check_interval_ms, self._round)
 
     def _check(self, partition: Partition) -> None:
-        if partition.closed or partition.log.failure is not None or not partition.leads:
-            return  # a follower's log begins where its leader's does
+        if partition.closed or partition.log.failure is not None:
+            return
         try:
             self.check(partition)
         except MansioError as error:
@@ -123,8 +123,8 @@ class RetentionKeeper:
         if log.start_offset == log.end_offset == partition.high_watermark and log.active_segment().size_bytes:
             partition.roll()  # all of it was deleted: give back the space of the segment that is written to as well
         settings = partition.settings
-        if partition.internal or not settings.deletes:
-            return
+        if not partition.leads or partition.internal or not settings.deletes:
+            return  # a follower's log begins where its leader's does
         by_size = settings.retention_bytes != FOR_EVER
         if not by_size and settings.retention_ms == FOR_EVER:
             return

@@ -54,7 +54,7 @@ class SegmentLook:
         if base < expected or base >= limit or (base > expected and base > inspection.sparse_end_offset):
             self._out_of_order(position, header)
             base = expected
-        self._check_epoch(position, header)
+        self._check_epoch(position, base, header)
         self._check_entry(position, base, header)
         self.index.add(base - segment.base_offset, position, header.max_timestamp_ms)
         self.end_offset = base + count
@@ -76,13 +76,13 @@ class SegmentLook:
             )
         )
 
-    def _check_epoch(self, position: int, header: BatchHeader) -> None:
+    def _check_epoch(self, position: int, offset: int, header: BatchHeader) -> None:
+        """`offset` is where the batch belongs; compaction may have taken the end of an epoch before it."""
         inspection = self.inspection
-        offset = self.end_offset
         known = inspection.epochs.epoch_at(offset) if inspection.epochs is not None else -1
         wrong = known not in (header.leader_epoch, -1) or header.leader_epoch < inspection.found_epochs.last
         if not wrong:
-            inspection.found_epochs.assign(header.leader_epoch, offset)
+            inspection.found_epochs.assign(header.leader_epoch, self.end_offset)
             return
         if not inspection.is_durable(self.segment, position):
             return  # recovery decides

@@ -88,7 +88,7 @@ class Log:
         self.active = self.table.active
         self.active.end_offset = recovery.end_offset
         self._front = bytearray(_FRONT.size)
-        self.roll_at = clock.monotonic() + settings.segment_ms / 1000
+        self.roll_at = turning.UNKNOWN_AGE
         self.room = Room(self.active.size)
         self.places: dict[int, tuple[Segment, int]] = {}
         self.ledger = Ledger(directory, recovery)

@@ -16,7 +16,8 @@ class LogSettings:
     """How one log is cut and indexed.
 
     `segment_bytes`: a segment is closed before it would grow beyond this (one larger batch still gets its own).
-    `segment_ms`: a segment is closed at the first append this long after its first record.
+    `segment_ms`: a segment is closed at the first append this long after its first record; of a log that was opened
+    since, by that record's timestamp.
     `index_interval_bytes`: bytes of log between two index entries (doubled when a segment has too many of them).
     `index_snapshot_bytes`: how much an open segment may grow before its index is saved, which bounds the scan
     after a crash.

@@ -7,18 +7,23 @@ not be begun leaves the log as it was, or ends its service.
 from __future__ import annotations
 
 import errno
+import math
 from typing import TYPE_CHECKING
 
 from mansio.errors import FencedLeaderEpoch, StorageError
 from mansio.log.index import SparseIndex
-from mansio.log.segment import Segment
+from mansio.log.segment import Segment, read_exactly
 from mansio.log.sync_work import NO_ROOM
+from mansio.wire.records import HEADER_BYTES, read_header
 
 if TYPE_CHECKING:
     from mansio.log.log import Log
     from mansio.wire.records import BatchHeader
 
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
+UNKNOWN_AGE = -math.inf
+"""When the newest segment of a log that was just opened is to be closed: its first append finds out."""
+
 _NOTHING_OPENED = NO_ROOM | {errno.EMFILE, errno.ENFILE}
 
 
@@ -28,6 +33,8 @@ def prepare_append(log: Log, position: int, size: int, leader_epoch: int, header
         raise log.failure
     if log.closed:
         raise StorageError(f"the log {log.directory} is closed")
+    if log.roll_at == UNKNOWN_AGE:
+        log.roll_at = log.clock.monotonic() - age_s(log) + log.settings.segment_ms / 1000
     if leader_epoch < log.leader_epochs.last:
         raise FencedLeaderEpoch(
             f"{log.directory}: leader epoch {leader_epoch} is older than {log.leader_epochs.last}"
@@ -49,6 +56,23 @@ def prepare_append(log: Log, position: int, size: int, leader_epoch: int, header
     except OSError as error:
         raise append_failed(log, error, active.size) from error
     return active
+
+
+def age_s(log: Log) -> float:
+    """How long ago the newest segment was begun, by its first batch's timestamp (as in Kafka): 0 where that does not
+    tell, `segment_ms` at most.
+    """
+    active = log.active
+    if active.size < HEADER_BYTES:
+        return 0.0
+    try:
+        header = read_header(read_exactly(log.files.file(active), HEADER_BYTES, 0))
+    except StorageError:
+        return 0.0  # whoever reads it is told
+    if header.max_timestamp_ms < 0:
+        return 0.0
+    age_ms = log.clock.wall_ms() - header.max_timestamp_ms
+    return min(max(age_ms, 0), log.settings.segment_ms) / 1000
 
 
 def begin_segment(log: Log, now: float) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import mansio
 from mansio.broker.doctor import Diagnosis, Progress, examine
+from mansio.broker.share import boot_mark
 from mansio.cli.doctor import strip_states
 from mansio.cli.main import main
 from mansio.errors import DataDirectoryLocked, StorageError
@@ -455,6 +456,11 @@ def test_missing_partition_and_strange_directories_are_told(data: Path) -> None:
         (NOTE, str(data / "topics" / "stranger.AAAA")),
         (NOTE, str(data / "notes.txt")),
     }
+
+
+def test_what_share_groups_keep_there_is_no_stranger(data: Path) -> None:
+    (data / boot_mark.NAME).write_text("a start of the machine")
+    assert list(diagnose(data).each_finding()) == []
 
 
 # The command

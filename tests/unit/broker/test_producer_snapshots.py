@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING
 
 from mansio.broker.producer_hook import ProducerHook
 from mansio.log.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.records import build_batch, check_batch
-from support.logs import ManualBackground, ManualClock, append
+from support.logs import ManualBackground, ManualClock, append, make_batch
 
 if TYPE_CHECKING:
     import pytest
@@ -62,6 +63,29 @@ def test_a_snapshot_that_knows_more_than_the_log_is_not_believed() -> None:
     assert again.sequences() == [0, 1]
     again.write(2)
     assert again.log.end_offset == 3
+
+
+def test_a_snapshot_that_knows_more_than_the_log_does_not_outlast_the_log_growing_again() -> None:
+    disk = SimulatedDisk()
+    bench = Bench(disk)
+    for sequence in range(3):
+        bench.write(sequence)
+    bench.log.sync()
+    bench.hook.close()
+    damaged = bytearray(disk.read_file(f"{DIRECTORY}/{0:020d}.log"))
+    damaged[60] ^= 1
+    disk.put_file(f"{DIRECTORY}/{0:020d}.log", bytes(damaged))
+    disk.remove(
+        f"{DIRECTORY}/checkpoint"
+    )  # as if killed before it was written: the damage looks like a torn tail
+    disk.put_file(f"{DIRECTORY}/somebody.producers", b"theirs")
+    cut = Bench(disk)
+    assert (cut.log.end_offset, cut.sequences()) == (0, [])
+    for _ in range(4):
+        append(cut.log, make_batch([1000]))
+    cut.log.sync()
+    again = Bench(disk.crash(Random(1)))
+    assert (again.log.end_offset, again.sequences()) == (4, [])
 
 
 def test_batches_after_a_snapshot_are_known_from_the_log() -> None:

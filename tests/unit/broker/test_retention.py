@@ -9,6 +9,7 @@ from uuid import UUID
 
 import pytest
 
+from mansio.broker import replicating
 from mansio.broker.append_rules import AppendRules
 from mansio.broker.partition import Partition
 from mansio.broker.retention import FIRST_CHECK_MS, TURN_PAUSE_MS, RetentionKeeper
@@ -263,6 +264,27 @@ def test_what_was_deleted_to_the_end_gives_its_space_back() -> None:
     world.check()
     assert world.partition.log.size_bytes == 0
     assert world.segment_files() == [f"{1:020d}.log"]
+
+
+def test_a_follower_gives_the_space_back_of_what_its_leader_deleted_to_the_end() -> None:
+    world = World({"retention.ms": "1"})
+    world.fill(1)
+    world.partition.follow(2, 4)
+    replicating.heard(world.partition, 1, 1)
+    world.keeper.start()
+    world.pass_time(FIRST_CHECK_MS)
+    world.scheduler.fire(FIRST_CHECK_MS)
+    world.sync()
+    assert world.segment_files() == [f"{1:020d}.log"]
+
+
+def test_a_follower_lets_go_of_nothing_by_itself() -> None:
+    world = World({"retention.ms": "1"})
+    world.fill(3)
+    world.partition.follow(2, 4)
+    world.pass_time(FIRST_CHECK_MS)
+    world.check()
+    assert (world.starts(), len(world.segment_files())) == ([0], 3)
 
 
 def test_it_looks_soon_after_the_start_and_then_every_interval() -> None:

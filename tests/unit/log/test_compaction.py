@@ -16,7 +16,9 @@ from mansio.log.compaction_filter import RECORDS_PER_SLICE
 from mansio.log.compaction_policy import NOT_WORTH, CompactionSettings, Worth, groups_of, worth
 from mansio.log.compaction_run import CompactionRun, End, judge
 from mansio.log.compaction_state import CompactionState, write_state
+from mansio.log.epochs import EPOCHS_NAME
 from mansio.log.index import NO_TIMESTAMP
+from mansio.log.inspection import inspect_log
 from mansio.log.log import Log, LogSettings, SegmentInfo
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.compression import Codec
@@ -707,6 +709,20 @@ def test_a_damaged_note_of_how_far_it_came_costs_time_and_no_records() -> None:
     world.log.verify()
     assert world.values() == expected
     assert world.compact() is End.DONE
+
+
+def test_an_inspection_finds_no_fault_with_what_compaction_took_between_two_leader_epochs() -> None:
+    world = World()
+    for key, leader_epoch in ((b"a", 1), (b"b", 1), (b"b", 2), (b"b", 3), (b"c", 3)):
+        batch = build_batch([(NOW, key, b"value", ())])
+        world.log.append(batch, check_batch(batch), leader_epoch)
+    world.compact()
+    assert [offset for offset, _, _ in world.values()] == [0, 3, 4]
+    world.log.close()
+    assert inspect_log(world.disk, DIRECTORY).findings == []
+    world.disk.remove(f"{DIRECTORY}/{EPOCHS_NAME}")
+    inspect_log(world.disk, DIRECTORY, repair=True)
+    assert inspect_log(world.disk, DIRECTORY).findings == []
 
 
 def test_slices_are_short_whatever_is_in_a_batch() -> None:

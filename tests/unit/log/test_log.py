@@ -82,6 +82,30 @@ def test_a_segment_is_closed_by_bytes_and_by_age() -> None:
     assert len(log.segments()) == 3
 
 
+@pytest.mark.parametrize("written", ["now", "long ago", "in the future", "at no time"])
+def test_a_restart_does_not_make_a_segment_young(written: str) -> None:
+    """A broker that is restarted now and then would otherwise never close one, and so never let go of its records."""
+    disk, clock, settings = SimulatedDisk(), ManualClock(), LogSettings(segment_ms=5_000)
+    now_ms = clock.wall_ms()
+    timestamp_ms = {"now": now_ms, "long ago": 7, "in the future": now_ms + 60_000, "at no time": -1}[written]
+    for _ in range(3):
+        log = Log.open(disk, clock, "/data/p", settings)
+        append(log, make_batch([timestamp_ms]))
+        log.close()
+        clock.seconds += 2
+    log = Log.open(disk, clock, "/data/p", settings)
+    append(log, make_batch([timestamp_ms]))
+    if written == "now":
+        assert [info.base_offset for info in log.segments()] == [0, 3]
+    elif written == "long ago":
+        assert [info.base_offset for info in log.segments()] == [0, 1, 2, 3]
+    else:
+        assert len(log.segments()) == 1
+        clock.seconds += 5.1
+        append(log, make_batch([timestamp_ms]))
+        assert [info.base_offset for info in log.segments()] == [0, 4]
+
+
 def test_log_append_time_is_what_lookups_by_time_find() -> None:
     log = open_log()
     batch = make_batch([5, 6])
