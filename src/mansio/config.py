@@ -65,6 +65,7 @@ class Specification(NamedTuple):
     choices: tuple[str, ...] = ()
     address: str = ""  # "required" or "optional": the value is host:port
     kafka_name: str = ""  # the broker setting of Kafka that means the same
+    kafka_unit: int = 1  # how many of ours make one of Kafka's, where it counts in another unit
 
 
 def _setting(default: Any, meaning: str, **more: Any) -> Any:
@@ -83,10 +84,8 @@ def _bytes(
     return _setting(default, meaning, unit="bytes", minimum=minimum, maximum=maximum, kafka_name=kafka_name)
 
 
-def _ms(
-    default: int, meaning: str, *, minimum: int = 0, maximum: int = 365 * DAY_MS, kafka_name: str = ""
-) -> Any:
-    return _setting(default, meaning, unit="ms", minimum=minimum, maximum=maximum, kafka_name=kafka_name)
+def _ms(default: int, meaning: str, *, minimum: int = 0, maximum: int = 365 * DAY_MS, **kafka: Any) -> Any:
+    return _setting(default, meaning, unit="ms", minimum=minimum, maximum=maximum, **kafka)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +119,7 @@ class Settings:
         kafka_name="advertised.listeners",
     )
     http_listen: str = _setting(
-        "127.0.0.1:8080", "host:port of health, metrics and REST. Empty: off.", address="optional"
+        "127.0.0.1:8080", "host:port of health and metrics. Empty: off.", address="optional"
     )
     log_level: str = _setting(
         "info", "How much is written to standard error.", choices=("debug", "info", "warning", "error")
@@ -362,6 +361,7 @@ class Settings:
         minimum=1,
         maximum=100 * 365 * DAY_MS,
         kafka_name="offsets.retention.minutes",
+        kafka_unit=MINUTE_MS,
     )
 
     # Cluster

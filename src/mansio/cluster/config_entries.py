@@ -1,6 +1,6 @@
 """Settings as DescribeConfigs shows them: value, source, synonyms, type, meaning; of topics, groups and the broker.
 
-Owns the mapping from Mansio's own settings to Kafka's broker names. A setting Kafka has no name for is shown under
+Owns the mapping from our own settings to Kafka's broker names and units. A setting Kafka has no name for is shown under
 `mansio.<name>`. Broker settings are read-only: they are read at start.
 
 Always true: an entry's value is that of its first synonym (KIP-226).
@@ -9,6 +9,7 @@ Always true: an entry's value is that of its first synonym (KIP-226).
 from __future__ import annotations
 
 from enum import IntEnum
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mansio.cluster import group_config, topic_config
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mansio.cluster.topic_setting import TopicSetting
+    from mansio.config import Specification
 
 
 class Source(IntEnum):
@@ -120,15 +122,17 @@ def _broker_entry(settings: Settings, name: str) -> ConfigEntry:
     specification = SPECIFICATIONS[name]
     shown = specification.kafka_name or f"mansio.{name}"
     default = default_of(name)
-    default_shown = Synonym(shown, _shown(default, specification.address), Source.DEFAULT)
+    default_shown = Synonym(shown, _shown(default, specification), Source.DEFAULT)
     synonyms: tuple[Synonym, ...] = (default_shown,)
     if settings.origin(name) is not Origin.DEFAULT:
-        value = _shown(getattr(settings, name), specification.address)
+        value = _shown(getattr(settings, name), specification)
         synonyms = (Synonym(shown, value, Source.STATIC_BROKER), default_shown)
     return _entry(shown, _KINDS[type(default)], synonyms, specification.meaning, read_only=True)
 
 
-def _shown(value: Any, address: str) -> str:
+def _shown(value: Any, specification: Specification) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    return f"PLAINTEXT://{value}" if address and value else str(value)
+    if specification.kafka_unit > 1:
+        return str(ceil(value / specification.kafka_unit))
+    return f"PLAINTEXT://{value}" if specification.address and value else str(value)

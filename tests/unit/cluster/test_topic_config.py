@@ -231,5 +231,6 @@ def test_entries_of_the_broker_use_kafka_names_once_each() -> None:
     assert by_name["auto.create.topics.enable"].value == "false"
     assert by_name["auto.create.topics.enable"].source == Source.DEFAULT
     assert by_name["message.max.bytes"].value == "1048588"
+    assert by_name["offsets.retention.minutes"].value == str(7 * 24 * 60), "in Kafka's unit, as its name says"
     assert by_name["log.retention.ms"].source == Source.STATIC_BROKER
     assert by_name["mansio.fetch_wait_ms_max"].read_only
