@@ -138,8 +138,8 @@ MORE = (
     Defect(
         "a segment too many bytes long",
         "log/turning.py",
-        "position + size > log.settings.segment_bytes",
-        "position > log.settings.segment_bytes",
+        "elif position + size > log.settings.segment_bytes or now >= log.roll_at:",
+        "elif position > log.settings.segment_bytes or now >= log.roll_at:",
         LOG_ROOM,
     ),
     Defect(

@@ -181,9 +181,16 @@ MORE_REPLICATION_DEFECTS = (
     Defect(
         "an epoch begins behind the gap before it",
         "log/replicated.py",
-        "if log.leader_epochs.assign(leader_epoch, log.end_offset):",
-        "if log.leader_epochs.assign(leader_epoch, offset):",
+        "if log.leader_epochs.assign(leader_epoch, end_before):",
+        "if log.leader_epochs.assign(leader_epoch, base_offset):",
         (f"{LOG}::test_gaps_of_a_compacted_leader_survive_a_restart",),
+    ),
+    Defect(
+        "what is missing between two segments is taken for a gap",
+        "log/recovery_opening.py",
+        "if self.checkpoint is None and offset < segment.base_offset <= self.compaction.sparse_end_offset:",
+        "if offset < segment.base_offset <= self.compaction.sparse_end_offset:",
+        (f"{LOG}::test_batches_that_the_power_took_are_not_taken_for_a_gap_of_the_leader",),
     ),
     Defect(
         "a recovered epoch begins behind the gap before it",

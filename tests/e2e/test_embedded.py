@@ -65,3 +65,14 @@ def test_what_keeps_it_from_starting_is_raised_and_nothing_stays_behind(tmp_path
         assert roundtrip(again, "after") == [b"one", b"x" * 300_000, b"three"]
     with pytest.raises(mansio.errors.Unavailable):
         _ = again.address
+
+
+def test_an_address_that_nobody_elsewhere_can_use_is_told_at_the_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Clients connect to what they are told, which is what is listened on unless something else is set."""
+    for name, settings in (("told", {}), ("set", {"kafka_advertise": "localhost:9092"})):
+        caplog.clear()
+        with mansio.Broker(tmp_path / name, kafka_listen="0.0.0.0:0", **settings):
+            warned = [line for line in caplog.messages if "kafka_advertise" in line]
+        assert bool(warned) == (name == "told")

@@ -26,6 +26,7 @@ from mansio.broker.warm_up import WarmUp
 from mansio.cluster.sqlite_store import SqliteStore
 from mansio.cluster.state import ClusterState
 from mansio.config import Address
+from mansio.config_cluster import EVERYWHERE
 from mansio.host import BackgroundThread, HostClock, HostDisk, HostRandom, boot_id
 from mansio.logs import fields
 
@@ -131,6 +132,11 @@ class Broker:
         host, port = settings.kafka_address
         self.kafka_address = Address(*await server.start(host, port, advertised=settings.advertised_address))
         self._server = service.server = server
+        if server.listener[0] in EVERYWHERE:
+            told = fields(told=Address(*server.listener))
+            logger.warning(
+                "clients elsewhere are told an address that is not ours: set kafka_advertise", extra=told
+            )
 
 
 def _limits(settings: Settings, partitions: int) -> Limits:

@@ -70,6 +70,8 @@ class Connection(asyncio.BufferedProtocol):
         "_server",
         "_slots",
         "_transport",
+        "_unsent_before",
+        "_unsent_since",
         "backlog_bytes",
         "client_host",
         "closed",
@@ -96,6 +98,8 @@ class Connection(asyncio.BufferedProtocol):
         self._muted_until = 0.0
         self._transport: asyncio.Transport | None = None
         self._egress: Egress | None = None
+        self._unsent_before = 0
+        self._unsent_since = 0.0
         self.client_host = ""
         self.closed = False
         self.last_active = 0.0
@@ -311,6 +315,17 @@ class Connection(asyncio.BufferedProtocol):
             or self._muted is not None
             or (self._egress is not None and self._egress.waiting_bytes)
         )
+
+    def is_idle(self, now: float, oldest: float) -> bool:
+        """Nothing has come since `oldest`, and nothing is being worked on; or answers wait for a peer that has taken
+        nothing of them since then. To be asked often: what it takes is seen by what still waits (monotonic seconds).
+        """
+        unsent = 0 if self._egress is None else self._egress.waiting_bytes
+        if unsent != self._unsent_before:
+            self._unsent_before, self._unsent_since = unsent, now
+        if unsent:
+            return self._unsent_since < oldest
+        return self.last_active < oldest and not self.busy
 
     @property
     def writing(self) -> bool:

@@ -308,6 +308,8 @@ class Fetcher:
                         grown.append(copied)
                 except MansioError as error:
                     self._set_aside(copied, error)
+                except Exception as error:  # noqa: BLE001 - a defect costs its own partition, not all of this leader's
+                    self._defect(copied, error)
                 else:
                     copied.attempts, copied.error, copied.told = 0, None, ""
         for copied in by_place.values():
@@ -373,6 +375,14 @@ class Fetcher:
             copied.until_s = now + self._means.settings.backoff_ms_max / 1000
         else:
             copied.until_s = now + self._backoff_ms(copied.attempts) / 1000
+
+    def _defect(self, copied: _Copied, error: Exception) -> None:
+        """What nobody thought of: told once in a spell, with its traceback, and tried again."""
+        name = copied.partition.name
+        if not copied.attempts:
+            known = fields(work=f"copy {name}", reason=repr(error))
+            logger.error("background work failed", exc_info=error, extra=known)
+        self._set_aside(copied, MansioError(f"{name} cannot be copied: {error!r}"))
 
     async def _synced(self, grown: Iterable[_Copied]) -> None:
         """Wait until what was appended is durable; who fails or changes its role meanwhile is not waited for."""

@@ -212,7 +212,7 @@ class Server:
             if connection.last_active < now - QUIET_S:
                 connection.let_go_of_memory()
         self._end_lost()
-        for connection in [c for c in self._connections if c.last_active < oldest and not c.busy]:
+        for connection in [c for c in self._connections if c.is_idle(now, oldest)]:
             logger.info("idle connection closed", extra=fields(peer=connection.client_host))
             self.counters.closed("idle")
             connection.close()

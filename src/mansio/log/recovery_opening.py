@@ -92,8 +92,8 @@ class Opening:
         cut = ""
         for at in range(first, len(self.segments)):
             segment = self.segments[at]
-            if offset < segment.base_offset <= self.compaction.sparse_end_offset:
-                offset = segment.base_offset
+            if self.checkpoint is None and offset < segment.base_offset <= self.compaction.sparse_end_offset:
+                offset = segment.base_offset  # compaction leaves such gaps, but below a checkpoint only
             if offset != segment.base_offset and at > first:
                 cut = f"the next segment begins at offset {segment.base_offset} instead of {offset}"
                 return (yield from self._finish(at, None, offset, durable_end, cut))

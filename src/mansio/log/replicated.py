@@ -1,8 +1,9 @@
 """What only a follower does to a log: append its leader's batches as they are, and begin the log anew elsewhere.
 
 The leader gave out the offsets and stamped its epoch into each batch; both are kept. Where its log was compacted there
-are gaps between its batches, and there are the same ones here: they are allowed up to an end that is written down
-first, so that an opening does not take them for damage.
+are gaps between its batches and within them, and there are the same ones here: they are allowed up to an end that is
+written down first, so that an opening does not take them for damage. Between two segments there is none that an opening
+has to believe in: what is missing there may have been lost with the power.
 
 Always true: a batch is appended whole, checked and in line, or not at all; an epoch begins here no later than it began
 on the leader; a crash while a log begins anew leaves one that opens, empty, before or at the new start.
@@ -13,8 +14,8 @@ from __future__ import annotations
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from mansio.errors import ConcurrentChange, CorruptMessage, FencedLeaderEpoch
-from mansio.log import turning
+from mansio.errors import ConcurrentChange, CorruptMessage, FencedLeaderEpoch, StorageError
+from mansio.log import turning, upkeep
 from mansio.log.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
 from mansio.log.compaction_state import NamesNotSynced, write_state
 from mansio.log.epochs import EpochList
@@ -22,6 +23,7 @@ from mansio.log.index import SparseIndex
 from mansio.log.recovery import EPOCHS_NAME, remove_segment_files
 from mansio.log.sealed import write_sealed
 from mansio.log.segment import Segment
+from mansio.log.sync_work import NO_ROOM
 from mansio.log.times import TIMES_NAME
 from mansio.log.turning import RELATIVE_OFFSET_MAX
 from mansio.wire.records import LENGTH_OFFSET
@@ -86,8 +88,17 @@ def _append_run(log: Log, run: memoryview, headers: Sequence[BatchHeader], gaps_
         raise FencedLeaderEpoch(
             f"{log.directory}: a batch of leader epoch {leader_epoch} after one of {log.leader_epochs.last}"
         )
+    sparse = [header for header in headers if header.record_count <= header.last_offset_delta]
+    if sparse and sparse[-1].base_offset >= log.compaction.state.sparse_end_offset:
+        _allow_gaps(log, max(gaps_below, sparse[-1].last_offset + 1))
     if base_offset > end_before:
-        _hop(log, base_offset, leader_epoch, gaps_below)
+        _allow_gaps(log, gaps_below)
+        # Which epoch wrote what is missing is not known: the new one takes it. Were the old one believed to reach
+        # further than it did, a replica with records of it that never counted could keep them.
+        if log.leader_epochs.assign(leader_epoch, end_before):
+            log.ledger.epochs_dirty = True
+    if last.last_offset - end_before > RELATIVE_OFFSET_MAX:
+        _leap(log, base_offset)
     size = len(run)
     active = log.active
     position = active.size
@@ -114,27 +125,39 @@ def _append_run(log: Log, run: memoryview, headers: Sequence[BatchHeader], gaps_
     log.end_offset = active.end_offset = last.last_offset + 1
 
 
-def _hop(log: Log, offset: int, leader_epoch: int, gaps_below: int) -> None:
-    """The log goes on at `offset`; what would be between was compacted away on the leader.
-
-    Which epoch wrote what is missing is not known: the new one takes it. Were the old one believed to reach further
-    than it did, a replica with records of it that never counted could keep them.
-    """
+def _allow_gaps(log: Log, below: int) -> None:
+    """Write down, if it is not, that offsets below this one may be missing here. Durable on return; blocks."""
     if log.failure is not None:
         raise log.failure
-    if gaps_below > log.compaction.state.sparse_end_offset:
+    if below > log.compaction.state.sparse_end_offset:
         if log.compaction.busy:
             raise ConcurrentChange(f"{log.directory} is being compacted; append when that is done")
-        state = log.compaction.state._replace(sparse_end_offset=gaps_below)
+        state = log.compaction.state._replace(sparse_end_offset=below)
         try:
             write_state(log.disk, log.directory, state)
         except (OSError, NamesNotSynced) as error:
-            raise log.fail(error, f"cannot note the gaps of {log.directory}") from error
+            message = f"cannot note the gaps of {log.directory}"
+            if isinstance(error, OSError) and error.errno in NO_ROOM:
+                # Nothing was appended; the next attempt may find room.
+                raise StorageError(f"{message}: {error}") from error
+            raise log.fail(error, message) from error
         log.compaction.state = state
-    log.table.sparse_end_offset = max(log.table.sparse_end_offset, gaps_below)
-    if log.leader_epochs.assign(leader_epoch, log.end_offset):
-        log.ledger.epochs_dirty = True
+    log.table.sparse_end_offset = max(log.table.sparse_end_offset, below)
+
+
+def _leap(log: Log, offset: int) -> None:
+    """Go on at `offset`, behind a gap wider than a segment may span, in a segment that begins there. Blocks.
+
+    The checkpoint has to say so first: above it an opening takes what is missing between two segments for lost.
+    """
+    if log.busy or log.compaction.busy:
+        raise ConcurrentChange(f"{log.directory} is being synced; append when that is done")
     log.end_offset = log.active.end_offset = offset
+    upkeep.run_inline(log, log.prepare_sync(), log.finish_sync)
+    upkeep.run_inline(log, log.prepare_chores(), log.finish_chores)
+    if log.ledger.checkpoint.durable_end_offset != offset:
+        raise log.fail(StorageError("no room for the checkpoint"), f"cannot note the gaps of {log.directory}")
+    turning.begin_segment(log, log.clock.monotonic())
 
 
 def begin_anew(log: Log, offset: int) -> None:

@@ -40,13 +40,11 @@ def prepare_append(log: Log, position: int, size: int, leader_epoch: int, header
             f"{log.directory}: leader epoch {leader_epoch} is older than {log.leader_epochs.last}"
         )
     now = log.clock.monotonic()
-    if position == 0:
+    if log.end_offset - log.active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX:
+        begin_segment(log, now)  # an empty one, too: there may be a gap behind its base
+    elif position == 0:
         log.roll_at = now + log.settings.segment_ms / 1000
-    elif (
-        position + size > log.settings.segment_bytes
-        or now >= log.roll_at
-        or log.end_offset - log.active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX
-    ):
+    elif position + size > log.settings.segment_bytes or now >= log.roll_at:
         begin_segment(log, now)
     if log.leader_epochs.assign(leader_epoch, log.end_offset):
         log.ledger.epochs_dirty = True

@@ -30,6 +30,8 @@ GROUP_APIS = {
     ApiKey.OFFSET_DELETE: offset_handlers.offset_delete,
 }
 PARTITIONS = 3
+COORDINATOR_NOT_AVAILABLE = 15
+INVALID_REQUEST = 42
 SUBSCRIPTION = bytes.fromhex("0000 00000001 0001 74 ffffffff")  # reads topic "t"
 ASSIGNMENT = bytes.fromhex("0000 00000001 0001 74 00000001 00000000 ffffffff")  # t-0
 
@@ -470,3 +472,20 @@ def test_every_version_of_leave_group_says_who_left(version: int) -> None:
     members = [{"member_id": "other"}, {"member_id": joined.member_id}]
     answer = broker.call(ApiKey.LEAVE_GROUP, version, group_id="g", members=members)
     assert [each.error_code for each in answer.members] == [25, 0]
+
+
+def test_what_members_say_of_themselves_is_bounded_for_all_groups_together() -> None:
+    """It is kept for the length of a session, and the connection it came by may be gone the next moment."""
+    broker = Broker(members_bytes_max=30_000, member_bytes_max=20_000)
+
+    def join(group_id: str, size: int) -> int:
+        protocols = [{"name": "range", "metadata": bytes(size)}]
+        joining = broker.join(version=3, group_id=group_id, protocols=protocols, session_timeout_ms=20_000)
+        broker.scheduler.pass_time(1000)
+        return int(joining.result().error_code)
+
+    assert join("large", 20_001) == INVALID_REQUEST
+    assert [join(f"g{number}", 9_000) for number in range(4)] == [0, 0, 0, COORDINATOR_NOT_AVAILABLE]
+    assert join("small", 100) == 0, "who says little of itself still has room"
+    broker.scheduler.pass_time(30_000)
+    assert [join(f"later {number}", 9_000) for number in range(4)] == [0, 0, 0, COORDINATOR_NOT_AVAILABLE]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -24,6 +24,7 @@ from mansio.wire.headers import read_request_header
 from support.replicas import KEYS, LAG_MS_MAX, Cluster, Node
 
 if TYPE_CHECKING:
+    from mansio.log.log import Log
     from support.replicas import Ack
 
 
@@ -592,7 +593,10 @@ def test_gaps_of_a_compacted_leader_are_copied_also_at_the_end_of_its_log() -> N
     cluster.kill(3)
     cluster.end_session(3)
     leader = cluster[1]
-    replicated._hop(leader.log, 50, 0, 50)  # as if compaction had left nothing from here on
+    replicated._allow_gaps(leader.log, 50)
+    leader.log.end_offset = leader.log.active.end_offset = (
+        50  # as if compaction had left nothing from here on
+    )
     leader.syncer.request(leader.log)
     cluster.run_until(lambda: cluster.settled() and cluster[2].log.end_offset == 50)
     assert committed(cluster, b"b").offset == 50
@@ -625,6 +629,25 @@ def test_a_replica_whose_disk_fails_is_set_aside_and_the_others_go_on() -> None:
     assert [one.partition.index for one in troubles] == [0]
     cluster.run_until(lambda: first.acknowledged, 2 * LAG_MS_MAX)
     assert (cluster.state(0).isr, cluster.state(1).isr) == ((1, 2), (1, 2, 3))
+
+
+def test_a_defect_in_copying_one_partition_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = running(partitions=2)
+    append_as_is, failing = replicated.append_as_is, [True]
+
+    def defective(log: Log, *arguments: Any, **more: Any) -> int:
+        if log is cluster[3].log and failing:
+            raise OverflowError
+        return append_as_is(log, *arguments, **more)
+
+    monkeypatch.setattr(replicated, "append_as_is", defective)
+    first, second = cluster[1].append(b"a", index=0), cluster[1].append(b"b", index=1)
+    cluster.run_until(lambda: second.acknowledged, 2000)
+    assert not first.settled
+    assert [one.partition.index for one in cluster[3].follower.troubles()] == [0]
+    failing.clear()
+    cluster.run_until(lambda: first.acknowledged, 5000)
+    assert not list(cluster[3].follower.troubles())
 
 
 def test_a_replica_on_a_full_disk_catches_up_when_there_is_room() -> None:

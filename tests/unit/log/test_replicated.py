@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from random import Random
 
 import pytest
@@ -11,7 +12,7 @@ from mansio.log import replicated
 from mansio.log.log import Log
 from mansio.log.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.records import build_batch, check_stored_batch
+from mansio.wire.records import HEADER_BYTES, build_batch, check_stored_batch, seal_batch
 from support.logs import ManualClock, append, check_contents, make_batch
 
 SETTINGS = LogSettings(segment_bytes=700)
@@ -93,6 +94,83 @@ def test_gaps_of_a_compacted_leader_survive_a_restart() -> None:
         piece = again.read(15, 1, again.end_offset)
         assert piece is not None
         assert piece.read() == batches[2]
+
+
+def thinned(batch: bytes, span: int) -> bytes:
+    """What compaction left of a batch that had `span` records."""
+    header = check_stored_batch(batch)
+    return seal_batch(header._replace(last_offset_delta=span - 1), batch[HEADER_BYTES:])
+
+
+def test_batches_that_lack_records_survive_a_restart_although_nothing_is_missing_between_them() -> None:
+    """What the leader counts as durable here must not look like a torn tail to the next opening."""
+    disk = SimulatedDisk()
+    log = opened(disk)
+    batches = [stored(0), thinned(stored(2), 5), stored(7), thinned(stored(9), 3), stored(12)]
+    take(log, *batches[:3], gaps_below=9)
+    take(log, *batches[3:], gaps_below=9)
+    work = log.prepare_sync()
+    assert work is not None
+    work.run(disk)  # and no checkpoint: all is read again
+    log.finish_sync(work, None)
+    assert log.durable_end_offset == 14
+    for one in (log, opened(disk.crash(Random(1)))):
+        one.verify()
+        assert one.recovery.cut is None
+        assert list(one.batches(0)) == batches
+        assert one.durable_end_offset == 14
+
+
+def test_a_gap_that_a_full_disk_has_no_room_to_note_waits_for_room() -> None:
+    disk = SimulatedDisk()
+    log = opened(disk)
+    take(log, stored(0))
+    log.sync()
+    disk.fail_when = lambda operation, path: errno.ENOSPC if "compaction" in path else None
+    for batch in (stored(10), thinned(stored(2), 5)):
+        with pytest.raises(StorageError):
+            take(log, batch, gaps_below=20)
+        assert (log.failure, log.end_offset) == (None, 2)
+    disk.fail_when = None
+    take(log, stored(10), gaps_below=20)
+    log.sync()
+    assert list(opened(disk.crash(Random(1))).batches(0)) == [stored(0), stored(10)]
+
+
+def test_batches_that_the_power_took_are_not_taken_for_a_gap_of_the_leader() -> None:
+    """The file of a later segment may have got to the disk before the end of the one before it."""
+    batches = [stored(0), stored(10), *(stored(at) for at in range(12, 36, 2)), stored(50), stored(52)]
+    cuts = 0
+    for chance in range(60):
+        disk = SimulatedDisk()
+        log = opened(disk)
+        take(log, *batches[:2], gaps_below=1000)
+        log.sync()
+        for batch in batches[2:]:
+            take(log, batch, gaps_below=1000)
+        assert len(log.segments()) == 2
+        found = list(opened(disk.crash(Random(chance))).batches(0))
+        assert found == batches[: len(found)]
+        cuts += len(found) < len(batches)
+    assert cuts
+
+
+def test_a_gap_where_a_segment_is_closed_is_kept() -> None:
+    disk = SimulatedDisk()
+    log = opened(disk)
+    batches = [stored(0)]
+    while log.active.size + len(batches[-1]) <= SETTINGS.segment_bytes:
+        take(log, batches[-1])
+        batches.append(stored(log.end_offset))
+    batches[-1] = stored(log.end_offset + 10)
+    take(log, batches[-1], gaps_below=1000)
+    assert len(log.segments()) == 2
+    work = log.prepare_sync()
+    assert work is not None
+    work.run(disk)  # and no checkpoint
+    for one in (log, opened(disk.crash(Random(1)))):
+        one.verify()
+        assert list(one.batches(0)) == batches
 
 
 def test_a_log_begins_anew_elsewhere() -> None:
@@ -214,3 +292,22 @@ def test_a_disk_that_fails_while_a_log_begins_anew_ends_its_service() -> None:
             assert log.failure is not None
         else:
             pytest.fail(f"step {step} of the disk failed, and nobody was told")
+
+
+@pytest.mark.parametrize("begun", [False, True], ids=["empty", "begun"])
+def test_a_gap_wider_than_a_segment_may_span_begins_a_segment(begun: bool) -> None:
+    """What is left of a topic with many updates may begin billions of offsets above its start."""
+    disk = SimulatedDisk()
+    log = opened(disk)
+    batches = [stored(0)] if begun else []
+    batches += [stored(5_000_000_000), stored(5_000_000_002), stored(1 << 40)]
+    for batch in batches:
+        take(log, batch, gaps_below=1 << 41)
+    log.sync()
+    for one in (log, opened(disk.crash(Random(1)))):
+        one.verify()
+        assert list(one.batches(0)) == batches
+        assert one.end_offset == (1 << 40) + 2
+        piece = one.read(5_000_000_001, 1, one.end_offset)
+        assert piece is not None
+        assert piece.read() == stored(5_000_000_000)

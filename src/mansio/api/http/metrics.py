@@ -133,7 +133,7 @@ class Snapshot:
         yield _family(
             "gauge",
             "group_lag_records",
-            "Records that a group has still to read in a topic.",
+            "Records that a group has still to read in a topic, of the partitions that this broker has a copy of.",
             [({"group": lag.group, "topic": lag.topic}, lag.records) for lag in self.lags],
             ("group", "topic"),
         )
@@ -163,7 +163,7 @@ class Snapshot:
             (
                 "counter",
                 "topic_records",
-                "Offsets given out in the topic since it was made; the rate is records per second.",
+                "Offsets given out in the topic since it was made, of the copies here; the rate is records per second.",
                 "records",
             ),
         ):

@@ -5,7 +5,8 @@ so for groups of the new protocols; `offsets` holds the committed offsets, `expi
 answers questions about groups. A member of the classic protocol may find its group to be of either kind.
 
 Always true: nothing here blocks, and nothing waits without a bound: a parked join or sync ends with the group's phase,
-or with this broker's leadership of the partition the group lives in.
+or with this broker's leadership of the partition the group lives in; what members say of themselves, which is kept as
+long as their sessions last whether or not their clients are there, is bounded for all of them together.
 
 In a cluster (`places`) a broker coordinates the groups of those partitions of `__consumer_offsets` that it leads, from
 when their view is loaded until it leads them no more. What a member is told elsewhere makes it look for the right one.
@@ -14,7 +15,7 @@ when their view is loaded until it leads them no more. What a member is told els
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
 from mansio.broker.coordinators.effects import GroupEffects
@@ -50,20 +51,24 @@ from mansio.state.consumer_group import ConsumerGroup
 from mansio.state.share_group import ShareGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
     from mansio.broker.coordinators.places import GroupPlaces, OffsetsPartition
     from mansio.broker.coordinators.store import OffsetListener
     from mansio.broker.internal_view import InternalPartition
     from mansio.broker.view_checkpoint import CheckpointRoom
     from mansio.ports import Clock, Random, Scheduler
-    from mansio.state.group_types import Join, JoinAnswer, Sync, SyncAnswer
+    from mansio.state.group_types import Join, JoinAnswer, Protocol, Sync, SyncAnswer
     from mansio.state.modern_types import Heartbeat, HeartbeatAnswer
     from mansio.state.share_group import ShareHeartbeat
 
 __all__ = ["OFFSETS_TOPIC", "GroupCoordinator", "GroupSettings"]
 
 logger = logging.getLogger(__name__)
+
+PROTOCOL_BYTES: Final = 200
+"""What a protocol takes in memory beside its name and its metadata."""
+RECOUNT_MS: Final = 1000
 
 
 class GroupCoordinator:
@@ -146,6 +151,10 @@ class GroupCoordinator:
             places=places,
         )
         self.inspection = Inspection(self.store, end_offset, self.subscriptions)
+        self._members_bytes = (
+            settings.members_bytes_max
+        )  # at most so many; the first who comes has them counted
+        self._recount_due_ms = 0.0
 
     async def start(self, partitions: Sequence[InternalPartition | StorageError]) -> None:
         """Load the groups from `__consumer_offsets`; no partitions if it has not been created yet, or in a cluster."""
@@ -308,6 +317,31 @@ class GroupCoordinator:
         names = [request.instance_id or "", request.protocol_type, *(each.name for each in request.protocols)]
         if any(len(name.encode()) > NAME_BYTES_MAX for name in names):
             raise InvalidRequest("an instance id or protocol name is too long")
+        self._check_memory(group_id, _size_of(request.protocols))
+
+    def _check_memory(self, group_id: str, size: int) -> None:
+        """Of those who go nothing is subtracted: all are counted anew when there seems to be no room any more."""
+        settings = self.settings
+        if size > settings.member_bytes_max:
+            raise InvalidRequest(
+                f"a member of group {group_id!r} says {size} bytes of itself; {settings.member_bytes_max} at most"
+            )
+        now_ms = self.store.monotonic_ms()
+        if self._members_bytes + size > settings.members_bytes_max and now_ms >= self._recount_due_ms:
+            self._recount_due_ms = now_ms + RECOUNT_MS
+            self._members_bytes = sum(
+                _size_of(member.protocols) + len(member.assignment)
+                for entry in self.store.entries.values()
+                if isinstance(entry.group, ClassicGroup)
+                for member in entry.group.roster.members.values()
+            )
+        if self._members_bytes + size > settings.members_bytes_max:
+            raise CoordinatorNotAvailable("members of groups take all the memory there is for them")
+        self._members_bytes += size
+
+
+def _size_of(protocols: Iterable[Protocol]) -> int:
+    return sum(PROTOCOL_BYTES + len(each.name) + len(each.metadata) for each in protocols)
 
 
 def _classic(entry: GroupEntry) -> ClassicGroup:

@@ -25,6 +25,8 @@ class GroupSettings:
     initial_rebalance_delay_ms: int = 200  # group.initial.rebalance.delay.ms
     members_max: int = 1_000  # group.max.size
     groups_max: int = 100_000
+    members_bytes_max: int = 256 << 20  # what all members of classic groups say of themselves
+    member_bytes_max: int = 4 << 20  # what one of them does
     consumer_session_timeout_ms: int = 45_000  # group.consumer.session.timeout.ms
     consumer_heartbeat_interval_ms: int = 500  # group.consumer.heartbeat.interval.ms
     consumer_assignors: tuple[str, ...] = ("uniform", "range")  # group.consumer.assignors

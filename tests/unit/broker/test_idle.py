@@ -1,0 +1,39 @@
+"""Which connections are idle: it is not enough that answers wait for a peer, it has to take something of them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from mansio.broker.connection import Connection
+from mansio.wire.frames import new_scratch
+
+IDLE_S = 5.0
+
+
+def connection() -> Any:
+    """One that said something at the beginning of time, and waits for nothing."""
+    limits = SimpleNamespace(frame_bytes_max=100)
+    made = Connection(cast("Any", SimpleNamespace(limits=limits, receive_scratch=new_scratch())))
+    made._egress = cast("Any", SimpleNamespace(waiting_bytes=0))
+    return made
+
+
+def is_idle(one: Connection, now: float) -> bool:
+    return one.is_idle(now, now - IDLE_S)
+
+
+def test_who_says_nothing_is_idle_unless_a_request_is_being_worked_on() -> None:
+    one = connection()
+    assert [is_idle(one, 4.0), is_idle(one, 6.0)] == [False, True]
+    one.queue(cast("Any", SimpleNamespace(pieces=None)))
+    assert not is_idle(one, 100.0)
+
+
+def test_who_takes_nothing_of_its_answers_is_idle_whatever_it_has_asked_for() -> None:
+    one = connection()
+    one.queue(cast("Any", SimpleNamespace(pieces=None)))
+    one._egress.waiting_bytes = 1000
+    assert [is_idle(one, 100.0), is_idle(one, 104.0)] == [False, False]
+    one._egress.waiting_bytes = 999
+    assert [is_idle(one, 105.0), is_idle(one, 109.0), is_idle(one, 111.0)] == [False, False, True]
