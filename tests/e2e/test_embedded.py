@@ -49,9 +49,14 @@ def test_two_brokers_in_one_process_do_not_meet(tmp_path: Path) -> None:
 
 
 def test_a_program_that_forgets_to_close_ends_all_the_same(tmp_path: Path) -> None:
-    program = f"import mansio; b = mansio.Broker({str(tmp_path)!r}).start(); print(b.address)"
+    program = (
+        f"import mansio; broker = mansio.Broker({str(tmp_path)!r}).start(); print(broker.address); "
+        "client = mansio.blocking.connect(broker.address); client.admin.create_topic('t'); client.publish('t', b'')"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=True)
     assert done.stdout.startswith(b"127.0.0.1:")
+    assert done.stderr == b""
+    assert list(tmp_path.rglob("*.producers")), "it was stopped as by `close`"
 
 
 def test_what_keeps_it_from_starting_is_raised_and_nothing_stays_behind(tmp_path: Path) -> None:

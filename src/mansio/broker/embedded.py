@@ -1,12 +1,14 @@
 """A whole broker inside another program: `mansio.Broker(directory)`.
 
 It runs in a thread and on a loop of its own, and touches neither the program's loop nor any global policy. Ports are
-free ones on loopback unless the settings say otherwise. Data survive the program when the directory does.
+free ones on loopback unless the settings say otherwise. Data survive the program when the directory does. A program
+that ends without `close` has it called: a loop that still runs while the interpreter goes may crash the process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
@@ -76,6 +78,7 @@ class EmbeddedBroker:
             self._end_thread()
             raise
         self._broker = broker
+        atexit.register(self.close)
         return self
 
     def close(self) -> None:
@@ -83,6 +86,7 @@ class EmbeddedBroker:
         if self._broker is None:
             return
         broker, self._broker = self._broker, None
+        atexit.unregister(self.close)
         try:
             self._call(broker.stop(), self.settings.shutdown_drain_ms / 1000 + STOP_MARGIN_S)
         finally:

@@ -11,6 +11,7 @@ its coroutine; every call ends, `concurrent.futures.CancelledError` if not other
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import functools
 import threading
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 LOOK_UP_S = 1.0
 """A thread that waits looks up so often: between the last look at signals and the wait itself one would be missed."""
+
+EXIT_S_MAX = 5.0
+"""So long the end of a program waits for a loop that nobody closed."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -103,6 +107,7 @@ class LoopThread:
         self._calls: set[Call[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
+        atexit.register(self._end_with_the_program)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the loop and wait for its outcome. `RuntimeError` on the loop's own thread."""
@@ -141,10 +146,18 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel what still runs on the loop and end the thread. Closing twice is harmless."""
+        self._end(None)
+
+    def _end(self, timeout_s: float | None) -> None:
+        atexit.unregister(self._end_with_the_program)
         if self._thread.is_alive():
             with contextlib.suppress(LoopUnavailable):  # another thread was faster
                 self._wake(self._loop.stop)
-            self._thread.join()
+            self._thread.join(timeout_s)
+
+    def _end_with_the_program(self) -> None:
+        """For who forgot to close: a loop that still runs while the interpreter goes may crash the process."""
+        self._end(EXIT_S_MAX)
 
     def _wake(self, function: Callable[..., object], *args: Any) -> None:
         try:
