@@ -326,11 +326,15 @@ def test_unit_is_confined_and_runs_a_command_that_exists() -> None:
 
 def test_container_file_names_settings_and_paths_that_exist() -> None:
     text = CONTAINER.read_text()
+    sent = (ROOT / ".dockerignore").read_text().splitlines()
     for name in re.findall(r"MANSIO_([A-Z_]+)=", text):
         assert name.lower() in SPECIFICATIONS, name
     for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE):
         *sources, _ = line.split()
         assert all((ROOT / source).exists() for source in sources), line
+        assert all(f"!{source}" in sent for source in sources), (
+            "all else stays out of what is sent to be built"
+        )
     stages = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
     assert len(stages) == 2
     assert all(re.fullmatch(r"python:3\.\d+-slim", stage) for stage in stages), (

@@ -116,6 +116,13 @@ class RetentionKeeper:
                 "retention failed",
                 extra=fields(topic=partition.topic, partition=partition.index, reason=error.message),
             )
+        except Exception as error:  # a defect costs one look at one partition, not all retention
+            self.counts = self.counts._replace(failures=self.counts.failures + 1)
+            logger.error(
+                "retention failed",
+                exc_info=error,
+                extra=fields(topic=partition.topic, partition=partition.index, reason=repr(error)),
+            )
 
     def check(self, partition: Partition) -> None:
         """Let go of what one partition may lose now. Raises `StorageError`."""

@@ -129,8 +129,8 @@ def check_batch(buffer: Buffer) -> BatchHeader:
     """The header of `buffer`, which must be exactly one sound batch as a producer may send it.
 
     Raises `CorruptMessage` (lengths, CRC), `UnsupportedMessageFormat` (magic is not 2),
-    `UnsupportedCompression`, `InvalidRecord` (counts, sequence). Whether a control batch is welcome here is
-    the caller's business.
+    `UnsupportedCompression`, `InvalidRecord` (counts, sequence, another batch behind the first). Whether a control
+    batch is welcome here is the caller's business.
     """
     size = len(buffer)
     if size > _MAGIC_POSITION and buffer[_MAGIC_POSITION] != MAGIC:
@@ -140,6 +140,9 @@ def check_batch(buffer: Buffer) -> BatchHeader:
     fields = _HEADER.unpack_from(buffer)
     _, length, _, _, crc, attributes, last_offset_delta, _, _, producer_id, _, sequence, count = fields
     if length + LENGTH_OFFSET != size:
+        if HEADER_BYTES <= length + LENGTH_OFFSET <= size - HEADER_BYTES:
+            check_batch(memoryview(buffer)[: length + LENGTH_OFFSET])
+            raise InvalidRecord("more than one batch for a partition")  # sent again it would be no better
         raise CorruptMessage(f"a batch of {length + LENGTH_OFFSET} bytes in {size} bytes")
     if crc32c(memoryview(buffer)[_ATTRIBUTES_POSITION:]) != crc:
         raise CorruptMessage("the CRC-32C of the batch does not match")

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from support.replicas import Node
 
 VERSION = 13
+THROTTLE_MS = 70
 
 
 class Request:
@@ -38,15 +39,15 @@ class Request:
             results.append(wire.PartitionResult(index, 0, appended.base_offset, -1, 0, None, ()))
         connection: Any = SimpleNamespace(answered=self._answered)
         whole = [(None, TOPIC.bytes, results)]
-        usual = wire.encode_response(VERSION, 1, whole)
-        self.pending = PendingProduce(service, connection, VERSION, 1, whole, usual)
+        usual = wire.encode_response(VERSION, 1, whole, THROTTLE_MS)
+        self.pending = PendingProduce(service, connection, VERSION, 1, whole, usual, THROTTLE_MS)
         self.pending.wait(waits, 30_000)
 
     def _answered(self, pending: PendingProduce) -> None:
         assert pending.pieces is not None
         (piece,) = pending.pieces
         self.codes = [result.error_code for _, _, results in pending._results for result in results]
-        assert piece == wire.encode_response(VERSION, 1, pending._results)
+        assert piece == wire.encode_response(VERSION, 1, pending._results, THROTTLE_MS)
 
 
 def moved(cluster: Cluster) -> Request:

@@ -358,6 +358,28 @@ def test_a_partition_that_cannot_be_checked_keeps_nobody_else_from_being(
     assert [record.getMessage() for record in lines.records] == ["retention failed", "records expired"]
 
 
+def test_a_defect_in_the_check_of_a_partition_keeps_nobody_else_from_being_checked(
+    lines: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World({"retention.ms": "1"}, {"retention.ms": "1"})
+    world.fill(1, index=0)
+    world.fill(1, index=1)
+    world.pass_time(MINUTE_MS)
+    check, defective = world.keeper.check, world.partition
+
+    def checked(partition: Partition) -> None:
+        if partition is defective:
+            raise IndexError
+        check(partition)
+
+    monkeypatch.setattr(world.keeper, "check", checked)
+    world.keeper.start()
+    world.scheduler.fire(FIRST_CHECK_MS)
+    assert world.starts() == [0, 1]
+    assert world.keeper.counts.failures == 1
+    assert lines.records[0].exc_info is not None
+
+
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EMFILE])
 def test_closed_segments_go_although_there_is_no_room_for_a_new_one(code: int) -> None:
     world = World({"retention.ms": "1"})

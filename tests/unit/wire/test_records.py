@@ -147,11 +147,17 @@ def test_wrong_length_is_corrupt(change: bytes) -> None:
     with pytest.raises(CorruptMessage):
         check_batch(batch[: -1 if not change else None] + change)
     with pytest.raises(CorruptMessage):
-        check_batch(batch + batch)
-    with pytest.raises(CorruptMessage):
         check_batch(batch[: HEADER_BYTES - 1])
     with pytest.raises(CorruptMessage):
         check_batch(b"")
+
+
+def test_a_second_batch_is_invalid_and_no_reason_to_send_it_again() -> None:
+    batch = build_batch(ROWS)
+    with pytest.raises(InvalidRecord, match="more than one batch"):
+        check_batch(batch + batch)
+    with pytest.raises(CorruptMessage):
+        check_batch(batch[:-1] + b"x" + batch)
 
 
 @pytest.mark.parametrize("magic", [0, 1, 3])

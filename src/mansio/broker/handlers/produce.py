@@ -108,7 +108,9 @@ def produce(
     frame_out = wire.encode_response(version, header.correlation_id, results, throttle_ms)
     if not waits:
         return (frame_out,)
-    pending = PendingProduce(service, connection, version, header.correlation_id, results, frame_out)
+    pending = PendingProduce(
+        service, connection, version, header.correlation_id, results, frame_out, throttle_ms
+    )
     connection.queue(pending)
     pending.wait(waits, request.timeout_ms)
     return None
@@ -214,6 +216,7 @@ class PendingProduce:
         "_results",
         "_service",
         "_stopwatch",
+        "_throttle_ms",
         "_version",
         "_waits",
         "deadline",
@@ -228,6 +231,7 @@ class PendingProduce:
         correlation_id: int,
         results: TopicResults,
         answer: bytes,
+        throttle_ms: int,
     ) -> None:
         self._service = service
         self._connection = connection
@@ -235,6 +239,7 @@ class PendingProduce:
         self._correlation_id = correlation_id
         self._results = results
         self._answer = answer
+        self._throttle_ms = throttle_ms
         self._waits: dict[Wait, None] = {}
         self._failures: list[tuple[Wait, MansioError]] = []
         self.deadline = 0.0
@@ -275,7 +280,7 @@ class PendingProduce:
             answers = self._results[topic_position][2]
             self._service.statistics.refused(API_KEY, error.kafka_code)
             answers[position] = _refused(answers[position].index, error)
-        return wire.encode_response(self._version, self._correlation_id, self._results)
+        return wire.encode_response(self._version, self._correlation_id, self._results, self._throttle_ms)
 
     def time_out(self) -> None:
         """The client's timeout is over: say so for the partitions that are still waiting."""
