@@ -80,8 +80,6 @@ class ReplicaModel(RuleBasedStateMachine):
         """As the keeper does: only those may come in who may join."""
         joining = {node for node in wanted - self.committed if self.view.may_join(node)}
         target = (wanted & self.committed) | joining | {LEADER}
-        for node in joining:
-            assert self.told[node][1] >= max(self.high_watermark, self.start_of_epoch)
         self.pending = target
         self.view.propose(target)
 
@@ -129,6 +127,15 @@ class ReplicaModel(RuleBasedStateMachine):
         assert self.view.high_watermark == self.high_watermark
         assert self.view.in_sync == self.committed
         assert self.view.complete == (self.high_watermark >= self.start_of_epoch)
+
+    @invariant()
+    def only_who_has_all_that_was_there_when_the_epoch_began_may_join(self) -> None:
+        if not hasattr(self, "view") or self.pending:
+            return
+        needed = max(self.high_watermark, self.start_of_epoch)
+        for node in OTHERS:
+            has_it = self.told.get(node, (0, -1))[1] >= needed
+            assert self.view.may_join(node) == (has_it and node not in self.committed)
 
     @invariant()
     def everybody_who_counts_has_what_is_committed_in_this_epoch(self) -> None:
