@@ -108,7 +108,7 @@ class ClusterLoad(Load):
             wait_until(lambda: self.failures or resumed(), PROGRESS_S_MAX, "every partition takes writes")
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.cluster.tails()}") from None
-        assert self.failures == []
+        assert not self.failures, self.failures
 
     def pauses(self, begin: float, end: float) -> list[Pause]:
         """The longest pause of each partition that ended between the two moments."""
@@ -125,7 +125,7 @@ class ClusterLoad(Load):
         self.stop_producing(deadline_s=80.0)
         self.wait_for_readers()
         self.stop()
-        assert self.failures == []
+        assert not self.failures, self.failures
         final = read_log(self.bootstrap, self.topic)
         committed = committed_offsets(self.bootstrap, self.topic, "committer") if self._commits else None
         verdict = check(self.history, final, idempotent=self.idempotent, committed=committed)

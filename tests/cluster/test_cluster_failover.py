@@ -16,6 +16,7 @@ import pytest
 
 from cluster.load import NIGHTLY_FAULTS, NIGHTLY_PAUSE_S, RESUME_S_MAX, ClusterLoad, say
 from support.cluster import cluster, on_same_processors
+from support.seeds import chosen_seed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,9 +73,7 @@ def test_chased_leaders_die_under_load_nothing_acknowledged_is_lost_and_writes_r
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("life", range(-(-NIGHTLY_KILLS // 20)))
 def test_long_chase_of_leaders_loses_nothing_acknowledged(tmp_path: Path, life: int) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = random.Random(chosen_seed())
     with cluster(tmp_path, **QUICK_GROUPS) as one:
         load = ClusterLoad(one, "chased", pause_s=NIGHTLY_PAUSE_S)
         load.create_topic(segment_bytes="1000000")
@@ -98,9 +97,7 @@ def test_leaders_killed_paused_and_stopped_in_turn_by_chance_lose_nothing_acknow
     tmp_path: Path,
 ) -> None:
     """A pause may be shorter than a session, or longer; two brokers may be away at once."""
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = random.Random(chosen_seed())
     with cluster(tmp_path, broker_session_timeout_ms=3000, **QUICK_GROUPS) as one:
         load = ClusterLoad(one, "hurt", pause_s=NIGHTLY_PAUSE_S)
         load.create_topic(segment_bytes="1000000")

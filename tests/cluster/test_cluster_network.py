@@ -25,6 +25,7 @@ from cluster.prober import (
 from e2e.raw_peer import RawPeer
 from support.broker_network import ETCD, Way
 from support.cluster import cluster
+from support.seeds import chosen_seed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -157,9 +158,7 @@ def test_follower_cut_off_from_etcd_leaves_the_in_sync_set_though_it_copies_on(
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_brokers_parted_or_slow_at_random_under_load_lose_nothing_acknowledged(one: Cluster) -> None:
-    seed = random.SystemRandom().randrange(1 << 32)
-    print(f"seed {seed}")
-    chance = random.Random(seed)
+    chance = random.Random(chosen_seed())
     ends = [1, 2, 3, ETCD]
     load = ClusterLoad(one, "parted", pause_s=NIGHTLY_PAUSE_S)
     load.create_topic(segment_bytes="1000000")

@@ -19,6 +19,7 @@ from e2e.raw_peer import RawPeer
 from support.forked_serve import forked
 from support.killing_serve import POINTS
 from support.night import leave
+from support.seeds import chosen_seed
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -84,7 +85,6 @@ def start(broker: ForkedBroker, load: ShareLoad, point: str, chance: random.Rand
 
 def kill_and_judge(data: Path, seed: int) -> ShareHistory:
     """One life of a broker under `KILLS` kills, then the verdict over all of it."""
-    print(f"MANSIO_TEST_SEED={seed}")
     chance = random.Random(seed)
     points = [*POINTS, *[""] * (KILLS - len(POINTS))]
     chance.shuffle(points)
@@ -123,9 +123,7 @@ def kill_and_judge(data: Path, seed: int) -> ShareHistory:
 @pytest.mark.row("D1", "D3", "D5")
 @pytest.mark.timeout(300)
 def test_no_delivery_is_undone_lost_or_doubled_by_kills(tmp_path: Path) -> None:
-    history = kill_and_judge(
-        tmp_path / "data", int(os.environ.get("MANSIO_TEST_SEED") or random.randrange(1 << 32))
-    )
+    history = kill_and_judge(tmp_path / "data", chosen_seed())
     assert history.accepted > 10 * KILLS
     assert min(history.rejected, history.released, history.offered_again, history.unanswered) > 0, str(
         history
@@ -138,5 +136,5 @@ def test_no_delivery_is_undone_lost_or_doubled_by_kills(tmp_path: Path) -> None:
 def test_no_delivery_of_many_is_undone_lost_or_doubled_by_hundreds_of_kills(
     tmp_path: Path, life: int
 ) -> None:
-    history = kill_and_judge(tmp_path / f"data-{life}", random.SystemRandom().randrange(1 << 32))
+    history = kill_and_judge(tmp_path / f"data-{life}", chosen_seed())
     leave("kills under delivery", kills=KILLS + 1, **history.numbers())

@@ -20,6 +20,7 @@ from crash.kill_load import Load, committed_offsets, read_log, senders
 from e2e.raw_peer import RawPeer, fetch_frame
 from support.night import leave
 from support.process import ServedBroker, served
+from support.seeds import chosen_seed
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -95,7 +96,6 @@ def note(verdict: Verdict, kills: int) -> None:
 
 def kill_and_judge(data: Path, seed: int, *, noted: bool = False) -> None:
     """One life of a broker: `KILLS` kills at random moments under load, then the verdict over all of it."""
-    print(f"MANSIO_TEST_SEED={seed}")
     chance = random.Random(seed)
     early = 0
     with served(data, arguments=SETTINGS, http=False) as broker:
@@ -138,17 +138,14 @@ def kill_and_judge(data: Path, seed: int, *, noted: bool = False) -> None:
 @pytest.mark.row("L4", "L5", "P3", "G4")
 @pytest.mark.timeout(900)
 def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_moments(tmp_path: Path) -> None:
-    kill_and_judge(tmp_path / "data", int(os.environ.get("MANSIO_TEST_SEED") or random.randrange(1 << 32)))
+    kill_and_judge(tmp_path / "data", chosen_seed())
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("life", range(NIGHTLY_LIVES))
 def test_hundreds_of_kills_leave_everything_acknowledged_in_place(tmp_path: Path, life: int) -> None:
-    seed = random.SystemRandom().randrange(
-        1 << 32
-    )  # not the one of the run, which is the same for every life
-    kill_and_judge(tmp_path / f"data-{life}", seed, noted=True)
+    kill_and_judge(tmp_path / f"data-{life}", chosen_seed(), noted=True)
 
 
 @pytest.mark.row("L4", "L5", "P3", "G4")

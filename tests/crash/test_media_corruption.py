@@ -7,7 +7,6 @@ missing file. Then it is opened, and read as a reader does: batch by batch, in l
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +23,7 @@ from mansio.wire.record_reader import read_records
 from mansio.wire.records import build_batch, check_batch, iterate_batches, read_header
 from support.logs import ManualBackground, ManualClock, append, last_offset
 from support.night import leave
+from support.seeds import chosen_seed
 
 if TYPE_CHECKING:
     from mansio.wire.record_reader import Record
@@ -301,7 +301,6 @@ class Case:
 
 
 def run_cases(seed: int, count: int) -> Counter[tuple[str, str, str]]:
-    print(f"MANSIO_TEST_SEED={seed}")
     chance = random.Random(seed)
     built = [build(chance.randrange(1 << 32)) for _ in range(4)]
     seen: Counter[tuple[str, str, str]] = Counter()
@@ -324,7 +323,7 @@ def test_every_kind_of_file_is_there_to_be_damaged() -> None:
 
 
 def test_a_log_with_one_damaged_place_answers_right_or_as_corrupt() -> None:
-    seen = run_cases(int(os.environ.get("MANSIO_TEST_SEED") or random.randrange(1 << 32)), CASES)
+    seen = run_cases(chosen_seed(), CASES)
     reported = sum(seen["log", kind, "reported"] for kind in ("bit", "cut", "zero", "foreign", "missing"))
     refused = sum(seen["log", kind, "not served"] for kind in ("bit", "cut", "zero", "foreign", "missing"))
     print(f"reported to the reader of the batch {reported}, partition not served {refused}")
@@ -334,7 +333,7 @@ def test_a_log_with_one_damaged_place_answers_right_or_as_corrupt() -> None:
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_fifty_thousand_damaged_logs_answer_right_or_as_corrupt() -> None:
-    seen = run_cases(random.randrange(1 << 32), NIGHTLY_CASES)
+    seen = run_cases(chosen_seed(), NIGHTLY_CASES)
     ended: Counter[str] = Counter()
     for (_, _, outcome), count in seen.items():
         ended[outcome] += count

@@ -102,7 +102,7 @@ class Load:
         if self._thread.ident is not None:
             self._thread.join()
         self._producer.flush(30)
-        assert self.failures == []
+        assert not self.failures, self.failures
 
     def _run(self) -> None:
         due = time.monotonic()
