@@ -11,14 +11,12 @@ that has lost bytes is closed before bytes pass again, because a stream has no h
 from __future__ import annotations
 
 import asyncio
-import os
-import struct
 import threading
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from support.places import free_port
+from support.socket_owner import holds, socket_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -182,39 +180,15 @@ class Network:
         """The broker whose connection from this port to this door it is; `CLIENTS` for anybody else's. Raises OSError
         for a connection that nobody holds any more.
 
-        The system's list of sockets may lack one while others come and go, so one that is not in it is looked for
-        again: a broker that is taken for a client is cut off from nobody."""
+        One that is not found is looked for again: a broker that is taken for a client is cut off from nobody."""
         for _ in range(LOOKS):
-            if (inode := _socket_of(port, door)) is not None:
+            if (inode := socket_of(port, door)) is not None:
                 return self._holder(inode)
             await asyncio.sleep(LOOK_AGAIN_S)
         raise ConnectionAbortedError(f"nobody holds the socket of port {port}")
 
-    def _holder(self, inode: str) -> int:
+    def _holder(self, inode: int) -> int:
         for node_id, pid in self._pids().items():
-            if _holds_socket(pid, inode):
+            if holds(pid, inode):
                 return node_id
         return CLIENTS
-
-
-LOOPBACK: Final = struct.unpack("=I", bytes((127, 0, 0, 1)))[0]
-
-
-def _socket_of(port: int, door: int) -> str | None:
-    """The inode of the socket of this connection. Its own port alone does not say: another connection, to somewhere
-    else, may come from the same one."""
-    wanted = [f"{LOOPBACK:08X}:{port:04X}", f"{LOOPBACK:08X}:{door:04X}"]
-    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
-        fields = line.split()
-        if fields[1:3] == wanted and fields[9] != "0":
-            return fields[9]
-    return None
-
-
-def _holds_socket(pid: int, inode: str) -> bool:
-    with suppress(OSError):
-        for descriptor in os.listdir(f"/proc/{pid}/fd"):
-            with suppress(OSError):
-                if os.readlink(f"/proc/{pid}/fd/{descriptor}") == f"socket:[{inode}]":
-                    return True
-    return False
