@@ -317,15 +317,15 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def is_idle(self, now: float, oldest: float) -> bool:
-        """Nothing has come since `oldest`, and nothing is being worked on; or answers wait for a peer that has taken
+        """Nothing has come since `oldest`, and nothing is being worked on, or answers wait for a peer that has taken
         nothing of them since then. To be asked often: what it takes is seen by what still waits (monotonic seconds).
         """
         unsent = 0 if self._egress is None else self._egress.waiting_bytes
         if unsent != self._unsent_before:
             self._unsent_before, self._unsent_since = unsent, now
-        if unsent:
-            return self._unsent_since < oldest
-        return self.last_active < oldest and not self.busy
+        if self.last_active >= oldest:
+            return False
+        return self._unsent_since < oldest if unsent else not self.busy
 
     @property
     def writing(self) -> bool:

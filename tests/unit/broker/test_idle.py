@@ -37,3 +37,5 @@ def test_who_takes_nothing_of_its_answers_is_idle_whatever_it_has_asked_for() ->
     assert [is_idle(one, 100.0), is_idle(one, 104.0)] == [False, False]
     one._egress.waiting_bytes = 999
     assert [is_idle(one, 105.0), is_idle(one, 109.0), is_idle(one, 111.0)] == [False, False, True]
+    one.last_active = 110.0
+    assert not is_idle(one, 112.0), "who still asks takes answers: it is chance that as much waits as before"

@@ -151,9 +151,8 @@ class GroupCoordinator:
             places=places,
         )
         self.inspection = Inspection(self.store, end_offset, self.subscriptions)
-        self._members_bytes = (
-            settings.members_bytes_max
-        )  # at most so many; the first who comes has them counted
+        # So many at most: the first who comes has them counted.
+        self._members_bytes = settings.members_bytes_max
         self._recount_due_ms = 0.0
 
     async def start(self, partitions: Sequence[InternalPartition | StorageError]) -> None:
