@@ -13,19 +13,21 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test check format bench bench-peers bench-spark nightly clean \
-	nightly-tests nightly-simulated nightly-spark nightly-soak
+.PHONY: help setup demo serve quick test full check lint format bench bench-peers bench-spark nightly clean \
+	nightly-tests nightly-simulated nightly-spark nightly-soak nightly-peers
 
 help:
 	@echo "make demo      a broker, 336,776 flights and a kill -9; poison, dead letters, a redrive; a lake table, with Spark"
 	@echo "make serve     a broker on 127.0.0.1:9092 with its data under ./data"
-	@echo "make test      checks and all tests (a quarter of an hour)"
+	@echo "make quick     lint, layers and unit tests (one minute)"
+	@echo "make test      checks and the tests of every change (six minutes on two cores); ARGS='-k retention'"
+	@echo "make full      checks and all tests except those of nightly (half an hour)"
 	@echo "make check     lint, types, layers, generated documents"
 	@echo "make format    rewrite the source in the project's format, and the generated documents"
 	@echo "make bench     against a floor of the same machine; ARGS='--list' names the cases"
 	@echo "make bench-peers   beside Redis, PostgreSQL, beanstalkd, NATS, RabbitMQ, Kafka (20 minutes); ARGS='--list'"
 	@echo "make bench-spark   beside the same rows in Parquet files (six minutes); ARGS='--memory 1000000,10000000': memory"
-	@echo "make nightly   the long column of the tests: nightly-tests, -simulated, -spark and -soak"
+	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-tests, -simulated, -spark, -soak, -peers"
 	@echo "make setup     what the others do first: .venv and .tools"
 	@echo "make clean     remove what was made, .venv and .tools included"
 
@@ -66,29 +68,57 @@ demo: $(VENV)/.runtime
 serve: $(VENV)/.runtime
 	@$(BIN)/mansio serve --data data $(ARGS)
 
-check: $(VENV)/.dev $(VENV)/.spark
-	@failed=0; \
+# What needs no type checker: `make quick` has only this of `make check`.
+LINT := failed=0; \
 	$(BIN)/ruff check --quiet . || failed=1; \
 	$(BIN)/ruff format --check --output-format concise . || failed=1; \
-	$(BIN)/mypy || failed=1; \
 	$(BIN)/lint-imports >$(VENV)/.lint-imports 2>&1 || { cat $(VENV)/.lint-imports; failed=1; }; \
-	$(BIN)/python -m tools.generate --check || failed=1; \
-	exit $$failed
+	$(BIN)/python -m tools.generate --check || failed=1
+
+lint: $(VENV)/.dev
+	@$(LINT); exit $$failed
+
+check: $(VENV)/.dev $(VENV)/.spark
+	@$(LINT); $(BIN)/mypy || failed=1; exit $$failed
 
 format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix --quiet . || true
 	@$(BIN)/ruff format .
 	@$(BIN)/python -m tools.generate
 
-# The checks run beside the tests, which wait more than they work. Tests with Spark share one session and one broker, so
-# they come in one process and in their own order, when the others leave them the machine.
+PYTEST := $(BIN)/python -m pytest
+IN_PARALLEL := -n $(WORKERS) --dist worksteal
+TESTS := tests/unit tests/component tests/system tests/sim
+# Tests with Spark share one session and one broker: one process, and their own order.
+SPARK_TESTS := -n0 -p no:randomly -m spark tests/system/spark
+NONE_SELECTED := 5
+
+quick: $(VENV)/.dev
+	@failed=0; \
+	$(MAKE) --no-print-directory lint >$(VENV)/.check.log 2>&1 & checks=$$!; \
+	$(PYTEST) $(IN_PARALLEL) --durations 5 tests/unit $(ARGS) || test $$? -eq $(NONE_SELECTED) || failed=1; \
+	wait $$checks || failed=1; cat $(VENV)/.check.log; \
+	exit $$failed
+
+# The checks and the few tests with Spark run beside the others, which wait more than they work.
 test: setup
-	@failed=0; none_selected=5; \
+	@failed=0; \
 	$(MAKE) --no-print-directory check >$(VENV)/.check.log 2>&1 & checks=$$!; \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --durations 15 -m "not nightly and not spark" $(ARGS) \
-		|| test $$? -eq $$none_selected || failed=1; \
-	$(BIN)/python -m pytest -n0 -p no:randomly --durations 10 -m "spark and not nightly" $(ARGS) \
-		|| test $$? -eq $$none_selected || failed=1; \
+	$(PYTEST) $(SPARK_TESTS) --durations 5 $(ARGS) >$(VENV)/.spark-tests.log 2>&1 & spark=$$!; \
+	$(PYTEST) $(IN_PARALLEL) --durations 15 -m "not spark" $(TESTS) $(ARGS) \
+		|| test $$? -eq $(NONE_SELECTED) || failed=1; \
+	wait $$spark || test $$? -eq $(NONE_SELECTED) || failed=1; cat $(VENV)/.spark-tests.log; \
+	wait $$checks || failed=1; cat $(VENV)/.check.log; \
+	exit $$failed
+
+# All tests with Spark want the machine for themselves.
+full: setup
+	@failed=0; \
+	$(MAKE) --no-print-directory check >$(VENV)/.check.log 2>&1 & checks=$$!; \
+	$(PYTEST) --tier full $(IN_PARALLEL) --durations 15 -m "not spark" $(TESTS) $(ARGS) \
+		|| test $$? -eq $(NONE_SELECTED) || failed=1; \
+	$(PYTEST) --tier full $(SPARK_TESTS) --durations 10 $(ARGS) \
+		|| test $$? -eq $(NONE_SELECTED) || failed=1; \
 	wait $$checks || failed=1; cat $(VENV)/.check.log; \
 	exit $$failed
 
@@ -99,8 +129,8 @@ $(VENV)/.fuzz: $(VENV)/.dev
 
 # The long column, in parts that run one after the other and can be run by themselves; what they count is added up in the
 # end. The simulated histories alone take some two hours of two cores; the soak comes last, alone: it measures drift.
-NIGHT := $(BIN)/python -m pytest --durations 30 --timeout 7200
-NIGHT_PARTS := tests simulated spark soak
+NIGHT := $(PYTEST) --tier nightly --durations 30
+NIGHT_PARTS := tests simulated spark soak peers
 
 nightly: setup check
 	@rm -rf .nightly; failed=0; \
@@ -108,17 +138,21 @@ nightly: setup check
 	exit $$failed
 
 nightly-tests: $(VENV)/.fuzz
-nightly-tests: NIGHTLY := -n $(WORKERS) --dist worksteal -m "not spark" --hypothesis-profile nightly \
-	--ignore tests/soak --ignore tests/sim
-nightly-simulated: NIGHTLY := -n $(WORKERS) --dist worksteal -m "" tests/sim
-nightly-spark: NIGHTLY := -n0 -m spark --ignore tests/soak
-nightly-soak: NIGHTLY := -n0 -m "" -s tests/soak
+nightly-tests: NIGHTLY := $(IN_PARALLEL) -m "not spark" tests/unit tests/component tests/system tests/nightly \
+	--ignore tests/nightly/soak
+nightly-simulated: NIGHTLY := $(IN_PARALLEL) -m "" tests/sim
+nightly-spark: NIGHTLY := -n0 -m spark tests/system/spark
+nightly-soak: NIGHTLY := -n0 -m "" -s tests/nightly/soak
 
-$(NIGHT_PARTS:%=nightly-%): nightly-%: setup
+NIGHT_TESTS := nightly-tests nightly-simulated nightly-spark nightly-soak
+
+$(NIGHT_TESTS): setup
 	@mkdir -p .nightly; failed=0; \
 	$(NIGHT) $(NIGHTLY) $(ARGS) || failed=1; \
 	PYTHONPATH=tests $(BIN)/python -m support.night; \
 	exit $$failed
+
+nightly-peers: bench-peers
 
 bench: $(VENV)/.dev
 	@$(BIN)/python -m bench.run $(ARGS)

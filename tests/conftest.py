@@ -1,20 +1,21 @@
-"""Fixtures every test may use, and how the suite is run.
+"""Fixtures every test may use, and how a run is divided: tiers, machine factor, optional packages.
 
-Hypothesis runs under one of three profiles (`--hypothesis-profile`): `default` for people, `ci` where `CI` is
-set (the same examples on every run), `nightly` for the long column.
+`--tier` selects how much runs (`support.tiers`). Time limits are multiplied by the measured factor of the machine
+(`support.machine`). The order of tests and every random choice are fixed, except in the tier `nightly`.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib.util
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import HealthCheck, settings
 
+from support import machine, tiers
 from support.process import ServedBroker
 
 if TYPE_CHECKING:
@@ -24,16 +25,35 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 
-settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
-settings.register_profile("nightly", settings.get_profile("default"), max_examples=5_000)
-settings.load_profile("ci" if os.environ.get("CI") else "default")
+OPTIONAL_PACKAGES = {"spark": ("pyspark", "pyarrow", "pyiceberg")}
+"""Packages that the tests of a directory import and that a development install may lack."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--tier",
+        choices=tiers.TIERS,
+        default=tiers.TIERS[0],
+        help="test: without tests marked `full`; full: all, with more examples; nightly: all, with random seeds",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    tiers.choose(config.getoption("tier"))
+    machine.factor()  # measured in the process that starts the workers, inherited by them
+    if tiers.tier() != "nightly" and getattr(config.option, "randomly_seed", None) == "default":
+        config.option.randomly_seed = tiers.FIXED_SEED
+
+
+def pytest_report_header() -> str:
+    return f"tier: {tiers.tier()}, machine factor: {machine.factor():.2f}"
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What collecting makes stays to the end, half a million objects: the collector of garbage looks at them neither
-    meanwhile nor later, which is a tenth of a run's time."""
+    """Collected objects (half a million) live until the end: excluded from garbage collection, a tenth of a run's
+    time."""
     gc.disable()
     try:
         return (yield)
@@ -42,26 +62,73 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.freeze()
 
 
+class ModuleWithMissingPackage(pytest.Module):
+    """A test module that cannot be imported here: one skipped item with the reason."""
+
+    missing = ""
+
+    def collect(self) -> list[pytest.Item]:
+        pytest.skip(f"{self.missing} is missing: `make setup` installs it", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Skip modules whose optional packages are missing; with CI set, importing them fails instead."""
+    if os.environ.get("CI"):
+        return None
+    for name in OPTIONAL_PACKAGES.get(module_path.parent.name, ()):
+        if importlib.util.find_spec(name) is None:
+            module = ModuleWithMissingPackage.from_parent(parent, path=module_path)
+            module.missing = name
+            return module
+    return None
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A run of the tests with Spark looks for them where they all are: to import the others takes ten seconds."""
+    """A run of the tests marked `spark` collects their directories only: importing the others takes ten seconds."""
     wants_spark = config.getoption("markexpr").startswith("spark")
-    return (
-        True if wants_spark and collection_path.parent == TESTS and collection_path.name != "spark" else None
-    )
+    if not wants_spark or not collection_path.name.startswith("test_"):
+        return None
+    return True if collection_path.parent.name != "spark" else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a time limit of their own are the long ones: they come first, so that at the end of a run no worker
-    is alone with them. The others keep their order, which is by chance."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests with a time limit of their own are the long ones and come first, so that at the end of a run no worker
+    is alone with them. The others keep their order."""
     for item in items:
-        if item.get_closest_marker("spark") is not None and TESTS / "spark" not in item.path.parents:
-            raise pytest.UsageError(f"{item.nodeid} wants Spark, and would not be found outside tests/spark")
+        if item.get_closest_marker("spark") is not None and item.path.parent.name != "spark":
+            raise pytest.UsageError(
+                f"{item.nodeid} wants Spark, and would not be found outside a directory `spark`"
+            )
     items.sort(key=lambda item: item.get_closest_marker("timeout") is None)
+    _select_tier(config, items)
+    _scale_time_limits(config, items)
+
+
+def _select_tier(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if tiers.tier() != "test":
+        return
+    beyond = [item for item in items if item.get_closest_marker("full") is not None]
+    if beyond:
+        config.hook.pytest_deselected(items=beyond)
+        items[:] = [item for item in items if item.get_closest_marker("full") is None]
+
+
+def _scale_time_limits(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Multiply the time limit of each test by the factor of the machine."""
+    if not config.pluginmanager.has_plugin("timeout"):
+        return
+    default_s = float(config.getini("timeout") or 0)
+    for item in items:
+        marker = item.get_closest_marker("timeout")
+        limit_s = float(marker.args[0]) if marker is not None and marker.args else default_s
+        if limit_s > 0:
+            item.add_marker(pytest.mark.timeout(machine.scaled(limit_s)), append=False)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown() -> Generator[None, None, None]:
-    """What a simulation has not begun ends with its test, not in whatever test runs when the collector comes to it."""
+    """Coroutines that a simulation never started are closed with its test, not in whatever test runs when the
+    garbage collector reaches them."""
     yield
     if (scheduler := sys.modules.get("mansio.testing.scheduler")) is not None:
         scheduler.close_unbegun()

@@ -19,12 +19,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from e2e.raw_peer import RawPeer
 from mansio.config import Settings
 from mansio.wire.versions import ApiKey
 from support.broker_network import ETCD, Network
 from support.etcd import Etcd, etcd_directory
 from support.process import ServedBroker
+from support.raw_peer import RawPeer
 from support.waiting import wait_until
 
 if TYPE_CHECKING:

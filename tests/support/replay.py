@@ -9,10 +9,10 @@ from collections import defaultdict
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from e2e.raw_peer import RawPeer
 from mansio.wire import fetch, messages, produce
 from mansio.wire.schemas import Struct
 from mansio.wire.versions import ApiKey
+from support.raw_peer import RawPeer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

@@ -38,8 +38,8 @@ _WEB_UI: Final = """
 ## Web UIs
 
 Run for real against this broker: the Kafka pages of the Quarkus Dev UI 3.27.2, which work through Apache Kafka's Java
-client 4.0.0. Every call its pages make is made in `make nightly` (`tests/interop/test_web_ui.py`); what it sent on the
-wire then is sent again in `make test` (`tests/interop/test_web_ui_replay.py`).
+client 4.0.0. Every call its pages make is made in `make nightly` (`tests/nightly/interop/test_web_ui.py`); what it sent
+on the wire then is sent again in `make test` (`tests/system/interop/test_web_ui_replay.py`).
 
 | page | what it asks | answer |
 |---|---|---|

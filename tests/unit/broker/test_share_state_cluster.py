@@ -42,9 +42,9 @@ from mansio.state.share_types import (
 from mansio.wire import messages
 from mansio.wire.headers import read_request_header
 from mansio.wire.versions import ApiKey
-from property.test_state_share_records import ANY_UPDATES, INT32, INT64, KEYS
 from support.share_state_cluster import LOCK_MS, PARTITIONS, StateCluster
 from support.share_state_room import begun, key_of, leased
+from unit.state.test_share_records_properties import ANY_UPDATES, INT32, INT64, KEYS
 
 
 def keys_in(index: int, count: int = 1) -> list[ShareKey]:

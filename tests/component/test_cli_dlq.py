@@ -1,0 +1,191 @@
+"""`mansio dlq` against a real broker: what a share group gave up, looked at, offered again, appended, purged."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import mansio
+from mansio.cli.dlq_letters import Filter, parse_filter, parse_place
+from mansio.cli.dlq_redrive import ranges_of
+from mansio.state.share_types import REJECT
+from mansio.wire.versions import ApiKey
+from support.waiting import wait_until
+from system.e2e.test_cli import Shell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+RECORDS = 6
+DEADLINE_S = 20.0
+
+
+class World:
+    """A broker with topic "t", whose share group "g" has rejected all six records of it."""
+
+    def __init__(self, broker: mansio.Broker) -> None:
+        self.shell = Shell(broker.address)
+        self._broker = broker
+        self.service = broker.broker.service
+        self.partition = mansio.TopicPartition("t", 0)
+        self.shell("topic", "create", "t", "--partitions", "1")
+        with mansio.blocking.connect(broker.address) as client:
+            for at in range(RECORDS):
+                client.publish("t", f"v{at}", key=f"k{at}", headers=[("kind", b"odd" if at % 2 else b"even")])
+        self.reject(0, RECORDS - 1)
+
+    def on_loop(self, work: Any) -> Any:
+        return self._broker._call(work, DEADLINE_S)
+
+    def reject(self, first: int, last: int, reason: str = "poison") -> None:
+        """Lease these and reject them, and wait for their letters."""
+
+        async def lease() -> bool:
+            from mansio.cluster.topic_config import Change, Operation
+
+            configs = self.service.group_configs
+            assert configs is not None
+            await configs.alter("g", [Change("share.auto.offset.reset", Operation.SET, "earliest")])
+            live = self.service.shares.find("g", self.topic_id, 0)
+            core = await live.loaded()
+            if (update := live.ask(core.tick, live.now_ms(), self.service.clock.wall_ms(), 0.5)) is not None:
+                await live.perform(update)
+            core.wanted("m", 100, live.partition.high_watermark, live.now_ms())
+            got, update = live.ask(
+                core.acquire, "m", [(first, last)], 100, strict=True, batch_ends=(), now_ms=live.now_ms()
+            )
+            if update is not None:
+                await live.perform(update)
+            return bool(got)
+
+        wait_until(lambda: self.on_loop(lease()), DEADLINE_S)
+
+        async def settle() -> None:
+            async with mansio.connect(self._broker.address) as client:
+                batch = {
+                    "first_offset": first,
+                    "last_offset": last,
+                    "types": bytes([REJECT]),
+                    "reason": reason,
+                }
+                partition = {"partition_index": 0, "batches": [batch]}
+                fields = {
+                    "group_id": "g",
+                    "member_id": "m",
+                    "topics": [{"topic_id": self.topic_id, "partitions": [partition]}],
+                }
+                connection = await client._cluster.any_connection()
+                answer = await connection.request(ApiKey.SETTLE_LEASES, fields)
+                assert answer.topics[0].partitions[0].error_code == 0
+
+        self.on_loop(settle())
+        wait_until(lambda: self.leases().archiving == 0, DEADLINE_S)
+
+    @property
+    def topic_id(self) -> bytes:
+        return self.service.topics.find("t").topic_id.bytes
+
+    def leases(self) -> Any:
+        with mansio.blocking.connect(self._broker.address) as client:
+            return client.admin.shares.leases("g", [self.partition])[self.partition]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    with mansio.Broker(tmp_path / "data", kafka_listen="127.0.0.1:0") as broker:
+        yield World(broker)
+
+
+def test_letters_from_list_to_purge(world: World) -> None:
+    shell = world.shell
+    (listed,) = shell.json("dlq", "list")
+    assert (listed["topic"], listed["partitions"], listed["letters"]) == ("dlq.t", 1, RECORDS)
+    peeked = shell.json("dlq", "peek", "t", "--max", "2")
+    assert [(one["letter"], one["source"], one["group"], one["deliveries"]) for one in peeked] == [
+        ("0:0", "t-0@0", "g", 1),
+        ("0:1", "t-0@1", "g", 1),
+    ]
+    assert (peeked[0]["key"], peeked[0]["value"], peeked[0]["reason"]) == ("k0", "v0", "poison")
+    assert "t-0@5" in shell("dlq", "peek", "dlq.t", "--filter", "key=k5")
+    assert shell.json("dlq", "peek", "t", "--group", "other") == []
+
+    before = shell.json("dlq", "redrive", "t", "--all", "--dry-run")["rows"]
+    assert [(row["letters"], row["offered"]) for row in before] == [(RECORDS, 0)]
+    assert world.leases().dead == RECORDS, "a dry run changes nothing"
+    (one,) = shell.json("dlq", "redrive", "t", "--letter", "0:1", "--id", "first")["rows"]
+    assert (one["group"], one["topic"], one["letters"], one["offered"]) == ("g", "t", 1, 1)
+    (again,) = shell.json("dlq", "redrive", "t", "--letter", "0:1", "--id", "first")["rows"]
+    assert (again["offered"], again["done_before"]) == (0, 1)
+    (even,) = shell.json("dlq", "redrive", "t", "--filter", "header.kind=even")["rows"]
+    assert (even["letters"], even["offered"], even["not_dead"]) == (3, 3, 0)
+    (rest,) = shell.json("dlq", "redrive", "t", "--all", "--group", "g")["rows"]
+    assert (rest["letters"], rest["offered"], rest["not_dead"]) == (RECORDS, 2, 4)
+    assert world.leases().dead == 0
+
+
+def test_a_rate_is_kept_and_what_was_redriven_is_not_dead(world: World) -> None:
+    began = time.monotonic()
+    (row,) = world.shell.json("dlq", "redrive", "t", "--all", "--rate", "6")["rows"]
+    assert row["offered"] == RECORDS
+    assert time.monotonic() - began >= 0.9
+    (other,) = world.shell.json("dlq", "redrive", "t", "--all")["rows"]
+    assert (other["offered"], other["not_dead"]) == (0, RECORDS)
+
+
+def test_records_are_appended_once_for_each_id(world: World) -> None:
+    shell = world.shell
+    shell("topic", "create", "fixed", "--partitions", "1")
+    (row,) = shell.json("dlq", "redrive", "t", "--filter", "header.kind=odd", "--to", "fixed", "--id", "x")[
+        "rows"
+    ]
+    assert (row["letters"], row["appended"], row["done_before"]) == (3, 3, 0)
+    (row,) = shell.json("dlq", "redrive", "t", "--all", "--to", "fixed", "--id", "x")["rows"]
+    assert (row["letters"], row["appended"], row["done_before"]) == (RECORDS, 3, 3)
+    with mansio.blocking.connect(shell.environment["MANSIO_BROKER"]) as client:
+        consumer = client.consume("fixed", to_end=True)
+        found = sorted((one.key, one.value, one.headers[0]) for one in consumer)
+        consumer.close()
+    assert [(key, value) for key, value, _ in found] == [(b"k%d" % at, b"v%d" % at) for at in range(RECORDS)]
+    assert found[1][2] == ("kind", b"odd")
+    assert world.leases().dead == RECORDS, "the group is not offered them"
+
+
+def test_purge_leaves_the_records_and_takes_the_letters(world: World) -> None:
+    (row,) = world.shell.json("dlq", "purge", "t", "--before", "4")
+    assert (row["topic"], row["offsets"], row["new_start"]) == ("dlq.t", 4, 4)
+    assert world.shell.json("dlq", "list")[0]["letters"] == RECORDS - 4
+    (row,) = world.shell.json("dlq", "redrive", "t", "--all")["rows"]
+    assert row["letters"] == 2
+    with mansio.blocking.connect(world.shell.environment["MANSIO_BROKER"]) as client:
+        assert client.admin.list_offsets([world.partition], "earliest")[world.partition].offset == 0
+
+
+def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
+    world.shell("topic", "create", "other")
+    for arguments, code, words in (
+        (("redrive", "t"), 2, "say which"),
+        (("redrive", "t", "--all", "--letter", "0:1"), 2, "not both"),
+        (("redrive", "t", "--letter", "7"), 2, "PARTITION:OFFSET"),
+        (("redrive", "t", "--filter", "size=7"), 2, "is none of"),
+        (("peek", "nowhere"), 1, "there is no topic nowhere"),
+        (("peek", "other"), 1, "has no dead letters"),
+        (("redrive", "t", "--all", "--to", "nowhere"), 1, "nowhere"),
+        (("purge", "t", "--before", "soon"), 2, "none of"),
+    ):
+        world.shell("dlq", *arguments, code=code)
+        assert words in " ".join(world.shell.errors.split()), arguments
+
+
+def test_filters_and_places_are_read_as_they_are_written() -> None:
+    assert parse_filter("header.a=b=c") == Filter("header.a", "b=c")
+    assert parse_place("3:42") == (3, 42)
+    assert ranges_of([1, 2, 3, 7, 9, 10]) == [(1, 3), (7, 7), (9, 10)]
+    for wrong in ("key", "header.=1", "=1"):
+        with pytest.raises(ValueError, match="is none of"):
+            parse_filter(wrong)
+    for wrong in ("1", "a:1", "1:-2"):
+        with pytest.raises(ValueError, match="PARTITION:OFFSET"):
+            parse_place(wrong)

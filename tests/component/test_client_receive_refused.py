@@ -1,0 +1,153 @@
+"""What a broker refuses of what is said of leases, or a mistake keeps from it: told, said again ever more seldom, or
+let go; nothing hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mansio.broker.share import acknowledging, said
+from mansio.client import settles, share_requests
+from mansio.client.leased_types import RELEASE
+from mansio.client.tasks import ClientFailed
+from mansio.errors import InvalidRequest, MansioError, NotLeaderOrFollower
+from support.client_world import broker_in, connected, run, until
+from support.receive_world import group_of, publish, running, taken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import mansio
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
+    with broker_in(tmp_path_factory.mktemp("receive-refused")) as started:
+        yield started
+
+
+def refuse_by(monkeypatch: pytest.MonkeyPatch, settle: Callable[..., Any]) -> None:
+    """Have the broker's share partitions settle by this, whichever request says it."""
+    for module in (acknowledging, said):
+        monkeypatch.setattr(module, "settle", settle)
+
+
+@pytest.mark.row("D8")
+def test_a_reason_with_half_a_character_is_said_and_holds_up_nothing(broker: mansio.Broker) -> None:
+    async def scenario() -> None:
+        async with connected(broker, half=1) as client:
+            group = await group_of(client, "half")
+            await publish(client, "half", "a:1", "a:2")
+            async with client.receive("half", group=group) as receiver, asyncio.timeout(20):
+                first, second = await taken(receiver, 2)
+                await asyncio.gather(first.reject("no such file: \udcff"), second.ack())
+                assert first.is_settled
+                assert second.is_settled
+
+    run(scenario)
+
+
+@pytest.mark.row("D8")
+def test_a_mistake_in_writing_what_is_said_is_told_and_the_next_is_sent(
+    broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario() -> None:
+        async with connected(broker, mistake=1) as client:
+            group = await group_of(client, "mistake")
+            await publish(client, "mistake", *[f"a:{number}" for number in range(6)])
+            async with client.receive("mistake", group=group) as receiver, asyncio.timeout(20):
+                *wrong, right = await taken(receiver, 6)
+                with monkeypatch.context() as planted:
+                    planted.setattr(settles, "runs_of", lambda _: 1 // 0)
+                    planted.setattr(share_requests, "runs_of", lambda _: 1 // 0)
+                    for message in wrong:  # more than may be under way at a time
+                        with pytest.raises(ClientFailed):
+                            await message.ack()
+                await right.ack()
+
+    run(scenario)
+
+
+@pytest.mark.row("D8")
+def test_who_is_refused_for_a_while_asks_less_and_less_often(
+    broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refusals = 4
+    asked: list[float] = []
+    settle = acknowledging.settle
+
+    def refusing(*given: Any) -> Any:
+        asked.append(time.monotonic())
+        if len(asked) <= refusals:
+            raise NotLeaderOrFollower("not yet")
+        return settle(*given)
+
+    async def scenario() -> None:
+        async with connected(broker, moving=1) as client:
+            group = await group_of(client, "moving")
+            await publish(client, "moving", "a:1")
+            async with client.receive("moving", group=group) as receiver:
+                (message,) = await taken(receiver, 1)
+                refuse_by(monkeypatch, refusing)
+                await message.ack()
+
+    run(scenario)
+    assert len(asked) == refusals + 1
+    shortest_s = sum(0.05 * 2**number for number in range(refusals)) * 0.8
+    assert asked[-1] - asked[0] >= shortest_s
+
+
+@pytest.mark.row("D8")
+def test_what_could_not_be_given_back_unbegun_is_let_go_and_not_kept_for_ever(
+    broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = acknowledging.settle
+
+    def refusing(live: Any, member: str, batches: Any) -> Any:
+        if any(each.types == bytes([RELEASE]) and each.delay_ms < 0 for each in batches):
+            raise InvalidRequest("planted")
+        return settle(live, member, batches)
+
+    async def scenario() -> None:
+        async with connected(broker, kept=1) as client:
+            group = await group_of(client, "kept", order="partition")
+            await publish(client, "kept", "a:1", "a:2", "a:3")
+            refuse_by(monkeypatch, refusing)
+            begun: list[int] = []
+
+            async def handle(message: mansio.client.Leased) -> None:
+                begun.append(message.offset)
+                await until(lambda: receiver.held == 3)
+                await message.retry(after=600)
+
+            receiver = client.receive("kept", group=group)
+            async with running(receiver, handle, mode="fifo"), asyncio.timeout(10):
+                await until(lambda: bool(begun) and receiver.held == 0)
+            assert begun == [0]
+
+    run(scenario)
+
+
+@pytest.mark.row("D8")
+def test_a_run_ends_when_the_broker_refuses_whatever_it_is_told(
+    broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refusing(*_: Any) -> Any:
+        raise MansioError("planted")
+
+    async def scenario() -> None:
+        async with connected(broker, refused=1) as client:
+            group = await group_of(client, "refused")
+            await client.publish_many("refused", [b"%d" % number for number in range(100)])
+            refuse_by(monkeypatch, refusing)
+
+            async def handle(message: mansio.client.Leased) -> None:
+                await message.ack()
+
+            with pytest.raises(MansioError, match="planted"):
+                await client.receive("refused", group=group).run(handle, concurrency=2)
+
+    run(scenario)

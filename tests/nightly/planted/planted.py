@@ -1,0 +1,103 @@
+"""Planting one-line defects: the mechanism. The defects and the tests that must find them are in `defects.py`.
+
+Always true: the files of the project are never touched (a copy of `src` is changed); a defect whose line is not there
+exactly once is an error, so that the table cannot rot.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from support.places import ROOT
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RUN_S_MAX = 600
+_FAILED = re.compile(r"^FAILED (\S+)", re.MULTILINE)
+_NOT_ITS_FAULT = re.compile(
+    r"^E +(?:\w+\.)*(ImportError|SyntaxError|NameError|ModuleNotFoundError|IndentationError)\b"
+)
+
+
+class Defect(NamedTuple):
+    """`line` of `file` (below `src/mansio`) becomes `planted`; one of `tests` has to fail.
+
+    Both lines are written without their indentation and without the comment after the code.
+    """
+
+    name: str
+    file: str
+    line: str
+    planted: str
+    tests: tuple[str, ...]
+
+
+def lines_of(defect: Defect) -> tuple[list[str], int]:
+    """The lines of the defect's file, and which of them it is about."""
+    lines = (ROOT / "src" / "mansio" / defect.file).read_text().split("\n")
+    found = [at for at, line in enumerate(lines) if line.strip().partition("  # ")[0] == defect.line]
+    assert len(found) == 1, f"{defect.name}: {defect.file} has this {len(found)} times: {defect.line}"
+    assert defect.planted != defect.line
+    return lines, found[0]
+
+
+def plant(defect: Defect, directory: Path) -> Path:
+    """A copy of `src` with the defect in it."""
+    lines, at = lines_of(defect)
+    copy = directory / "src"
+    shutil.copytree(ROOT / "src", copy, dirs_exist_ok=True)
+    before = lines[at]
+    lines[at] = before[: len(before) - len(before.lstrip())] + defect.planted
+    (copy / "mansio" / defect.file).write_text("\n".join(lines))
+    return copy
+
+
+def run_tests(
+    source: Path, tests: tuple[str, ...], *, deadline_s: float = RUN_S_MAX
+) -> subprocess.CompletedProcess[str]:
+    """Run tests of the project against another copy of its source, until the first failure."""
+    options = [
+        "-x",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "pytest_timeout",
+        "--timeout",
+        "60",
+        "--tier",
+        "full",
+    ]
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PYTEST_", "COV_"))}
+    paths = [str(source), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    environment["CI"] = "1"  # a test that is skipped finds nothing
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # no other order, no workers, and a quicker start
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *tests],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=deadline_s,
+        check=False,
+    )
+
+
+def caught(defect: Defect, directory: Path) -> str:
+    """Which test found the defect. Raises `AssertionError` when none did, or something else went wrong."""
+    result = run_tests(plant(defect, directory), defect.tests)
+    said = f"{defect.name} ({defect.file}: {defect.planted.strip()})\n{result.stdout[-3000:]}{result.stderr[-1000:]}"
+    assert result.returncode != 0, f"nobody noticed: {said}"
+    assert result.returncode == 1, f"the tests could not run: {said}"
+    failed = _FAILED.search(result.stdout)
+    assert failed is not None, f"no test failed: {said}"
+    wrong = [line for line in result.stdout.splitlines() if _NOT_ITS_FAULT.match(line)]
+    assert not wrong, f"it failed for another reason: {said}"
+    return failed[1]

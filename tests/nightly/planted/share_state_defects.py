@@ -1,0 +1,142 @@
+"""The rules of the state of share groups, each broken in one line: what the tests of its store must find."""
+
+from __future__ import annotations
+
+from nightly.planted.planted import Defect
+
+STORE = "tests/unit/broker/test_share_state.py"
+CLUSTER = "tests/unit/broker/test_share_state_cluster.py"
+RECORDS = "tests/unit/state/test_share_records_properties.py"
+TURNS = "tests/unit/broker/test_share_turns.py"
+
+STATE_ROOM = (STORE, CLUSTER, RECORDS)
+
+SHARE_STATE_DEFECTS = (
+    Defect(
+        "share states pruned above the oldest snapshot",
+        "broker/share/state_store.py",
+        "self.topic.prune(index, below)",
+        "self.topic.prune(index, self.topic.end_offset_of(index))",
+        (f"{STORE}::test_nothing_above_the_oldest_snapshot_that_counts_is_pruned",),
+    ),
+    Defect(
+        "share state update of an old snapshot folded",
+        "broker/share/stored.py",
+        "if stored.snapshot_epoch == self.snapshot_epoch:",
+        "if stored.snapshot_epoch <= self.snapshot_epoch:",
+        (f"{STORE}::test_an_update_of_an_older_snapshot_says_nothing",),
+    ),
+    Defect(
+        "share state epoch not checked",
+        "broker/share/state_store.py",
+        "if state_epoch != share.state_epoch:",
+        "if state_epoch > share.state_epoch:",
+        (f"{STORE}::test_an_older_state_epoch_is_fenced_and_a_new_state_is_empty",),
+    ),
+    Defect(
+        "leader epoch of a share state's writer not checked",
+        "broker/share/state_store.py",
+        "if share.leader_epoch > leader_epoch:",
+        "if share.leader_epoch < 0:",
+        (f"{STORE}::test_an_older_leader_neither_reads_nor_writes",),
+    ),
+    Defect(
+        "moved share state not noticed",
+        "broker/share/state_store.py",
+        "if writing.session != share.session:",
+        "if writing.session < 0:",
+        (f"{CLUSTER}::test_a_write_after_the_state_moved_is_refused_and_what_may_be_leased_is_withheld",),
+    ),
+    Defect(
+        "whole share state written beside another update",
+        "broker/share/turns.py",
+        "if self._alone or (turn.whole and self._under_way):",
+        "if self._alone:",
+        (f"{TURNS}::test_a_whole_state_is_written_alone_after_what_came_before_and_before_what_comes_after",),
+    ),
+    Defect(
+        "share update that was stored with others forgets what they say",
+        "broker/share/turns.py",
+        "found.updates += updates",
+        "pass",
+        (f"{TURNS}::test_what_comes_while_something_durable_is_under_way_is_stored_as_one_after_it",),
+    ),
+)
+
+MORE_SHARE_STATE_DEFECTS = tuple(
+    Defect(name, path, old, new, STATE_ROOM)
+    for name, path, old, new in (
+        (
+            "late write of a share state taken",
+            "broker/share/state_store.py",
+            "if writing.number <= share.numbers[durable]:",
+            "if writing.number < 0:",
+        ),
+        (
+            "deleted share state comes back",
+            "broker/share/state_store.py",
+            "if writing.session <= self._deleted.get(index, 0):",
+            "if writing.session < 0:",
+        ),
+        (
+            "repeated initialize empties a share state",
+            "broker/share/state_store.py",
+            "if known is not None and state_epoch == known.state_epoch:",
+            "if known is not None and state_epoch < known.state_epoch:",
+        ),
+        (
+            "reading of the leader before taken for one of now",
+            "broker/share/state_store.py",
+            "return self.topic.leader_epoch_of(index) << _SESSION_BITS | self._sessions",
+            "return self._sessions",
+        ),
+        (
+            "uncertain share state certain too early",
+            "broker/share/state_store.py",
+            "share.resolved = self._withheld_ms(share) == 0",
+            "share.resolved = True",
+        ),
+        (
+            "uncertain share state certain after the next start",
+            "broker/share/share_state.py",
+            "self._timers.append(self._scheduler.call_later(self.store.lock_ms_longest(), self._keep_mark))",
+            "self._timers.append(self._scheduler.call_later(0, self._keep_mark))",
+        ),
+        (
+            "cut log of share states believed",
+            "broker/share/share_state.py",
+            "return self._is_certain and index not in self._cut",
+            "return self._is_certain",
+        ),
+        (
+            "write with an unknown outcome forgotten",
+            "broker/share/persister.py",
+            "reading.session = 0",
+            "pass",
+        ),
+        (
+            "share state made over one that is there",
+            "broker/share/persister.py",
+            "if state is not None and reading is not None and reading.absent:",
+            "if state is not None and reading is not None and reading.number < 0:",
+        ),
+        (
+            "ticket's sequence lost where a range is cut",
+            "state/share_fold.py",
+            "return ticket._replace(sequence=(ticket.sequence + offset - change.first) & SEQUENCE_MASK)",
+            "return ticket",
+        ),
+        (
+            "fold leaves what is below the start",
+            "state/share_fold.py",
+            "self._prune()",
+            "pass",
+        ),
+        (
+            "lease horizon goes back",
+            "state/share_fold.py",
+            "self.horizon = max(self.horizon, update.horizon)",
+            "self.horizon = update.horizon",
+        ),
+    )
+)

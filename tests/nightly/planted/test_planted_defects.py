@@ -1,0 +1,33 @@
+"""A test of the tests: a defect of one line, planted in a copy of the source, is found by the tests that should."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from nightly.planted.defects import DEFECTS, MORE
+from nightly.planted.planted import Defect, caught, lines_of
+from support.night import leave
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.mark.parametrize("defect", DEFECTS, ids=[defect.name.replace(" ", "-") for defect in DEFECTS])
+def test_a_planted_defect_is_found(defect: Defect, tmp_path: Path) -> None:
+    print(caught(defect, tmp_path))
+    leave("planted defects caught", by_day=1)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("defect", MORE, ids=[defect.name.replace(" ", "-") for defect in MORE])
+def test_more_planted_defects_are_found_by_their_whole_room(defect: Defect, tmp_path: Path) -> None:
+    print(caught(defect, tmp_path))
+    leave("planted defects caught", by_night=1)
+
+
+def test_every_defect_still_has_its_line() -> None:
+    """Those of the night, too: a table that nobody can apply any more is found by day."""
+    for defect in (*DEFECTS, *MORE):
+        lines_of(defect)

@@ -1,0 +1,38 @@
+"""Test tiers: how much of the suite a run holds, and how many examples a property test gets.
+
+`test` (the default) runs what is not marked `full`; `full` and `nightly` run everything they are pointed at. Examples
+and seeds are fixed in `test` and `full`, and random in `nightly` only.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hypothesis import HealthCheck, settings
+
+TIERS: Final = ("test", "full", "nightly")
+FIXED_SEED: Final = 20_240_229
+"""Of the test order and of `random` outside `nightly`."""
+
+_current: str = TIERS[0]
+
+_COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile("test", _COMMON, derandomize=True, database=None)
+settings.register_profile("full", _COMMON, derandomize=True, database=None)
+settings.register_profile("nightly", _COMMON, max_examples=5_000)
+
+
+def choose(tier: str) -> None:
+    """Set the tier of this process. Called once, before test modules are imported."""
+    global _current
+    _current = tier
+    settings.load_profile(tier)
+
+
+def tier() -> str:
+    return _current
+
+
+def examples(test: int, full: int, nightly: int | None = None) -> int:
+    """How many examples a property test with limits of its own gets in this run; nightly ten times `full`."""
+    return {"test": test, "full": full, "nightly": nightly or 10 * full}[_current]

@@ -1,0 +1,140 @@
+"""kill -9 while members of a share group lease, accept, release, reject and die, and dead records are redriven: at
+random moments, and right after each step of a delivery is in the log and nobody knows.
+
+The seed is printed and can be given back in MANSIO_TEST_SEED. `make nightly` spends MANSIO_NIGHTLY_DELIVERY_KILLS,
+1,000 unless told otherwise.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.forked_serve import forked
+from support.killing_serve import POINTS
+from support.night import leave
+from support.raw_peer import RawPeer
+from support.seeds import chosen_seed
+from support.waiting import wait_until
+from system.crash.share_load import ShareLoad, now_ms
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from support.forked_serve import ForkedBroker
+    from support.share_history import ShareHistory
+
+KILLS = 20
+NIGHTLY_LIVES = -(-int(os.environ.get("MANSIO_NIGHTLY_DELIVERY_KILLS", "1000")) // KILLS)
+MEMBERS = 3
+LOCK_MS = 1_000
+LOAD_S_MAX = 0.3
+LONG_LOAD_S = 1.2
+"""Longer than a lease lasts: some end."""
+
+POINT_S_MAX = 3.0
+PROGRESS_S_MAX = 60.0
+OFTEN = 12
+"""Leases, acknowledgements and releases are many: any of the first so many is it. Of the others there are few."""
+
+SETTINGS = ["--set", "share_state_updates_per_snapshot=40", "--set", "share_state_prune_interval_ms=200"]
+
+
+def wait_for_progress(load: ShareLoad, accepted: int = 10) -> None:
+    before = load.history.accepted
+    try:
+        wait_until(lambda: load.failures or load.history.accepted >= before + accepted, PROGRESS_S_MAX)
+    except AssertionError:
+        pytest.fail(f"{accepted} more were not accepted within {PROGRESS_S_MAX} s: {load.described()}")
+    assert not load.failures, load.failures
+
+
+def die(broker: ForkedBroker, load: ShareLoad, point: str, chance: random.Random) -> bool:
+    """Have it die at that point, or at any moment. True when it was at the point."""
+    if not point:
+        wait_for_progress(load)
+        time.sleep(
+            LONG_LOAD_S if chance.random() < 0.2 else chance.uniform(0, LOAD_S_MAX)
+        )  # the moment is the point
+    end = time.monotonic() + POINT_S_MAX
+    while point and broker.running and time.monotonic() < end:
+        time.sleep(0.005)
+    was_there = bool(point) and not broker.running
+    load.killed_ms = now_ms()
+    broker.kill()
+    assert not load.failures, load.failures
+    return was_there
+
+
+def start(broker: ForkedBroker, load: ShareLoad, point: str, chance: random.Random) -> bool:
+    """True when it is ready; False when it died on the way at its point."""
+    often = any(word in point for word in ("lease", "ack", "release"))
+    broker.point = f"{point},{chance.randint(1, OFTEN if often else 2)}" if point else ""
+    load.restarted()
+    try:
+        broker.start()
+    except AssertionError:
+        assert point == "states loaded", broker.text()
+        return False
+    return True
+
+
+def kill_and_judge(data: Path, seed: int) -> ShareHistory:
+    """One life of a broker under `KILLS` kills, then the verdict over all of it."""
+    chance = random.Random(seed)
+    points = [*POINTS, *[""] * (KILLS - len(POINTS))]
+    chance.shuffle(points)
+    with forked(data, arguments=SETTINGS) as broker:
+        with RawPeer(broker.kafka_port) as peer:
+            peer.create_topic("work", 2)
+        load = ShareLoad(
+            broker.bootstrap,
+            lambda: broker.kafka_port,
+            topic="work",
+            group="crew",
+            lock_ms=LOCK_MS,
+            seed=seed,
+        )
+        load.begin()
+        load.start(members=MEMBERS)
+        try:
+            wait_for_progress(load)
+            die(broker, load, "", chance)
+            hit = [
+                point
+                for point in points
+                if not start(broker, load, point, chance) or die(broker, load, point, chance)
+            ]
+            start(broker, load, "", chance)
+            wait_for_progress(load)
+            load.finish()
+        finally:
+            load.stop()
+        print(f"kills {KILLS + 1}, at their points {sorted(hit)}; {load.history}")
+        assert "Traceback" not in broker.text(), broker.text()
+        assert len(hit) > len(POINTS) / 2, "most of the points were reached"
+    return load.history
+
+
+@pytest.mark.row("D1", "D3", "D5")
+@pytest.mark.timeout(300)
+def test_no_delivery_is_undone_lost_or_doubled_by_kills(tmp_path: Path) -> None:
+    history = kill_and_judge(tmp_path / "data", chosen_seed())
+    assert history.accepted > 10 * KILLS
+    assert min(history.rejected, history.released, history.offered_again, history.unanswered) > 0, str(
+        history
+    )
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("life", range(NIGHTLY_LIVES))
+def test_no_delivery_of_many_is_undone_lost_or_doubled_by_hundreds_of_kills(
+    tmp_path: Path, life: int
+) -> None:
+    history = kill_and_judge(tmp_path / f"data-{life}", chosen_seed())
+    leave("kills under delivery", kills=KILLS + 1, **history.numbers())

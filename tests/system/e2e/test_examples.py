@@ -1,0 +1,164 @@
+"""The examples of the README and the documents are run as they stand, in order, against one broker.
+
+Only the addresses are other ones: the listeners by environment, the bootstrap address by replacing the text.
+An example is a fenced block right behind a line `<!-- example: NAME -->`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+from support.places import ROOT, TOOLS, free_port, required_tool
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+EXAMPLE = re.compile(
+    r"^<!-- example: (?P<name>\S+) -->\n```(?P<language>\w+)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+EXAMPLE_DEADLINE_S = 60
+BOOTSTRAP = "127.0.0.1:9092"
+
+
+class Example(NamedTuple):
+    name: str
+    language: str
+    code: str
+
+
+class Outcome(NamedTuple):
+    code: int
+    output: str
+
+
+def examples(document: str) -> dict[str, Example]:
+    """The marked examples of a document, in their order."""
+    text = (ROOT / document).read_text()
+    return {match["name"]: Example(**match.groupdict()) for match in EXAMPLE.finditer(text)}
+
+
+class Bench:
+    """A directory with a broker started by the README's own command."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.bootstrap = f"127.0.0.1:{free_port()}"
+        paths = [str(Path(sys.executable).parent), str(TOOLS), os.environ.get("PATH", "")]
+        self.environment = {
+            **os.environ,
+            "PATH": os.pathsep.join(paths),
+            "PYTHONUNBUFFERED": "1",
+            "MANSIO_BROKER": self.bootstrap,
+            "MANSIO_KAFKA_LISTEN": self.bootstrap,
+            "MANSIO_HTTP_LISTEN": f"127.0.0.1:{free_port()}",
+        }
+
+    def command(self, example: Example) -> list[str]:
+        code = example.code.replace(BOOTSTRAP, self.bootstrap)
+        if example.language == "python":
+            return [sys.executable, "-W", "error", "-c", code]
+        assert example.language == "sh", f"{example.name}: nobody knows how to run {example.language}"
+        return ["sh", "-euc", code if example.name != "serve" else f"exec {code.strip()}"]
+
+    def run(self, example: Example) -> Outcome:
+        done = subprocess.run(
+            self.command(example),
+            cwd=self.directory,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=EXAMPLE_DEADLINE_S,
+            check=False,
+        )
+        return Outcome(done.returncode, done.stdout)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """The README's broker, started by the README's command."""
+    bench = Bench(tmp_path)
+    log = tmp_path / "serve.log"
+    with log.open("wb") as output:
+        serving = subprocess.Popen(
+            bench.command(examples("README.md")["serve"]),
+            cwd=tmp_path,
+            env=bench.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        wait_until(lambda: b"ready" in log.read_bytes() or serving.poll() is not None, 30, "the ready line")
+        assert serving.poll() is None, log.read_text()
+        yield bench
+    finally:
+        serving.kill()
+        serving.wait()
+
+
+def test_the_examples_of_the_readme_work_in_their_order(bench: Bench) -> None:
+    required_tool("kcat")
+    expected = {
+        "topic": "",
+        "python": "b'EWR to IAH'",
+        "kcat": "N24211: LGA to IAH",
+        "next": "JFK to MIA",
+    }
+    found = examples("README.md")
+    assert set(found) == {
+        "serve",
+        "spark",
+        *expected,
+    }  # the one with Spark: tests/system/spark/test_pipelines_document.py
+    for name, words in expected.items():
+        outcome = bench.run(found[name])
+        assert outcome.code == 0, f"{name}:\n{outcome.output}"
+        assert words in outcome.output, f"{name}:\n{outcome.output}"
+
+
+def test_the_examples_about_delivery_work_in_their_order(bench: Bench) -> None:
+    expected = {
+        "prepare": "",
+        "receive": "b'ann' b'apples' 2\n",
+        "dlq": "no amount: some",
+        "confluent": "b'some pears' 1\n",
+        "batches": "counted 3\n",
+        "run": "packed b'bob'\n",
+    }
+    found = examples("docs/DELIVERY.md")
+    assert list(found) == list(expected)
+    for name, words in expected.items():
+        outcome = bench.run(found[name])
+        assert outcome.code == 0, f"{name}:\n{outcome.output}"
+        assert words in outcome.output, f"{name}:\n{outcome.output}"
+        if name == "dlq":
+            assert outcome.output.endswith("some pears\n"), outcome.output
+
+
+DOCUMENTS = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_between_documents_lead_somewhere(document: str) -> None:
+    _assert_links(document)
+
+
+def test_links_of_the_readme_lead_somewhere() -> None:
+    _assert_links("README.md")
+
+
+def _assert_links(document: str) -> None:
+    path = ROOT / document
+    targets = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", path.read_text())
+    missing = [target for target in targets if not (path.parent / target).exists()]
+    assert missing == []

@@ -1,0 +1,387 @@
+"""What people run in production: the service under a service manager, its log lines, the files that install it."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from mansio.cli.notify import SystemdNotifier
+from mansio.config import SPECIFICATIONS
+from support.documents import metrics_of_a_cluster
+from support.places import ROOT
+from support.process import ServedBroker, served
+from support.waiting import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+UNIT = ROOT / "deploy/systemd/mansio.service"
+CONTAINER = ROOT / "deploy/container/Containerfile"
+LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) .+")
+
+
+class Manager:
+    """Stands for systemd: hears what a service tells it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(path))
+        self._socket.settimeout(0.05)
+        self.heard: list[str] = []
+
+    def listen(self) -> list[str]:
+        try:
+            while True:
+                self.heard += self._socket.recv(4096).decode().split("\n")
+        except TimeoutError:
+            return self.heard
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    manager = Manager(tmp_path / "notify")
+    yield manager
+    manager.close()
+
+
+@pytest.mark.row("A9")
+def test_service_manager_hears_ready_alive_and_stopping_and_a_hung_loop_falls_silent(
+    tmp_path: Path, manager: Manager
+) -> None:
+    environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "600000"}
+    with served(tmp_path / "data", environment=environment) as broker:
+        wait_until(lambda: "READY=1" in manager.listen(), 20)
+        wait_until(lambda: manager.listen().count("WATCHDOG=1") >= 3, 20, "it feeds the watchdog")
+        broker.signal(signal.SIGSTOP)
+        manager.listen()
+        silent = len(manager.heard)
+        for _ in range(12):  # three beats long
+            manager.listen()
+        broker_is_silent = len(manager.heard) == silent
+        broker.signal(signal.SIGCONT)
+        assert broker_is_silent
+        assert broker.stop() == 0
+    manager.listen()
+    assert any(line.startswith("EXTEND_TIMEOUT_USEC=") for line in manager.heard), "starting may take long"
+    assert manager.heard.index("READY=1") < manager.heard.index("STOPPING=1")
+    assert "WATCHDOG=1" not in manager.heard[: manager.heard.index("READY=1")]
+
+
+def test_without_a_service_manager_nothing_is_told_and_nothing_breaks(tmp_path: Path) -> None:
+    notifier = SystemdNotifier({})
+    notifier.beat()
+    notifier.ready("x")
+    notifier.close()
+    gone = SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "30000000"})
+    gone.ready("x")
+    gone.beat()
+    assert gone.beat_s <= 10
+    gone.close()
+
+
+def test_watchdog_of_another_process_is_not_fed(manager: Manager) -> None:
+    environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}
+    notifier = SystemdNotifier(environment)
+    notifier.ready("x")
+    notifier.beat()
+    notifier.close()
+    assert manager.listen() == ["READY=1", "STATUS=x"]
+
+
+# Log lines
+
+
+def speak_nonsense(broker: ServedBroker, times: int) -> None:
+    for _ in range(times):
+        with socket.create_connection(("127.0.0.1", broker.kafka_port), timeout=10) as peer:
+            peer.sendall(b"GET / HTTP/1.1\r\n\r\nINFO forged\n")
+            while peer.recv(1000):
+                pass
+
+
+@pytest.mark.row("T5")
+def test_every_line_of_a_broker_is_an_event_and_hostile_peers_get_few_of_them(tmp_path: Path) -> None:
+    with served(tmp_path / "data") as broker:
+        begun = time.monotonic()
+        speak_nonsense(broker, 200)
+        took_s = time.monotonic() - begun
+        assert broker.stop() == 0
+        lines = broker.text().splitlines()
+    (ready,) = [line for line in lines if line.startswith("mansio ")]
+    assert " ready " in ready
+    events = [line for line in lines if line != ready]
+    assert all(LINE.fullmatch(line) for line in events), events
+    assert any(" INFO broker ready kafka=127.0.0.1:" in line for line in events)
+    closed = [line for line in events if "connection closed" in line]
+    assert 1 <= len(closed) <= 15 + took_s
+    said = len(closed) + sum(int(count) for count in re.findall(r"held_back=(\d+)", "\n".join(closed)))
+    assert said == 200, "what was held back is counted"
+
+
+def test_hostile_http_peers_get_few_lines_too(tmp_path: Path) -> None:
+    with served(tmp_path / "data") as broker:
+        for _ in range(100):
+            with socket.create_connection(("127.0.0.1", broker.http_port), timeout=10) as peer:
+                peer.sendall(b"\x00\x01nonsense\r\n\r\n")
+                while peer.recv(1000):
+                    pass
+        assert broker.stop() == 0
+        lines = [line for line in broker.text().splitlines() if not line.startswith("mansio ")]
+    assert all(LINE.fullmatch(line) for line in lines), lines
+    about_http = [line for line in lines if "uvicorn" in line]
+    assert 1 <= len(about_http) <= 10
+
+
+@pytest.mark.row("T5")
+def test_json_lines_are_json_to_the_last(tmp_path: Path) -> None:
+    with served(tmp_path / "data", arguments=["--set", "log_format=json"]) as broker:
+        speak_nonsense(broker, 3)
+        text = httpx.get(f"{broker.http_url}/metrics", timeout=10).text
+        assert broker.stop() == 0
+        lines = [line for line in broker.text().splitlines() if not line.startswith("mansio ")]
+    events = [json.loads(line) for line in lines]
+    assert {"broker ready", "connection closed"} <= {event["event"] for event in events}
+    assert all({"time", "level", "event", "logger"} <= set(event) for event in events)
+    assert re.search(r'^mansio_log_lines_total\{level="warning"\} [1-9]', text, re.MULTILINE)
+    assert re.search(r'^mansio_connections_closed_total\{reason="[A-Za-z]+"\} 3\.0', text, re.MULTILINE)
+
+
+def test_no_record_and_no_secret_is_in_the_log_at_any_level(tmp_path: Path) -> None:
+    import mansio
+
+    with served(tmp_path / "data", arguments=["--set", "log_level=debug"]) as broker:
+        with mansio.blocking.connect(broker.bootstrap) as client:
+            client.admin.create_topic("t")
+            client.publish("t", b"my-secret-value", key=b"my-secret-key")
+            with pytest.raises(mansio.MansioError):
+                client.publish("missing\ntopic", b"my-secret-value")
+        assert broker.stop() == 0
+        assert "my-secret" not in broker.text()
+
+
+# The document
+
+DOCUMENT = (ROOT / "docs/OPERATIONS.md").read_text()
+EXAMPLES = dict(
+    re.findall(r"^<!-- example: (\S+) -->\n```sh\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)
+)
+
+
+def run_example(name: str, broker: ServedBroker, directory: Path) -> subprocess.CompletedProcess[str]:
+    """A command of the document as it stands, but for the paths and the port."""
+    code = EXAMPLES[name].replace("/var/lib/mansio-restored", str(directory / "restored"))
+    code = code.replace("/var/lib/mansio", str(broker.data)).replace("http://127.0.0.1:8080", broker.http_url)
+    commands = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    return subprocess.run(
+        ["sh", "-euc", code],
+        cwd=directory,
+        env={**os.environ, "PATH": commands, "MANSIO_BROKER": broker.bootstrap},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.mark.row("O2")
+def test_backup_restore_and_doctor_work_as_the_document_says(tmp_path: Path) -> None:
+    import mansio
+
+    with served(tmp_path / "data") as broker:
+        if shutil.which("curl"):
+            assert {"ready", "reasons", "disk"} <= set(
+                json.loads(run_example("health", broker, tmp_path).stdout)
+            )
+        with mansio.blocking.connect(broker.bootstrap) as client:
+            client.admin.create_topic("t")
+            client.publish("t", b"kept")
+        quotas = run_example("quotas", broker, tmp_path)
+        if (
+            quotas.returncode
+        ):  # a command waits 5 s for its broker; a busy machine may need them to start the command
+            quotas = run_example("quotas", broker, tmp_path)
+        assert quotas.returncode == 0, quotas.stderr
+        assert "reports" in quotas.stdout
+        assert "5000000" in quotas.stdout
+        refused = run_example("doctor", broker, tmp_path)
+        assert refused.returncode == 2
+        assert "a broker runs on" in refused.stderr
+        assert broker.stop() == 0
+        for name in ("doctor", "repair", "backup", "restore"):
+            done = run_example(name, broker, tmp_path)
+            assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
+        assert "Nothing is wrong." in done.stdout
+    with served(tmp_path / "restored") as again, mansio.blocking.connect(again.bootstrap) as client:
+        client.publish("t", b"and more")
+        assert f'topic="t"}} {2.0}' in httpx.get(f"{again.http_url}/metrics", timeout=10).text
+
+
+def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: ServedBroker) -> None:
+    import mansio
+
+    with mansio.blocking.connect(served_broker.bootstrap) as client, pytest.raises(mansio.MansioError):
+        client.admin.delete_topic("missing")  # some error, so that errors are shown
+
+    def scraped() -> str:
+        text = httpx.get(f"{served_broker.http_url}/metrics", timeout=10).text
+        return text if "mansio_disk_free_bytes" in text else ""
+
+    text = wait_until(scraped, 10, "the disk has been looked at")
+    exported = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) | set(
+        re.findall(r"^(\w+)", text, re.MULTILINE)
+    )
+    named = set(re.findall(r"\bmansio_[a-z_]+|\bprocess_[a-z_]+", DOCUMENT))
+    assert len(named) > 20
+    assert named - exported == metrics_of_a_cluster(DOCUMENT), "tests/system/cluster looks at those"
+    settings = set(re.findall(r"`([a-z]+(?:_[a-z]+)+)`", DOCUMENT)) - named
+    reasons = {
+        "log_failed",
+        "log_corrupt",
+        "partition_not_open",
+        "metadata_failed",
+        "loop_stalled",
+        "disk_low",
+        "disk_full",
+        "corrupt_batch",
+        "log_cut",
+        "hold_broken",
+        "holds_unknown",
+        "dead_letters_waiting",
+    }
+    rooms = [ROOT / "src" / "mansio" / "api" / "http" / "cluster_numbers.py"]
+    rooms += (ROOT / "src" / "mansio" / "cluster").rglob("*.py")
+    of_a_cluster = {
+        word.lower()
+        for one in rooms
+        for found in re.findall(r'"([a-z_]+)"|\bOutcome\.([A-Z_]+)', one.read_text())
+        for word in found
+    }
+    words = settings - set(SPECIFICATIONS) - reasons - {"disk_silent", "held_back"}
+    assert words - of_a_cluster == set()
+
+
+# The files
+
+
+def unit_file() -> configparser.RawConfigParser:
+    parser = configparser.RawConfigParser(strict=False)
+    parser.optionxform = str  # type: ignore[assignment,method-assign]  # systemd's names have capitals
+    parser.read_string(UNIT.read_text())
+    return parser
+
+
+def test_systemd_takes_the_unit_without_a_word(tmp_path: Path) -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is missing; the next test reads the unit without it")
+    text = re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", UNIT.read_text(), flags=re.MULTILINE)
+    (tmp_path / "mansio.service").write_text(text)
+    done = subprocess.run(
+        [analyze, "verify", "--man=no", str(tmp_path / "mansio.service")],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    complaints = [line for line in done.stderr.splitlines() if "mansio.service" in line]
+    assert (done.returncode, complaints) == (0, []), done.stderr
+
+
+def test_unit_is_confined_and_runs_a_command_that_exists() -> None:
+    service = unit_file()["Service"]
+    for name, value in {
+        "Type": "notify",
+        "DynamicUser": "yes",
+        "StateDirectory": "mansio",
+        "ProtectSystem": "strict",
+        "NoNewPrivileges": "yes",
+        "CapabilityBoundingSet": "",
+    }.items():
+        assert service[name] == value, name
+    assert int(service["LimitNOFILE"]) >= 4096 * 2 + SPECIFICATIONS["open_files_max"].minimum
+    command = service["ExecStart"].split()
+    assert command[1] == "serve"
+    help_text = subprocess.run(
+        [*_mansio(), "serve", "--help"], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+    assert all(flag in help_text for flag in command if flag.startswith("--"))
+
+
+def test_container_file_names_settings_and_paths_that_exist() -> None:
+    text = CONTAINER.read_text()
+    sent = (ROOT / ".dockerignore").read_text().splitlines()
+    for name in re.findall(r"MANSIO_([A-Z_]+)=", text):
+        assert name.lower() in SPECIFICATIONS, name
+    for line in re.findall(r"^COPY (?!--from)(.+)$", text, re.MULTILINE):
+        *sources, _ = line.split()
+        assert all((ROOT / source).exists() for source in sources), line
+        assert all(f"!{source}" in sent for source in sources), (
+            "all else stays out of what is sent to be built"
+        )
+    stages = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    assert len(stages) == 2
+    assert all(re.fullmatch(r"python:3\.\d+-slim", stage) for stage in stages), (
+        "no registry, a slim base by name"
+    )
+    last = text.rpartition("\nFROM ")[2]
+    for needed in (
+        "USER 10001",
+        "HEALTHCHECK",
+        "VOLUME /data",
+        "STOPSIGNAL SIGTERM",
+        'ENTRYPOINT ["mansio"]',
+    ):
+        assert needed in last
+    assert "/health/live" in last
+
+
+def test_compose_file_is_sound_and_names_settings_that_exist() -> None:
+    import yaml
+
+    services = yaml.safe_load((ROOT / "deploy/container/compose.yaml").read_text())["services"]
+    mansio = services["mansio"]
+    assert all(name.removeprefix("MANSIO_").lower() in SPECIFICATIONS for name in mansio["environment"])
+    assert all(port.startswith("127.0.0.1:") for port in mansio["ports"]), "nothing listens beyond loopback"
+    folder = ROOT / "deploy/container" / mansio["build"]["context"]
+    assert (folder / mansio["build"]["dockerfile"]).exists()
+
+
+def test_health_check_of_the_container_tells_alive_from_dead(served_broker: ServedBroker) -> None:
+    (command,) = re.findall(r'\["python", "-c", "(.+)"\]', CONTAINER.read_text())
+    code = command.replace("http://127.0.0.1:8080", served_broker.http_url)
+
+    def check() -> int:
+        return subprocess.run(
+            [*_python(), "-c", code], capture_output=True, timeout=60, check=False, env=dict(os.environ)
+        ).returncode
+
+    assert check() == 0
+    served_broker.kill()
+    assert check() != 0
+
+
+def _python() -> list[str]:
+    return _mansio()[:1]
+
+
+def _mansio() -> list[str]:
+    from support.places import mansio_command
+
+    return mansio_command()

@@ -1,0 +1,470 @@
+"""What administrative tools ask beyond topics, settings and groups: each gets an answer it can work with, also where
+it is no.
+
+The requests that web consoles make when they are opened are written down here as (API, version) and sent over a plain
+socket; the clients that can make them are asked too.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import (
+    Consumer,
+    ElectionType,
+    KafkaError,
+    KafkaException,
+    Producer,
+    ThrottleEvent,
+    TopicPartition,
+)
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ConfigResource,
+    ResourcePatternType,
+    ResourceType,
+)
+from kafka import KafkaAdminClient
+from kafka import TopicPartition as KafkaPythonPartition
+from kafka.admin import (
+    ACL,
+    ACLFilter,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePattern,
+    ResourcePatternFilter,
+)
+from kafka.admin import ConfigResource as KafkaPythonResource
+from kafka.admin import ResourceType as KafkaPythonResourceType
+from kafka.errors import (
+    ElectionNotNeededError,
+    SecurityDisabledError,
+    TransactionalIdAuthorizationFailedError,
+    UnknownTopicOrPartitionError,
+)
+
+import mansio
+from mansio.wire.versions import OFFERED, ApiKey
+from support.raw_peer import RawPeer
+from support.waiting import wait_until
+from system.interop.clients import QUIET, Item, confluent_write, kafka_python_write, kcat
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+SECURITY_DISABLED = 54
+RESOURCE_NOT_FOUND = 91
+ELECTION_NOT_NEEDED = 84
+UNKNOWN_TOPIC_OR_PARTITION = 3
+TRANSACTIONAL_ID_NOT_FOUND = 105
+INVALID_REPLICA_ASSIGNMENT = 39
+NO_REASSIGNMENT_IN_PROGRESS = 85
+
+
+@pytest.fixture
+def confluent(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+
+
+@pytest.fixture
+def kafka_python(bootstrap: str) -> Iterator[KafkaAdminClient]:
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+    yield admin
+    admin.close()
+
+
+@pytest.fixture
+def raw(bootstrap: str) -> Iterator[RawPeer]:
+    with RawPeer(int(bootstrap.rpartition(":")[2])) as peer:
+        yield peer
+
+
+def code_of(future: Any) -> int:
+    with pytest.raises(KafkaException) as caught:
+        future.result(10)
+    return int(caught.value.args[0].code())
+
+
+# Access control: there is none, and that is said
+
+
+@pytest.mark.row("A1")
+def test_confluent_kafka_hears_that_there_is_no_access_control(confluent: AdminClient) -> None:
+    names = ("topic", ResourcePatternType.LITERAL, "User:a", "*", AclOperation.READ, AclPermissionType.ALLOW)
+    binding = AclBinding(ResourceType.TOPIC, *names)
+    wanted = AclBindingFilter(ResourceType.TOPIC, *names)
+    assert code_of(confluent.create_acls([binding])[binding]) == KafkaError.SECURITY_DISABLED
+    assert confluent.describe_acls(wanted).result(10) == []  # this client drops the error of this answer
+    assert code_of(confluent.delete_acls([wanted])[wanted]) == KafkaError.SECURITY_DISABLED
+
+
+@pytest.mark.row("A1")
+def test_kafka_python_hears_that_there_is_no_access_control(kafka_python: KafkaAdminClient) -> None:
+    one = ACL(
+        "User:a",
+        "*",
+        ACLOperation.READ,
+        ACLPermissionType.ALLOW,
+        ResourcePattern(KafkaPythonResourceType.TOPIC, "t"),
+    )
+    pattern = ResourcePatternFilter(KafkaPythonResourceType.TOPIC, "t", ACLResourcePatternType.ANY)
+    wanted = ACLFilter("User:a", "*", ACLOperation.ANY, ACLPermissionType.ANY, pattern)
+    assert kafka_python.create_acls([one]) == {"succeeded": [], "failed": [SecurityDisabledError]}
+    with pytest.raises(SecurityDisabledError, match="allowed to everybody"):
+        kafka_python.describe_acls(wanted)
+    assert [error for _, _, error in kafka_python.delete_acls([wanted])] == [SecurityDisabledError]
+
+
+@pytest.mark.row("A1")
+def test_no_user_has_credentials(confluent: AdminClient, kafka_python: KafkaAdminClient) -> None:
+    assert confluent.describe_user_scram_credentials().result(10) == {}
+    alone = confluent.describe_user_scram_credentials(["alice"])["alice"]
+    assert code_of(alone) == RESOURCE_NOT_FOUND
+    assert kafka_python.describe_user_scram_credentials() == {}
+
+
+# Settings, replaced as a whole
+
+
+@pytest.mark.row("A1")
+@pytest.mark.filterwarnings("ignore:alter_configs has been deprecated:DeprecationWarning")
+def test_legacy_alter_configs_replaces_all_settings(
+    confluent: AdminClient, make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(retention_ms="1000000", max_message_bytes="5000")
+
+    def in_force() -> dict[str, str]:
+        resource = ConfigResource(ResourceType.TOPIC, topic)
+        entries = confluent.describe_configs([resource])[resource].result(10)
+        return {name: entry.value for name, entry in entries.items() if not entry.is_default}
+
+    changed = ConfigResource(ResourceType.TOPIC, topic, set_config={"segment.bytes": "1000000"})
+    confluent.alter_configs([changed], validate_only=True)[changed].result(10)
+    assert in_force() == {"retention.ms": "1000000", "max.message.bytes": "5000"}
+    confluent.alter_configs([changed])[changed].result(10)
+    assert in_force() == {"segment.bytes": "1000000"}
+    bad = ConfigResource(ResourceType.TOPIC, topic, set_config={"segment.bytes": "many"})
+    assert code_of(confluent.alter_configs([bad])[bad]) == KafkaError.INVALID_CONFIG
+    missing = ConfigResource(ResourceType.TOPIC, f"no {topic}".replace(" ", "-"), set_config={})
+    assert code_of(confluent.alter_configs([missing])[missing]) == KafkaError.UNKNOWN_TOPIC_OR_PART
+    broker = ConfigResource(ResourceType.BROKER, "1", set_config={"num.partitions": "2"})
+    assert code_of(confluent.alter_configs([broker])[broker]) == KafkaError.INVALID_REQUEST
+    assert in_force() == {"segment.bytes": "1000000"}
+
+
+@pytest.mark.row("A1")
+def test_legacy_alter_configs_of_kafka_python(
+    kafka_python: KafkaAdminClient, make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(retention_ms="1000000")
+    changed = KafkaPythonResource("TOPIC", topic, {"max.message.bytes": "6000"})
+    kafka_python.alter_configs([changed], incremental=False)
+    found = kafka_python.describe_configs([KafkaPythonResource("TOPIC", topic)])["topic"][topic]
+    assert {name: entry["value"] for name, entry in found.items()} == {
+        "retention.ms": "1000000",  # this client names what it wants to keep
+        "max.message.bytes": "6000",
+    }
+
+
+# Replicas
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize("election", [ElectionType.PREFERRED, ElectionType.UNCLEAN])
+def test_confluent_kafka_hears_that_no_election_is_needed(
+    confluent: AdminClient, make_topic: Callable[..., str], election: ElectionType
+) -> None:
+    place, missing = TopicPartition(make_topic(), 0), TopicPartition("no-such-topic", 0)
+    found = confluent.elect_leaders(election, [place, missing]).result(10)
+    assert found[place].code() == ELECTION_NOT_NEEDED
+    assert found[missing].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
+    assert confluent.elect_leaders(election, None).result(10) == {}
+
+
+@pytest.mark.row("A1")
+def test_kafka_python_asks_for_elections_and_moves(
+    kafka_python: KafkaAdminClient, make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(2)
+    place = KafkaPythonPartition(topic, 0)
+    answer = kafka_python.elect_leaders(0, {topic: [0, 1]})
+    codes = [one.error_code for result in answer.replica_election_results for one in result.partition_result]
+    assert codes == [ElectionNotNeededError.errno] * 2
+    assert kafka_python.list_partition_reassignments() == {}
+    moved = kafka_python.alter_partition_reassignments(
+        {place: [7], KafkaPythonPartition(topic, 9): [1], KafkaPythonPartition(topic, 1): [1]}
+    )
+    assert moved[place].errno == INVALID_REPLICA_ASSIGNMENT
+    assert moved[KafkaPythonPartition(topic, 9)] is UnknownTopicOrPartitionError
+    assert moved[KafkaPythonPartition(topic, 1)] is None, "it is there already"
+    assert (
+        kafka_python.alter_partition_reassignments({place: None})[place].errno == NO_REASSIGNMENT_IN_PROGRESS
+    )
+
+
+# What is on the disk, and who writes
+
+
+@pytest.mark.row("A1")
+def test_log_directories_tell_the_size_of_every_partition(
+    kafka_python: KafkaAdminClient, bootstrap: str, make_topic: Callable[..., str]
+) -> None:
+    topic, other = make_topic(2), make_topic()
+    confluent_write(bootstrap, topic, [Item(None, b"x" * 10_000)], partition=1)
+
+    def sizes(wanted: Any) -> dict[tuple[str, int], int]:
+        (directory,) = kafka_python.describe_log_dirs(wanted)[0]["log_dirs"]
+        assert directory["error_code"] == 0
+        assert 0 < directory["usable_bytes"] <= directory["total_bytes"]
+        return {
+            (one["name"], partition["partition_index"]): partition["partition_size"]
+            for one in directory["topics"]
+            for partition in one["partitions"]
+        }
+
+    found = sizes(None)
+    assert found[topic, 0] == found[other, 0] == 0
+    assert 10_000 < found[topic, 1] < 11_000
+    assert sizes({topic: [1]}) == {(topic, 1): found[topic, 1]}
+    assert sizes({"no-such-topic": [0], topic: [9]}) == {}
+
+
+@pytest.mark.row("A1")
+def test_producers_are_described_by_id_epoch_and_sequence(
+    kafka_python: KafkaAdminClient, bootstrap: str, make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(2)
+    kafka_python_write(bootstrap, topic, [Item(None, b"%d" % n) for n in range(5)], enable_idempotence=True)
+    places = [KafkaPythonPartition(topic, 0), KafkaPythonPartition(topic, 1)]
+    found = kafka_python.describe_producers(places)
+    (producer,) = found[places[0]].active_producers
+    assert (producer.producer_epoch, producer.last_sequence) == (0, 4)
+    assert producer.producer_id >= 0
+    assert abs(producer.last_timestamp - time.time() * 1000) < 60_000
+    assert found[places[1]].active_producers == []
+
+
+@pytest.mark.row("A1")
+def test_transactions_are_none(kafka_python: KafkaAdminClient, raw: RawPeer) -> None:
+    assert all(not found for found in kafka_python.list_transactions().values())
+    assert all(not found for found in kafka_python.list_transactions(transactional_id_pattern="a.*").values())
+    with pytest.raises(TransactionalIdAuthorizationFailedError):
+        kafka_python.describe_transactions(["t"])  # it asks for a coordinator first, and there is none
+    for version in range(3):
+        listed = raw.call(ApiKey.LIST_TRANSACTIONS, version, {"state_filters": ["Ongoing", "Asleep"]})
+        assert (listed.error_code, listed.unknown_state_filters) == (0, ["Asleep"])
+    described = raw.call(ApiKey.DESCRIBE_TRANSACTIONS, 0, {"transactional_ids": ["a", "b"]})
+    assert [(one.transactional_id, one.error_code) for one in described.transaction_states] == [
+        ("a", TRANSACTIONAL_ID_NOT_FOUND),
+        ("b", TRANSACTIONAL_ID_NOT_FOUND),
+    ]
+
+
+# Topics, page by page
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize("limit", [1, 2, 3, 1000])
+def test_pages_of_topics_together_show_every_partition_once(
+    raw: RawPeer, make_topic: Callable[..., str], limit: int
+) -> None:
+    counts = {make_topic(count): count for count in (3, 1, 4)}
+    wanted = [{"name": name} for name in (*counts, "no-such-topic")]
+    cursor = None
+    seen: list[tuple[str, int]] = []
+    errors: dict[str, int] = {}
+    while True:
+        page = raw.call(
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+            0,
+            {"topics": wanted, "response_partition_limit": limit, "cursor": cursor},
+        )
+        on_page = [(topic.name, one) for topic in page.topics for one in topic.partitions]
+        assert len(on_page) <= limit
+        for name, one in on_page:
+            assert (one.error_code, one.leader_id, one.replica_nodes, one.isr_nodes) == (0, 1, [1], [1])
+            assert (one.eligible_leader_replicas, one.last_known_elr, one.offline_replicas) == ([], [], [])
+            seen.append((name, one.partition_index))
+        errors |= {topic.name: topic.error_code for topic in page.topics}
+        cursor = page.next_cursor
+        if cursor is None:
+            break
+    assert seen == sorted((name, index) for name, count in counts.items() for index in range(count))
+    assert errors == {**dict.fromkeys(counts, 0), "no-such-topic": UNKNOWN_TOPIC_OR_PARTITION}
+
+
+def test_a_cursor_whose_topic_is_gone_goes_on_with_the_next(
+    raw: RawPeer, make_topic: Callable[..., str]
+) -> None:
+    first, second = sorted([make_topic(2), make_topic(2)])
+    fields = {
+        "topics": [{"name": first}, {"name": second}],
+        "response_partition_limit": 10,
+        "cursor": {"topic_name": f"{first}-gone", "partition_index": 1},
+    }
+    page = raw.call(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, fields)
+    assert [(topic.name, len(topic.partitions)) for topic in page.topics] == [(second, 2)]
+
+
+@pytest.mark.row("A1")
+def test_kafka_python_describes_all_topics_in_pages(
+    kafka_python: KafkaAdminClient, make_topic: Callable[..., str]
+) -> None:
+    topic = make_topic(3)
+    found = kafka_python.describe_topic_partitions([topic], response_partition_limit=2)
+    assert [len(one["partitions"]) for one in found["topics"]] == [2]
+    assert (found["next_cursor"]["topic_name"], found["next_cursor"]["partition_index"]) == (topic, 2)
+
+
+# What consoles ask when they are opened, in the versions their client libraries take at the most
+
+EVERY_TOPIC = {"topics": None, "include_topic_authorized_operations": True}
+ANY_ACL = {
+    "resource_type_filter": 1,
+    "resource_name_filter": None,
+    "pattern_type_filter": 1,
+    "principal_filter": None,
+    "host_filter": None,
+    "operation": 1,
+    "permission_type": 1,
+}
+ALL_PAGES = {"topics": [], "response_partition_limit": 2000, "cursor": None}
+
+KAFKA_UI = [  # kafka-ui and AKHQ: the Java AdminClient
+    (
+        ApiKey.API_VERSIONS,
+        4,
+        {"client_software_name": "apache-kafka-java", "client_software_version": "4.1.1"},
+        0,
+    ),
+    (ApiKey.DESCRIBE_CLUSTER, 2, {"include_cluster_authorized_operations": True, "endpoint_type": 1}, 0),
+    (ApiKey.METADATA, 13, EVERY_TOPIC, None),
+    (ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, ALL_PAGES, None),
+    (ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [{"resource_type": 4, "resource_name": "1"}]}, None),
+    (ApiKey.DESCRIBE_LOG_DIRS, 4, {"topics": None}, 0),
+    (ApiKey.LIST_GROUPS, 5, {"states_filter": [], "types_filter": []}, 0),
+    (ApiKey.DESCRIBE_ACLS, 3, ANY_ACL, SECURITY_DISABLED),
+    (ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, {"components": [], "strict": False}, 0),
+    (ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, {"timeout_ms": 1000, "topics": None}, 0),
+]
+REDPANDA_CONSOLE = [  # franz-go
+    (ApiKey.API_VERSIONS, 3, {"client_software_name": "kgo", "client_software_version": "v1"}, 0),
+    (ApiKey.METADATA, 12, EVERY_TOPIC, None),
+    (ApiKey.DESCRIBE_CONFIGS, 4, {"resources": [{"resource_type": 4, "resource_name": "1"}]}, None),
+    (ApiKey.DESCRIBE_LOG_DIRS, 4, {"topics": None}, 0),
+    (ApiKey.LIST_GROUPS, 4, {"states_filter": []}, 0),
+    (ApiKey.DESCRIBE_ACLS, 3, ANY_ACL, SECURITY_DISABLED),
+    (ApiKey.DESCRIBE_CLIENT_QUOTAS, 1, {"components": [], "strict": False}, 0),
+    (ApiKey.LIST_PARTITION_REASSIGNMENTS, 0, {"timeout_ms": 1000, "topics": None}, 0),
+    (ApiKey.LIST_TRANSACTIONS, 1, {"state_filters": [], "producer_id_filters": [], "duration_filter": -1}, 0),
+]
+
+
+@pytest.mark.row("A1")
+@pytest.mark.parametrize("opening", [KAFKA_UI, REDPANDA_CONSOLE], ids=["kafka-ui", "redpanda-console"])
+def test_what_a_console_asks_when_it_opens_is_answered(
+    raw: RawPeer,
+    make_topic: Callable[..., str],
+    opening: list[tuple[ApiKey, int, dict[str, Any], int | None]],
+) -> None:
+    topic = make_topic(2)
+    for api, version, fields, code in opening:
+        assert OFFERED[api].lowest <= version <= OFFERED[api].highest, api
+        answer = raw.call(api, version, fields)
+        if code is not None:
+            assert answer.error_code == code, api
+        if api in (ApiKey.METADATA, ApiKey.DESCRIBE_TOPIC_PARTITIONS):
+            (shown,) = [one for one in answer.topics if one.name == topic]
+            assert (shown.error_code, len(shown.partitions)) == (0, 2)
+        if api is ApiKey.DESCRIBE_LOG_DIRS:
+            assert topic in {one.name for one in answer.results[0].topics}
+
+
+@pytest.mark.row("A1")
+def test_kcat_lists_and_queries(bootstrap: str, make_topic: Callable[..., str]) -> None:
+    topic = make_topic(2)
+    confluent_write(bootstrap, topic, [Item(None, b"v", (), 1_700_000_000_000)])
+    listed = kcat(bootstrap, "-L", "-t", topic, "-J").decode()
+    assert f'"topic":"{topic}"' in listed
+    assert listed.count('"leader":1') == 2
+    assert "offset 1" in kcat(bootstrap, "-Q", "-t", f"{topic}:0:-1").decode()
+    assert "offset 0" in kcat(bootstrap, "-Q", "-t", f"{topic}:0:1600000000000").decode()
+
+
+# Quotas, measured with clients that know of pauses
+
+RATE = 100_000
+BURST_MS = 100
+ITEMS = 15
+ITEM_BYTES = 10_000
+LEAST_S = ITEMS * ITEM_BYTES / RATE - BURST_MS / 1000 - ITEM_BYTES / RATE
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a broker that gives every client id RATE bytes/s each way."""
+    directory: Path = tmp_path_factory.mktemp("limited") / "data"
+    with (
+        mansio.Broker(directory, kafka_listen="127.0.0.1:0", quota_burst_ms=BURST_MS) as broker,
+        mansio.blocking.connect(broker.address) as client,
+    ):
+        client.admin.create_topic("t")
+        for _ in range(ITEMS):
+            client.publish("t", b"x" * ITEM_BYTES)  # a batch each
+        values = {"producer_byte_rate": RATE, "consumer_byte_rate": RATE}
+        client.admin.quotas.set(client_id=mansio.client.admin_quotas.DEFAULT, values=values)
+        yield broker.address
+
+
+@pytest.mark.row("A1")
+def test_confluent_kafka_writes_at_its_quota_and_hears_of_the_pauses(limited: str) -> None:
+    heard: list[ThrottleEvent] = []
+    producer = Producer(
+        {
+            **QUIET,
+            "bootstrap.servers": limited,
+            "client.id": "writer",
+            "batch.num.messages": 1,
+            "throttle_cb": heard.append,
+        }
+    )
+    begun = time.monotonic()
+    for _ in range(ITEMS):
+        producer.produce(
+            "t", b"x" * ITEM_BYTES, on_delivery=lambda error, _: error and pytest.fail(str(error))
+        )
+    assert producer.flush(20) == 0
+    took_s = time.monotonic() - begun
+    wait_until(lambda: producer.poll(0) or heard, 20)
+    assert LEAST_S <= took_s < 5 * LEAST_S
+    assert heard[0].throttle_time > 0
+
+
+@pytest.mark.row("A1")
+def test_confluent_kafka_reads_at_its_quota(limited: str) -> None:
+    consumer = Consumer({**QUIET, "bootstrap.servers": limited, "client.id": "reader", "group.id": "none"})
+    consumer.assign([TopicPartition("t", 0, 0)])
+    begun = time.monotonic()
+    count = 0
+    while count < ITEMS and time.monotonic() < begun + 20:
+        count += len(consumer.consume(ITEMS - count, 0.2))
+    took_s = time.monotonic() - begun
+    consumer.close()
+    assert count == ITEMS
+    assert LEAST_S <= took_s < 5 * LEAST_S
+
+
+@pytest.mark.row("A1")
+def test_kafka_python_writes_at_its_quota(limited: str) -> None:
+    begun = time.monotonic()
+    items = [Item(None, b"x" * ITEM_BYTES)] * ITEMS
+    kafka_python_write(limited, "t", items, client_id="python", batch_size=1)
+    assert LEAST_S <= time.monotonic() - begun < 5 * LEAST_S

@@ -1,0 +1,113 @@
+"""The second door: Spark's own Kafka connector works with a Mansio broker as it is, batch and stream, both directions.
+
+Its jars come from Maven, so this is a nightly test. What it asks of the broker is compared with what was recorded;
+`test_kafka_connector_replay.py` sends that again wherever there is no Maven.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mansio.spark.java import find_java
+from mansio.wire import produce
+from mansio.wire.headers import read_request_header
+from mansio.wire.records import iterate_batches
+from mansio.wire.versions import ApiKey
+from support.places import ROOT, free_port
+from support.process import served
+from support.raw_peer import RawPeer
+from support.recording_proxy import recording
+from support.web_ui import needs_java_and_maven, read_golden, write_golden
+from system.spark.kafka_connector import ROWS
+
+if TYPE_CHECKING:
+    from support.recording_proxy import Recorded
+
+JARS = ROOT / ".tools" / "spark-kafka"
+GOLDEN = ROOT / "tests" / "golden" / "spark_kafka" / "connector.txt"
+PREFIX = "connector-"
+PARTITIONS = 2
+FETCH_DEADLINE_S = 300
+RUN_DEADLINE_S = 280
+
+
+def as_recorded(requests: list[Recorded]) -> list[Recorded]:
+    """One request of each API, version and length: what differs beyond that are offsets and times. Of what an
+    idempotent producer sent, the first batches only, because a broker takes them in no other order."""
+    kept = {(one.api_key, one.version, len(one.frame)): one for one in reversed(requests) if is_first(one)}
+    return [one for one in requests if kept.get((one.api_key, one.version, len(one.frame))) is one]
+
+
+def is_first(one: Recorded) -> bool:
+    """Whether a request holds no batch that has to follow another."""
+    if one.api_key != ApiKey.PRODUCE:
+        return True
+    frame = memoryview(one.frame)[4:]
+    topics = produce.decode_request(one.version, frame, read_request_header(frame).body).topics
+    batches = [records for _, _, partitions in topics for _, records in partitions if records is not None]
+    return all(header.base_sequence == 0 for batch in batches for _, header in iterate_batches(batch))
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(FETCH_DEADLINE_S + RUN_DEADLINE_S + 60)
+def test_sparks_own_connector_reads_writes_and_streams(tmp_path: Path) -> None:
+    needs_java_and_maven()
+    subprocess.run([ROOT / "tools" / "spark_kafka.sh"], check=True, timeout=FETCH_DEADLINE_S)
+    port = free_port()
+    arguments = ["--set", f"kafka_advertise=127.0.0.1:{port}"]
+    with (
+        served(tmp_path / "data", arguments=arguments, http=False) as broker,
+        recording(port, broker.kafka_port) as proxy,
+        RawPeer(broker.kafka_port) as raw,
+    ):
+        for topic in ("in", "out"):
+            raw.create_topic(PREFIX + topic, PARTITIONS)
+        found = run_connector(f"127.0.0.1:{port}", tmp_path)
+        told = raw.call(ApiKey.METADATA, 12, {"topics": None}).topics
+        topic_ids = {str(one.name): bytes(one.topic_id) for one in told if str(one.name).startswith(PREFIX)}
+        assert "Traceback" not in broker.text()
+        assert broker.stop() == 0
+    assert found == {
+        "numbers": sum(range(ROWS)),
+        "by_time": ROWS,
+        "ranges": ROWS - 10,
+        "copied": ROWS,
+        "copied_again": ROWS,
+        "written": 2 * ROWS,
+        "distinct": ROWS,
+    }
+    if os.environ.get("MANSIO_TEST_RECORD"):
+        write_golden(GOLDEN, topic_ids, as_recorded(proxy.requests))
+    asked = {(one.api_key, one.version) for one in proxy.requests}
+    recorded = {(one.api_key, one.version) for one in read_golden(GOLDEN)[1]}
+    assert asked <= recorded, "record it anew: MANSIO_TEST_RECORD=1"
+
+
+def run_connector(bootstrap: str, place: Path) -> dict[str, Any]:
+    """The connector's own process, to its end; what it saw."""
+    environment = {
+        **os.environ,
+        "JAVA_HOME": find_java().home,
+        "PYSPARK_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+    script = Path(__file__).with_name("kafka_connector.py")
+    done = subprocess.run(
+        [sys.executable, str(script), str(JARS), bootstrap, PREFIX, str(place / "checkpoint")],
+        cwd=place,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-6_000:]
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer

@@ -1,0 +1,240 @@
+"""`mansio pipeline archive` and `run` are killed as real processes; the same commands go on by themselves.
+
+A start is a JVM and costs ten seconds, so the short test starts all at once, and the last start of each is made in the
+session that the other tests have. Kills at every single step of a batch are in `test_archive_kills.py`, without a JVM.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mansio
+from mansio.spark.lake.catalog import open_table
+from mansio.spark.pipelines.run import RunJob, run
+from mansio.wire.hold import hold_group
+from support.lake import checksum
+from support.pipeline_process import PipelineProcess
+from system.spark.archives import archive_once, archived, assert_archived
+from system.spark.topics import contents, create, publish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from support.process import ServedBroker
+
+FILE = """
+import os
+import time
+
+def transform(frame):
+    while not os.path.exists(os.environ["TURN"]):
+        time.sleep(0.02)
+    return frame.select("key", "value")
+"""
+"""A start of it waits for a file, its turn: so all JVMs can start at the same time, and run one after the other. It is
+called `random.py`, beside which nothing of Python's own that imports `random` works: no worker may look there."""
+PARTITIONS = 2
+BATCH = 100
+PLACE_AND_VALUE = ("__partition", "__offset", "value")
+UNDER_WAY = 2
+"""Batches that a kill repeats at most: the one it hit, and where only Python was hit, one its JVM still began."""
+RUN_KILLS = 2
+NIGHTLY_KILLS = int(os.environ.get("MANSIO_NIGHTLY_PIPELINE_KILLS", "20"))
+TIMEOUT_S = 1_800
+NIGHTLY_TIMEOUT_S = 7_200
+"""For a process that hangs in a way that its processor time does not show; each wait has its own deadline."""
+
+
+class Job:
+    """A pipeline that reads a topic of its own: the topic's records, and the processes that were started."""
+
+    def __init__(self, broker: ServedBroker, topic: str, place: Path) -> None:
+        self.broker, self.place = broker, place
+        self.source = create(broker.bootstrap, topic, PARTITIONS)
+        self.published = 0
+        self.started: list[PipelineProcess] = []
+        place.mkdir()
+
+    def publish(self, count: int) -> None:
+        """That many more records; a value is the record's number."""
+        numbers = range(self.published, self.published + count)
+        publish(self.broker.bootstrap, self.source, [(b"%d" % (n % 50), b"%d" % n) for n in numbers])
+        self.published += count
+
+    def words(self) -> list[str]:
+        """The command."""
+        raise NotImplementedError
+
+    def start(self) -> PipelineProcess:
+        words = [*self.words(), "--broker", self.broker.bootstrap, "--master", "local[2]"]
+        words += ["--max-records", str(BATCH), "--trigger", "0.1"]
+        turn = str(self.turn(len(self.started)))
+        self.started.append(PipelineProcess(self.place, words, {"TURN": turn}))
+        return self.started[-1]
+
+    def turn(self, number: int) -> Path:
+        """The file that lets start `number` begin."""
+        return self.place / f"turn-{number}"
+
+
+class Archive(Job):
+    """Into a table."""
+
+    @property
+    def warehouse(self) -> Path:
+        return self.place / "lake"
+
+    def words(self) -> list[str]:
+        return [
+            "archive",
+            self.source,
+            "--warehouse",
+            str(self.warehouse),
+            "--name",
+            f"archive-{self.source}",
+        ]
+
+    def done(self) -> int:
+        """How many records are in the table."""
+        committed = open_table(None, str(self.warehouse), self.source).committed()
+        return 0 if committed is None else sum(committed.offsets.values())
+
+    def finish(self, spark: SparkSession) -> None:
+        """The last start goes to the end; then each record is there exactly once."""
+        before = self.done()
+        assert (
+            archive_once(spark, self.broker, self.source, self.warehouse).records == self.published - before
+        )
+        assert_archived(self.broker, self.warehouse, self.source)
+
+
+class Copy(Job):
+    """Into another topic, by the user's own file."""
+
+    def __init__(self, broker: ServedBroker, topic: str, target: str, place: Path) -> None:
+        super().__init__(broker, topic, place)
+        self.target = create(broker.bootstrap, target, PARTITIONS)
+        (place / "random.py").write_text(FILE)
+
+    def words(self) -> list[str]:
+        return ["run", "random.py", "--topic", self.source, "--to", self.target]
+
+    def done(self) -> int:
+        """How many records are in the target."""
+        return len(contents(self.broker.bootstrap, self.target))
+
+    def finish(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The last start goes to the end; then each record is there, and twice at most what was under way at a kill."""
+        monkeypatch.setenv("TURN", str(self.place))
+        job = RunJob(
+            file=str(self.place / "random.py"),
+            name="random",
+            bootstrap=self.broker.bootstrap,
+            checkpoint=str(self.place / "checkpoints" / "random"),
+            inputs=(self.source,),
+            topic=self.target,
+            is_once=True,
+        )
+        assert run(spark, job).lag == 0
+        seen = Counter(int(message.value or b"") for message in contents(self.broker.bootstrap, self.target))
+        assert sorted(seen) == list(range(self.published))
+        assert seen.total() - self.published <= len(self.started) * UNDER_WAY * BATCH
+        with mansio.blocking.connect(self.broker.bootstrap) as client:
+            lags = client.admin.group_lag(hold_group("random"))
+        assert [lag.lag for place, lag in lags.items() if place.topic == self.source] == [0] * PARTITIONS
+
+
+@pytest.fixture
+def jobs(
+    broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
+) -> Iterator[tuple[Archive, Copy]]:
+    archive = Archive(broker_process, topic_name("archived"), tmp_path / "archive")
+    copy = Copy(broker_process, topic_name("in"), topic_name("out"), tmp_path / "passing")
+    yield archive, copy
+    for process in archive.started + copy.started:
+        process.kill()
+
+
+@pytest.mark.timeout(TIMEOUT_S)
+def test_archive_and_run_killed_in_the_middle_go_on_with_the_same_command(
+    spark: SparkSession, jobs: tuple[Archive, Copy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, copy = jobs
+    for job in jobs:
+        job.publish(4_000)
+    archive.start()
+    for _ in range(RUN_KILLS):
+        copy.start()
+    archive.started[0].wait_for_batches(2)
+    time.sleep(random.uniform(0, 1))  # the point of the kill, not a wait for anything
+    archive.started[0].kill()
+    for number, process in enumerate(copy.started):
+        copy.turn(number).touch()
+        process.wait_for_batches(number)  # the first one dies in or before its first batch
+        time.sleep(random.uniform(0, 1))
+        process.kill()
+    for job in jobs:
+        assert 0 < job.done() < job.published, "killed in the middle"
+    archive.finish(spark)
+    copy.finish(spark, monkeypatch)
+
+
+def kill_at_random(job: Job) -> None:
+    """Records come all the time. Some kills hit while Spark starts; some hit Python only, whose JVM may still be at
+    work when the next one starts."""
+    dice = random.Random()
+    for number in range(NIGHTLY_KILLS):
+        job.publish(500)
+        job.turn(number).touch()
+        process = job.start()
+        batches = dice.choice((0, 1, 1, 2, 3))
+        process.wait_for_batches(batches)
+        time.sleep(dice.uniform(0, 1.5 if batches else 8))  # the point of the kill
+        is_driver = dice.random() < 0.3
+        if is_driver:
+            process.kill_driver()
+        else:
+            process.kill()
+        print(f"kill {number + 1}: {'driver' if is_driver else 'all'} after {process.batches} batches")
+    for process in job.started:
+        process.wait_for_the_rest()
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(NIGHTLY_TIMEOUT_S)
+def test_archive_killed_twenty_times_has_every_record_once(
+    spark: SparkSession, jobs: tuple[Archive, Copy]
+) -> None:
+    archive, _ = jobs
+    kill_at_random(archive)
+    archive.finish(spark)
+    rows = archived(archive.warehouse, archive.source)
+    log = contents(archive.broker.bootstrap, archive.source)
+    held = checksum(zip(*(rows[name].to_pylist() for name in PLACE_AND_VALUE), strict=True))
+    assert held == checksum((one.partition, one.offset, one.value) for one in log)
+    print(f"{NIGHTLY_KILLS} kills, {rows.num_rows} of {archive.published} records, {held}")
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(NIGHTLY_TIMEOUT_S)
+def test_run_killed_twenty_times_misses_nothing(
+    spark: SparkSession, jobs: tuple[Archive, Copy], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, copy = jobs
+    kill_at_random(copy)
+    copy.finish(spark, monkeypatch)
+    values = [one.value for one in contents(copy.broker.bootstrap, copy.target)]
+    once = checksum(sorted(set(values)))
+    assert once == checksum(sorted(one.value for one in contents(copy.broker.bootstrap, copy.source)))
+    print(
+        f"{NIGHTLY_KILLS} kills, {len(set(values))} of {copy.published} records, {len(values)} written, {once}"
+    )

@@ -1,0 +1,55 @@
+"""`mansio pipeline lag` and the offsets behind it, over a real broker and without a JVM."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import TYPE_CHECKING
+
+from mansio.spark.listener import OffsetPublisher
+from mansio.wire.topic_partition import TopicPartition
+from support.places import mansio_command
+from system.spark.topics import create, publish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from support.process import ServedBroker
+
+
+def command(broker: ServedBroker, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*mansio_command(), *words, "--broker", broker.bootstrap, "--output", "json"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_lag_is_what_was_published_against_the_end_of_the_log_and_the_group_says_the_same(
+    broker_process: ServedBroker, topic_name: Callable[[str], str]
+) -> None:
+    topic, name = create(broker_process.bootstrap, topic_name("in"), 2), topic_name("pipeline")
+    publish(broker_process.bootstrap, topic, [(None, b"x")] * 10, partition=1)
+    publisher = OffsetPublisher(name, broker_process.bootstrap)
+    publisher.publish({TopicPartition(topic, 0): 0, TopicPartition(topic, 1): 3}, "query")
+    publisher.publish({TopicPartition(topic, 1): 4}, "query")
+    publisher.close()
+    publisher.close()
+    publisher.publish(
+        {TopicPartition(topic, 1): 5}, "query"
+    )  # Spark tells of the last batch when it finds the time
+    shown = json.loads(command(broker_process, "pipeline", "lag", name).stdout)
+    assert [(row["partition"], row["committed"], row["end"], row["lag"]) for row in shown] == [
+        (0, 0, 0, 0),
+        (1, 4, 10, 6),
+    ]
+    assert all(row["holds"] for row in shown)
+    everything = json.loads(command(broker_process, "pipeline", "lag").stdout)
+    assert [row for row in everything if row["pipeline"] == name] == shown
+    group = json.loads(command(broker_process, "group", "describe", f"mansio.pipeline.{name}").stdout)
+    assert [row["lag"] for row in group["offsets"]] == [0, 6]
+    wrong = command(broker_process, "pipeline", "lag", "no-such")
+    assert wrong.returncode == 1
+    assert wrong.stderr.startswith("mansio: there is no pipeline 'no-such'; there are ")

@@ -1,0 +1,160 @@
+"""`mansio pipeline run` as a function: checkpoint, restart, lag, target, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+import mansio
+from mansio.errors import TopicRecreated
+from mansio.spark.pipelines.binding import Binding, CheckpointMismatch, bind
+from mansio.spark.pipelines.run import PipelineFailed, Progress, RunJob, run
+from mansio.wire.hold import hold_group, parse_hold
+from mansio.wire.topic_partition import TopicPartition
+from system.spark.topics import contents, create, publish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import SparkSession
+
+    from support.process import ServedBroker
+
+    TopicName = Callable[[str], str]
+
+SHOUT = """
+from pyspark.sql import functions as f
+
+def transform(frame):
+    shout = f.udf(lambda value: bytes(value).decode().upper() + MARK)
+    return frame.select("key", shout("value").alias("said"), "partition")
+
+MARK = "!"
+"""
+FAIL = """
+from pyspark.sql import functions as f
+
+def transform(frame):
+    return frame.select(f.udf(lambda value: str(1 / 0))("value").alias("value"))
+"""
+
+
+@pytest.fixture
+def job(broker_process: ServedBroker, topic_name: TopicName, tmp_path: Path) -> RunJob:
+    """The pipeline SHOUT from a topic of two partitions to one that is not there yet."""
+    source = create(broker_process.bootstrap, topic_name("in"), 2)
+    file = tmp_path / "shout.py"
+    file.write_text(SHOUT)
+    return RunJob(
+        file=str(file),
+        name=topic_name("pipeline"),
+        bootstrap=broker_process.bootstrap,
+        checkpoint=str(tmp_path / "checkpoint"),
+        inputs=(source,),
+        topic=topic_name("out"),
+        is_once=True,
+        records_max=60,
+    )
+
+
+def fill(job: RunJob, begin: int, end: int) -> None:
+    publish(job.bootstrap, job.inputs[0], [(b"%d" % place, b"no %d" % place) for place in range(begin, end)])
+
+
+def test_pipeline_goes_on_where_it_ended_and_shows_as_a_group_without_lag(
+    spark: SparkSession, job: RunJob
+) -> None:
+    fill(job, 0, 100)
+    said: list[Progress] = []
+    done = run(spark, job, said.append)
+    assert (done.records, done.lag) == (100, 0)
+    assert [progress.batch for progress in said] == list(range(len(said)))
+    assert len(said) > 1
+    assert said[0].lag == 100 - said[0].records, "what was not read when the first batch was planned"
+    fill(job, 100, 130)
+    assert run(spark, job).records == 30
+    assert run(spark, job).records == 0
+    assert job.topic is not None
+    found = contents(job.bootstrap, job.topic)
+    assert sorted(json.loads(one.value or b"")["said"] for one in found) == sorted(
+        f"NO {n}!" for n in range(130)
+    )
+    assert {one.partition for one in found} == {0, 1}, "the target has as many partitions as the input"
+    with mansio.blocking.connect(job.bootstrap) as client:
+        lags = client.admin.group_lag(hold_group(job.name))
+        committed = client.admin.group_offsets(hold_group(job.name))
+    assert sum(lag.committed or 0 for lag in lags.values()) == 130
+    assert [lag.lag for lag in lags.values()] == [0, 0]
+    assert all(parse_hold(offset.metadata) is not None for offset in committed.values())
+    assert set(committed) == {TopicPartition(job.inputs[0], index) for index in (0, 1)}
+
+
+def test_stream_runs_until_it_is_told_to_stop_and_into_a_table_it_writes_exactly_once(
+    spark: SparkSession, job: RunJob, tmp_path: Path
+) -> None:
+    fill(job, 0, 100)
+    table = str(tmp_path / "table")
+    into_table = dataclasses.replace(job, topic=None, table=table, is_once=False, trigger_s=0.1)
+    said: list[Progress] = []
+    done = run(spark, into_table, said.append, lambda: bool(said) and said[-1].lag == 0)
+    assert done.records == 100
+    last = max((tmp_path / "checkpoint" / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    for path in (last, last.with_name(f".{last.name}.crc")):
+        path.unlink(missing_ok=True)
+    run(spark, dataclasses.replace(into_table, is_once=True))
+    rows = spark.read.parquet(table).collect()
+    assert sorted(row.said for row in rows) == sorted(f"NO {n}!" for n in range(100))
+
+
+def test_start_that_was_killed_while_it_bound_its_checkpoint_is_repeated(
+    spark: SparkSession, job: RunJob, tmp_path: Path
+) -> None:
+    """Files of that name are all it can have left."""
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    for name in (".mansio.json.partial", "..mansio.json.partial.crc"):
+        (checkpoint / name).write_bytes(b"{")
+    own = Binding(job.name, {job.inputs[0]: "aa"}, job.target)
+    for _ in range(2):
+        bind(spark, str(checkpoint), own)
+    assert json.loads((checkpoint / "mansio.json").read_text())["topics"] == own.topics
+    with pytest.raises(CheckpointMismatch):
+        bind(spark, str(checkpoint), dataclasses.replace(own, topics={"other": "bb"}))
+
+
+def test_checkpoint_of_something_else_is_refused_and_a_topic_made_anew_is_noticed(
+    spark: SparkSession, job: RunJob, broker_process: ServedBroker, topic_name: TopicName
+) -> None:
+    fill(job, 0, 10)
+    run(spark, job)
+    other = create(broker_process.bootstrap, topic_name("other"))
+    with pytest.raises(
+        CheckpointMismatch, match=f"is of {job.inputs[0]}, not of {other}: give another checkpoint"
+    ):
+        run(spark, dataclasses.replace(job, inputs=(other,)))
+    with pytest.raises(CheckpointMismatch, match="is of writing topic"):
+        run(spark, dataclasses.replace(job, topic=other))
+    with mansio.blocking.connect(job.bootstrap) as client:
+        client.admin.delete_topic(job.inputs[0])
+    create(job.bootstrap, job.inputs[0], 2)
+    with pytest.raises(TopicRecreated, match="was deleted and created again"):
+        run(spark, job)
+
+
+def test_what_fails_in_the_users_function_is_one_line(
+    spark: SparkSession, job: RunJob, tmp_path: Path
+) -> None:
+    fill(job, 0, 10)
+    file = tmp_path / "fail.py"
+    file.write_text(FAIL)
+    with pytest.raises(PipelineFailed, match="ZeroDivisionError: division by zero") as caught:
+        run(spark, dataclasses.replace(job, file=str(file)))
+    assert "\n" not in str(caught.value)
+    file.write_text("def transform(frame):\n    return frame.select('no_such_column')\n")
+    with pytest.raises(Exception, match="no_such_column") as refused:
+        run(spark, dataclasses.replace(job, file=str(file), checkpoint=str(tmp_path / "other")))
+    assert "\n" not in str(refused.value)

@@ -1,0 +1,117 @@
+"""The sink in Spark: what a DataFrame says is what the topic has; what cannot be written is refused in one line."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mansio.client.partitioner import partition_for_key
+from system.spark.topics import contents, create, publish
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+    from support.process import ServedBroker
+
+    TopicName = Callable[[str], str]
+
+HEADERS = "array(named_struct('key', 'from', 'value', cast('spark' as binary)))"
+DEADLINE_S = 120
+
+
+def last_line(error: BaseException) -> str:
+    """What our own code said: the last line of the worker's traceback."""
+    lines = [
+        line for line in str(error).split("\n\nJVM")[0].splitlines() if re.match(r"mansio\.[\w.]+: ", line)
+    ]
+    return lines[-1] if lines else str(error)
+
+
+def test_every_column_of_a_dataframe_arrives_as_the_record_it_says(
+    spark: SparkSession, broker_process: ServedBroker, topic_name: TopicName
+) -> None:
+    first, second = (create(broker_process.bootstrap, topic_name(role), 3) for role in ("a", "b"))
+    frame = spark.range(3_000).selectExpr(
+        f"if(id % 2 = 0, '{first}', '{second}') topic",
+        "if(id % 10 = 0, null, concat('key ', id)) key",
+        "cast(id as string) value",
+        "if(id % 5 = 0, 2, null) partition",
+        "timestamp_millis(1384992000000 + id) timestamp",
+        f"if(id % 3 = 0, {HEADERS}, null) headers",
+        "id offset",
+    )
+    frame.repartition(2).write.format("mansio").option("broker", broker_process.bootstrap).mode(
+        "append"
+    ).save()
+    found = {
+        int(message.value): message
+        for topic in (first, second)
+        for message in contents(broker_process.bootstrap, topic)
+    }
+    assert sorted(found) == list(range(3_000))
+    for place, message in found.items():
+        assert message.topic == (second if place % 2 else first)
+        assert message.key == (None if place % 10 == 0 else b"key %d" % place)
+        assert message.timestamp_ms == 1384992000000 + place
+        assert message.headers == ((("from", b"spark"),) if place % 3 == 0 else ())
+        assert message.partition == (2 if place % 5 == 0 else partition_for_key(message.key or b"", 3))
+
+
+def run_once(frame: DataFrame, bootstrap: str, topic: str, checkpoint: Path) -> StreamingQuery:
+    query = (
+        frame.select("key", "value", "timestamp")
+        .writeStream.format("mansio")
+        .options(broker=bootstrap, topic=topic, checkpointLocation=str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(DEADLINE_S)
+    return query
+
+
+def test_stream_writes_each_record_once_until_a_batch_has_to_be_run_again_and_then_at_least_once(
+    spark: SparkSession, broker_process: ServedBroker, topic_name: TopicName, tmp_path: Path
+) -> None:
+    bootstrap, checkpoint = broker_process.bootstrap, tmp_path / "checkpoint"
+    source, target = create(bootstrap, topic_name("in"), 2), create(bootstrap, topic_name("out"), 2)
+    publish(bootstrap, source, [(b"%d" % place, b"%d" % place) for place in range(500)])
+    frame = (
+        spark.readStream.format("mansio")
+        .options(broker=bootstrap, subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger="200")
+        .load()
+    )
+    run_once(frame, bootstrap, target, checkpoint)
+    assert sorted(int(message.value) for message in contents(bootstrap, target)) == list(range(500))
+    query = run_once(frame, bootstrap, target, checkpoint)
+    assert len(contents(bootstrap, target)) == 500, "a restart without news writes nothing"
+    last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
+    for path in (last, checkpoint / "commits" / f".{last.name}.crc"):
+        path.unlink(missing_ok=True)
+    run_once(frame, bootstrap, target, checkpoint)
+    after = [int(message.value) for message in contents(bootstrap, target)]
+    assert set(after) == set(range(500))
+    assert 500 < len(after) <= 700, "the last batch, and only that, is there twice"
+    assert query.exception() is None
+
+
+@pytest.mark.parametrize(
+    ("columns", "topic", "said"),
+    [
+        (["'x' value", "1 delay"], "t", "column 'delay' cannot be written.*to_json"),
+        (["'x' value"], "no-such-topic", "no-such-topic: there is no such topic"),
+    ],
+    ids=["on the driver", "in a task"],
+)
+def test_what_cannot_be_written_is_refused_in_one_line_that_says_what_to_do(
+    spark: SparkSession, broker_process: ServedBroker, columns: list[str], topic: str, said: str
+) -> None:
+    writer = spark.range(1).selectExpr(*columns).write.format("mansio").mode("append")
+    with pytest.raises(Exception, match="mansio") as caught:
+        writer.options(broker=broker_process.bootstrap, topic=topic).save()
+    assert re.search(said, last_line(caught.value)), last_line(caught.value)

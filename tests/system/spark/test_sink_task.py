@@ -1,0 +1,111 @@
+"""What one task of the sink does, without a JVM: its rows reach a real broker once and in order, whatever gets lost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from mansio.client.partitioner import partition_for_key
+from mansio.errors import InvalidRequest, MessageTooLarge, UnknownTopicOrPartition
+from mansio.spark.door import Door
+from mansio.spark.options import SinkOptions
+from mansio.spark.sink_protocol import NOTHING_WRITTEN
+from mansio.spark.task_sender import TaskSender
+from mansio.wire.versions import ApiKey
+from support.places import free_port
+from support.process import ServedBroker
+from system.spark.cutting_proxy import losing_answers
+from system.spark.topics import contents, create
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    TopicName = Callable[[str], str]
+
+ROWS = 5_000
+PARTITIONS = 3
+
+
+def rows(count: int = ROWS) -> pa.RecordBatch:
+    """Keys for all partitions; the value says the place of the row."""
+    return pa.RecordBatch.from_pydict(
+        {
+            "key": [b"key %d" % (row % 97) for row in range(count)],
+            "value": [b"%d" % row for row in range(count)],
+        }
+    )
+
+
+@pytest.fixture
+def opened(broker_process: ServedBroker) -> Iterator[Door]:
+    door = Door(broker_process.bootstrap)
+    yield door
+    door.close()
+
+
+def options(bootstrap: str, **more: str) -> SinkOptions:
+    return SinkOptions.parse({"broker": bootstrap, "topic": "x", **more})
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd"])
+def test_rows_go_where_every_kafka_client_puts_their_keys_in_order_and_the_report_says_where(
+    broker_process: ServedBroker, opened: Door, topic_name: TopicName, compression: str
+) -> None:
+    topic = create(broker_process.bootstrap, topic_name("out"), PARTITIONS)
+    sender = TaskSender(opened, options(broker_process.bootstrap, compression=compression, batchBytes="4096"))
+    sender.send(topic, rows())
+    sender.send(topic, rows())
+    report = sender.finish()
+    found = contents(broker_process.bootstrap, topic)
+    assert len(found) == report.rows == 2 * ROWS
+    for written in report.ranges:
+        here = [message for message in found if message.partition == written.partition]
+        assert (written.first_offset, written.last_offset, written.rows) == (0, len(here) - 1, len(here))
+        assert all(partition_for_key(message.key, PARTITIONS) == written.partition for message in here)
+        places = [int(message.value) for message in here]
+        assert places == sorted(places[: len(places) // 2]) * 2
+    assert report.producer_id >= 0
+
+
+def test_lost_answers_neither_lose_nor_double_nor_reorder_records(tmp_path: Path) -> None:
+    port = free_port()
+    broker = ServedBroker(tmp_path / "data", arguments=["--set", f"kafka_advertise=127.0.0.1:{port}"])
+    lost = frozenset({1, 3, 4, 8})
+    try:
+        broker.start()
+        with losing_answers(port, broker.kafka_port, ApiKey.PRODUCE, lost) as proxy:
+            address = f"127.0.0.1:{port}"
+            topic = create(address, "out", PARTITIONS)
+            door = Door(address)
+            sender = TaskSender(door, options(address, batchBytes="4096"))
+            sender.send(topic, rows())
+            report = sender.finish()
+            door.close()
+            found = contents(address, topic)
+            assert proxy.seen > max(lost), "all planned losses have happened"
+    finally:
+        broker.kill()
+    assert report.rows == len(found) == ROWS
+    for partition in range(PARTITIONS):
+        places = [int(message.value) for message in found if message.partition == partition]
+        assert places == sorted(set(places))
+
+
+def test_row_that_no_retry_can_store_fails_the_task_at_once(
+    broker_process: ServedBroker, opened: Door, topic_name: TopicName
+) -> None:
+    topic = create(broker_process.bootstrap, topic_name("out"), 2, max_message_bytes="2000")
+    sender = TaskSender(opened, options(broker_process.bootstrap))
+    with pytest.raises(MessageTooLarge, match=topic):
+        sender.send(topic, pa.RecordBatch.from_pydict({"value": [b"x" * 5_000]}))
+    sender.give_up()
+    with pytest.raises(InvalidRequest, match="partition 2 of a topic that has 2"):
+        sender.send(
+            topic, pa.RecordBatch.from_pydict({"value": [b"x"], "partition": pa.array([2], pa.int32())})
+        )
+    with pytest.raises(UnknownTopicOrPartition, match="no such topic"):
+        sender.send(topic_name("absent"), rows(1))
+    assert sender.finish() == NOTHING_WRITTEN

@@ -1,0 +1,153 @@
+"""The architecture as tests: arrows point down, and the rooms the simulator runs touch the world through
+ports only."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+import pytest
+
+from support.places import ROOT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PACKAGE = ROOT / "src" / "mansio"
+
+PURE = (
+    "wire",
+    "state",
+    "cluster/model.py",
+    "cluster/patience.py",
+    "cluster/placement.py",
+    "cluster/plan.py",
+    "cluster/session.py",
+    "cluster/topic_plan.py",
+)
+"""Neither an effect nor a port: bytes and values in, bytes and values out."""
+
+THROUGH_PORTS = (
+    "log",
+    "cluster/changes.py",
+    "cluster/controller.py",
+    "cluster/founding.py",
+    "cluster/membership.py",
+    "cluster/metadata.py",
+    "cluster/state.py",
+    "broker/partition.py",
+    "broker/partition_reads.py",
+    "broker/roles.py",
+    "broker/replicating.py",
+    "broker/replication.py",
+    "broker/trimming.py",
+    "broker/in_sync.py",
+    "broker/internal_topic.py",
+    "broker/internal_view.py",
+    "broker/clustering.py",
+    "broker/core.py",
+    "broker/residence.py",
+    "broker/coordinators",
+    "broker/follower.py",
+    "broker/fetcher.py",
+)
+"""Disk, clock, timers, threads and chance only as objects of `mansio.ports`."""
+
+WORLD = frozenset(
+    {
+        "asyncio",
+        "concurrent",
+        "fcntl",
+        "glob",
+        "mmap",
+        "multiprocessing",
+        "os",
+        "pathlib",
+        "queue",
+        "random",
+        "sched",
+        "secrets",
+        "select",
+        "selectors",
+        "shutil",
+        "signal",
+        "socket",
+        "ssl",
+        "subprocess",
+        "tempfile",
+        "threading",
+        "time",
+        "uvloop",
+    }
+)
+"""Modules that reach disk, time, chance, threads or the network."""
+
+WORLDLY_CALLS = frozenset({"open", "datetime.now", "datetime.utcnow", "uuid.uuid4", "uuid4"})
+
+
+def modules(*rooms: str) -> list[Path]:
+    found: list[Path] = []
+    for room in rooms:
+        path = PACKAGE / room
+        found += sorted(path.rglob("*.py")) if path.is_dir() else [path] if path.exists() else []
+    return found
+
+
+def running_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Every node but those that only a type checker sees."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            for other in node.orelse:
+                yield from running_nodes(other)
+            continue
+        yield node
+        yield from running_nodes(node)
+
+
+def worldly(source: str, forbidden: frozenset[str] | set[str]) -> list[str]:
+    """What in `source` reaches the world: imports from `forbidden`, calls from `WORLDLY_CALLS`."""
+    found = []
+    for node in running_nodes(ast.parse(source)):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            names = [f"{node.module}.{alias.name}" for alias in node.names] + [node.module or ""]
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in WORLDLY_CALLS:
+            found.append(f"line {node.lineno}: calls {ast.unparse(node.func)}")
+        worldly_names = [name for name in names if {name, name.partition(".")[0]} & forbidden]
+        found += [f"line {node.lineno}: imports {name}" for name in worldly_names]
+    return found
+
+
+def identify(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+@pytest.mark.parametrize("module", modules(*PURE), ids=identify)
+def test_pure_rooms_know_no_disk_clock_chance_thread_or_loop(module: Path) -> None:
+    assert worldly(module.read_text(), WORLD | {"mansio.ports", "mansio.host"}) == []
+
+
+@pytest.mark.parametrize("module", modules(*THROUGH_PORTS), ids=identify)
+def test_simulated_rooms_reach_the_world_through_ports_only(module: Path) -> None:
+    assert worldly(module.read_text(), WORLD | {"mansio.host"}) == []
+
+
+@pytest.mark.parametrize(
+    ("source", "reaches"),
+    [
+        ("import os.path", True),
+        ("from time import monotonic", True),
+        ("def f():\n    import random", True),
+        ("handle = open('x')", True),
+        ("from mansio.host import HostDisk", True),
+        ("from mansio import host", True),
+        ("from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import asyncio", False),
+        ("import struct\nfrom mansio.ports import Disk", False),
+        ("log.open(disk)", False),
+    ],
+)
+def test_the_walk_sees_what_reaches_the_world(source: str, reaches: bool) -> None:
+    assert bool(worldly(source, WORLD | {"mansio.host"})) is reaches

@@ -1,0 +1,115 @@
+"""The tree itself: nothing of the machine it was written on, one version, generated documents up to date."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from tools import features
+
+import mansio
+from support.places import ROOT
+
+TEXT_BYTES_MAX = 1 << 20
+
+FOREIGN = {
+    "a path of somebody's machine": re.compile(r"(?<![\w.~>}-])/(?:home|root|work|Users)/\w"),
+    "a package registry": re.compile(r"(extra-)?index-url\b|--find-links\b|https?://[^\s\"')]+/simple\b"),
+    "a neighbour of the checkout": re.compile(r"\.\./shared\b"),
+}
+
+OVER_SOCKETS = ("component", "system", "nightly")
+"""Directories of tests that talk to a broker through a real connection; only they may claim a row."""
+
+
+def tracked() -> list[Path]:
+    """Every file of the project: what git knows or would add."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        timeout=60,
+    )
+    paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    return [path for path in paths if path.is_file() and path != Path(__file__).resolve()]
+
+
+def foreign_lines(text: str) -> list[str]:
+    checkout = str(ROOT)
+    found = []
+    for number, line in enumerate(text.splitlines(), 1):
+        found += [
+            f"{number}: {what}: {line.strip()[:80]}" for what, one in FOREIGN.items() if one.search(line)
+        ]
+        if re.search(re.escape(checkout) + r"\b", line):
+            found.append(f"{number}: the path of this checkout")
+    return found
+
+
+def test_no_file_names_this_machine_or_a_registry() -> None:
+    found = []
+    for path in tracked():
+        content = path.read_bytes()
+        if len(content) <= TEXT_BYTES_MAX and b"\0" not in content:
+            lines = foreign_lines(content.decode(errors="replace"))
+            found += [f"{path.relative_to(ROOT)}:{line}" for line in lines]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["data: /home/somebody/x", "--index-url=https://mirror/simple", "see ../shared/notes", f"cd {ROOT}"],
+)
+def test_the_search_for_foreign_lines_finds_them(line: str) -> None:
+    assert foreign_lines(line)
+
+
+def test_the_version_is_written_once() -> None:
+    version = mansio.__version__
+    assert importlib.metadata.version("mansio") == version
+    sources = [path for path in tracked() if path.suffix in {".py", ".toml", ".md", ".yaml"}]
+    holders = [path.relative_to(ROOT) for path in sources if version in path.read_text()]
+    assert holders in (
+        [Path("src/mansio/version.py")],
+        [Path("CHANGELOG.md"), Path("src/mansio/version.py")],
+    )
+
+
+def test_every_module_says_why_it_exists() -> None:
+    silent = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "src").rglob("*.py")
+        if path.read_text().strip() and ast.get_docstring(ast.parse(path.read_text())) is None
+    ]
+    assert silent == []
+
+
+def test_marked_rows_exist_and_are_shown_over_a_real_connection() -> None:
+    marks = features.marks()
+    unknown = {row for mark in marks for row in mark.rows} - features.known_rows()
+    assert unknown == set()
+    elsewhere = {
+        f"{mark.file.relative_to(ROOT)}::{mark.test}"
+        for mark in marks
+        if mark.file.relative_to(features.TESTS).parts[0] not in OVER_SOCKETS
+    }
+    assert elsewhere == set(), f"rows may be claimed in {', '.join(OVER_SOCKETS)} only"
+
+
+def test_row_marks_are_read_from_functions_classes_and_modules(tmp_path: Path) -> None:
+    (tmp_path / "test_x.py").write_text(
+        "import pytest\n"
+        "pytestmark = [pytest.mark.row('L1')]\n"
+        "@pytest.mark.row('L2', 'L3')\n"
+        "def test_a(): ...\n"
+        "@pytest.mark.row('L4')\n"
+        "class TestB:\n"
+        "    async def test_b(self): ...\n"
+    )
+    found = {mark.test: mark.rows for mark in features.marks(tmp_path)}
+    assert found == {"test_a": ("L1", "L2", "L3"), "test_b": ("L1", "L4")}

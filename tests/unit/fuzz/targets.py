@@ -1,0 +1,355 @@
+"""What is fuzzed: every decoder of bytes that somebody else may have written, with a corpus of sound inputs for each.
+
+A target takes any bytes and returns, or raises only what is a defect: the errors a decoder promises are caught here.
+The same table feeds `make test` (a fixed number of mutated inputs, and every input that ever failed) and `make nightly`
+(Atheris, guided by coverage).
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from crc32c import crc32c
+
+from mansio.broker.view_checkpoint import decode_checkpoint, encode_checkpoint
+from mansio.client.decode import decode_chunk
+from mansio.client.fetcher import Chunk, PartitionState
+from mansio.client.types import TopicPartition
+from mansio.cluster import metadata
+from mansio.errors import (
+    CorruptLog,
+    CorruptMessage,
+    InvalidRecord,
+    StorageError,
+    UnsupportedCompression,
+    UnsupportedMessageFormat,
+    WireError,
+)
+from mansio.log import compaction_state, epochs, index, times
+from mansio.log.checkpoint import Checkpoint, load_checkpoint
+from mansio.log.sealed import seal, unseal
+from mansio.state import group_records
+from mansio.testing.disk import SimulatedDisk
+from mansio.wire import (
+    consumer_protocol,
+    fetch,
+    messages,
+    produce,
+    record_reader,
+    records,
+    share_acknowledge,
+    share_fetch,
+)
+from mansio.wire.compression import Codec, decompress
+from mansio.wire.frames import FrameReader, new_scratch
+from mansio.wire.headers import read_request_header, request_header, response_header
+from mansio.wire.messages import REQUEST, RESPONSE
+from mansio.wire.native import is_native
+from mansio.wire.produce_pattern import learn, recognise
+from mansio.wire.versions import ApiKey, is_offered
+from unit.fuzz.mutations import framed
+from unit.wire.kio_oracle import every_version, kio_bytes, random_message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from random import Random
+
+MAX_FRAME_BYTES = 4096
+MAX_OUTPUT_BYTES = 64 * 1024
+BATCH_ERRORS = (CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat)
+SCRATCH = new_scratch()
+NAME = "/d/file"
+
+
+def small_message(random: Random, api_key: int, version: int, direction: str) -> bytes:
+    entity = messages._schema(api_key, version, direction)
+    return min((written(random, api_key, version, direction, entity) for _ in range(4)), key=len)[:400]
+
+
+def written(random: Random, api_key: int, version: int, direction: str, entity: Any) -> bytes:
+    fields = random_message(random, entity)
+    if not is_native(api_key):
+        return kio_bytes(entity, fields)
+    out = bytearray()
+    messages._writer(api_key, version, direction)(out, fields)
+    return bytes(out)
+
+
+# Requests
+
+
+def decode_frame(frame: memoryview) -> None:
+    """What a server does with one frame."""
+    header = read_request_header(frame)
+    if not is_offered(header.api_key, header.api_version):
+        return
+    if header.api_key == ApiKey.PRODUCE:
+        request = produce.decode_request(header.api_version, frame, header.body)
+        for _, _, partitions in request.topics:
+            for _, data in partitions:
+                if data is not None:
+                    open_batch(data)
+        pattern = learn(header, frame, request)
+        assert pattern is None or recognise(pattern, frame) is not None
+    elif header.api_key == ApiKey.FETCH:
+        fetch.decode_request(header.api_version, frame, header.body)
+    elif header.api_key == ApiKey.SHARE_FETCH:
+        share_fetch.decode_request(header.api_version, frame, header.body)
+    elif header.api_key == ApiKey.SHARE_ACKNOWLEDGE:
+        share_acknowledge.decode_request(header.api_version, frame, header.body)
+    else:
+        messages.decode_request(header.api_key, header.api_version, frame[header.body :])
+
+
+def feed_stream(data: bytes) -> None:
+    """A connection's bytes: cut into frames, in one read and in reads of three bytes, then decoded."""
+    with suppress(WireError):
+        assert cut(data, len(data) or 1) == cut(data, 3)
+    with suppress(WireError):
+        decode_frame(memoryview(data))
+
+
+def cut(data: bytes, step: int) -> list[bytes]:
+    reader = FrameReader(MAX_FRAME_BYTES, SCRATCH)
+    frames: list[bytes] = []
+    position = 0
+    while position < len(data):
+        room = reader.get_buffer()
+        piece = data[position : position + min(step, len(room))]
+        room[: len(piece)] = piece
+        position += len(piece)
+        frames += map(bytes, reader.received(len(piece)))
+    return frames
+
+
+def request_corpus(random: Random) -> list[bytes]:
+    """A request of every API and version, without its length."""
+    corpus = []
+    for api_key, version, direction in every_version(native=True):
+        if direction == REQUEST:
+            for client_id in (None, "client"):
+                header = request_header(api_key, version, 1, client_id)
+                corpus.append(header + small_message(random, api_key, version, direction))
+    for version in (3, 8, 9, 12):
+        for batch in batch_corpus(random):
+            pieces = produce.encode_request(version, 1, "c", -1, 100, [("t", None, [(0, batch)])])
+            corpus.append(b"".join(pieces)[4:])
+    return corpus
+
+
+def stream_corpus(random: Random) -> list[bytes]:
+    corpus = request_corpus(random)
+    return corpus + [framed(one) + framed(random.choice(corpus)) for one in corpus[::7]]
+
+
+# Record batches
+
+
+def open_batch(data: bytes | memoryview) -> None:
+    try:
+        header = records.check_batch(data)
+        assert len(record_reader.read_records(data, max_output_bytes=MAX_OUTPUT_BYTES)) == header.record_count
+    except BATCH_ERRORS:
+        pass
+
+
+def right_checksum(data: bytes) -> bytes:
+    if len(data) < records.HEADER_BYTES:
+        return data
+    sound = bytearray(data)
+    struct.pack_into(">i", sound, 8, len(sound) - 12)
+    struct.pack_into(">I", sound, 17, crc32c(bytes(sound[21:])))
+    return bytes(sound)
+
+
+def feed_batch(data: bytes) -> None:
+    """As it is, and with its length and checksum put right, so that what is inside is looked at too."""
+    for batch in (data, right_checksum(data)):
+        open_batch(batch)
+        with suppress(*BATCH_ERRORS):
+            records.check_stored_batch(batch)
+        with suppress(*BATCH_ERRORS):
+            for position, header in records.iterate_batches(batch):
+                one = batch[position : position + header.size]
+                record_reader.read_records(one, max_output_bytes=MAX_OUTPUT_BYTES)
+
+
+def feed_compressed(data: bytes) -> None:
+    """The first byte is the codec."""
+    if data:
+        with suppress(*BATCH_ERRORS):
+            assert len(decompress(data[0] % 6, data[1:], MAX_OUTPUT_BYTES)) <= MAX_OUTPUT_BYTES
+
+
+def feed_client_batches(data: bytes) -> None:
+    """What a broker answered to our consumer."""
+    with suppress(*BATCH_ERRORS):
+        state = PartitionState(TopicPartition("topic", 0), 0)
+        for _ in decode_chunk(Chunk(state, 0, memoryview(right_checksum(data)), []), True, MAX_OUTPUT_BYTES):
+            pass
+
+
+def batch_corpus(random: Random) -> list[bytes]:
+    rows = [
+        (1000 + n, b"key%d" % n, random.choice((None, b"", b"value" * n)), [("h", None)] * (n % 2))
+        for n in range(6)
+    ]
+    return [records.build_batch(rows, codec=codec) for codec in Codec]
+
+
+def compressed_corpus(random: Random) -> list[bytes]:
+    return [bytes([one[22] & 7]) + one[61:] for one in batch_corpus(random)]
+
+
+# Responses, and what consumers tell each other
+
+RESPONSES = [
+    (key, version) for key, version, direction in every_version(native=True) if direction == RESPONSE
+]
+
+
+def feed_response(data: bytes) -> None:
+    """The first two bytes choose the API and version."""
+    if len(data) < 2:
+        return
+    key, version = RESPONSES[int.from_bytes(data[:2]) % len(RESPONSES)]
+    answer = data[2:]
+    with suppress(WireError):
+        if key == ApiKey.PRODUCE:
+            produce.decode_response(version, answer)
+        elif key == ApiKey.FETCH:
+            fetch.decode_response(version, answer)
+        elif key == ApiKey.SHARE_FETCH:
+            share_fetch.decode_response(version, answer)
+        elif key == ApiKey.SHARE_ACKNOWLEDGE:
+            share_acknowledge.decode_response(version, answer)
+        else:
+            messages.decode_response_frame(key, version, answer)
+
+
+def response_corpus(random: Random) -> list[bytes]:
+    return [
+        number.to_bytes(2) + response_header(key, version, 1) + small_message(random, key, version, RESPONSE)
+        for number, (key, version) in enumerate(RESPONSES)
+    ]
+
+
+def feed_consumer_protocol(data: bytes) -> None:
+    with suppress(WireError):
+        consumer_protocol.decode_subscription(data)
+    with suppress(WireError):
+        consumer_protocol.decode_assignment(data)
+
+
+def consumer_protocol_corpus(_random: Random) -> list[bytes]:
+    partitions = (("a", 0), ("a", 1), ("größe", 7))
+    owned = tuple(map(consumer_protocol.TopicPartition._make, partitions))
+    assigned = consumer_protocol.Assignment(partitions=owned, user_data=b"u")
+    subscribed = consumer_protocol.Subscription(topics=("a", "b"), user_data=b"u", owned=owned)
+    return [
+        consumer_protocol.encode_subscription(subscribed),
+        *(consumer_protocol.encode_assignment(assigned, version=version) for version in range(4)),
+    ]
+
+
+# Files
+
+
+def feed_file(data: bytes) -> None:
+    """Each small file of a log, with these bytes, and with these bytes under a right checksum. A damaged file is None
+    to its reader, or a typed error."""
+    unseal(index.INDEX_MAGIC, index.INDEX_VERSION, data)
+    for content, load in (
+        (seal(index.INDEX_MAGIC, index.INDEX_VERSION, data), lambda disk: index.load_index(disk, NAME, 0)),
+        (seal(epochs.EPOCHS_MAGIC, epochs.EPOCHS_VERSION, data), lambda disk: epochs.load_epochs(disk, NAME)),
+        (seal(times.TIMES_MAGIC, times.TIMES_VERSION, data), lambda disk: times.load_times(disk, NAME)),
+        (data, lambda disk: load_checkpoint(disk, NAME)),
+    ):
+        for written in (content, data):
+            disk = SimulatedDisk()
+            disk.make_directory("/d")
+            disk.put_file(NAME, written)
+            with suppress(StorageError):
+                load(disk)
+    disk = SimulatedDisk()
+    disk.make_directory("/d")
+    path = f"/d/{compaction_state.COMPACTION_NAME}"
+    disk.put_file(path, seal(compaction_state.COMPACTION_MAGIC, compaction_state.COMPACTION_VERSION, data))
+    with suppress(StorageError):
+        compaction_state.load_state(disk, "/d")
+
+
+def file_corpus(_random: Random) -> list[bytes]:
+    sealed = [
+        index.SparseIndex(4096).encode(0, 10, 4000),
+        epochs.EpochList([(0, 0), (3, 100)]).encode(),
+        times.encode_times([times.SegmentTime(0, 100, 5), times.SegmentTime(9, 100, 6)]),
+        compaction_state.CompactionState(5, 5, 9, compaction_state.Swap(0, 5, 100)).encode(),
+    ]
+    return [*sealed, *(one[10:-4] for one in sealed), Checkpoint(1, 10, 0, 400, 0).encode()]
+
+
+def feed_view_checkpoint(data: bytes) -> None:
+    for written in (data, data[:-4] + struct.pack(">I", zlib.crc32(data[:-4]))):
+        with suppress(CorruptLog):
+            decode_checkpoint(written)
+
+
+def view_checkpoint_corpus(_random: Random) -> list[bytes]:
+    return [
+        encode_checkpoint(0, []),
+        encode_checkpoint(77, [(b"key", b"value"), (b"", b""), (b"k" * 50, b"v" * 90)]),
+    ]
+
+
+def feed_group_record(data: bytes) -> None:
+    for decode in (
+        group_records.decode_key,
+        group_records.decode_offset_value,
+        group_records.decode_group_value,
+    ):
+        with suppress(CorruptMessage, InvalidRecord, WireError, StorageError):
+            decode(data)
+
+
+def group_record_corpus(_random: Random) -> list[bytes]:
+    return [
+        group_records.encode_group_key(group_records.GroupKey("group")),
+        group_records.encode_offset_key(group_records.OffsetKey("group", "topic", 3)),
+        group_records.encode_offset_value(group_records.CommittedOffset(5, 1, "note", 1000)),
+        bytes.fromhex("00030008636f6e73756d6572000000050005726f756e640003666f6f00000000000003e800000000"),
+    ]
+
+
+def feed_metadata_value(data: bytes) -> None:
+    with suppress(StorageError):
+        metadata.decode("/mansio/topics/name", data)
+
+
+def metadata_corpus(_random: Random) -> list[bytes]:
+    topic = {"uuid": "0" * 32, "partitions": 3, "configs": {"retention.ms": "5"}, "state": "live"}
+    return [metadata.encode(topic, "writer"), b"{}", b"[]", b'{"schema":1}']
+
+
+class Target(NamedTuple):
+    """`feed` takes any bytes; `corpus` makes sound ones."""
+
+    feed: Callable[[bytes], None]
+    corpus: Callable[[Random], list[bytes]]
+
+
+TARGETS = {
+    "requests": Target(feed_stream, stream_corpus),
+    "batches": Target(feed_batch, batch_corpus),
+    "compressed": Target(feed_compressed, compressed_corpus),
+    "client_batches": Target(feed_client_batches, batch_corpus),
+    "responses": Target(feed_response, response_corpus),
+    "consumer_protocol": Target(feed_consumer_protocol, consumer_protocol_corpus),
+    "files": Target(feed_file, file_corpus),
+    "view_checkpoints": Target(feed_view_checkpoint, view_checkpoint_corpus),
+    "group_records": Target(feed_group_record, group_record_corpus),
+    "metadata_values": Target(feed_metadata_value, metadata_corpus),
+}

@@ -1,0 +1,190 @@
+"""Hostile bytes: whatever arrives, the wire answers with a value or a typed error, soon, in bounded memory.
+
+Inputs are real messages of every API and version, mutated, and plain noise; each is fed to the frame reader
+whole and byte by byte, and both must come to the same end. A failure names the seed and the number of the
+input.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import struct
+import time
+from contextlib import suppress
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from crc32c import crc32c
+
+from mansio.errors import WireError
+from mansio.wire import fetch, messages, produce, record_reader, records
+from mansio.wire.compression import decompress
+from mansio.wire.frames import FrameReader
+from mansio.wire.headers import request_header, response_header
+from mansio.wire.messages import REQUEST, RESPONSE
+from mansio.wire.versions import ApiKey
+from unit.fuzz.mutations import framed, mutated
+from unit.fuzz.targets import (
+    BATCH_ERRORS,
+    MAX_OUTPUT_BYTES,
+    batch_corpus,
+    decode_frame,
+    open_batch,
+    request_corpus,
+    small_message,
+)
+from unit.wire.kio_oracle import every_version
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SEED = int(os.environ.get("MANSIO_TEST_FUZZ_SEED", "20"))
+REQUESTS = 56_000
+RESPONSES = 14_000
+BATCHES = 24_000
+BODIES = 6_000
+MAX_FRAME_BYTES = 4096
+MAX_SECONDS_EACH = 0.5
+MAX_GROWTH_BYTES = 150 * 1024 * 1024
+
+
+def outcome(data: bytes, step: int) -> list[str]:
+    """What became of a stream fed in steps of so many bytes: each frame's bytes and fate, and how it ended."""
+    reader = FrameReader(MAX_FRAME_BYTES)
+    fates: list[str] = []
+    try:
+        for start in range(0, len(data), step):
+            piece = data[start : start + step]
+            while piece:
+                room = reader.get_buffer(65536)
+                count = min(len(room), len(piece))
+                room[:count] = piece[:count]
+                piece = piece[count:]
+                for frame in reader.received(count):
+                    fate = bytes(frame).hex()
+                    try:
+                        decode_frame(frame)
+                    except WireError as error:
+                        fate += repr(error)
+                    fates.append(fate)
+    except WireError as error:
+        # Frames before it in the same read are lost with it, so only the end can be compared.
+        return [repr(error)]
+    return [*fates, str(reader.buffered)]
+
+
+def run(count: int, salt: int, make: Callable[[Random], Any], feed: Callable[[Any], None]) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    random = Random(SEED + salt)
+    for number in range(count):
+        data = make(random)
+        started = time.thread_time()
+        try:
+            feed(data)
+        except Exception as error:
+            raise AssertionError(f"seed {SEED + salt}, input {number}: {data!r}") from error
+        seconds = time.thread_time() - started
+        assert seconds < MAX_SECONDS_EACH, (
+            f"seed {SEED + salt}, input {number} took {seconds:.2f} s: {data!r}"
+        )
+    growth = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    assert growth < MAX_GROWTH_BYTES
+
+
+@pytest.fixture(scope="module")
+def requests() -> list[bytes]:
+    return request_corpus(Random(SEED))
+
+
+def test_hostile_requests_whole_and_byte_by_byte(requests: list[bytes]) -> None:
+    def make(random: Random) -> bytes:
+        kind = random.randrange(10)
+        if kind == 0:
+            return random.randbytes(random.randrange(40))
+        if kind == 1:
+            return framed(random.choice((b"GET / HTTP/1.1\r\n", b"\x16\x03\x01")) + random.randbytes(20))[
+                random.choice((0, 4)) :
+            ]
+        if kind == 2:
+            return mutated(random, framed(random.choice(requests)) + framed(random.choice(requests)))
+        return framed(mutated(random, random.choice(requests)))
+
+    def feed(data: bytes) -> None:
+        whole = outcome(data, len(data) or 1)
+        assert outcome(data, 1)[-1] == whole[-1]
+        if len(whole) > 1:
+            assert outcome(data, 1) == whole
+
+    run(REQUESTS, 1, make, feed)
+
+
+def test_hostile_bodies_in_any_api_and_version() -> None:
+    keys = [(key, version) for key, version, direction in every_version(native=True) if direction == REQUEST]
+
+    def make(random: Random) -> bytes:
+        key, version = random.choice(keys)
+        noise = random.randbytes(random.randrange(60))
+        if random.random() < 0.5:  # small numbers look like counts and lengths, and get further
+            noise = bytes(byte & 3 for byte in noise)
+        return request_header(key, version, 1, "c") + noise
+
+    def feed(data: bytes) -> None:
+        with suppress(WireError):
+            decode_frame(memoryview(data))
+
+    run(BODIES, 2, make, feed)
+
+
+def test_hostile_responses() -> None:
+    corpus = [
+        (
+            key,
+            version,
+            response_header(key, version, 1) + small_message(Random(SEED), key, version, direction),
+        )
+        for key, version, direction in every_version(native=True)
+        if direction == RESPONSE
+    ]
+
+    def make(random: Random) -> tuple[int, int, bytes]:
+        key, version, data = random.choice(corpus)
+        return key, version, mutated(random, data)
+
+    def feed(case: tuple[int, int, bytes]) -> None:
+        key, version, data = case
+        try:
+            if key == ApiKey.PRODUCE:
+                produce.decode_response(version, data)
+            elif key == ApiKey.FETCH:
+                fetch.decode_response(version, data)
+            else:
+                messages.decode_response_frame(key, version, data)
+        except WireError:
+            pass
+
+    run(RESPONSES, 3, make, feed)
+
+
+def test_hostile_batches_with_and_without_a_right_checksum() -> None:
+    corpus = batch_corpus(Random(SEED))
+
+    def make(random: Random) -> bytes:
+        data = bytearray(mutated(random, random.choice(corpus)))
+        if len(data) >= records.HEADER_BYTES and random.random() < 0.8:
+            struct.pack_into(">i", data, 8, len(data) - 12)
+            struct.pack_into(">I", data, 17, crc32c(data[21:]))
+        return bytes(data)
+
+    def feed(data: bytes) -> None:
+        open_batch(data)
+        with suppress(*BATCH_ERRORS):
+            for position, header in records.iterate_batches(data):
+                batch = data[position : position + header.size]
+                record_reader.read_records(batch, max_output_bytes=MAX_OUTPUT_BYTES)
+        for codec in range(6):
+            with suppress(*BATCH_ERRORS):
+                assert len(decompress(codec, data[61:], MAX_OUTPUT_BYTES)) <= MAX_OUTPUT_BYTES
+
+    run(BATCHES, 4, make, feed)
