@@ -1,6 +1,7 @@
 """What a real web UI asked of a broker, byte for byte as it was on the wire, is answered as it was then.
 
-The requests were recorded by `tests/nightly/interop/test_web_ui.py`, which runs the UI and finds it out when the UI asks for something else.
+The requests were recorded by `tests/nightly/interop/test_web_ui.py`, which runs the UI and fails when the UI asks for
+something else.
 """
 
 from __future__ import annotations
