@@ -213,7 +213,9 @@ def _drive(
     clock = time.perf_counter
     warm_end = clock() + options.warm_up
     begin = end = NEVER
-    requests_max = options.bytes // max(batch_bytes, 1) if batch_bytes else sys.maxsize
+    requests_max = options.requests
+    if batch_bytes:
+        requests_max = min(requests_max, options.bytes // batch_bytes)
     now, cpu = clock(), time.process_time()
     while now < end and done < requests_max:
         for descriptor, _ in poll.poll(0.1):
@@ -236,7 +238,7 @@ def _drive(
             done = received_bytes = 0
             latencies.clear()
     if begin == NEVER:
-        sys.exit("the byte limit was reached before the warm-up was over")
+        sys.exit("the limit of bytes or requests was reached before the warm-up was over")
     seconds = now - begin
     moved = done * batch_bytes or received_bytes
     return _result(done, seconds, options.records, moved, latencies, (time.process_time() - cpu) / seconds)
@@ -337,6 +339,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0)
     parser.add_argument("--warm-up", type=float, default=0.2, help="seconds before the clock starts")
     parser.add_argument("--bytes", type=int, default=1 << 30, help="stop after this many produced bytes")
+    parser.add_argument("--requests", type=int, default=sys.maxsize, help="stop after this many answers")
     parser.add_argument("--cpu", type=int, help="run on this processor only")
     options = parser.parse_args()
     if options.cpu is not None:
