@@ -47,6 +47,10 @@ if TYPE_CHECKING:
 SETTINGS = ConsumerGroupSettings(SESSION_MS, 5_000, 7)
 HASTE_MS = 300
 ROUNDS = 3
+"""Heartbeats that each member needs after a change: the first is answered with what to revoke, the second acknowledges
+that, the third is answered with what others have revoked. Two members that exchange partitions need all three, also in
+Kafka's CurrentAssignmentBuilder: the one that acknowledges first is UNRELEASED until its next heartbeat, because the
+other one holds its partition until it has acknowledged, too."""
 SUBSCRIPTIONS = st.sampled_from(
     [(("a",), None), (("a", "b"), None), (("b", "c"), None), ((), None), (None, "^.*"), (("c",), "^[ab]")]
 )
@@ -492,7 +496,7 @@ class GroupMachine(RuleBasedStateMachine):
             return  # its classic clients are about to come, all at once, and some of them under ids that are no more
         if change == "join" and not self.active[number]:
             self.clients[number].restart()
-            self.active[number] = True
+            self.start({number})  # before the rounds: in each of them lower numbers take their turn first
         elif change == "leave" and self.active[number]:
             self.leaves(number)
         elif change == "grow":
@@ -597,3 +601,13 @@ TestConsumerGroup.settings = settings(
     settings.get_profile(settings.get_current_profile_name()), max_examples=300, stateful_step_count=50
 )
 TestConsumerGroup.pytestmark = [pytest.mark.timeout(600)]
+
+
+def test_a_join_that_makes_two_members_exchange_partitions_needs_three_heartbeats_of_each() -> None:
+    """The classic member takes its turn after both others, which still have their old epochs then."""
+    machine = GroupMachine()
+    machine.world.set("b", 3)
+    machine.clients[6].names = ("a",)
+    machine.start({1, 2})
+    machine.calm("join", 6)
+    assert {each.member_id for each in machine.group.members.values()} == {"n0", "o0", "t-0"}
