@@ -139,10 +139,10 @@ nightly: setup check
 
 nightly-tests: $(VENV)/.fuzz
 nightly-tests: NIGHTLY := $(IN_PARALLEL) -m "not spark" tests/unit tests/component tests/system tests/nightly \
-	--ignore tests/nightly/soak
-nightly-simulated: NIGHTLY := $(IN_PARALLEL) -m "" tests/sim
-nightly-spark: NIGHTLY := -n0 -m spark tests/system/spark
-nightly-soak: NIGHTLY := -n0 -m "" -s tests/nightly/soak
+	--ignore tests/nightly/soak --ignore tests/nightly/sim
+nightly-simulated: NIGHTLY := $(IN_PARALLEL) tests/sim tests/nightly/sim
+nightly-spark: NIGHTLY := -n0 -m spark tests/system/spark tests/nightly/spark
+nightly-soak: NIGHTLY := -n0 -s tests/nightly/soak
 
 NIGHT_TESTS := nightly-tests nightly-simulated nightly-spark nightly-soak
 

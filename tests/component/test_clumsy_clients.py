@@ -301,9 +301,3 @@ def test_request_that_was_about_to_begin_when_its_client_vanished_takes_no_memor
         assert drained.wait(5)
         assert lost not in server.memory._held
     wait_until(lambda: not left_behind(broker), 10, "nothing is left")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("seed", range(100, 106))
-def test_many_more_clients_disappear_in_the_middle_of_anything(broker: EmbeddedBroker, seed: int) -> None:
-    check_lives(broker, seed, 2000)

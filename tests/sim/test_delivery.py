@@ -16,16 +16,8 @@ from sim.world import World
 from support.night import leave
 
 SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", "3"))
-NIGHTLY_SEEDS = int(os.environ.get("MANSIO_NIGHTLY_DELIVERY_SEEDS", "2000"))
-TOGETHER = 100
 BROKE_A_PROMISE = FIRST_SEED + 4
 """A late acknowledgement of what another member had settled was confirmed."""
-
-NIGHTLY_FIRSTS = [
-    first
-    for kind in (FIRST_SEED, LONG_LEASES_FIRST_SEED)
-    for first in range(kind + 1000, kind + 1000 + NIGHTLY_SEEDS // 2, TOGETHER)
-]
 
 
 def run(first: int, count: int) -> None:
@@ -53,10 +45,3 @@ def test_one_seed_gives_one_history() -> None:
         assert world.delivery is not None
         assert world.delivery.history.accepted > 0
     assert len(set(traces)) == 1
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("first", NIGHTLY_FIRSTS)
-def test_no_history_of_many_undoes_loses_or_doubles_a_delivery(first: int) -> None:
-    run(first, min(TOGETHER, NIGHTLY_SEEDS))

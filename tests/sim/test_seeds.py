@@ -10,17 +10,11 @@ from collections import Counter
 
 import pytest
 
-from sim.faults import FAULTS
-from sim.run import HISTORIES, Summary, quick_collections, run_seed
-from support.night import leave
+from sim.run import Summary, quick_collections, run_seed
 
 SEEDS = int(os.environ.get("MANSIO_TEST_SEEDS", "150"))
-NIGHTLY_SEEDS = int(os.environ.get("MANSIO_NIGHTLY_SEEDS", "20000"))
-FIRST_NIGHTLY_SEED = int(os.environ.get("MANSIO_NIGHTLY_FIRST_SEED", "1000"))
-BEHIND_NIGHTLY_SEEDS = FIRST_NIGHTLY_SEED + NIGHTLY_SEEDS
 MORE_SEEDS = int(os.environ.get("MANSIO_TEST_MORE_SEEDS", "10"))
 TOGETHER = 10
-NIGHTLY_TOGETHER = 250
 
 
 def run(first: int, count: int) -> Summary:
@@ -50,13 +44,3 @@ def test_no_history_breaks_a_promise_to_those_who_do_rarer_things() -> None:
         assert not outcome.failure, f"seed {seed}: {outcome.report}"
         done.update(outcome.more)
     assert set(+done) == {"pairs", "deletions", "grown", "settings"}, done
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(7200)
-@pytest.mark.parametrize("first", range(FIRST_NIGHTLY_SEED, BEHIND_NIGHTLY_SEEDS, NIGHTLY_TOGETHER))
-def test_no_history_of_many_breaks_a_promise(first: int) -> None:
-    summary = run(first, min(NIGHTLY_TOGETHER, BEHIND_NIGHTLY_SEEDS - first))
-    leave(HISTORIES, **summary.numbers())
-    if summary.seeds == NIGHTLY_TOGETHER:
-        assert summary.faults.keys() >= FAULTS.keys(), "every fault of the menu was injected"

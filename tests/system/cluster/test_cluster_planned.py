@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.cluster import cluster, on_same_processors
-from system.cluster.load import NIGHTLY_PAUSE_S, ClusterLoad, say
+from system.cluster.load import ClusterLoad, say
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,25 +71,4 @@ def test_rolling_restart_under_load_fails_no_produce_and_nobody_waits_long(tmp_p
         assert verdict.duplicates == 0 or load.history.sent["plain-0"], (
             "only plain producers repeat themselves"
         )
-        one.check_logs()
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(3600)
-def test_ten_rolling_restarts_with_a_group_that_commits_lose_nothing(tmp_path: Path) -> None:
-    with cluster(tmp_path, group_initial_rebalance_delay_ms=0) as one:
-        load = ClusterLoad(one, "rolled", pause_s=NIGHTLY_PAUSE_S)
-        load.create_topic(segment_bytes="1000000")
-        load.begin(idempotent=2)
-        try:
-            pauses: list[float] = []
-            for _ in range(10):
-                for node_id in one.brokers:
-                    of_one, _ = restart(one, load, node_id)
-                    pauses += of_one
-            verdict = load.judge()
-        finally:
-            load.stop()
-        say("ten rolling restarts", pauses_s=pauses, acknowledged=verdict.acknowledged)
-        assert max(pauses) <= PAUSE_S_MAX
         one.check_logs()

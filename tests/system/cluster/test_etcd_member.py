@@ -6,13 +6,11 @@ import asyncio
 import json
 import logging
 import os
-import shutil
 import signal
 import ssl
 import subprocess
 import sys
 import textwrap
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -183,32 +181,6 @@ def ask(url: str, call: str, **fields: object) -> dict[str, Any]:
             return None
 
     return wait_until(answer, WAIT_S, call)
-
-
-@pytest.mark.nightly
-def test_a_member_that_lost_its_directory_comes_back_as_the_document_says(tmp_path: Path) -> None:
-    everybody = [address() for _ in range(3)]
-
-    async def scenario() -> None:
-        three = [member(tmp_path / str(index), one, everybody) for index, one in enumerate(everybody)]
-        try:
-            await asyncio.gather(*(one.start(WAIT_S) for one in three))
-            await three[2].stop()
-            shutil.rmtree(tmp_path / "2")
-            with pytest.raises(ConfigError, match="has already been bootstrapped"):
-                await member(tmp_path / "2", everybody[2], everybody).start(WAIT_S)
-            url = three[0].client_url
-            listed = (await asyncio.to_thread(ask, url, "cluster/member/list"))["members"]
-            lost = next(one["ID"] for one in listed if one["name"] == everybody[2].name)
-            await asyncio.to_thread(ask, url, "cluster/member/remove", ID=lost)
-            await asyncio.to_thread(ask, url, "cluster/member/add", peerURLs=[everybody[2].peer_url()])
-            plan = replace(three[2].plan, state="existing", directory=str(tmp_path / "new"))
-            three[2] = EtcdMember(plan, three[0].program)
-            await three[2].start(WAIT_S)
-        finally:
-            await asyncio.gather(*(one.stop(1) for one in three))
-
-    asyncio.run(scenario())
 
 
 def certificates(directory: Path) -> TlsFiles:

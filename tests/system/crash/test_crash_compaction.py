@@ -21,7 +21,6 @@ from mansio.wire.compression import Codec
 from mansio.wire.records import build_batch, check_batch, read_header
 from support.compaction import Kept, finish, records_of, start_compaction
 from support.logs import ManualBackground, ManualClock, ManualScheduler
-from support.night import leave
 
 if TYPE_CHECKING:
     from mansio.log.compaction_run import CompactionRun
@@ -258,13 +257,6 @@ def test_compacted_records_survive_a_crash_after_any_change_of_the_disk() -> Non
     states, swaps = crash_states(STATES, 0)
     assert states >= STATES
     assert swaps > 30
-
-
-@pytest.mark.nightly
-def test_compacted_records_survive_a_crash_after_any_change_of_the_disk_many_more() -> None:
-    states, _ = crash_states(20 * STATES, 1_000_000)
-    assert states >= 20 * STATES
-    leave("crash states", of_compactions=states)
 
 
 def run_with_failing_call(number: int, code: int, seed: int) -> int:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from mansio.log.closing import keep_house
 from mansio.log.files import FileCache
 from mansio.log.log import Log, LogSettings
@@ -31,7 +29,6 @@ from support.night import leave
 ROOT = "/data"
 SETTINGS = LogSettings(segment_bytes=600, index_interval_bytes=1, index_snapshot_bytes=300)
 STATES = 3_000
-STATES_NIGHTLY = 60_000
 STEPS = 30
 
 
@@ -152,9 +149,3 @@ def run(states_wanted: int) -> None:
 
 def test_durable_records_of_many_logs_survive_a_crash_while_they_share_their_syncs() -> None:
     run(STATES)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-def test_durable_records_of_many_logs_survive_a_crash_at_length() -> None:
-    run(STATES_NIGHTLY)

@@ -25,7 +25,6 @@ from support.logs import (
     check_contents,
     make_batch,
 )
-from support.night import leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,26 +183,6 @@ def test_any_one_failing_call_is_a_storage_error_and_loses_nothing_durable(name:
                     ) from error
         points += calls
     assert points > 60
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", WORKLOADS)
-def test_any_two_failing_calls_lose_nothing_durable(name: str) -> None:
-    pairs = 0
-    for seed in (0, 1):
-        calls = run(WORKLOADS[name], {}, seed)
-        for first in range(1, calls + 1):
-            for second in range(first + 1, min(calls, first + PAIR_DISTANCE_MAX) + 1):
-                for codes in ((errno.ENOSPC, errno.EIO), (errno.ENOSPC, errno.ENOSPC)):
-                    pairs += 1
-                    try:
-                        run(WORKLOADS[name], dict(zip((first, second), codes, strict=True)), seed)
-                    except (AssertionError, MansioError, OSError) as error:
-                        raise AssertionError(
-                            f"seed {seed}, calls {first} and {second}, {codes}: {error}"
-                        ) from error
-    leave("failing calls", pairs=pairs)
 
 
 def test_a_log_that_is_trimmed_to_its_end_keeps_the_segment_it_writes_to() -> None:

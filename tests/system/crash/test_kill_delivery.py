@@ -1,13 +1,11 @@
 """kill -9 while members of a share group lease, accept, release, reject and die, and dead records are redriven: at
 random moments, and right after each step of a delivery is in the log and nobody knows.
 
-The seed is printed and can be given back in MANSIO_TEST_SEED. `make nightly` spends MANSIO_NIGHTLY_DELIVERY_KILLS,
-1,000 unless told otherwise.
+MANSIO_TEST_SEED chooses another seed. `tests/nightly/kills` has many more kills, with random seeds.
 """
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from typing import TYPE_CHECKING
@@ -16,7 +14,6 @@ import pytest
 
 from support.forked_serve import forked
 from support.killing_serve import POINTS
-from support.night import leave
 from support.raw_peer import RawPeer
 from support.seeds import chosen_seed
 from support.waiting import wait_until
@@ -29,7 +26,6 @@ if TYPE_CHECKING:
     from support.share_history import ShareHistory
 
 KILLS = 20
-NIGHTLY_LIVES = -(-int(os.environ.get("MANSIO_NIGHTLY_DELIVERY_KILLS", "1000")) // KILLS)
 MEMBERS = 3
 LOCK_MS = 1_000
 LOAD_S_MAX = 0.3
@@ -128,13 +124,3 @@ def test_no_delivery_is_undone_lost_or_doubled_by_kills(tmp_path: Path) -> None:
     assert min(history.rejected, history.released, history.offered_again, history.unanswered) > 0, str(
         history
     )
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("life", range(NIGHTLY_LIVES))
-def test_no_delivery_of_many_is_undone_lost_or_doubled_by_hundreds_of_kills(
-    tmp_path: Path, life: int
-) -> None:
-    history = kill_and_judge(tmp_path / f"data-{life}", chosen_seed())
-    leave("kills under delivery", kills=KILLS + 1, **history.numbers())

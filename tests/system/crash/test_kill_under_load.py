@@ -1,7 +1,7 @@
 """kill -9 and SIGTERM while clients write, read and commit: what was acknowledged is there, where it was.
 
-The moments are random; the seed is printed and can be given back in MANSIO_TEST_SEED. `make nightly` spends
-MANSIO_NIGHTLY_KILLS kills, 500 unless told otherwise, and 3,000 before a release.
+A seed chooses the times of the kills; MANSIO_TEST_SEED chooses another seed. `tests/nightly/kills` has many more kills,
+with random seeds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KILLS = 20
-NIGHTLY_LIVES = -(-int(os.environ.get("MANSIO_NIGHTLY_KILLS", "500")) // KILLS)
 KILLS_WHILE_STARTING = 3
 PROGRESS_RECORDS = 25
 PROGRESS_S_MAX = 60
@@ -139,13 +138,6 @@ def kill_and_judge(data: Path, seed: int, *, noted: bool = False) -> None:
 @pytest.mark.timeout(900)
 def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_moments(tmp_path: Path) -> None:
     kill_and_judge(tmp_path / "data", chosen_seed())
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("life", range(NIGHTLY_LIVES))
-def test_hundreds_of_kills_leave_everything_acknowledged_in_place(tmp_path: Path, life: int) -> None:
-    kill_and_judge(tmp_path / f"data-{life}", chosen_seed(), noted=True)
 
 
 @pytest.mark.row("L4", "L5", "P3", "G4")

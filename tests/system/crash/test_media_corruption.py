@@ -22,7 +22,6 @@ from mansio.wire.compression import Codec
 from mansio.wire.record_reader import read_records
 from mansio.wire.records import build_batch, check_batch, iterate_batches, read_header
 from support.logs import ManualBackground, ManualClock, append, last_offset
-from support.night import leave
 from support.seeds import chosen_seed
 
 if TYPE_CHECKING:
@@ -30,7 +29,6 @@ if TYPE_CHECKING:
 
 DIRECTORY = "/data/p"
 CASES = 1_500
-NIGHTLY_CASES = 50_000
 BATCHES = 36
 BLOCK_BYTES = 512
 CRC_COVERS_FROM = 17
@@ -328,13 +326,3 @@ def test_a_log_with_one_damaged_place_answers_right_or_as_corrupt() -> None:
     refused = sum(seen["log", kind, "not served"] for kind in ("bit", "cut", "zero", "foreign", "missing"))
     print(f"reported to the reader of the batch {reported}, partition not served {refused}")
     assert reported > 3 * refused > 0
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(1200)
-def test_fifty_thousand_damaged_logs_answer_right_or_as_corrupt() -> None:
-    seen = run_cases(chosen_seed(), NIGHTLY_CASES)
-    ended: Counter[str] = Counter()
-    for (_, _, outcome), count in seen.items():
-        ended[outcome] += count
-    leave("damaged logs", ended=ended)

@@ -97,11 +97,6 @@ def test_a_broker_with_five_hundred_partitions_starts_and_serves_after_a_kill(br
     asyncio.run(work(broker, 250))
 
 
-@pytest.mark.nightly
-def test_a_broker_with_two_thousand_partitions_starts_and_serves_after_a_kill(broker: ServedBroker) -> None:
-    asyncio.run(work(broker, 1000))
-
-
 def test_partitions_of_a_broker_that_was_killed_keep_apart_what_is_damaged(tmp_path: Path) -> None:
     """They are opened together: the reason why one of them is not served is its own."""
     with mansio.Broker(tmp_path) as broker, mansio.blocking.connect(broker.address) as client:

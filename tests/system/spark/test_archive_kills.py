@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import pytest
 
 from mansio.spark.lake.catalog import open_table
 from support import lake_archiver
@@ -67,14 +64,3 @@ def test_archive_killed_at_every_step_of_a_batch_has_every_record_once(tmp_path:
         assert [run(step) for step in STEPS] == ["killed"] * len(STEPS)
         assert run(NEVER) == "ended 0"
     check(tmp_path, OFFSETS)
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_archive_killed_at_a_hundred_random_steps_has_every_record_once(tmp_path: Path) -> None:
-    offsets = 1_500
-    with archiver(tmp_path, offsets) as run:
-        for _ in range(100):
-            run(random.randint(1, 40))
-        assert run(NEVER) == "ended 0"
-    check(tmp_path, offsets)

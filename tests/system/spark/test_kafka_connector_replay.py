@@ -1,7 +1,7 @@
 """What Spark's own Kafka connector asked of a broker, byte for byte as it was on the wire, is answered.
 
-The requests were recorded by `test_kafka_connector.py`, which runs the connector and finds it out when it asks for
-something else.
+The requests were recorded by `tests/nightly/spark/test_kafka_connector.py`, which runs the connector and
+fails when it asks for something else.
 """
 
 from __future__ import annotations
@@ -11,15 +11,19 @@ from typing import TYPE_CHECKING
 
 from mansio.wire.records import build_batch
 from mansio.wire.versions import ApiKey
+from support.places import ROOT
 from support.process import served
 from support.raw_peer import RawPeer
 from support.replay import replayed
 from support.web_ui import read_golden
-from system.spark.kafka_connector import ROWS
-from system.spark.test_kafka_connector import GOLDEN, PARTITIONS
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+GOLDEN = ROOT / "tests" / "golden" / "spark_kafka" / "connector.txt"
+PARTITIONS = 2
+ROWS = 300
+"""What the recorded run of `tests/nightly/spark/kafka_connector.py` wrote."""
 
 
 def test_every_request_of_sparks_own_connector_is_answered(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ session that the other tests have. Kills at every single step of a batch are in 
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -18,9 +17,8 @@ import mansio
 from mansio.spark.lake.catalog import open_table
 from mansio.spark.pipelines.run import RunJob, run
 from mansio.wire.hold import hold_group
-from support.lake import checksum
 from support.pipeline_process import PipelineProcess
-from system.spark.archives import archive_once, archived, assert_archived
+from system.spark.archives import archive_once, assert_archived
 from system.spark.topics import contents, create, publish
 
 if TYPE_CHECKING:
@@ -48,10 +46,7 @@ PLACE_AND_VALUE = ("__partition", "__offset", "value")
 UNDER_WAY = 2
 """Batches that a kill repeats at most: the one it hit, and where only Python was hit, one its JVM still began."""
 RUN_KILLS = 2
-NIGHTLY_KILLS = int(os.environ.get("MANSIO_NIGHTLY_PIPELINE_KILLS", "20"))
 TIMEOUT_S = 1_800
-NIGHTLY_TIMEOUT_S = 7_200
-"""For a process that hangs in a way that its processor time does not show; each wait has its own deadline."""
 
 
 class Job:
@@ -186,55 +181,3 @@ def test_archive_and_run_killed_in_the_middle_go_on_with_the_same_command(
         assert 0 < job.done() < job.published, "killed in the middle"
     archive.finish(spark)
     copy.finish(spark, monkeypatch)
-
-
-def kill_at_random(job: Job) -> None:
-    """Records come all the time. Some kills hit while Spark starts; some hit Python only, whose JVM may still be at
-    work when the next one starts."""
-    dice = random.Random()
-    for number in range(NIGHTLY_KILLS):
-        job.publish(500)
-        job.turn(number).touch()
-        process = job.start()
-        batches = dice.choice((0, 1, 1, 2, 3))
-        process.wait_for_batches(batches)
-        time.sleep(dice.uniform(0, 1.5 if batches else 8))  # the point of the kill
-        is_driver = dice.random() < 0.3
-        if is_driver:
-            process.kill_driver()
-        else:
-            process.kill()
-        print(f"kill {number + 1}: {'driver' if is_driver else 'all'} after {process.batches} batches")
-    for process in job.started:
-        process.wait_for_the_rest()
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(NIGHTLY_TIMEOUT_S)
-def test_archive_killed_twenty_times_has_every_record_once(
-    spark: SparkSession, jobs: tuple[Archive, Copy]
-) -> None:
-    archive, _ = jobs
-    kill_at_random(archive)
-    archive.finish(spark)
-    rows = archived(archive.warehouse, archive.source)
-    log = contents(archive.broker.bootstrap, archive.source)
-    held = checksum(zip(*(rows[name].to_pylist() for name in PLACE_AND_VALUE), strict=True))
-    assert held == checksum((one.partition, one.offset, one.value) for one in log)
-    print(f"{NIGHTLY_KILLS} kills, {rows.num_rows} of {archive.published} records, {held}")
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(NIGHTLY_TIMEOUT_S)
-def test_run_killed_twenty_times_misses_nothing(
-    spark: SparkSession, jobs: tuple[Archive, Copy], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, copy = jobs
-    kill_at_random(copy)
-    copy.finish(spark, monkeypatch)
-    values = [one.value for one in contents(copy.broker.bootstrap, copy.target)]
-    once = checksum(sorted(set(values)))
-    assert once == checksum(sorted(one.value for one in contents(copy.broker.bootstrap, copy.source)))
-    print(
-        f"{NIGHTLY_KILLS} kills, {len(set(values))} of {copy.published} records, {len(values)} written, {once}"
-    )

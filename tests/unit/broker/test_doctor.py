@@ -20,7 +20,6 @@ from mansio.host import HostDisk
 from mansio.log.inspection_report import BadStretch, Finding, LogReport, Severity
 from mansio.log.segment import walk
 from mansio.wire.records import HEADER_BYTES
-from support.night import leave
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -308,15 +307,6 @@ def ruin_and_examine(data: Path, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_several_ruined_files_never_stop_the_doctor_or_make_it_touch_records(data: Path, seed: int) -> None:
     ruin_and_examine(data, seed)
-
-
-@pytest.mark.nightly
-def test_very_many_ruined_directories(healthy: Path, tmp_path: Path) -> None:
-    for seed in range(1_000, 1_600):
-        data = shutil.copytree(healthy, tmp_path / str(seed))
-        ruin_and_examine(data, seed)
-        shutil.rmtree(data)
-        leave("ruined directories examined", directories=1)
 
 
 # What only repeats the segments

@@ -15,7 +15,6 @@ from mansio.cluster.metadata import Compacted, Delete, Entry, Event, Put
 from mansio.cluster.sqlite_format import read_witness, verify_store
 from mansio.cluster.sqlite_store import SqliteStore
 from mansio.errors import MetadataCorrupt, StorageError
-from support.night import leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -209,13 +208,6 @@ def test_a_flipped_bit_of_a_closed_store(tmp_path: Path, closed: tuple[Files, St
     assert outcome(tmp_path, files, state) == "same"
     seen = flips(tmp_path, files, state, "", FLIPS, random.randrange(1 << 32))
     assert seen["refused"] > FLIPS / 5  # much of the file is free pages
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_twenty_thousand_flipped_bits_of_a_closed_store(tmp_path: Path, closed: tuple[Files, State]) -> None:
-    seen = flips(tmp_path, *closed, "", 20_000, random.randrange(1 << 32))
-    leave("flipped bits of metadata", seen=seen)
 
 
 def test_a_flipped_bit_in_the_witness_costs_nothing_but_the_warning(

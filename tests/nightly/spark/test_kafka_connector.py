@@ -1,7 +1,7 @@
 """The second door: Spark's own Kafka connector works with a Mansio broker as it is, batch and stream, both directions.
 
-Its jars come from Maven, so this is a nightly test. What it asks of the broker is compared with what was recorded;
-`test_kafka_connector_replay.py` sends that again wherever there is no Maven.
+Its jars come from Maven. What it asks of the broker is compared with what was recorded;
+`tests/system/spark/test_kafka_connector_replay.py` sends that again wherever there is no Maven.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ from support.process import served
 from support.raw_peer import RawPeer
 from support.recording_proxy import recording
 from support.web_ui import needs_java_and_maven, read_golden, write_golden
-from system.spark.kafka_connector import ROWS
+from system.spark.test_kafka_connector_replay import GOLDEN, PARTITIONS, ROWS
 
 if TYPE_CHECKING:
     from support.recording_proxy import Recorded
 
 JARS = ROOT / ".tools" / "spark-kafka"
-GOLDEN = ROOT / "tests" / "golden" / "spark_kafka" / "connector.txt"
 PREFIX = "connector-"
-PARTITIONS = 2
 FETCH_DEADLINE_S = 300
 RUN_DEADLINE_S = 280
 
@@ -55,7 +53,6 @@ def is_first(one: Recorded) -> bool:
     return all(header.base_sequence == 0 for batch in batches for _, header in iterate_batches(batch))
 
 
-@pytest.mark.nightly
 @pytest.mark.timeout(FETCH_DEADLINE_S + RUN_DEADLINE_S + 60)
 def test_sparks_own_connector_reads_writes_and_streams(tmp_path: Path) -> None:
     needs_java_and_maven()

@@ -1,6 +1,6 @@
 """The example of a Spark Declarative Pipeline, run by Spark's own command: our source and our sink, nothing else.
 
-A run is two JVMs and half a minute, so this is a nightly test.
+A run is two JVMs and half a minute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ EXAMPLE = ROOT / "examples" / "pipelines" / "declarative"
 DEADLINE_S = 400
 
 
-@pytest.mark.nightly
 @pytest.mark.spark
 @pytest.mark.timeout(DEADLINE_S + 60)
 def test_declared_pipeline_reads_and_writes_topics_and_goes_on_where_it_ended(

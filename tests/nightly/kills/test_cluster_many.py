@@ -23,7 +23,6 @@ MOVED_S_MAX = 5.0
 TOPICS = 4
 
 
-@pytest.mark.nightly
 @pytest.mark.row("C1")
 @pytest.mark.timeout(900)
 def test_2000_partitions_of_a_dead_broker_have_other_leaders_5_s_after_its_session_ends(
