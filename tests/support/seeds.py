@@ -1,4 +1,4 @@
-"""Seeds of tests that choose at random what they do: fixed, except in the tier `nightly`, where each run has another."""
+"""Seeds of tests that choose at random what they do: fixed, except in the tier `nightly`, where each run has others."""
 
 from __future__ import annotations
 
