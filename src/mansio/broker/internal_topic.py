@@ -43,7 +43,7 @@ from mansio.logs import fields
 from mansio.wire.records import build_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from mansio.ports import Clock, Promise, Scheduler
 
@@ -200,10 +200,14 @@ class InternalTopic:
             raise CoordinatorNotAvailable(message) from held.failure
         raise CoordinatorLoadInProgress(f"{self.name}-{index} is being loaded")
 
-    def check_all_loaded(self) -> None:
-        """Raise as `check_loaded` unless the view of every partition that belongs here is whole."""
+    def check_all_loaded(self, led: Iterable[int] = ()) -> None:
+        """Raise as `check_loaded` unless the view of every partition that belongs here is whole. `led`: in a cluster,
+        the partitions that this broker leads by the metadata; the role of one may not be applied yet."""
         if self._count is None:
             self.check_known()
+        for index in led:
+            if index not in self._held:
+                raise CoordinatorLoadInProgress(f"{self.name}-{index} is about to be loaded")
         for index in list(self._held):
             self.check_loaded(index)
 

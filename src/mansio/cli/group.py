@@ -60,8 +60,8 @@ def noun() -> None:
 
 @app.command("list")
 def list_groups(output: OutputOption = Output.TABLE, broker: BrokerOption = DEFAULT_BROKER) -> None:
-    """List the groups. A broker that does not answer is waited for until the cluster gives it up, for some seconds; the
-    exit code is 1 when the groups it knows are missing."""
+    """List the groups. A broker that does not answer is waited for until the cluster gives it up, for some seconds, and
+    so is the new coordinator of its groups; the exit code is 1 when groups are missing."""
 
     async def work() -> GroupListings:
         async with connect(broker) as client:
@@ -81,6 +81,9 @@ def list_groups(output: OutputOption = Output.TABLE, broker: BrokerOption = DEFA
     if groups.unreachable:
         silent = ", ".join(map(str, groups.unreachable))
         raise typer.Exit(complain(f"not all groups: broker {silent} did not answer"))
+    if groups.missing_partitions:
+        missing = ", ".join(map(str, groups.missing_partitions))
+        raise typer.Exit(complain(f"not all groups: partition {missing} of __consumer_offsets has no leader"))
 
 
 @app.command()

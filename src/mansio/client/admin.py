@@ -369,9 +369,10 @@ class Admin:
     # -- groups --------
 
     async def list_groups(self, *, timeout_ms: float | None = None) -> GroupListings:
-        """The groups of all brokers, by id. A broker that does not answer is asked again for `timeout_ms` (as long as
-        for any retry, unless given), or until the cluster gives it up; then the others' groups are returned, and
-        `unreachable` of the listing names it. Raises what failed if none answers."""
+        """The groups of all brokers, by id. While a broker does not answer, is still loading, or a partition of
+        `__consumer_offsets` has no leader, brokers are asked again for `timeout_ms` (as long as for any retry, unless
+        given). Then the groups found are returned; `unreachable` and `missing_partitions` of the listing report whose
+        groups are missing, and `is_complete` whether any are. Raises what failed if no broker answers."""
         return await list_groups(self._cluster, timeout_ms)
 
     async def describe_group(self, group: str) -> GroupDescription:

@@ -131,6 +131,9 @@ class GroupCluster:
         node_id = self.leaders[index]
         return None if node_id < 0 else BrokerState(node_id, f"host{node_id}", 9000 + node_id, None, node_id)
 
+    def leader_id(self, index: int) -> int:
+        return self.leaders[index]
+
     def has_topic(self, topic: str) -> bool:
         return topic in self.topics
 

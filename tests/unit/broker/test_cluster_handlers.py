@@ -340,6 +340,7 @@ def test_a_group_is_coordinated_by_the_leader_in_the_session_it_was_chosen_in() 
     assert places.partition_count() == 4
     leaders = [places.leader(index) for index in range(5)]
     assert [None if one is None else one.node_id for one in leaders] == [2, None, None, None, None]
+    assert [places.leader_id(index) for index in range(5)] == [2, 3, 1, -1, -1]
     assert places.has_partition("__consumer_offsets", 3)
     assert not places.has_partition("__consumer_offsets", 4)
     assert not places.has_partition("none", 0)

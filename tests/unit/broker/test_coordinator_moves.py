@@ -133,6 +133,28 @@ def test_whoever_does_not_coordinate_a_group_says_so_to_every_request() -> None:
     assert [each.group_id for each in listed] == ["g"]
 
 
+def test_a_new_leader_lists_no_groups_before_it_has_loaded_those_of_its_new_partition() -> None:
+    """Metadata names it as the leader before its role is applied, and that before the groups are loaded."""
+    cluster = GroupCluster().made()
+    assert code(cluster.brokers[LEADER].commit(1)) == 0
+    listing = cluster.brokers[OTHER]
+    assert listing.call(ApiKey.LIST_GROUPS).error_code == 0
+    cluster.move(HOME, OTHER)
+    answer = listing.call(ApiKey.LIST_GROUPS)
+    assert (answer.error_code, list(answer.groups)) == (LOADING, [])
+    while_loading: list[int] = []
+    cluster.partitions[HOME].on_read = lambda _: while_loading.append(
+        listing.call(ApiKey.LIST_GROUPS).error_code
+    )
+    cluster.tell(HOME)
+    cluster.scheduler.turn()
+    assert while_loading
+    assert set(while_loading) == {LOADING}
+    answer = listing.call(ApiKey.LIST_GROUPS)
+    assert (answer.error_code, [each.group_id for each in answer.groups]) == (0, ["g"])
+    assert cluster.brokers[LEADER].call(ApiKey.LIST_GROUPS).error_code == 0
+
+
 def test_a_new_member_elsewhere_makes_the_topic_and_is_sent_on() -> None:
     cluster = GroupCluster()
     assert cluster.brokers[OTHER].join().result().error_code == NOT_COORDINATOR

@@ -27,6 +27,9 @@ class OnePartition:
     def leader(self, index: int) -> None:
         raise AssertionError
 
+    def leader_id(self, index: int) -> int:
+        raise AssertionError
+
     def has_topic(self, topic: str) -> bool:
         return True
 

@@ -177,6 +177,14 @@ class GroupCoordinator:
         with coordinator_errors():
             await self.topic.ready()
 
+    def led_partitions(self, node_id: int) -> list[int]:
+        """In a cluster: the partitions of `__consumer_offsets` that broker `node_id` leads by the metadata, whether or
+        not it has loaded their groups."""
+        if self.places is None:
+            return []
+        indexes = range(self.places.partition_count())
+        return [index for index in indexes if self.places.leader_id(index) == node_id]
+
     async def close(self) -> None:
         """End all waits (clients find the coordinator again after the restart) and write the checkpoints."""
         self.expiry.stop()

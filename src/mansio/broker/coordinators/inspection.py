@@ -124,10 +124,13 @@ class Inspection:
         self._end_offset = end_offset
         self._subscriptions = subscriptions
 
-    def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
+    def list_groups(
+        self, states: Collection[str] = (), types: Collection[str] = (), *, led: Iterable[int] = ()
+    ) -> list[ListedGroup]:
         """The groups of this broker in one of `states` and of one of `types` (any case); empty filters let all pass.
-        Raises `CoordinatorLoadInProgress` while some may be missing."""
-        self._store.topic.check_all_loaded()
+        `led`: the partitions of `__consumer_offsets` that this broker leads by the metadata. Raises
+        `CoordinatorLoadInProgress` while groups of one of them may be missing."""
+        self._store.topic.check_all_loaded(led)
         wanted_states = {each.lower() for each in states}
         wanted_types = {each.lower() for each in types}
         return [

@@ -40,6 +40,10 @@ class GroupPlaces(Protocol):
     def leader(self, index: int) -> BrokerState | None:
         """Who leads one of its partitions, if that broker is there."""
 
+    def leader_id(self, index: int) -> int:
+        """Who leads one of its partitions as Metadata answers it, -1 for nobody: also a broker that was restarted since
+        it was elected, and cannot lead before it is elected again."""
+
     def has_topic(self, topic: str) -> bool:
         """Whether there is a topic."""
 
@@ -64,6 +68,10 @@ class ClusterPlaces:
         partition = topic.partitions[index]
         broker = self._state.brokers.get(partition.leader)
         return broker if broker is not None and partition.led_by(broker.node_id, broker.epoch) else None
+
+    def leader_id(self, index: int) -> int:
+        topic = self._state.topics.get(OFFSETS_TOPIC)
+        return -1 if topic is None or index >= len(topic.partitions) else topic.partitions[index].leader
 
     def has_topic(self, topic: str) -> bool:
         return topic in self._state.topics

@@ -226,7 +226,8 @@ def _describe(service: Service, group_id: str, version: int) -> Fields:
 
 async def list_groups(service: Service, request: Struct, context: RequestContext) -> Fields:
     try:
-        groups = service.groups.inspection.list_groups(request.states_filter, request.types_filter)
+        led = service.groups.led_partitions(service.settings.node_id)
+        groups = service.groups.inspection.list_groups(request.states_filter, request.types_filter, led=led)
     except MansioError as error:
         return {"error_code": error.kafka_code}
     return {
