@@ -15,6 +15,7 @@ import pytest
 import mansio
 from mansio.cli.consume_shares import Fate, Sharing
 from mansio.cli.printing import Printer
+from support.machine import scaled
 from support.waiting import wait_until
 from system.e2e.test_cli import Shell
 
@@ -108,7 +109,7 @@ def test_what_is_held_is_had_by_nobody_else_until_it_is_interrupted(world: World
         wait_until(lambda: renewals() >= 2, DEADLINE_S, "the leases are renewed")
         assert world.consume("--exit-at-end") == ""
         holding.send_signal(signal.SIGINT)
-        out, errors = holding.communicate(timeout=10)
+        out, errors = holding.communicate(timeout=scaled(10))
         assert (holding.returncode, out, errors) == (130, b"", b"")
     assert sorted(world.consume("--exit-at-end").splitlines()) == ["v0", "v1", "v2"]
 
@@ -154,7 +155,7 @@ def test_the_demo_finds_every_number_right_without_a_terminal() -> None:
         [sys.executable, "-m", "mansio.cli.main", "demo", "delivery"],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=scaled(90),
     )
     assert (done.returncode, done.stderr) == (0, ""), done.stdout
     lines = done.stdout.splitlines()

@@ -12,6 +12,7 @@ from mansio.cli.dlq_letters import Filter, parse_filter, parse_place
 from mansio.cli.dlq_redrive import ranges_of
 from mansio.state.share_types import REJECT
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.waiting import wait_until
 from system.e2e.test_cli import Shell
 
@@ -38,7 +39,7 @@ class World:
         self.reject(0, RECORDS - 1)
 
     def on_loop(self, work: Any) -> Any:
-        return self._broker._call(work, DEADLINE_S)
+        return self._broker._call(work, scaled(DEADLINE_S))
 
     def reject(self, first: int, last: int, reason: str = "poison") -> None:
         """Lease these and reject them, and wait for their letters."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
+from support.machine import scaled
 from support.waiting import wait_until
 from system.e2e.test_cli import Shell
 
@@ -242,7 +243,7 @@ def test_readers_of_a_topic_that_is_deleted_are_told_and_do_not_wait_for_ever(sh
             assert reader.stdout.readline() == b"one\n"
         shell("topic", "delete", "doomed")
         for reader in (alone, member):
-            out, errors = reader.communicate(timeout=20)
+            out, errors = reader.communicate(timeout=scaled(20))
             told = (reader.returncode, out, errors)
             assert told == (1, b"", b"mansio: topic doomed was deleted while it was read\n")
 

@@ -12,6 +12,7 @@ import pytest
 from mansio.cli.main import main
 from mansio.cli.reference import reference
 from mansio.version import __version__
+from support.machine import scaled
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("asyncio", "rich", "pydantic", "kio", "uvicorn", "starlette", "prometheus_client", "mansio.client")
@@ -38,7 +39,7 @@ def popen(*command: str, **environment: str) -> subprocess.Popen[str]:
 def outcome(process: subprocess.Popen[str]) -> tuple[str, str]:
     with process:
         try:
-            return process.communicate(timeout=60)
+            return process.communicate(timeout=scaled(60))
         finally:
             process.kill()
 
@@ -57,7 +58,7 @@ def test_help_imports_nothing_heavy():
         "except SystemExit as end: assert end.code == 0\n"
         f"print('heavy:', [name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=scaled(60))
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "heavy: []"
 
@@ -72,7 +73,7 @@ def test_a_command_does_not_import_what_kio_would_like_to_teach():
         "next(warm_up())\n"
         "print('kio' in sys.modules, [name for name in sys.modules if name.startswith('hypothesis.')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=scaled(60))
     assert done.stderr == ""
     assert done.stdout.splitlines()[-1] == "True []"
 
@@ -170,7 +171,7 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_code_1():
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=scaled(60),
             env={**ELSEWHERE, "PYTHONUNBUFFERED": ""},
         )
     assert (done.returncode, done.stderr) == (1, "mansio: No space left on device\n")

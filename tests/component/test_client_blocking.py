@@ -13,6 +13,7 @@ import mansio
 from mansio.client import Admin, Client, Consumer, Producer, ProducerOptions, TopicPartition, blocking
 from mansio.errors import ConnectionLost, InvalidRecord, MessageTooLarge, UnknownTopicOrPartition
 from support.client_world import QUICK_MEMBER, broker_in
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -200,7 +201,7 @@ def test_publish_from_many_threads_keeps_each_ones_order_and_raises_typed_errors
         with pytest.raises(MessageTooLarge):
             client.publish("crowd", bytes(3 << 20))
         for thread in threads:
-            thread.join(60)
+            thread.join(scaled(60))
         found = [message.value or b"" for message in client.consume("crowd", to_end=True)]
         assert sorted(offset for offsets in stored.values() for offset in offsets) == list(range(300))
         for number, offsets in stored.items():

@@ -14,6 +14,7 @@ import mansio
 from mansio.client import OutgoingRecord, TopicPartition
 from mansio.errors import FencedInstanceId, InvalidRequest, UnknownMember, UnknownTopicOrPartition
 from support.client_world import QUICK_MEMBER, broker_in, connected, run, until
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -249,12 +250,12 @@ def test_group_goes_on_after_an_iteration_that_ended_and_nobody_closed(
                 await until(lambda past=now_ms: time.time() * 1000 > past + 1)  # type: ignore[misc]  # a default
                 how: dict[str, Any] = {"max_records": 3, "to_end": True, "to_time": now_ms + 1}
                 consumer = client.consume(topic, group=topic, **{end: how[end]})  # a session of 45 s
-                async with asyncio.timeout(20):
+                async with asyncio.timeout(scaled(20)):
                     assert [message.offset async for message in consumer] == expected
                 assert consumer.is_closed
                 assert consumer.is_finished
             assert (await client.admin.describe_group(topic)).members == ()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(scaled(20)):
                 last = client.consume(topic, group=topic, from_="earliest", to_end=True, auto_commit=False)
                 assert [message async for message in last] == []
             assert not last.is_closed

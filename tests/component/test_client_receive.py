@@ -13,6 +13,7 @@ from mansio.client import DelayNotOffered, LeaseLost, settle_queue
 from mansio.errors import InvalidRecordState
 from mansio.link.connection import Connection
 from support.client_world import broker_in, connected, run, run_by_the_clock, until
+from support.machine import scaled
 from support.process import served
 from support.receive_world import (
     LOCK_MS,
@@ -346,7 +347,7 @@ def test_nobody_waits_for_ever_for_a_broker_that_is_gone(
                 receiver = client.receive("gone", group=group)
                 first, second = await taken(receiver, 2)
                 await asyncio.to_thread(going.close)
-                async with asyncio.timeout(30):
+                async with asyncio.timeout(scaled(30)):
                     with pytest.raises(LeaseLost):
                         await first.ack()
                     await until(lambda: second.is_lost)

@@ -11,6 +11,7 @@ import pytest
 import mansio
 from mansio.client import Leased, LeaseLost, Receiver, receive_blocking
 from support.client_world import broker_in
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,12 +84,12 @@ def test_handlers_run_on_threads_and_a_stop_waits_for_them(broker: mansio.Broker
         def handle(message: receive_blocking.Leased) -> None:
             threads.add(threading.current_thread().name)
             if message.delivery_count == 1 and message.offset == 4:
-                together.wait(10)
+                together.wait(scaled(10))
                 raise RuntimeError("not yet")
             if message.offset < 3:
                 message.extend()
             elif message.offset in (5, 6):
-                together.wait(10)
+                together.wait(scaled(10))
             done.append(message.offset)
             if len(done) == 12:
                 receiver.stop()

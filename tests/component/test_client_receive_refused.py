@@ -15,6 +15,7 @@ from mansio.client.leased_types import RELEASE
 from mansio.client.tasks import ClientFailed
 from mansio.errors import InvalidRequest, MansioError, NotLeaderOrFollower
 from support.client_world import broker_in, connected, run, until
+from support.machine import scaled
 from support.receive_world import group_of, publish, running, taken
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def test_a_reason_with_half_a_character_is_said_and_holds_up_nothing(broker: man
         async with connected(broker, half=1) as client:
             group = await group_of(client, "half")
             await publish(client, "half", "a:1", "a:2")
-            async with client.receive("half", group=group) as receiver, asyncio.timeout(20):
+            async with client.receive("half", group=group) as receiver, asyncio.timeout(scaled(20)):
                 first, second = await taken(receiver, 2)
                 await asyncio.gather(first.reject("no such file: \udcff"), second.ack())
                 assert first.is_settled
@@ -58,7 +59,7 @@ def test_a_mistake_in_writing_what_is_said_is_told_and_the_next_is_sent(
         async with connected(broker, mistake=1) as client:
             group = await group_of(client, "mistake")
             await publish(client, "mistake", *[f"a:{number}" for number in range(6)])
-            async with client.receive("mistake", group=group) as receiver, asyncio.timeout(20):
+            async with client.receive("mistake", group=group) as receiver, asyncio.timeout(scaled(20)):
                 *wrong, right = await taken(receiver, 6)
                 with monkeypatch.context() as planted:
                     planted.setattr(settles, "runs_of", lambda _: 1 // 0)
@@ -124,7 +125,7 @@ def test_what_could_not_be_given_back_unbegun_is_let_go_and_not_kept_for_ever(
                 await message.retry(after=600)
 
             receiver = client.receive("kept", group=group)
-            async with running(receiver, handle, mode="fifo"), asyncio.timeout(10):
+            async with running(receiver, handle, mode="fifo"), asyncio.timeout(scaled(10)):
                 await until(lambda: bool(begun) and receiver.held == 0)
             assert begun == [0]
 

@@ -19,6 +19,7 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from support.client_world import broker_in, connected, run, until
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -196,7 +197,7 @@ def test_client_works_on_uvloop_too(broker: mansio.Broker) -> None:
             await client.publish_many("uvloop", [b"a", b"b"])
             assert [message.value for message in await read_all(client, "uvloop")] == [b"a", b"b"]
 
-    uvloop.run(asyncio.wait_for(scenario(), 30))
+    uvloop.run(asyncio.wait_for(scenario(), scaled(30)))
 
 
 def test_partition_that_is_added_later_is_read(broker: mansio.Broker) -> None:

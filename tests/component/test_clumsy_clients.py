@@ -24,6 +24,7 @@ from mansio.broker.embedded import EmbeddedBroker
 from mansio.broker.slot import Slot
 from mansio.wire import messages
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame
 from support.waiting import wait_until
 
@@ -298,6 +299,6 @@ def test_request_that_was_about_to_begin_when_its_client_vanished_takes_no_memor
             drained.set()
 
         server.loop.call_soon_threadsafe(vanish)
-        assert drained.wait(5)
+        assert drained.wait(scaled(5))
         assert lost not in server.memory._held
     wait_until(lambda: not left_behind(broker), 10, "nothing is left")

@@ -19,6 +19,7 @@ from mansio.broker.coordinators.settings import OFFSETS_TOPIC
 from mansio.broker.producer_hook import ProducerHook
 from mansio.wire.compression import Codec
 from mansio.wire.records import DELETE_HORIZON, build_batch, iterate_batches
+from support.machine import scaled
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
 
@@ -71,7 +72,7 @@ class World:
         config = {"cleanup.policy": "compact", "segment.bytes": "4096", "min.cleanable.dirty.ratio": "0.01"}
         config |= {name.replace("_", "."): value for name, value in configs.items()}
         admin = AdminClient({"bootstrap.servers": broker.address, **QUIET})
-        admin.create_topics([NewTopic(self.topic, 1, 1, config=config)])[self.topic].result(10)
+        admin.create_topics([NewTopic(self.topic, 1, 1, config=config)])[self.topic].result(scaled(10))
 
     def move_to(self, broker: mansio.Broker) -> None:
         self.broker = broker
@@ -95,7 +96,7 @@ class World:
 
         for key, value in rows:
             producer.produce(self.topic, value, key, partition=0, on_delivery=stored)
-        assert producer.flush(20) == 0
+        assert producer.flush(scaled(20)) == 0
 
     @property
     def partition(self) -> Any:
@@ -147,7 +148,7 @@ class World:
             consumer.seek(partition, 0)
             end = consumer.end_offsets([partition])[partition]
             seen: list[Seen] = []
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + scaled(10)
             while consumer.position(partition) < end and time.monotonic() < deadline:
                 for records in consumer.poll(500).values():
                     seen += [Seen(r.offset, r.key, r.value) for r in records]
@@ -166,7 +167,7 @@ class World:
                 consumer.seek(partition, 0)
                 end = (await consumer.end_offsets([partition]))[partition]
                 seen: list[Seen] = []
-                async with asyncio.timeout(10):
+                async with asyncio.timeout(scaled(10)):
                     while await consumer.position(partition) < end:
                         for records in (await consumer.getmany(timeout_ms=200)).values():
                             seen += [Seen(r.offset, r.key, r.value) for r in records]
@@ -254,7 +255,7 @@ def test_a_topic_may_be_compacted_and_forget_what_is_old(broker: mansio.Broker) 
     producer = world.producer()
     for n in range(40):
         producer.produce(world.topic, bytes(900), b"old-%d" % n, partition=0, timestamp=old)
-        assert producer.flush(10) == 0
+        assert producer.flush(scaled(10)) == 0
     for turn in range(4):
         world.write(producer, [(b"new-%d" % n, b"%d" % turn * 200) for n in range(20)])
     world.roll()
@@ -348,7 +349,7 @@ def test_a_reader_meets_no_gap_in_order_and_no_error_while_segments_are_swapped(
             read_some(0.02)
         world.roll()
         world.wait_compacted()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + scaled(10)
         while last < world.expected()[-1].offset and time.monotonic() < deadline:
             read_some(0.1)
     finally:
@@ -425,6 +426,6 @@ def test_a_topic_can_be_deleted_while_it_is_compacted(tmp_path: Path) -> None:
         assert compactor is not None
         wait_until(lambda: compactor._current)
         admin = AdminClient({"bootstrap.servers": broker.address, **QUIET})
-        admin.delete_topics([world.topic])[world.topic].result(10)
+        admin.delete_topics([world.topic])[world.topic].result(scaled(10))
         assert list((tmp_path / "topics").glob(f"{world.topic}.*")) == []
         assert compactor.uncleanable == {}

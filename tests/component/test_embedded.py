@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -53,7 +54,9 @@ def test_a_program_that_forgets_to_close_ends_all_the_same(tmp_path: Path) -> No
         f"import mansio; broker = mansio.Broker({str(tmp_path)!r}).start(); print(broker.address); "
         "client = mansio.blocking.connect(broker.address); client.admin.create_topic('t'); client.publish('t', b'')"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=30, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=scaled(30), check=True
+    )
     assert done.stdout.startswith(b"127.0.0.1:")
     assert b"Traceback" not in done.stderr, done.stderr
     assert list(tmp_path.rglob("*.producers")), "it was stopped as by `close`"

@@ -18,6 +18,7 @@ from mansio.api.http.health import REASONS_MAX
 from mansio.api.http.loop_watch import LoopWatch
 from mansio.api.http.server import HttpServer
 from mansio.api.http.source import Bounds, Distribution, GroupLag, Measurement, PartitionSample, Problem
+from support.machine import scaled
 from support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ async def serving(
     server = HttpServer(app, "127.0.0.1", 0)
     host, port = await server.start()
     try:
-        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=10) as client:
+        async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=scaled(10)) as client:
             yield client
     finally:
         await server.stop()
@@ -330,7 +331,7 @@ def test_after_stop_the_port_is_free_again_and_no_connection_is_left():
         reader, writer = await asyncio.open_connection(host, port)
         started = time.monotonic()
         await server.stop()
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < scaled(10)
         assert await reader.read() == b""
         writer.close()
         again = HttpServer(assemble(View(), LoopWatch(LoopScheduler(), LoopClock())), host, port)
@@ -367,7 +368,7 @@ def test_a_crowd_that_says_nothing_does_not_keep_a_probe_from_its_answer(said: b
             assert (await client.get("/health/live")).status_code == 200
             first = [asyncio.ensure_future(reader.read()) for reader in readers[:5]]
             with contextlib.suppress(ConnectionError):
-                await asyncio.wait_for(asyncio.gather(*first), 10)
+                await asyncio.wait_for(asyncio.gather(*first), scaled(10))
             assert (await client.get("/health/live")).status_code == 200
 
     asyncio.run(story())
@@ -382,6 +383,6 @@ def test_a_connection_that_asks_for_nothing_ends(said: bytes, monkeypatch: pytes
     async def story() -> None:
         async with serving(View()) as client, silent_peers(client, 1, said) as (reader,):
             with contextlib.suppress(ConnectionError):
-                assert await asyncio.wait_for(reader.read(), 10) == b""
+                assert await asyncio.wait_for(reader.read(), scaled(10)) == b""
 
     asyncio.run(story())

@@ -30,6 +30,7 @@ from mansio.errors import ConcurrentChange, InvalidRequest, StorageError, Unavai
 from mansio.host import HostClock
 from mansio.testing.metadata import ModelStore
 from support.etcd import store_as_new
+from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, sqlite_store
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
 
     def run_check(check: Check) -> None:
         async def main() -> None:
-            async with asyncio.timeout(DEADLINE_SECONDS), factory(tmp_path) as store:
+            async with asyncio.timeout(scaled(DEADLINE_SECONDS)), factory(tmp_path) as store:
                 await check(store)
 
         asyncio.run(main())

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 import mansio
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +38,7 @@ def test_stock_client_reads_megabytes_the_same_either_way(
         producer = Producer({"bootstrap.servers": broker.address})
         for value in VALUES:
             producer.produce("large", value)
-        assert producer.flush(20) == 0
+        assert producer.flush(scaled(20)) == 0
         consumer = Consumer(
             {"bootstrap.servers": broker.address, "group.id": "g", "auto.offset.reset": "earliest"}
         )

@@ -24,6 +24,7 @@ import mansio
 from mansio.wire import fetch, produce
 from mansio.wire.records import build_batch, iterate_batches
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.process import served
 from support.raw_peer import RawPeer, fetch_frame, produce_frame
 from support.waiting import wait_until
@@ -69,7 +70,7 @@ class World:
         self.topic = f"age-{next(_numbers)}"
         self.connect()
         config = {"segment.bytes": str(SEGMENT_BYTES)} | {k.replace("_", "."): v for k, v in configs.items()}
-        self.admin.create_topics([NewTopic(self.topic, 1, 1, config=config)])[self.topic].result(10)
+        self.admin.create_topics([NewTopic(self.topic, 1, 1, config=config)])[self.topic].result(scaled(10))
 
     def connect(self) -> None:
         """With clients that know nothing yet: those of a broker that is gone take their time to notice."""
@@ -81,23 +82,23 @@ class World:
         for _ in range(count):
             when = int(time.time() * 1000) - age_ms
             self.producer.produce(self.topic, VALUE, partition=0, timestamp=when)
-            assert self.producer.flush(10) == 0
+            assert self.producer.flush(scaled(10)) == 0
 
     def alter(self, name: str, value: str) -> None:
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=[entry])
-        self.admin.incremental_alter_configs([resource])[resource].result(10)
+        self.admin.incremental_alter_configs([resource])[resource].result(scaled(10))
 
     def bounds(self) -> tuple[int, int]:
         found = []
         for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):
             partition = TopicPartition(self.topic, 0)
-            found.append(self.admin.list_offsets({partition: spec})[partition].result(10).offset)
+            found.append(self.admin.list_offsets({partition: spec})[partition].result(scaled(10)).offset)
         return found[0], found[1]
 
     def delete(self, offset: int) -> int:
         partition = TopicPartition(self.topic, 0, offset)
-        return int(self.admin.delete_records([partition])[partition].result(10).low_watermark)
+        return int(self.admin.delete_records([partition])[partition].result(scaled(10)).low_watermark)
 
     def read(self, *, start: int, reset: str, count: int) -> list[int]:
         """The offsets of the first `count` records that a consumer gets which begins at `start`."""
@@ -251,7 +252,7 @@ def test_records_that_may_not_be_deleted_stay(broker: mansio.Broker) -> None:
     world = World(broker.address, cleanup_policy="compact")
     partition = TopicPartition(world.topic, 0, -1)
     with pytest.raises(KafkaException) as caught:
-        world.admin.delete_records([partition])[partition].result(10)
+        world.admin.delete_records([partition])[partition].result(scaled(10))
     assert caught.value.args[0].code() == KafkaError.POLICY_VIOLATION
     plain = World(broker.address)
     plain.write(2)
@@ -330,7 +331,7 @@ def test_an_answer_under_way_is_not_disturbed_when_its_records_leave(
     values = [number.to_bytes(4, "big") * 50_000 for number in range(60)]  # 12 MB in one segment
     for value in values:
         world.producer.produce(world.topic, value, partition=0)
-    assert world.producer.flush(20) == 0
+    assert world.producer.flush(scaled(20)) == 0
     port = int(broker.address.rpartition(":")[2])
     with RawPeer(port, receive_buffer_bytes=4096) as slow:
         slow.send(fetch_frame(world.topic, max_bytes=50 << 20))
@@ -406,7 +407,7 @@ def test_a_keyless_record_for_a_compacted_topic_is_named_and_its_neighbours_are_
     errors: list[Any] = []
     compacted.producer.produce(compacted.topic, b"no key", callback=lambda error, _: errors.append(error))
     compacted.producer.produce(compacted.topic, b"v", key=b"k", partition=0)
-    compacted.producer.flush(10)
+    compacted.producer.flush(scaled(10))
     assert errors[0].code() == KafkaError.INVALID_RECORD
 
 
@@ -434,7 +435,7 @@ def test_log_append_time_counts_for_retention_and_is_told_to_who_wrote(broker: m
             timestamp=before - 5 * HOUR_MS,
             callback=lambda _, message: told.append(message.timestamp()),
         )
-        world.producer.flush(10)
+        world.producer.flush(scaled(10))
     assert all(kind == 2 and when >= before for kind, when in told)
     let_it_check(broker)
     assert world.bounds() == (0, 3), "the producer's clock does not make them old"

@@ -15,6 +15,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
+from support.machine import scaled
 from support.places import free_port
 from support.socket_owner import holds, socket_of
 
@@ -82,7 +83,7 @@ class Network:
 
         self._call(end())
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(DEADLINE_S)
+        self._thread.join(scaled(DEADLINE_S))
         self._loop.close()
 
     def door(self, called: int, port: int, *, caller: int | None = None) -> int:
@@ -128,7 +129,7 @@ class Network:
         self.shut(())
 
     def _call(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE_S)
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(scaled(DEADLINE_S))
 
     async def _pass_on(
         self,

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import mansio
+from support.machine import scaled
 from support.places import free_port
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def run(scenario: Callable[[], Awaitable[None]]) -> None:
     """Run a scenario with a bound on its time."""
 
     async def bounded() -> None:
-        async with asyncio.timeout(SCENARIO_SECONDS_MAX):
+        async with asyncio.timeout(scaled(SCENARIO_SECONDS_MAX)):
             await scenario()
 
     asyncio.run(bounded())

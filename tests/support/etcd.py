@@ -25,6 +25,7 @@ from mansio.cluster.etcd.config import EtcdConfig
 from mansio.cluster.etcd_store import EtcdStore
 from mansio.cluster.metadata import Compare, Delete, Entry, Event, Listing, Put, Transacted
 from mansio.host import HostRandom
+from support.machine import scaled
 from support.places import free_port, required_tool
 from support.waiting import wait_until
 
@@ -89,7 +90,7 @@ class Etcd:
         assert self._process.poll() is None, f"etcd has ended: {self.log()}"
         url = f"http://127.0.0.1:{self.metrics_port}/health"
         try:
-            with urllib.request.urlopen(url, timeout=HTTP_DEADLINE_S) as answer:
+            with urllib.request.urlopen(url, timeout=scaled(HTTP_DEADLINE_S)) as answer:
                 return json.load(answer)["health"] == "true"
         except (OSError, ValueError):
             return False
@@ -113,10 +114,10 @@ class Etcd:
         process.send_signal(how)
         process.send_signal(signal.SIGCONT)
         try:
-            process.wait(STOP_DEADLINE_S)
+            process.wait(scaled(STOP_DEADLINE_S))
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(STOP_DEADLINE_S)
+            process.wait(scaled(STOP_DEADLINE_S))
 
     def pause(self) -> None:
         """SIGSTOP: connections stay, nothing is answered."""
@@ -130,7 +131,7 @@ class Etcd:
         request = urllib.request.Request(f"{self.url}/v3/{path}", json.dumps(body).encode())
         if token:
             request.add_header("Authorization", token)
-        with urllib.request.urlopen(request, timeout=HTTP_DEADLINE_S, context=self.tls) as answer:
+        with urllib.request.urlopen(request, timeout=scaled(HTTP_DEADLINE_S), context=self.tls) as answer:
             return dict(json.load(answer))
 
     def revision(self) -> int:

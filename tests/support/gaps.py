@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 from confluent_kafka import Producer
 
 from support.gap_member import GIVEN, LOST, RECORD, TAKEN, UP
+from support.machine import scaled
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ class Load:
         self._stopping.set()
         if self._thread.ident is not None:
             self._thread.join()
-        self._producer.flush(30)
+        self._producer.flush(scaled(30))
         assert not self.failures, self.failures
 
     def _run(self) -> None:
@@ -163,7 +164,7 @@ class MemberProcess:
         self._end()
 
     def _end(self) -> int:
-        code = self._process.wait(EXIT_DEADLINE_S)
+        code = self._process.wait(scaled(EXIT_DEADLINE_S))
         self._reader.join()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None

@@ -15,6 +15,8 @@ import struct
 import time
 from typing import Any, Self
 
+from support.machine import scaled
+
 DEADLINE_S = 60.0
 FINAL_TEXT, CLOSE, PING, FINAL_PONG = 0x81, 0x8, 0x9, 0x8A
 MASKED = 0x80
@@ -33,7 +35,7 @@ class JsonRpcSocket:
         """`namespace` goes in front of every method's name, with an underscore."""
         self._namespace = namespace
         self._ids = itertools.count(1)
-        self._socket = socket.create_connection(("127.0.0.1", port), DEADLINE_S)
+        self._socket = socket.create_connection(("127.0.0.1", port), scaled(DEADLINE_S))
         self._stream = self._socket.makefile("rb")
         host = f"localhost:{port}"
         head = {
@@ -66,7 +68,7 @@ class JsonRpcSocket:
         name = f"{self._namespace}_{method}"
         request = {"jsonrpc": "2.0", "id": wanted, "method": name, "params": params}
         self._send(FINAL_TEXT, json.dumps(request).encode())
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + scaled(DEADLINE_S)
         while time.monotonic() < end:
             answer = json.loads(self._message())
             if answer.get("id") != wanted:

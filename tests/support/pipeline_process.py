@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from support.machine import scaled
 from support.places import mansio_command
 
 if TYPE_CHECKING:
@@ -95,19 +96,19 @@ class PipelineProcess:
                     one.kill()
                 except psutil.NoSuchProcess:
                     continue
-            psutil.wait_procs(everyone[1:], GONE_DEADLINE_S)
-        self.process.wait(GONE_DEADLINE_S)
+            psutil.wait_procs(everyone[1:], scaled(GONE_DEADLINE_S))
+        self.process.wait(scaled(GONE_DEADLINE_S))
 
     def kill_driver(self) -> None:
         """SIGKILL to the process that was started, and to nothing else: what it has started is to end by itself."""
         if self.process.poll() is None:
             self._left = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
-        self.process.wait(GONE_DEADLINE_S)
+        self.process.wait(scaled(GONE_DEADLINE_S))
 
     def wait_for_the_rest(self) -> None:
         """What `kill_driver` has left behind is gone; it is wrong if that does not end by itself."""
-        _, alive = psutil.wait_procs(self._left, GONE_DEADLINE_S)
+        _, alive = psutil.wait_procs(self._left, scaled(GONE_DEADLINE_S))
         assert not alive
 
 

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from support.machine import scaled
 from support.places import free_port, mansio_command
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class ServedBroker:
         command = [*self.command, "serve", "--data", str(self.data), "--kafka", self.bootstrap]
         command += ["--http", f"127.0.0.1:{self.http_port}" if self.http_port else ""]
         self._process = self._launch([*command, *self.arguments])
-        end = time.monotonic() + READY_DEADLINE_S
+        end = time.monotonic() + scaled(READY_DEADLINE_S)
         while b"ready" not in self._output_since(begin):
             if self._process.poll() is not None:
                 raise AssertionError(f"mansio serve ended with {self._process.returncode}:\n{self.text()}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from mansio.wire import fetch, messages, produce
 from mansio.wire.records import build_batch
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +33,7 @@ class RawPeer:
         self.socket = socket.socket()
         if receive_buffer_bytes:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer_bytes)
-        self.socket.settimeout(DEADLINE_S)
+        self.socket.settimeout(scaled(DEADLINE_S))
         try:
             self.socket.connect(("127.0.0.1", port))
         except OSError:

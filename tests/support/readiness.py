@@ -9,6 +9,8 @@ import urllib.error
 import urllib.request
 from typing import Any
 
+from support.machine import scaled
+
 DEADLINE_S = 15.0
 READY, NOT_READY = 200, 503
 
@@ -16,7 +18,7 @@ READY, NOT_READY = 200, 503
 def readiness(http_url: str) -> dict[str, Any]:
     """The answer's value, with its `status`."""
     try:
-        with urllib.request.urlopen(f"{http_url}/health/ready", timeout=DEADLINE_S) as answer:
+        with urllib.request.urlopen(f"{http_url}/health/ready", timeout=scaled(DEADLINE_S)) as answer:
             status, shown = answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         status, shown = error.code, json.load(error)

@@ -14,6 +14,8 @@ import threading
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, NamedTuple
 
+from support.machine import scaled
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -105,10 +107,10 @@ def recording(port: int, broker_port: int) -> Iterator[RecordingProxy]:
     thread = threading.Thread(target=loop.run_until_complete, args=(proxy.serve(ready, stop),), daemon=True)
     thread.start()
     try:
-        assert ready.wait(STOP_DEADLINE_S), "the recording proxy did not start"
+        assert ready.wait(scaled(STOP_DEADLINE_S)), "the recording proxy did not start"
         yield proxy
     finally:
         loop.call_soon_threadsafe(stop.set)
-        thread.join(STOP_DEADLINE_S)
+        thread.join(scaled(STOP_DEADLINE_S))
         assert not thread.is_alive(), "the recording proxy did not stop"
         loop.close()

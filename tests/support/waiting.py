@@ -1,7 +1,8 @@
 """Waiting for something to become true, with a deadline instead of a sleep of a guessed length.
 
 Always true: both ask at once, then again after pauses that grow to 50 ms, and once more at the deadline.
-A condition that raises ends the wait; the caller decides what it tolerates.
+A condition that raises ends the wait; the caller decides what it tolerates. Deadlines are given for the reference
+machine and multiplied by the machine factor.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import asyncio
 import inspect
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -24,8 +27,9 @@ LONGEST_PAUSE_S = 0.05
 def wait_until(condition: Callable[[], T], deadline_s: float = DEADLINE_S, what: str = "") -> T:
     """Call `condition` until it returns something true, and return that.
 
-    Raises `AssertionError` naming `what` (or the condition) after `deadline_s` seconds.
+    Raises `AssertionError` naming `what` (or the condition) after `deadline_s` seconds of the reference machine.
     """
+    deadline_s = scaled(deadline_s)
     end = time.monotonic() + deadline_s
     pause_s = FIRST_PAUSE_S
     while True:
@@ -43,6 +47,7 @@ async def eventually(
     condition: Callable[[], T | Awaitable[T]], deadline_s: float = DEADLINE_S, what: str = ""
 ) -> T:
     """`wait_until` for a test on a loop; the condition may be a coroutine function."""
+    deadline_s = scaled(deadline_s)
     end = time.monotonic() + deadline_s
     pause_s = FIRST_PAUSE_S
     while True:

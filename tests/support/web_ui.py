@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.json_rpc_socket import JsonRpcSocket
+from support.machine import scaled
 from support.places import ROOT, free_port
 from support.recording_proxy import Recorded
 
@@ -72,7 +73,7 @@ def running_ui(place: Path, bootstrap: str) -> Iterator[JsonRpcSocket]:
 
 
 def _wait_until_ready(process: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + START_DEADLINE_S
+    end = time.monotonic() + scaled(START_DEADLINE_S)
     while b"Installed features" not in log.read_bytes():
         if process.poll() is not None or time.monotonic() > end:
             raise AssertionError(f"the UI did not start:\n{log.read_text(errors='replace')[-4000:]}")
@@ -86,10 +87,10 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
             os.killpg(process.pid, number)
         except ProcessLookupError:
             break
-        end = time.monotonic() + STOP_DEADLINE_S
+        end = time.monotonic() + scaled(STOP_DEADLINE_S)
         while time.monotonic() < end and _group_lives(process):
             time.sleep(0.05)
-    process.wait(STOP_DEADLINE_S)
+    process.wait(scaled(STOP_DEADLINE_S))
 
 
 def _group_lives(process: subprocess.Popen[bytes]) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
+from support.machine import scaled
 from support.places import ROOT
 from support.waiting import wait_until
 
@@ -32,7 +33,7 @@ def begin(checkout: Path, command: str) -> str:
         cwd=checkout,
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=scaled(20),
         check=True,
     )
     return done.stderr
@@ -40,7 +41,7 @@ def begin(checkout: Path, command: str) -> str:
 
 def wait(checkout: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["tools/wait_spark.sh"], cwd=checkout, capture_output=True, text=True, timeout=30, check=False
+        ["tools/wait_spark.sh"], cwd=checkout, capture_output=True, text=True, timeout=scaled(30), check=False
     )
 
 
@@ -74,7 +75,7 @@ def test_one_that_was_killed_is_not_waited_for_and_is_begun_again(checkout: Path
     wait_until(lambda: parent.exists() and parent.read_text().strip())
     killed = psutil.Process(int(parent.read_text()))
     killed.kill()
-    psutil.wait_procs([killed], timeout=10)
+    psutil.wait_procs([killed], timeout=scaled(10))
     try:
         assert "cut short" in begin(checkout, "true")
         assert wait(checkout).returncode == 0

@@ -15,6 +15,7 @@ from mansio.wire.headers import read_request_header
 from mansio.wire.record_reader import read_records
 from mansio.wire.records import check_batch
 from mansio.wire.share_acknowledge import AckBatch
+from support.machine import scaled
 from support.places import ROOT, free_port
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def load(mode: str, port: int, *arguments: str) -> dict[str, float]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=scaled(90),
         check=False,
     )
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.spark import java
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,7 +74,7 @@ def test_java_without_the_vector_module_is_started_without_that_argument(
     assert found.home.startswith(str(world / "cache"))
     given = ["-Xmx1g", "--add-modules=jdk.incubator.vector", "--add-modules=ALL", "", "a b", "$HOME'\""]
     said = subprocess.run(
-        [f"{found.home}/bin/java", *given], capture_output=True, text=True, check=True, timeout=20
+        [f"{found.home}/bin/java", *given], capture_output=True, text=True, check=True, timeout=scaled(20)
     )
     assert said.stdout.split("\n")[:-1] == [
         one for one in given if one != "--add-modules=jdk.incubator.vector"
@@ -86,7 +87,9 @@ def test_cache_that_cannot_be_written_is_done_without(world: Path, monkeypatch: 
     (world / "cache").write_text("a file where the directory should be")
     found = java.find_java()
     assert (
-        subprocess.run([f"{found.home}/bin/java", "x"], capture_output=True, check=True, timeout=20).stdout
+        subprocess.run(
+            [f"{found.home}/bin/java", "x"], capture_output=True, check=True, timeout=scaled(20)
+        ).stdout
         == b"x\n"
     )
 

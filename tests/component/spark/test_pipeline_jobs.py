@@ -12,6 +12,7 @@ import pytest
 import mansio.cli
 from mansio.cli import pipeline
 from mansio.cli.pipeline_run import place_of
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +30,7 @@ print(json.dumps([code, sorted(sys.modules)]), file=sys.stderr)
 
 def loaded_by(*words: str) -> list[str]:
     done = subprocess.run(
-        [sys.executable, "-c", PROBE, *words], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", PROBE, *words], capture_output=True, text=True, timeout=scaled(60), check=True
     )
     code, modules = json.loads(done.stderr)
     assert code == 0, done.stdout

@@ -10,6 +10,7 @@ import pytest
 
 from mansio.cli.main import main
 from support.archive_tables import FIRST_US, Archive, row
+from support.machine import scaled
 from support.places import mansio_command
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def consume(archive: Archive, *arguments: str) -> tuple[int, bytes, str]:
         *NO_BROKER,
         *arguments,
     ]
-    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=scaled(60), check=False)
     return done.returncode, done.stdout, done.stderr.decode()
 
 

@@ -13,6 +13,7 @@ import pytest
 from mansio.spark import session as make_session
 from mansio.spark.home import use_light_home
 from mansio.spark.session import EVERYWHERE, SparkNotInstalled, chosen_settings
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,7 +32,12 @@ def test_local_session_is_quiet_on_loopback_and_its_files_go_with_the_process(
     code = "from mansio.spark.session import chosen_settings as c; print(c(None, 'x')['spark.local.dir'])"
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=60, check=True
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=scaled(60),
+        check=True,
     )
     assert done.stdout.startswith(str(tmp_path))
     assert list(tmp_path.iterdir()) == []

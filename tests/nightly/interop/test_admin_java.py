@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.machine import scaled
 from support.places import ROOT
 from support.process import served
 from system.interop.conftest import ARGUMENTS
@@ -43,7 +44,7 @@ class Java:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=DEADLINE_S,
+            timeout=scaled(DEADLINE_S),
             check=False,
         )
         lines = (done.stdout + done.stderr).splitlines()
@@ -63,7 +64,7 @@ def java_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBrok
 @pytest.fixture(scope="module")
 def java(java_broker: ServedBroker) -> Java:
     fetched = subprocess.run(
-        [ROOT / "tools" / "java_tools.sh"], capture_output=True, text=True, timeout=600, check=False
+        [ROOT / "tools" / "java_tools.sh"], capture_output=True, text=True, timeout=scaled(600), check=False
     )
     if fetched.returncode:
         pytest.fail(f"Kafka's Java tools are missing: {fetched.stderr}{fetched.stdout}", pytrace=False)

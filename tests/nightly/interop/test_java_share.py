@@ -20,6 +20,7 @@ import pytest
 from mansio.wire.headers import read_request_header
 from mansio.wire.share_fetch_request import RECORD_LIMIT, decode_request
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.places import ROOT, free_port
 from support.process import served
 from support.recording_proxy import recording
@@ -69,7 +70,7 @@ class JavaMember:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        watch = threading.Timer(DEADLINE_S, process.kill)
+        watch = threading.Timer(scaled(DEADLINE_S), process.kill)
         watch.start()
         try:
             process.stdin.write(line + "\n")
@@ -90,7 +91,7 @@ class JavaMember:
 
     def poll(self) -> list[Given]:
         """What the first poll gives that gives something."""
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + scaled(DEADLINE_S)
         while time.monotonic() < end:
             if found := self.poll_once(500):
                 return found
@@ -109,7 +110,7 @@ class JavaMember:
 
     def kill(self) -> None:
         self._process.kill()
-        self._process.wait(DEADLINE_S)
+        self._process.wait(scaled(DEADLINE_S))
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()
@@ -128,10 +129,12 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if not mark.exists() or mark.stat().st_mtime < POM.stat().st_mtime:
             command = ["mvn", "--quiet", "--batch-mode", "--file", str(POM), "dependency:copy-dependencies"]
             where = ["-DincludeScope=runtime", f"-DoutputDirectory={JARS}"]
-            subprocess.run([*command, *where], check=True, timeout=FETCH_DEADLINE_S)
+            subprocess.run([*command, *where], check=True, timeout=scaled(FETCH_DEADLINE_S))
             mark.touch()
     target = tmp_path_factory.mktemp("classes")
-    subprocess.run(["javac", "-cp", f"{JARS}/*", "-d", target, SOURCE], check=True, timeout=FETCH_DEADLINE_S)
+    subprocess.run(
+        ["javac", "-cp", f"{JARS}/*", "-d", target, SOURCE], check=True, timeout=scaled(FETCH_DEADLINE_S)
+    )
     return target
 
 

@@ -15,6 +15,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.places import free_port
 from support.process import served
 from support.raw_peer import RawPeer
@@ -67,7 +68,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
         topics = [NewTopic(name, parts, 1, config=config) for name, (parts, config) in TOPICS.items()]
         admin = AdminClient(client)
         for created in admin.create_topics(topics).values():
-            created.result(15)
+            created.result(scaled(15))
         _write(client)
         member = _consumer(client, "ui-live")
         member.subscribe(["ui-plain"])
@@ -97,7 +98,7 @@ def _write(client: dict[str, Any]) -> None:
             producer.produce(
                 name, f"value {number}", f"key {number % 5}", partition=0, headers={"n": str(number)}
             )
-    assert producer.flush(15) == 0
+    assert producer.flush(scaled(15)) == 0
 
 
 @pytest.mark.row("A1")

@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka import Producer
 
 from support.cluster import cluster, on_same_processors
+from support.machine import scaled
 from system.cluster.load import create_topic, say
 from system.crash.kill_load import IMPATIENT
 
@@ -57,7 +58,7 @@ def test_2000_partitions_of_a_dead_broker_have_other_leaders_5_s_after_its_sessi
             for index in range(PARTITIONS // TOPICS):
                 producer.produce(topic, b"x", partition=index, on_delivery=answered)
                 producer.poll(0)
-        assert producer.flush(60) == 0
+        assert producer.flush(scaled(60)) == 0
         written = time.monotonic()
         say(
             "2,000 partitions",
@@ -72,4 +73,4 @@ def test_2000_partitions_of_a_dead_broker_have_other_leaders_5_s_after_its_sessi
         one.start(victim)
         one.wait_in_sync(*topics, deadline_s=120)
         one.check_logs()
-        assert moved - ended <= MOVED_S_MAX
+        assert moved - ended <= scaled(MOVED_S_MAX)

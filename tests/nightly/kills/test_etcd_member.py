@@ -11,6 +11,7 @@ import pytest
 
 from mansio.broker.etcd_member.member import EtcdMember
 from mansio.errors import ConfigError
+from support.machine import scaled
 from system.cluster.test_etcd_member import WAIT_S, address, ask, member
 
 if TYPE_CHECKING:
@@ -23,11 +24,11 @@ def test_a_member_that_lost_its_directory_comes_back_as_the_document_says(tmp_pa
     async def scenario() -> None:
         three = [member(tmp_path / str(index), one, everybody) for index, one in enumerate(everybody)]
         try:
-            await asyncio.gather(*(one.start(WAIT_S) for one in three))
+            await asyncio.gather(*(one.start(scaled(WAIT_S)) for one in three))
             await three[2].stop()
             shutil.rmtree(tmp_path / "2")
             with pytest.raises(ConfigError, match="has already been bootstrapped"):
-                await member(tmp_path / "2", everybody[2], everybody).start(WAIT_S)
+                await member(tmp_path / "2", everybody[2], everybody).start(scaled(WAIT_S))
             url = three[0].client_url
             listed = (await asyncio.to_thread(ask, url, "cluster/member/list"))["members"]
             lost = next(one["ID"] for one in listed if one["name"] == everybody[2].name)
@@ -35,7 +36,7 @@ def test_a_member_that_lost_its_directory_comes_back_as_the_document_says(tmp_pa
             await asyncio.to_thread(ask, url, "cluster/member/add", peerURLs=[everybody[2].peer_url()])
             plan = replace(three[2].plan, state="existing", directory=str(tmp_path / "new"))
             three[2] = EtcdMember(plan, three[0].program)
-            await three[2].start(WAIT_S)
+            await three[2].start(scaled(WAIT_S))
         finally:
             await asyncio.gather(*(one.stop(1) for one in three))
 

@@ -18,6 +18,7 @@ from component.test_clumsy_clients import MOMENTS, end, live
 from mansio.errors import MansioError
 from mansio.wire import fetch
 from mansio.wire.record_reader import read_records
+from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of, fetch_frame
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Worker:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(60)
+        self._thread.join(scaled(60))
 
     def work(self) -> None:
         raise NotImplementedError
@@ -125,7 +126,7 @@ class Churn(Worker):
 
     async def _one(self, life: Callable[[Client], Awaitable[None]]) -> None:
         try:
-            async with asyncio.timeout(30), mansio.connect(self._bootstrap) as client:
+            async with asyncio.timeout(scaled(30)), mansio.connect(self._bootstrap) as client:
                 await life(client)
         except MansioError:
             self.refusals += 1  # a topic deleted by another life, a rebalance: part of it

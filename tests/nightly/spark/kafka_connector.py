@@ -12,6 +12,8 @@ import sys
 
 from pyspark.sql import DataFrame, SparkSession
 
+from support.machine import scaled
+
 ROWS = 300
 BEGIN_MS = 1_700_000_000_000
 HEADERS = "array(named_struct('key', 'n', 'value', cast(cast(id as string) as binary)))"
@@ -31,7 +33,7 @@ def copy(spark: SparkSession, options: dict[str, str], source: str, target: str,
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(120)
+    query.awaitTermination(scaled(120))
     return sum(progress.numInputRows for progress in query.recentProgress)
 
 

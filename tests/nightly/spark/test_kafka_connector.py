@@ -20,6 +20,7 @@ from mansio.wire import produce
 from mansio.wire.headers import read_request_header
 from mansio.wire.records import iterate_batches
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.places import ROOT, free_port
 from support.process import served
 from support.raw_peer import RawPeer
@@ -56,7 +57,7 @@ def is_first(one: Recorded) -> bool:
 @pytest.mark.timeout(FETCH_DEADLINE_S + RUN_DEADLINE_S + 60)
 def test_sparks_own_connector_reads_writes_and_streams(tmp_path: Path) -> None:
     needs_java_and_maven()
-    subprocess.run([ROOT / "tools" / "spark_kafka.sh"], check=True, timeout=FETCH_DEADLINE_S)
+    subprocess.run([ROOT / "tools" / "spark_kafka.sh"], check=True, timeout=scaled(FETCH_DEADLINE_S))
     port = free_port()
     arguments = ["--set", f"kafka_advertise=127.0.0.1:{port}"]
     with (
@@ -102,7 +103,7 @@ def run_connector(bootstrap: str, place: Path) -> dict[str, Any]:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=RUN_DEADLINE_S,
+        timeout=scaled(RUN_DEADLINE_S),
         check=False,
     )
     assert done.returncode == 0, done.stderr[-6_000:]

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from mansio import TopicPartition, blocking
+from support.machine import scaled
 from support.night import leave
 from support.waiting import wait_until
 from system.crash.checker import Acknowledged, Verdict, check
@@ -145,7 +146,7 @@ def create_topic(
     settings = {name.replace("_", "."): value for name, value in config.items()}
     admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **QUIET})
     new = NewTopic(topic, partitions, copies, config=settings)
-    admin.create_topics([new], request_timeout=30)[topic].result(30)
+    admin.create_topics([new], request_timeout=scaled(30))[topic].result(scaled(30))
     cluster.wait_in_sync(topic)
     with blocking.connect(cluster.bootstrap) as client:
         client.admin.list_offsets([TopicPartition(topic, index) for index in range(partitions)], "latest")

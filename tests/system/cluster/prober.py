@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from confluent_kafka import Consumer, TopicPartition
 
 from mansio.wire import produce
+from support.machine import scaled
 from support.raw_peer import CLIENT_ID, RawPeer, batch_of
 from system.crash.kill_load import QUIET
 
@@ -102,7 +103,7 @@ def read_values(one: Cluster, topic: str) -> list[tuple[int, bytes]]:
         }
     )
     place = TopicPartition(topic, 0, 0)
-    end = consumer.get_watermark_offsets(place, timeout=30)[1]
+    end = consumer.get_watermark_offsets(place, timeout=scaled(30))[1]
     consumer.assign([place])
     found: list[tuple[int, bytes]] = []
     limit = time.monotonic() + READ_S_MAX

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.cluster import cluster, on_same_processors
+from support.machine import scaled
 from system.cluster.load import RESUME_S_MAX, ClusterLoad, say
 
 if TYPE_CHECKING:
@@ -60,5 +61,5 @@ def test_chased_leaders_die_under_load_nothing_acknowledged_is_lost_and_writes_r
             acknowledged=verdict.acknowledged,
             processors=on_same_processors(),
         )
-        assert max(times) <= RESUME_S_MAX
+        assert max(times) <= scaled(RESUME_S_MAX)
         one.check_logs()

@@ -15,6 +15,7 @@ from mansio import blocking
 from mansio.errors import Unavailable
 from mansio.wire.versions import ApiKey
 from support.cluster import cluster
+from support.machine import scaled
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
 from system.cluster.load import create_topic, say
@@ -56,7 +57,7 @@ class Steady:
                 self._topic, b"%d" % number, partition=number % PARTITIONS, on_delivery=self._answered
             )
             self._producer.poll(0.005)
-        self._producer.flush(30)
+        self._producer.flush(scaled(30))
 
     def _answered(self, error: object, message: object) -> None:
         if error is not None:
@@ -66,7 +67,7 @@ class Steady:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._thread.join(40)
+        self._thread.join(scaled(40))
         assert not self._thread.is_alive()
         assert self.failures == []
 
@@ -86,7 +87,7 @@ def committed(one: Cluster, group: str, topic: str) -> list[int]:
     consumer = Consumer({"bootstrap.servers": one.bootstrap, "group.id": group, **QUIET})
     places = [TopicPartition(topic, index) for index in range(PARTITIONS)]
     try:
-        return [place.offset for place in consumer.committed(places, timeout=30)]
+        return [place.offset for place in consumer.committed(places, timeout=scaled(30))]
     finally:
         consumer.close()
 
@@ -152,7 +153,7 @@ def test_group_goes_on_after_its_coordinators_broker_is_killed(one: Cluster) -> 
         sent=len(steady.sent),
         received_twice=len(received) - len(set(received)),
     )
-    assert goes_on_s <= GOES_ON_S_MAX
+    assert goes_on_s <= scaled(GOES_ON_S_MAX)
 
 
 @pytest.mark.row("C5", "G4")

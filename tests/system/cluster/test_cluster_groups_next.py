@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from support.machine import scaled
 from support.waiting import wait_until
 from system.cluster.load import create_topic
 from system.cluster.test_cluster_groups import (
@@ -31,7 +32,7 @@ def told_to_come_often(bootstrap: str, group: str) -> None:
     change = ConfigEntry("consumer.heartbeat.interval.ms", "300", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[change])
     admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
-    admin.incremental_alter_configs([resource])[resource].result(30)
+    admin.incremental_alter_configs([resource])[resource].result(scaled(30))
 
 
 @pytest.mark.row("C5", "G2")

@@ -12,6 +12,7 @@ from mansio import TopicPartition
 from mansio.client import LeaseLost
 from mansio.errors import MansioError
 from mansio.state.share_records import TOPIC as STATES
+from support.machine import scaled
 from support.receive_world import group_of, running
 from system.cluster.load import create_topic
 from system.cluster.test_cluster_groups import one
@@ -31,7 +32,7 @@ async def described(one: Cluster) -> str:
     places = [TopicPartition("leased", index) for index in range(4)]
     lines = [str(place) for topic in ("leased", STATES, "__consumer_offsets") for place in one.places(topic)]
     try:
-        async with asyncio.timeout(DESCRIBED_SECONDS_MAX), mansio.connect(one.bootstrap) as client:
+        async with asyncio.timeout(scaled(DESCRIBED_SECONDS_MAX)), mansio.connect(one.bootstrap) as client:
             lines.append(str(await client.admin.shares.leases("leasing", places, ranges_max=5)))
             lines.append(str(await client.admin.shares.describe("leasing")))
     except (MansioError, TimeoutError) as error:
@@ -61,7 +62,7 @@ def test_a_receiver_goes_on_when_the_leader_is_killed_and_no_acknowledged_record
         acknowledged.add(place)
 
     async def scenario() -> None:
-        async with asyncio.timeout(SCENARIO_SECONDS_MAX), mansio.connect(one.bootstrap) as client:
+        async with asyncio.timeout(scaled(SCENARIO_SECONDS_MAX)), mansio.connect(one.bootstrap) as client:
             group = await group_of(client, "leasing", lock_ms=3_000, tries=10)
             receivers = [client.receive("leased", group=group, max_records=50) for _ in range(2)]
             async with running(receivers[0], handle), running(receivers[1], handle):

@@ -20,6 +20,7 @@ from mansio.client import ProducerOptions
 from mansio.wire.versions import ApiKey
 from support.cluster import cluster
 from support.documents import metrics_of_a_cluster
+from support.machine import scaled
 from support.places import ROOT
 from support.raw_peer import RawPeer
 from support.readiness import readiness
@@ -67,7 +68,7 @@ def new_topic(one: Cluster, **config: str) -> str:
 
 def scrape(one: Cluster, node_id: int) -> dict[str, float]:
     """Every sample that tells of the cluster, by name and labels."""
-    with urllib.request.urlopen(f"{one.brokers[node_id].http_url}/metrics", timeout=10) as answer:
+    with urllib.request.urlopen(f"{one.brokers[node_id].http_url}/metrics", timeout=scaled(10)) as answer:
         text = answer.read().decode()
     return {
         sample.name + "".join(f"[{value}]" for value in sample.labels.values()): sample.value
@@ -231,8 +232,8 @@ def test_admin_clients_go_on_at_once_while_a_dead_broker_is_still_listed(one: Cl
     admin = AdminClient({"bootstrap.servers": one.brokers[alive].bootstrap, "log_level": 0})
     name = f"seen-{next(numbers)}"
     try:
-        (made,) = admin.create_topics([NewTopic(name, 1, 3)], request_timeout=20).values()
-        made.result(25)
+        (made,) = admin.create_topics([NewTopic(name, 1, 3)], request_timeout=scaled(20)).values()
+        made.result(scaled(25))
     except KafkaException as error:
         raise AssertionError(f"{error} after {time.monotonic() - began:.1f} s") from error
     took_s = time.monotonic() - began

@@ -20,6 +20,7 @@ from mansio.cli.dev_cluster import processes
 from mansio.cli.dev_cluster.plan import BrokerPlan, ClusterPlan, check_settings, plan_for
 from mansio.cli.main import main
 from mansio.errors import ConfigError, Unavailable
+from support.machine import scaled
 from support.places import ROOT, required_tool
 from support.waiting import wait_until
 
@@ -135,7 +136,7 @@ def test_a_broker_that_dies_is_told_with_the_end_of_its_log_and_ctrl_c_leaves_no
         assert not cluster.ended()
 
         os.killpg(cluster.process.pid, signal.SIGINT)  # what a terminal does
-        assert cluster.process.wait(20) == 0, cluster.said()
+        assert cluster.process.wait(scaled(20)) == 0, cluster.said()
         assert cluster.left() == []
         assert "stopped by SIGTERM" in (tmp_path / "cluster/broker-1.log").read_text()
         assert "did not stop cleanly" not in cluster.said()
@@ -144,7 +145,7 @@ def test_a_broker_that_dies_is_told_with_the_end_of_its_log_and_ctrl_c_leaves_no
 def test_a_broker_that_does_not_start_ends_everything_with_its_last_words(tmp_path: Path) -> None:
     (tmp_path / "fails-3").touch()
     with dev_cluster(tmp_path) as cluster:
-        assert cluster.process.wait(READY_S) == 1
+        assert cluster.process.wait(scaled(READY_S)) == 1
         assert "    mansio: the disk of this broker is on fire" in cluster.said()
         assert "mansio: broker 3 did not start: exit code 1" in cluster.said()
         assert cluster.left() == []
@@ -155,7 +156,7 @@ def test_when_no_broker_is_left_it_ends_and_says_so(tmp_path: Path) -> None:
     with dev_cluster(tmp_path) as cluster:
         for pid in cluster.ready()["pids"].split(","):
             os.kill(int(pid), signal.SIGKILL)
-        assert cluster.process.wait(20) == 1
+        assert cluster.process.wait(scaled(20)) == 1
         assert "no broker is left" in cluster.said()
         assert cluster.left() == []
 
@@ -174,7 +175,7 @@ def test_three_members_of_etcd_start_and_stop_together(tmp_path: Path) -> None:
         assert len(cluster.ready()["etcd"].split(",")) == 3
         assert len(cluster.left()) == 6
         cluster.process.terminate()
-        assert cluster.process.wait(20) == 0, cluster.said()
+        assert cluster.process.wait(scaled(20)) == 0, cluster.said()
         assert cluster.left() == []
 
 
@@ -182,7 +183,7 @@ def test_a_terminal_that_is_closed_stops_it_like_ctrl_c(tmp_path: Path) -> None:
     with dev_cluster(tmp_path) as cluster:
         wait_until(lambda: "starting" in cluster.said() or cluster.ended(), READY_S)
         cluster.process.send_signal(signal.SIGHUP)
-        assert cluster.process.wait(20) == 0, cluster.said()
+        assert cluster.process.wait(scaled(20)) == 0, cluster.said()
         assert cluster.left() == []
 
 

@@ -21,6 +21,7 @@ from mansio.cluster.etcd.versions import Fitness, fitness
 from mansio.cluster.metadata import Put
 from mansio.errors import ConfigError, StorageError, Unavailable
 from support.etcd import Etcd, etcd_directory, etcd_store, one_etcd
+from support.machine import scaled
 from support.places import free_port, required_tool
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def test_one_bad_version_among_the_endpoints_is_refused_by_name(etcd: Etcd) -> N
                 await open_and_close(etcd.url, url)
             assert url in told.value.message
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_endpoints_of_two_etcd_clusters_are_refused(etcd: Etcd) -> None:
@@ -113,7 +114,7 @@ def test_endpoints_of_two_etcd_clusters_are_refused(etcd: Etcd) -> None:
             with pytest.raises(EtcdUnfit, match="another etcd cluster"):
                 await open_and_close(url, etcd.url)
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_old_version_is_taken_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
@@ -122,7 +123,7 @@ def test_old_version_is_taken_with_one_warning(caplog: pytest.LogCaptureFixture)
             with caplog.at_level(logging.WARNING, "mansio"):
                 await open_and_close(old, good)
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
     assert [record.message for record in caplog.records] == ["etcd is old"]
 
 
@@ -155,7 +156,7 @@ def test_etcd_that_tells_its_status_to_root_only_is_used_all_the_same() -> None:
             with pytest.raises(EtcdDenied, match="may not do that"):
                 await open_and_close(url)
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_no_endpoint_answers_names_every_one() -> None:
@@ -165,7 +166,7 @@ def test_no_endpoint_answers_names_every_one() -> None:
             await open_and_close(*urls)
         assert all(url in told.value.message for url in urls)
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ def test_tls_both_ways_and_nobody_else(tmp_path: Path) -> None:
         etcd.scheme = "https"
         try:
             etcd.start()
-            asyncio.run(asyncio.wait_for(main(etcd), DEADLINE_S))
+            asyncio.run(asyncio.wait_for(main(etcd), scaled(DEADLINE_S)))
         finally:
             etcd.stop()
 
@@ -302,7 +303,7 @@ def test_user_gets_in_and_no_further_than_allowed() -> None:
                 await store.get("/mansio/a")
 
     with etcd_with_users() as etcd:
-        asyncio.run(asyncio.wait_for(main(etcd), DEADLINE_S))
+        asyncio.run(asyncio.wait_for(main(etcd), scaled(DEADLINE_S)))
 
 
 def test_token_that_ran_out_or_was_forgotten_is_renewed_unnoticed() -> None:
@@ -336,7 +337,7 @@ def test_token_that_ran_out_or_was_forgotten_is_renewed_unnoticed() -> None:
         keeper.close()
 
     with etcd_with_users("--auth-token-ttl", "1") as etcd:
-        asyncio.run(asyncio.wait_for(main(etcd), DEADLINE_S))
+        asyncio.run(asyncio.wait_for(main(etcd), scaled(DEADLINE_S)))
 
 
 def test_thread_fetches_a_new_token_when_its_own_is_not_known_any_more() -> None:
@@ -368,7 +369,7 @@ def test_thread_fetches_a_new_token_when_its_own_is_not_known_any_more() -> None
             assert tokens == 2
             keeper.close()
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_watch_that_is_denied_tries_a_new_token_before_it_gives_up() -> None:
@@ -408,10 +409,10 @@ def test_watch_that_is_denied_tries_a_new_token_before_it_gives_up() -> None:
                 (event,) = await anext(batches)
                 return event
 
-    event = asyncio.run(asyncio.wait_for(main(allowed="2"), DEADLINE_S))
+    event = asyncio.run(asyncio.wait_for(main(allowed="2"), scaled(DEADLINE_S)))
     assert (event.key, event.mod_revision) == ("/a", 9)
     with pytest.raises(EtcdDenied):
-        asyncio.run(asyncio.wait_for(main(allowed="none"), DEADLINE_S))
+        asyncio.run(asyncio.wait_for(main(allowed="none"), scaled(DEADLINE_S)))
 
 
 def test_user_for_an_etcd_without_users_is_no_obstacle(etcd: Etcd) -> None:
@@ -421,4 +422,4 @@ def test_user_for_an_etcd_without_users_is_no_obstacle(etcd: Etcd) -> None:
         async with etcd_store(etcd.url, user="me", password="secret") as store:
             assert await store.get("/nothing") is None
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))

@@ -15,6 +15,7 @@ from mansio.cluster.metadata import Ambiguous, Compare, Put, decode, encode, tra
 from mansio.errors import InvalidRequest, MessageTooLarge, Unavailable
 from support.etcd import etcd_store, one_etcd
 from support.fault_proxy import fault_proxy
+from support.machine import scaled
 from support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def test_transaction_whose_answer_is_lost_is_ambiguous_after_a_second(etcd: Etcd
             entry = await store.get(key)
             assert entry is not None  # it did happen
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_transaction_that_never_left_is_unavailable_and_did_not_happen(etcd: Etcd) -> None:
@@ -81,7 +82,7 @@ def test_transaction_that_never_left_is_unavailable_and_did_not_happen(etcd: Etc
             proxy.pass_on()
             assert await store.get(key) is None
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_lost_answer_is_read_back_from_another_endpoint(etcd: Etcd) -> None:
@@ -99,7 +100,7 @@ def test_lost_answer_is_read_back_from_another_endpoint(etcd: Etcd) -> None:
             assert entry.create_revision == entry.mod_revision == done.revision
             assert decode(key, entry.value)["writer"] == "me"
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_silent_endpoint_costs_one_deadline_once(etcd: Etcd) -> None:
@@ -119,7 +120,7 @@ def test_silent_endpoint_costs_one_deadline_once(etcd: Etcd) -> None:
                 await store.get(key)
             assert failures(store) == 1
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_nothing_answers_is_unavailable_in_bounded_time_and_over_when_it_is_over(etcd: Etcd) -> None:
@@ -129,11 +130,11 @@ def test_nothing_answers_is_unavailable_in_bounded_time_and_over_when_it_is_over
             begun = seconds()
             with pytest.raises(Unavailable):
                 await store.get("/x")
-            assert seconds() - begun < GIVEN_UP_S_MAX
+            assert seconds() - begun < scaled(GIVEN_UP_S_MAX)
             proxy.pass_on()
             assert await store.get("/x") is None
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_etcd_killed_in_mid_transaction_every_answer_was_true() -> None:
@@ -176,7 +177,7 @@ def test_etcd_killed_in_mid_transaction_every_answer_was_true() -> None:
                 expected = None if isinstance(told, Unavailable) else told.revision
                 assert there.get(key) == expected, (key, told)
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_close_in_mid_transaction_ends_it_first(etcd: Etcd) -> None:
@@ -190,7 +191,7 @@ def test_close_in_mid_transaction_ends_it_first(etcd: Etcd) -> None:
         async with etcd_store(etcd.url) as store:
             assert await store.get(key) is not None
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_a_hundred_callers_at_a_silent_endpoint_wait_as_long_as_one(etcd: Etcd) -> None:
@@ -207,9 +208,9 @@ def test_a_hundred_callers_at_a_silent_endpoint_wait_as_long_as_one(etcd: Etcd) 
             begun = seconds()
             told = await asyncio.gather(*(store.get("/x") for _ in range(100)), return_exceptions=True)
             assert all(isinstance(each, Unavailable) for each in told)
-            assert seconds() - begun < GIVEN_UP_S_MAX
+            assert seconds() - begun < scaled(GIVEN_UP_S_MAX)
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_too_much_is_refused_as_such_and_nothing_is_written(etcd: Etcd) -> None:
@@ -229,7 +230,7 @@ def test_too_much_is_refused_as_such_and_nothing_is_written(etcd: Etcd) -> None:
                         await store.transact([], puts)
             assert await store.get("/large") is None
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_full_etcd_says_so_and_its_last_transaction_is_not_taken_for_refused() -> None:
@@ -254,4 +255,4 @@ def test_full_etcd_says_so_and_its_last_transaction_is_not_taken_for_refused() -
                     await transact_surely(store, compares, puts, "me")
                 assert await store.get("/more") is None
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))

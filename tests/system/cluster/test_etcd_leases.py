@@ -16,6 +16,7 @@ from mansio.cluster.metadata import Compare, LeaseEnded, Put
 from mansio.errors import Unavailable
 from support.etcd import etcd_store
 from support.fault_proxy import fault_proxy
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from support.etcd import Etcd
@@ -49,7 +50,7 @@ def test_key_goes_when_its_lease_ends_and_not_before(etcd: Etcd) -> None:
             assert await store.get(key) is None
             await store.leases.revoke(lease)  # harmless
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_thread_keeps_a_lease_while_the_loop_hangs(etcd: Etcd) -> None:
@@ -80,7 +81,7 @@ def test_thread_keeps_a_lease_while_the_loop_hangs(etcd: Etcd) -> None:
             keeper.close()
             keeper.close()
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_thread_leaves_a_silent_endpoint_within_the_lease(etcd: Etcd) -> None:
@@ -99,4 +100,4 @@ def test_thread_leaves_a_silent_endpoint_within_the_lease(etcd: Etcd) -> None:
             await store.leases.revoke(lease)
             keeper.close()
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))

@@ -14,6 +14,7 @@ from mansio.cluster.etcd.lease import ThreadKeepAlive
 from mansio.cluster.metadata import Ambiguous, Compare, Put, encode, transact_surely
 from mansio.errors import Unavailable
 from support.etcd import etcd_store, three_etcds
+from support.machine import scaled
 from support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def test_every_member_killed_in_turn_no_write_is_lost_or_doubled(members: list[E
                 member.kill()
                 begun = seconds()
                 await write()
-                assert seconds() - begun < 20
+                assert seconds() - begun < scaled(20)
                 member.launch()
                 await eventually(lambda member=member: member._healthy(), 20)
             assert len(used) > 1
@@ -88,7 +89,7 @@ def test_every_member_killed_in_turn_no_write_is_lost_or_doubled(members: list[E
             collecting.cancel()
             await asyncio.wait([collecting])
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_without_majority_nothing_is_read_written_or_kept_alive(members: list[Etcd]) -> None:
@@ -125,7 +126,7 @@ def test_without_majority_nothing_is_read_written_or_kept_alive(members: list[Et
                     store.transact([], [Put("/alone", b"y")]),
                     return_exceptions=True,
                 )
-                assert seconds() - begun < GIVEN_UP_S_MAX
+                assert seconds() - begun < scaled(GIVEN_UP_S_MAX)
                 assert all(isinstance(error, Unavailable) for error in told), told
                 assert not any(isinstance(error, Ambiguous) for error in told)
             finally:
@@ -139,7 +140,7 @@ def test_without_majority_nothing_is_read_written_or_kept_alive(members: list[Et
             assert await store.get("/majority") is None
         thread.close()
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_members_say_who_they_are(members: list[Etcd]) -> None:
@@ -156,4 +157,4 @@ def test_members_say_who_they_are(members: list[Etcd]) -> None:
             assert found[3].reason
             assert not found[3].version
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))

@@ -25,6 +25,7 @@ from mansio.broker.etcd_settings import etcd_config, own_member
 from mansio.config import Settings
 from mansio.config_cluster import MemberAddress, parse_members
 from mansio.errors import ConfigError, Unavailable
+from support.machine import scaled
 from support.places import free_port, required_tool
 from support.waiting import eventually, wait_until
 
@@ -59,11 +60,11 @@ def test_a_member_is_healthy_when_start_returns_comes_back_when_killed_and_is_go
 
     async def scenario() -> None:
         one = member(tmp_path / "etcd", address())
-        await one.start(WAIT_S)
+        await one.start(scaled(WAIT_S))
         try:
             assert await trouble_of(one.client_url) is None
             with pytest.raises(ConfigError, match="cannot listen on"):
-                await member(tmp_path / "other", one.plan.own).start(WAIT_S)
+                await member(tmp_path / "other", one.plan.own).start(scaled(WAIT_S))
             first = one.pid
             os.kill(first, signal.SIGKILL)
             await eventually(lambda: one.restarts == 1, WAIT_S)
@@ -105,7 +106,7 @@ def test_a_member_that_cannot_run_says_why_at_once(tmp_path: Path) -> None:
     async def scenario() -> None:
         one = member(tmp_path / "etcd", address())
         with pytest.raises(ConfigError, match=r"ended at once: .*not a directory"):
-            await one.start(WAIT_S)
+            await one.start(scaled(WAIT_S))
 
     asyncio.run(scenario())
 
@@ -125,7 +126,11 @@ def test_a_child_does_not_outlive_whoever_started_it_not_even_a_sigkill(tmp_path
         asyncio.run(main())
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=30, check=False
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=scaled(30),
+        check=False,
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     wait_until(lambda: not runs(int(done.stdout)), 10, "the child is gone")
@@ -174,7 +179,7 @@ def ask(url: str, call: str, **fields: object) -> dict[str, Any]:
     def answer() -> dict[str, Any] | None:
         try:
             with urllib.request.urlopen(
-                f"{url}/v3/{call}", json.dumps(fields).encode(), timeout=5
+                f"{url}/v3/{call}", json.dumps(fields).encode(), timeout=scaled(5)
             ) as response:
                 return dict(json.load(response))
         except urllib.error.HTTPError:
@@ -199,7 +204,7 @@ def certificates(directory: Path) -> TlsFiles:
             [openssl, "req", "-x509", *new_key, "-days", "2", *command],
             check=True,
             capture_output=True,
-            timeout=30,
+            timeout=scaled(30),
         )
     return files
 
@@ -211,7 +216,7 @@ def test_with_certificates_nobody_without_one_is_answered(tmp_path: Path) -> Non
         own = address()
         plan = MemberPlan(own, (own,), str(tmp_path / "etcd"), "127.0.0.1", tls=tls)
         one = EtcdMember(plan, find_program(required_tool("etcd")))
-        await one.start(WAIT_S)
+        await one.start(scaled(WAIT_S))
         try:
             assert one.client_url.startswith("https://")
             assert await one.trouble() is None

@@ -15,6 +15,7 @@ from mansio.cluster.metadata import Compacted, Delete, Put
 from mansio.errors import StorageError, Unavailable
 from support.etcd import etcd_store, one_etcd
 from support.fault_proxy import fault_proxy
+from support.machine import scaled
 from support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def test_watch_goes_on_across_restarts_without_gap_or_repetition() -> None:
                     stop.set()
                 await assert_complete(watching, store, "/w/")
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_watch_leaves_a_silent_endpoint(etcd: Etcd) -> None:
@@ -120,7 +121,7 @@ def test_watch_leaves_a_silent_endpoint(etcd: Etcd) -> None:
             await eventually(lambda: len(watching.events) == 20, 20)
             await assert_complete(watching, direct, prefix)
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_quiet_watch_is_asked_for_a_sign_of_life_and_stays(
@@ -141,7 +142,7 @@ def test_quiet_watch_is_asked_for_a_sign_of_life_and_stays(
             await put(store, prefix + "b")
             await assert_complete(watching, store, prefix)
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
@@ -162,7 +163,7 @@ def test_connections_cut_again_and_again_cost_no_event(etcd: Etcd, run: Callable
             await assert_complete(watching, direct, prefix)
             assert proxy.connections > 4
 
-    run(asyncio.wait_for(main(), DEADLINE_S))
+    run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_etcd_restored_from_an_older_copy_is_told_not_waited_for() -> None:
@@ -183,10 +184,10 @@ def test_etcd_restored_from_an_older_copy_is_told_not_waited_for() -> None:
                     shutil.rmtree(etcd.directory / "data")
                     (etcd.directory / "copy").rename(etcd.directory / "data")
                     etcd.start()
-                    await asyncio.wait([watching.task], timeout=10)
+                    await asyncio.wait([watching.task], timeout=scaled(10))
                     assert isinstance(watching.task.exception(), StorageError)
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_changes_compacted_while_cut_off_are_told_not_skipped(etcd: Etcd) -> None:
@@ -204,11 +205,11 @@ def test_changes_compacted_while_cut_off_are_told_not_skipped(etcd: Etcd) -> Non
                 last = await put(direct, f"{prefix}{number}")
             etcd.compact(last)
             proxy.pass_on()
-            await asyncio.wait([watching.task], timeout=10)
+            await asyncio.wait([watching.task], timeout=scaled(10))
             assert isinstance(watching.task.exception(), Compacted)
             assert [event.key for event in watching.events] == [prefix + "a"]
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_deletion_at_the_revision_of_a_compaction_is_told_not_skipped(etcd: Etcd) -> None:
@@ -229,7 +230,7 @@ def test_deletion_at_the_revision_of_a_compaction_is_told_not_skipped(etcd: Etcd
                     return
             assert first.key == prefix + "a"
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_answers_in_pieces_keep_a_revision_together(etcd: Etcd) -> None:
@@ -250,7 +251,7 @@ def test_answers_in_pieces_keep_a_revision_together(etcd: Etcd) -> None:
                 revisions = [event.mod_revision for event in watching.events]
                 assert revisions == [first + number // 3 for number in range(15)]
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_a_slow_reader_costs_bounded_memory_and_misses_nothing(etcd: Etcd) -> None:
@@ -271,7 +272,7 @@ def test_a_slow_reader_costs_bounded_memory_and_misses_nothing(etcd: Etcd) -> No
                         break
             assert keys == [f"{prefix}{number:03}" for number in range(200)]
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
 
 
 def test_listing_of_many_pages_is_of_one_revision(etcd: Etcd) -> None:
@@ -300,4 +301,4 @@ def test_listing_of_many_pages_is_of_one_revision(etcd: Etcd) -> None:
             stop.set()
             await writer
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_S))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))

@@ -19,6 +19,7 @@ from mansio.cluster.state import ClusterState
 from mansio.config import Settings
 from mansio.host import HostClock, HostRandom
 from support.etcd import one_etcd
+from support.machine import scaled
 from support.metadata import Host
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Member:
 
 async def until(condition: Callable[[], bool]) -> float:
     began = time.monotonic()
-    async with asyncio.timeout(DEADLINE_S):
+    async with asyncio.timeout(scaled(DEADLINE_S)):
         while not condition():  # noqa: ASYNC110 - etcd makes it true
             await asyncio.sleep(0.01)
     return time.monotonic() - began
@@ -121,7 +122,7 @@ def test_leaderships_of_a_dead_broker_and_of_one_that_stops_move_on() -> None:
                     3 not in one.isr and one.leader != 3 for one in second.state.topics["t"].partitions
                 )
             )
-            assert moved_s < 15
+            assert moved_s < scaled(15)
 
             assert await first.membership.hand_off(5000) == 0
             assert all(one.leader == 2 for one in first.state.topics["t"].partitions)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.machine import scaled
 from support.places import ROOT, free_port, mansio_command, required_tool
 from support.waiting import wait_until
 
@@ -70,7 +71,7 @@ def test_the_member_is_there_before_the_broker_and_until_after_it(serving: Servi
     serving.wait_for(" ready kafka=")
     assert listening(join)
     serving.process.send_signal(signal.SIGTERM)
-    assert serving.process.wait(30) == 0, serving.said()
+    assert serving.process.wait(scaled(30)) == 0, serving.said()
     said = serving.said()
     order = ["etcd member ready", "broker ready", "broker stopped", "etcd member stopped"]
     places = [said.index(f" {words} ") for words in order]
@@ -84,7 +85,7 @@ def test_a_start_that_waits_for_a_majority_can_be_stopped(tmp_path: Path, join: 
         started.wait_for("etcd member starting")
         wait_until(lambda: listening(join) or started.process.poll() is not None, READY_S)
         started.process.send_signal(signal.SIGTERM)
-        assert started.process.wait(30) == 0, started.said()
+        assert started.process.wait(scaled(30)) == 0, started.said()
         assert "broker ready" not in started.said()
         assert not listening(join)
     finally:
@@ -99,7 +100,7 @@ def test_a_start_without_a_majority_ends_and_says_what_is_missing(tmp_path: Path
         etcd_start_ms_max="1000",
     )
     try:
-        assert started.process.wait(READY_S) == 1
+        assert started.process.wait(scaled(READY_S)) == 1
         assert "mansio: the etcd member is not healthy after 1 s" in started.said()
         assert "2 of the 3 members have to run" in started.said()
         assert not listening(join)

@@ -17,6 +17,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 import mansio
 from mansio import blocking
+from support.machine import scaled
 from support.waiting import wait_until
 from system.crash.checker import Acknowledged, History, Seen, sender_of, value_of
 
@@ -54,7 +55,9 @@ class Load:
     def create_topic(self, **config: str) -> None:
         settings = {name.replace("_", "."): value for name, value in config.items()}
         admin = AdminClient({"bootstrap.servers": self.bootstrap, **QUIET})
-        admin.create_topics([NewTopic(self.topic, PARTITIONS, 1, config=settings)])[self.topic].result(15)
+        admin.create_topics([NewTopic(self.topic, PARTITIONS, 1, config=settings)])[self.topic].result(
+            scaled(15)
+        )
 
     def start(self, *, idempotent: int, plain: int) -> None:
         self._producing.set()
@@ -143,7 +146,7 @@ class Load:
                         self.topic, value_of(name, number), partition=partition, on_delivery=delivered
                     )
             producer.poll(0.005)
-        left = producer.flush(READ_DEADLINE_S)
+        left = producer.flush(scaled(READ_DEADLINE_S))
         if left:
             self.failures.append(
                 f"{name}: {left} records without an answer {READ_DEADLINE_S:g} s after the last"
@@ -237,11 +240,11 @@ def read_log(bootstrap: str, topic: str) -> list[Seen]:
         }
     )
     partitions = [TopicPartition(topic, partition, 0) for partition in range(PARTITIONS)]
-    ends = {one.partition: consumer.get_watermark_offsets(one, timeout=10)[1] for one in partitions}
+    ends = {one.partition: consumer.get_watermark_offsets(one, timeout=scaled(10))[1] for one in partitions}
     consumer.assign(partitions)
     seen: list[Seen] = []
     unfinished = {partition for partition, end in ends.items() if end}
-    end = time.monotonic() + READ_DEADLINE_S
+    end = time.monotonic() + scaled(READ_DEADLINE_S)
     while unfinished:
         messages = consumer.consume(2000, 0.2)
         assert time.monotonic() < end, f"partitions {unfinished} were not read to their ends"
@@ -258,7 +261,7 @@ def committed_offsets(bootstrap: str, topic: str, group: str) -> dict[int, int]:
     """Partition -> the group's committed offset."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, **QUIET})
     wanted = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
-    found = {one.partition: one.offset for one in consumer.committed(wanted, timeout=15)}
+    found = {one.partition: one.offset for one in consumer.committed(wanted, timeout=scaled(15))}
     consumer.close()
     return found
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
+from support.machine import scaled
 from support.share_history import Place
 from support.waiting import wait_until
 from system.crash.kill_load import QUIET
@@ -22,12 +23,12 @@ def places_of_dead_letters(bootstrap: str, topic: str, group: str) -> list[Place
     consumer = Consumer({**settings, "auto.offset.reset": "error", **QUIET})
     name = f"dlq.{topic}"
     try:
-        found = consumer.list_topics(name, timeout=ANSWER_S).topics[name].partitions
+        found = consumer.list_topics(name, timeout=scaled(ANSWER_S)).topics[name].partitions
         wanted = [TopicPartition(name, index, 0) for index in sorted(found)]
         left = sum(_end(consumer, each) for each in wanted)
         consumer.assign(wanted)
         places: list[Place] = []
-        end = time.monotonic() + ANSWER_S
+        end = time.monotonic() + scaled(ANSWER_S)
         while len(places) < left:
             assert time.monotonic() < end, f"{len(places)} of {left} dead letters were read"
             for one in consumer.consume(500, 0.1):
@@ -46,7 +47,7 @@ def _end(consumer: Consumer, where: TopicPartition) -> int:
 
     def watermarks() -> tuple[int, int] | None:
         try:
-            return consumer.get_watermark_offsets(where, timeout=ANSWER_S)
+            return consumer.get_watermark_offsets(where, timeout=scaled(ANSWER_S))
         except KafkaException as error:
             if error.args[0].code() not in NOT_LED_YET:
                 raise

@@ -23,6 +23,7 @@ from mansio.wire.record_reader import read_records
 from mansio.wire.records import iterate_batches
 from mansio.wire.share_acknowledge import AckBatch, AckPartition
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of
 from support.share_history import Place, ShareHistory
 from support.waiting import wait_until
@@ -343,7 +344,7 @@ class ShareLoad:
 
     def _join(self, threads: list[threading.Thread]) -> None:
         for thread in threads:
-            thread.join(2 * ANSWER_S)
+            thread.join(scaled(2 * ANSWER_S))
             if thread.is_alive():
                 self.failures.append(f"{thread.name} has not ended")
 

@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.process import served
 from support.raw_peer import RawPeer, batch_of
 from system.crash.kill_load import QUIET
@@ -72,16 +73,16 @@ def test_created_grown_altered_and_deleted_topics_stay_so(tmp_path: Path) -> Non
             NewTopic("gone", 2, 1),
         ]
         for done in admin.create_topics(topics).values():
-            done.result(15)
-        admin.create_partitions([NewPartitions("grown", 5)])["grown"].result(15)
-        admin.delete_topics(["gone"])["gone"].result(15)
+            done.result(scaled(15))
+        admin.create_partitions([NewPartitions("grown", 5)])["grown"].result(scaled(15))
+        admin.delete_topics(["gone"])["gone"].result(scaled(15))
         restart_by_kill(broker)
         admin = AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET})
-        found = admin.list_topics(timeout=15).topics
+        found = admin.list_topics(timeout=scaled(15)).topics
         counts = {name: len(topic.partitions) for name, topic in found.items() if not name.startswith("__")}
         assert counts == {"kept": 3, "grown": 5}
         resource = ConfigResource(ConfigResource.Type.TOPIC, "kept")
-        configs = admin.describe_configs([resource])[resource].result(15)
+        configs = admin.describe_configs([resource])[resource].result(scaled(15))
         assert configs["retention.ms"].value == "12345678"
 
 
@@ -111,13 +112,13 @@ def test_committed_and_deleted_group_offsets_stay_so(tmp_path: Path) -> None:
         consumer.close()
         restart_by_kill(broker)
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "group", **QUIET})
-        found = consumer.committed([TopicPartition("read", 0), TopicPartition("read", 1)], timeout=15)
+        found = consumer.committed([TopicPartition("read", 0), TopicPartition("read", 1)], timeout=scaled(15))
         assert [(one.offset, one.metadata or "") for one in found] == [(41, "note"), (42, "")]
         consumer.close()
         admin = AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET})
-        admin.delete_consumer_groups(["group"])["group"].result(15)
+        admin.delete_consumer_groups(["group"])["group"].result(scaled(15))
         restart_by_kill(broker)
         consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "group", **QUIET})
-        found = consumer.committed([TopicPartition("read", 0)], timeout=15)
+        found = consumer.committed([TopicPartition("read", 0)], timeout=scaled(15))
         assert found[0].offset < 0, "no offset is left"
         consumer.close()

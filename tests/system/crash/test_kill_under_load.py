@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.machine import scaled
 from support.night import leave
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, fetch_frame
@@ -155,7 +156,7 @@ def test_sigterm_under_load_drains_within_5_s_and_loses_nothing_acknowledged(tmp
                 code = broker.stop()
                 took_s = time.monotonic() - begin
                 assert code == 0, broker.text()
-                assert took_s <= DRAIN_S + EXIT_S
+                assert took_s <= scaled(DRAIN_S + EXIT_S)
                 assert idle.closed()
                 assert parked.frame() is not None, "a parked fetch is answered before the end"
             broker.start()

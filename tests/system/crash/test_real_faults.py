@@ -19,6 +19,7 @@ import mansio
 from mansio.wire import fetch
 from mansio.wire.records import iterate_batches
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.process import served
 from support.raw_peer import RawPeer, batch_of, fetch_frame
 from support.readiness import readiness
@@ -85,7 +86,7 @@ def ready(broker: ServedBroker) -> tuple[int, list[dict[str, Any]]]:
 
 
 def metrics(broker: ServedBroker) -> str:
-    return httpx.get(f"{broker.http_url}/metrics", timeout=10).text
+    return httpx.get(f"{broker.http_url}/metrics", timeout=scaled(10)).text
 
 
 @pytest.mark.row("L5", "L10")
@@ -115,7 +116,7 @@ def test_a_disk_that_is_really_full_refuses_by_name_and_goes_on_when_there_is_ro
         assert len(values) == 1
         assert b"first" in values[0]
         assert "mansio_" in metrics(broker)
-        assert httpx.get(f"{broker.http_url}/health/live", timeout=10).status_code == 200
+        assert httpx.get(f"{broker.http_url}/health/live", timeout=scaled(10)).status_code == 200
         disk.free()
         for topic in ("t", "other"):
             result = peer.produce(topic, batch_of(b"after " + topic.encode()))

@@ -18,6 +18,7 @@ import psutil
 
 from mansio.wire import fetch
 from mansio.wire.record_reader import read_records
+from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of, fetch_frame
 from support.waiting import wait_until
 
@@ -64,7 +65,7 @@ class Neighbour:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(15)
+        self._thread.join(scaled(15))
 
     def _kept_waiting_s(self) -> float:
         """How long the broker's threads were ready to run while the machine ran others; 0 where it does not say."""
@@ -122,7 +123,7 @@ class Memory:
 
     def stop(self) -> None:
         self._stop.set()
-        self._thread.join(5)
+        self._thread.join(scaled(5))
 
     def _sample(self) -> None:
         due = time.monotonic() + 0.01
@@ -193,7 +194,7 @@ def watched(broker: ServedBroker) -> Iterator[Watched]:
         yield view
         neighbour.wait_for_rounds()
         waited_s = neighbour.slowest_s - memory.late_s
-        assert waited_s <= ANSWER_S_MAX, f"the neighbour waited {neighbour.slowest_s:.2f} s"
+        assert waited_s <= scaled(ANSWER_S_MAX), f"the neighbour waited {neighbour.slowest_s:.2f} s"
         assert "Traceback" not in "\n".join(view.lines)
     finally:
         memory.stop()

@@ -17,6 +17,7 @@ import pytest
 
 import mansio.client  # noqa: F401  # so that forked children have it
 from mansio.cli.main import main
+from support.machine import scaled
 from support.places import mansio_command
 from support.process import ServedBroker
 from support.waiting import wait_until
@@ -266,7 +267,7 @@ def test_a_follower_sees_new_records_at_once_and_leaves_quietly_on_interrupt(she
         shell("produce", "live", stdin=b"two\n")
         assert follower.stdout.readline() == b"two\n"
         follower.send_signal(signal.SIGINT)
-        out, errors = follower.communicate(timeout=15)
+        out, errors = follower.communicate(timeout=scaled(15))
     assert (follower.returncode, out, errors) == (130, b"", b"")
 
 
@@ -281,7 +282,7 @@ def test_a_group_member_that_is_stopped_commits_and_leaves(shell: Shell, number:
         assert [member.stdout.readline() for _ in range(2)] == [b"one\n", b"two\n"]
         assert shell.json("group", "describe", group)["members"]
         member.send_signal(number)
-        out, errors = member.communicate(timeout=15)
+        out, errors = member.communicate(timeout=scaled(15))
     assert (member.returncode, out, errors) == (code, b"", b"")
     left = shell.json("group", "describe", group)
     assert left["members"] == []
@@ -304,7 +305,7 @@ def test_a_broken_pipe_is_quiet(shell: Shell):
     shell("produce", "pipe", stdin=b"x" * 999 + b"\n" + (b"y" * 999 + b"\n") * 2000)
     command = " ".join([*mansio_command(), "consume", "pipe", "--from-beginning"])
     done = subprocess.run(
-        f"{command} | head -c 10", shell=True, capture_output=True, timeout=60, env=shell.environment
+        f"{command} | head -c 10", shell=True, capture_output=True, timeout=scaled(60), env=shell.environment
     )
     assert (done.stdout, done.stderr) == (b"x" * 10, b"")
 
@@ -318,7 +319,7 @@ def test_records_typed_one_by_one_are_published_one_by_one(shell: Shell):
         producer.stdin.flush()
         wait_until(lambda: shell("consume", "typed", "-e") == "first\n", 15, "the first record is there")
         producer.send_signal(signal.SIGINT)
-        _, errors = producer.communicate(timeout=15)
+        _, errors = producer.communicate(timeout=scaled(15))
     assert (producer.returncode, errors) == (130, b"")
 
 
@@ -333,7 +334,7 @@ def test_serve_says_ready_drains_and_exits_0(tmp_path: Path):
             words = dict(word.split("=") for word in line.split() if "=" in word)
             assert Shell(words["kafka"])("topic", "list") == ""
             served.send_signal(number)
-            out, errors = served.communicate(timeout=6)
+            out, errors = served.communicate(timeout=scaled(6))
         assert (served.returncode, out) == (0, b""), errors
 
 
@@ -349,7 +350,7 @@ def test_a_second_broker_on_the_same_data_or_port_is_told_so_in_one_line(
             [*mansio_command(), "serve", "--data", data, "--kafka", kafka, "--http", ""],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=scaled(30),
         )
         assert done.returncode == 1
         assert done.stdout == ""
@@ -365,7 +366,7 @@ def test_the_demo_keeps_its_promises_without_a_terminal():
         [sys.executable, "-m", "mansio.cli.main", "demo", "broker", "--count", "20000"],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=scaled(90),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from support.machine import scaled
 from support.places import ROOT, TOOLS
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def test_every_block_of_the_quick_start_works_as_pasted(served_broker: ServedBro
         script = block.replace("127.0.0.1:9092", served_broker.bootstrap)
         script = script.replace("http://127.0.0.1:8080", served_broker.http_url)
         command = ["sh", "-e", "-c", script] if language == "sh" else [sys.executable, "-c", script]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(60), env=environment)
         assert (done.returncode, done.stderr) == (0, ""), block
         printed.append(done.stdout)
     written = {"ann -> 2 apples", "bob -> 1 pear", "ann -> 3 figs"}

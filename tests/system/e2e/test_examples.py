@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
+from support.machine import scaled
 from support.places import ROOT, TOOLS, free_port, required_tool
 from support.waiting import wait_until
 
@@ -77,7 +78,7 @@ class Bench:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            timeout=EXAMPLE_DEADLINE_S,
+            timeout=scaled(EXAMPLE_DEADLINE_S),
             check=False,
         )
         return Outcome(done.returncode, done.stdout)

@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 import mansio
 from mansio.cli.main import app
 from mansio.wire.hold import hold_group, hold_metadata
+from support.machine import scaled
 from support.process import ServedBroker, served
 from support.waiting import wait_until
 
@@ -60,7 +61,7 @@ class World:
         number = next(_numbers)
         self.topic, self.pipeline = f"held-{number}", f"archive-{number}"
         self.move_to(broker)
-        self.admin.create_topics([NewTopic(self.topic, 1, 1, config=configs)])[self.topic].result(10)
+        self.admin.create_topics([NewTopic(self.topic, 1, 1, config=configs)])[self.topic].result(scaled(10))
 
     def move_to(self, broker: mansio.Broker | ServedBroker) -> None:
         self.broker = broker
@@ -71,13 +72,13 @@ class World:
     def alter(self, name: str, value: str) -> None:
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, self.topic, incremental_configs=[entry])
-        self.admin.incremental_alter_configs([resource])[resource].result(10)
+        self.admin.incremental_alter_configs([resource])[resource].result(scaled(10))
 
     def write(self, *keys: bytes, age_ms: int = 60_000) -> None:
         for key in keys:
             when = int(time.time() * 1000) - age_ms
             self.producer.produce(self.topic, VALUE, key=key, partition=0, timestamp=when)
-            assert self.producer.flush(10) == 0
+            assert self.producer.flush(scaled(10)) == 0
 
     def commit(self, offset: int) -> None:
         group = hold_group(self.pipeline)
@@ -88,7 +89,7 @@ class World:
 
     def start(self) -> int:
         place = TopicPartition(self.topic, 0)
-        return int(self.admin.list_offsets({place: OffsetSpec.earliest()})[place].result(10).offset)
+        return int(self.admin.list_offsets({place: OffsetSpec.earliest()})[place].result(scaled(10)).offset)
 
     def offsets(self) -> list[int]:
         """Every record that is still there."""
@@ -188,7 +189,7 @@ def test_delete_records_is_refused_while_a_pipeline_needs_them(broker: mansio.Br
         with pytest.raises(KafkaException) as refused:
             world.admin.delete_records([TopicPartition(world.topic, 0, offset)])[
                 TopicPartition(world.topic, 0, offset)
-            ].result(10)
+            ].result(scaled(10))
         assert refused.value.args[0].code() == KafkaError.POLICY_VIOLATION
     for arguments in ((), ("--dry-run",)):
         command = ["topic", "delete-records", world.topic, "--before", "3", "--broker", broker.address]
@@ -196,7 +197,7 @@ def test_delete_records_is_refused_while_a_pipeline_needs_them(broker: mansio.Br
         (row,) = json.loads(told.stdout)
         assert f"pipeline {world.pipeline} still needs the records from offset 2 on" in row["error"]
     place = TopicPartition(world.topic, 0, 2)
-    assert world.admin.delete_records([place])[place].result(10).low_watermark == 2
+    assert world.admin.delete_records([place])[place].result(scaled(10)).low_watermark == 2
 
 
 def test_compaction_leaves_what_a_pipeline_has_not_read(broker: mansio.Broker) -> None:
@@ -220,14 +221,14 @@ def test_a_hold_broken_by_its_limit_is_seen_in_health_and_metrics(tmp_path: Path
     with served(tmp_path / "data", environment=often) as process:
         admin = AdminClient({"bootstrap.servers": process.bootstrap, **QUIET})
         config = {**EVERYTHING_GOES, "mansio.hold.bytes.max": "2500"}
-        admin.create_topics([NewTopic("t", 1, 1, config=config)])["t"].result(10)
+        admin.create_topics([NewTopic("t", 1, 1, config=config)])["t"].result(scaled(10))
         group = hold_group("slow")
         consumer = Consumer({"bootstrap.servers": process.bootstrap, "group.id": group, **QUIET})
         consumer.commit(offsets=[TopicPartition("t", 0, 0, hold_metadata("q"))], asynchronous=False)
         producer = Producer({"bootstrap.servers": process.bootstrap, "linger.ms": 0, **QUIET})
         for _ in range(8):
             producer.produce("t", VALUE, timestamp=1)
-            assert producer.flush(10) == 0
+            assert producer.flush(scaled(10)) == 0
 
         def warning() -> dict[str, Any] | None:
             ready = _http(process.http_port, "/health/ready")
@@ -251,5 +252,5 @@ def test_a_hold_broken_by_its_limit_is_seen_in_health_and_metrics(tmp_path: Path
 
 
 def _http(port: int, path: str) -> str:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=scaled(10)) as answer:
         return str(answer.read().decode())

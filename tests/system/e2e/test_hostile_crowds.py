@@ -18,6 +18,7 @@ from mansio.broker.receive_memory import SMALL_FRAME_BYTES
 from mansio.wire import messages
 from mansio.wire.headers import request_header
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame
 from support.waiting import wait_until
@@ -103,7 +104,7 @@ def test_storm_of_connections_stalls_nobody(view: Watched) -> None:
     address = ("127.0.0.1", view.port)
     for number in range(STORM_CONNECTIONS):
         with socket.socket() as peer:
-            peer.settimeout(60.0)
+            peer.settimeout(scaled(60.0))
             peer.connect(address)
             if number % 3 == 0:
                 peer.send(API_VERSIONS)

@@ -17,6 +17,7 @@ import pytest
 from mansio.wire import fetch, messages
 from mansio.wire.headers import request_header
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed, produce_frame
 from support.waiting import wait_until
@@ -154,7 +155,7 @@ def test_thousand_pipelined_requests_are_answered_in_order(view: Watched) -> Non
             answer = peer.frame()
             assert answer is not None
             assert struct.unpack_from(">i", answer)[0] == number
-        sender.join(5)
+        sender.join(scaled(5))
         assert peer.end_offset("piped") == PIPELINED // len(kinds)
     assert view.memory.growth < IN_FLIGHT_PER_CONNECTION + SLACK
 
@@ -228,7 +229,7 @@ def test_many_large_frames_at_once_stay_within_the_shared_bound(view: Watched) -
 
     def send() -> None:
         with RawPeer(view.port) as sender:
-            sender.socket.settimeout(30)
+            sender.socket.settimeout(scaled(30))
             sender.send(frame)
             answered.append(sender.frame(30) is not None)
 
@@ -236,7 +237,7 @@ def test_many_large_frames_at_once_stay_within_the_shared_bound(view: Watched) -
     for sender in senders:
         sender.start()
     for sender in senders:
-        sender.join(30)
+        sender.join(scaled(30))
     assert answered == [True] * 12
     assert view.memory.growth < IN_FLIGHT + 2 * SLACK
 

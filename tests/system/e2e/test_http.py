@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from mansio.client import blocking
+from support.machine import scaled
 from support.readiness import readiness
 from support.waiting import wait_until
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def numbers(broker: ServedBroker) -> dict[str, float]:
-    text = httpx.get(f"{broker.http_url}/metrics", timeout=10).text
+    text = httpx.get(f"{broker.http_url}/metrics", timeout=scaled(10)).text
     return {
         found[1]: float(found[2])
         for found in re.finditer(r"^(mansio_[^ ]+) ([-+.eE0-9]+)$", text, re.MULTILINE)
@@ -52,9 +53,9 @@ def test_ready_while_it_serves_and_after_a_pause_it_says_the_loop_stood_still(se
         served_broker.signal(signal.SIGCONT)
 
     def reasons() -> set[str]:
-        answer = httpx.get(f"{served_broker.http_url}/health/ready", timeout=10)
+        answer = httpx.get(f"{served_broker.http_url}/health/ready", timeout=scaled(10))
         return {reason["reason"] for reason in answer.json()["reasons"]}
 
     wait_until(lambda: reasons() == {"loop_stalled"}, 10, "the stall is reported")
-    assert httpx.get(f"{served_broker.http_url}/health/live", timeout=10).status_code == 200
+    assert httpx.get(f"{served_broker.http_url}/health/live", timeout=scaled(10)).status_code == 200
     assert served_broker.stop() == 0

@@ -17,6 +17,7 @@ import pytest
 
 import mansio
 from mansio.client.producer import ProducerOptions
+from support.machine import scaled
 from support.process import ServedBroker
 from support.waiting import wait_until
 
@@ -85,7 +86,7 @@ async def work(broker: ServedBroker, partitions: int) -> None:
 def restart(broker: ServedBroker) -> None:
     began = time.monotonic()
     broker.start()
-    assert time.monotonic() - began < START_S_MAX
+    assert time.monotonic() - began < scaled(START_S_MAX)
 
 
 def descriptors(broker: ServedBroker) -> int:

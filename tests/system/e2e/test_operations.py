@@ -21,6 +21,7 @@ import pytest
 from mansio.cli.notify import SystemdNotifier
 from mansio.config import SPECIFICATIONS
 from support.documents import metrics_of_a_cluster
+from support.machine import scaled
 from support.places import ROOT
 from support.process import ServedBroker, served
 from support.waiting import wait_until
@@ -92,7 +93,7 @@ def test_without_a_service_manager_nothing_is_told_and_nothing_breaks(tmp_path: 
     gone = SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "30000000"})
     gone.ready("x")
     gone.beat()
-    assert gone.beat_s <= 10
+    assert gone.beat_s <= scaled(10)
     gone.close()
 
 
@@ -110,7 +111,7 @@ def test_watchdog_of_another_process_is_not_fed(manager: Manager) -> None:
 
 def speak_nonsense(broker: ServedBroker, times: int) -> None:
     for _ in range(times):
-        with socket.create_connection(("127.0.0.1", broker.kafka_port), timeout=10) as peer:
+        with socket.create_connection(("127.0.0.1", broker.kafka_port), timeout=scaled(10)) as peer:
             peer.sendall(b"GET / HTTP/1.1\r\n\r\nINFO forged\n")
             while peer.recv(1000):
                 pass
@@ -138,7 +139,7 @@ def test_every_line_of_a_broker_is_an_event_and_hostile_peers_get_few_of_them(tm
 def test_hostile_http_peers_get_few_lines_too(tmp_path: Path) -> None:
     with served(tmp_path / "data") as broker:
         for _ in range(100):
-            with socket.create_connection(("127.0.0.1", broker.http_port), timeout=10) as peer:
+            with socket.create_connection(("127.0.0.1", broker.http_port), timeout=scaled(10)) as peer:
                 peer.sendall(b"\x00\x01nonsense\r\n\r\n")
                 while peer.recv(1000):
                     pass
@@ -153,7 +154,7 @@ def test_hostile_http_peers_get_few_lines_too(tmp_path: Path) -> None:
 def test_json_lines_are_json_to_the_last(tmp_path: Path) -> None:
     with served(tmp_path / "data", arguments=["--set", "log_format=json"]) as broker:
         speak_nonsense(broker, 3)
-        text = httpx.get(f"{broker.http_url}/metrics", timeout=10).text
+        text = httpx.get(f"{broker.http_url}/metrics", timeout=scaled(10)).text
         assert broker.stop() == 0
         lines = [line for line in broker.text().splitlines() if not line.startswith("mansio ")]
     events = [json.loads(line) for line in lines]
@@ -195,7 +196,7 @@ def run_example(name: str, broker: ServedBroker, directory: Path) -> subprocess.
         env={**os.environ, "PATH": commands, "MANSIO_BROKER": broker.bootstrap},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )
 
@@ -230,7 +231,7 @@ def test_backup_restore_and_doctor_work_as_the_document_says(tmp_path: Path) -> 
         assert "Nothing is wrong." in done.stdout
     with served(tmp_path / "restored") as again, mansio.blocking.connect(again.bootstrap) as client:
         client.publish("t", b"and more")
-        assert f'topic="t"}} {2.0}' in httpx.get(f"{again.http_url}/metrics", timeout=10).text
+        assert f'topic="t"}} {2.0}' in httpx.get(f"{again.http_url}/metrics", timeout=scaled(10)).text
 
 
 def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: ServedBroker) -> None:
@@ -240,7 +241,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         client.admin.delete_topic("missing")  # some error, so that errors are shown
 
     def scraped() -> str:
-        text = httpx.get(f"{served_broker.http_url}/metrics", timeout=10).text
+        text = httpx.get(f"{served_broker.http_url}/metrics", timeout=scaled(10)).text
         return text if "mansio_disk_free_bytes" in text else ""
 
     text = wait_until(scraped, 10, "the disk has been looked at")
@@ -297,7 +298,7 @@ def test_systemd_takes_the_unit_without_a_word(tmp_path: Path) -> None:
         [analyze, "verify", "--man=no", str(tmp_path / "mansio.service")],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )
     complaints = [line for line in done.stderr.splitlines() if "mansio.service" in line]
@@ -319,7 +320,7 @@ def test_unit_is_confined_and_runs_a_command_that_exists() -> None:
     command = service["ExecStart"].split()
     assert command[1] == "serve"
     help_text = subprocess.run(
-        [*_mansio(), "serve", "--help"], capture_output=True, text=True, timeout=60, check=True
+        [*_mansio(), "serve", "--help"], capture_output=True, text=True, timeout=scaled(60), check=True
     ).stdout
     assert all(flag in help_text for flag in command if flag.startswith("--"))
 
@@ -369,7 +370,11 @@ def test_health_check_of_the_container_tells_alive_from_dead(served_broker: Serv
 
     def check() -> int:
         return subprocess.run(
-            [*_python(), "-c", code], capture_output=True, timeout=60, check=False, env=dict(os.environ)
+            [*_python(), "-c", code],
+            capture_output=True,
+            timeout=scaled(60),
+            check=False,
+            env=dict(os.environ),
         ).returncode
 
     assert check() == 0

@@ -15,6 +15,7 @@ import mansio
 from mansio.wire import fetch
 from mansio.wire.records import iterate_batches
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.process import served
 from support.raw_peer import RawPeer, batch_of, fetch_frame
 from support.readiness import readiness
@@ -42,7 +43,7 @@ def warned(broker: ServedBroker, reason: str) -> list[dict[str, Any]]:
 
 
 def counter(broker: ServedBroker, name: str) -> float:
-    text = httpx.get(f"{broker.http_url}/metrics", timeout=10).text
+    text = httpx.get(f"{broker.http_url}/metrics", timeout=scaled(10)).text
     (value,) = re.findall(rf"^{name} (\S+)$", text, re.MULTILINE)
     return float(value)
 
@@ -177,7 +178,7 @@ def test_full_disk_shows_at_once_and_a_new_group_reads_when_there_is_room(tmp_pa
         reader.join(1.5)
         assert reader.is_alive(), "it goes on trying"
         disk.free()
-        reader.join(DEADLINE_S)
+        reader.join(scaled(DEADLINE_S))
         assert found == [b"value"]
         assert peer.produce("t", batch_of(b"x" * 100_000)).error_code == 0
         wait_until(lambda: not warned(broker, "disk_full"), 8, "room shows too")

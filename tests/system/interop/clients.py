@@ -19,6 +19,7 @@ from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as KafkaPythonPartition
 
+from support.machine import scaled
 from support.places import required_tool
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def confluent_write(
                 errors.append(error) if error else offsets.append(message.offset())
             ),
         )
-    assert producer.flush(DEADLINE_S) == 0, "not everything was answered"
+    assert producer.flush(scaled(DEADLINE_S)) == 0, "not everything was answered"
     if errors:
         raise KafkaException(errors[0])
     return offsets
@@ -100,7 +101,7 @@ def confluent_read(bootstrap: str, topic: str, count: int, *, partitions: int = 
     )
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
     got: list[Got] = []
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + scaled(DEADLINE_S)
     while len(got) < count and time.monotonic() < end:
         for message in consumer.consume(count - len(got), 0.5):
             assert message.error() is None, message.error()
@@ -136,8 +137,8 @@ def kafka_python_write(
             producer.send(topic, value, key, list(headers), partition, timestamp_ms)
             for key, value, headers, timestamp_ms in items
         ]
-        producer.flush(DEADLINE_S)
-        return [one.get(DEADLINE_S).offset for one in sent]
+        producer.flush(scaled(DEADLINE_S))
+        return [one.get(scaled(DEADLINE_S)).offset for one in sent]
     finally:
         producer.close(5)
 
@@ -148,7 +149,7 @@ def kafka_python_read(bootstrap: str, topic: str, count: int, *, partitions: int
     consumer.assign(wanted)
     consumer.seek_to_beginning(*wanted)
     got: list[Got] = []
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + scaled(DEADLINE_S)
     while len(got) < count and time.monotonic() < end:
         for messages in consumer.poll(timeout_ms=500).values():
             for one in messages:
@@ -188,7 +189,7 @@ def aiokafka_write(
                 )
                 for key, value, headers, timestamp_ms in items
             ]
-            return [one.offset for one in await asyncio.wait_for(asyncio.gather(*sent), DEADLINE_S)]
+            return [one.offset for one in await asyncio.wait_for(asyncio.gather(*sent), scaled(DEADLINE_S))]
         finally:
             await producer.stop()
 
@@ -206,7 +207,7 @@ def aiokafka_read(bootstrap: str, topic: str, count: int, *, partitions: int = 1
             await consumer.seek_to_beginning()
             got: list[Got] = []
             while len(got) < count:
-                one = await asyncio.wait_for(consumer.getone(), DEADLINE_S)
+                one = await asyncio.wait_for(consumer.getone(), scaled(DEADLINE_S))
                 item = Item(one.key, one.value, tuple(one.headers), one.timestamp)
                 got.append(Got(one.partition, one.offset, one.timestamp, item))
             return got
@@ -226,7 +227,9 @@ class KcatFailedError(Exception):
 def kcat(bootstrap: str, *arguments: str, stdin: bytes = b"") -> bytes:
     """Run kcat and return its output; raise with what it said when it fails."""
     command = [required_tool("kcat"), "-b", bootstrap, *arguments]
-    done = subprocess.run(command, input=stdin, capture_output=True, timeout=2 * DEADLINE_S, check=False)
+    done = subprocess.run(
+        command, input=stdin, capture_output=True, timeout=scaled(2 * DEADLINE_S), check=False
+    )
     if done.returncode:
         raise KcatFailedError(f"kcat {' '.join(arguments)}: {done.stderr.decode(errors='replace')}")
     return done.stdout

@@ -15,6 +15,7 @@ from aiokafka import AIOKafkaConsumer, ConsumerRebalanceListener
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 from kafka import KafkaConsumer
 
+from support.machine import scaled
 from support.waiting import wait_until
 from system.interop.clients import QUIET
 
@@ -50,7 +51,7 @@ class Member:
     def leave(self) -> None:
         """Close the client and return when it is closed."""
         self.stopping.set()
-        self._thread.join(20)
+        self._thread.join(scaled(20))
         assert not self._thread.is_alive(), "the client did not close within 20 s"
         if self.failure is not None:
             raise self.failure

@@ -18,6 +18,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from support.machine import scaled
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -59,7 +61,7 @@ class ShareMember:
         process = self._process
         assert process.stdin is not None
         assert process.stdout is not None
-        watch = threading.Timer(DEADLINE_S, process.kill)
+        watch = threading.Timer(scaled(DEADLINE_S), process.kill)
         watch.start()
         try:
             process.stdin.write(json.dumps(command).encode() + b"\n")
@@ -95,7 +97,7 @@ class ShareMember:
     def kill(self) -> None:
         """At once, by SIGKILL."""
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(DEADLINE_S)
+        self._process.wait(scaled(DEADLINE_S))
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 stream.close()

@@ -38,6 +38,7 @@ from kafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
+from support.machine import scaled
 from support.waiting import wait_until
 from system.interop.clients import QUIET, Item, confluent_write, kcat
 from system.interop.members import ConfluentMember, KafkaPythonMember, wait_for_shares
@@ -63,7 +64,7 @@ def kafka_python(bootstrap: str) -> Iterator[KafkaAdminClient]:
 def failure(future: object) -> int:
     """The error code a confluent-kafka future ends with."""
     with pytest.raises(KafkaException) as caught:
-        future.result(10)  # type: ignore[attr-defined]  # a Future
+        future.result(scaled(10))  # type: ignore[attr-defined]  # a Future
     return int(caught.value.args[0].code())
 
 
@@ -71,29 +72,29 @@ def failure(future: object) -> int:
 def test_topic_life_with_confluent_kafka(confluent: AdminClient, unique: str) -> None:
     admin = confluent
     new = NewTopic(unique, 3, 1, config={"retention.ms": "3600000"})
-    assert admin.create_topics([new], validate_only=True)[unique].result(10) is None
-    assert unique not in admin.list_topics(timeout=10).topics
-    admin.create_topics([new])[unique].result(10)
+    assert admin.create_topics([new], validate_only=True)[unique].result(scaled(10)) is None
+    assert unique not in admin.list_topics(timeout=scaled(10)).topics
+    admin.create_topics([new])[unique].result(scaled(10))
     assert failure(admin.create_topics([new])[unique]) == KafkaError.TOPIC_ALREADY_EXISTS
-    assert len(admin.list_topics(timeout=10).topics[unique].partitions) == 3
-    described = admin.describe_topics(TopicCollection([unique]))[unique].result(10)
+    assert len(admin.list_topics(timeout=scaled(10)).topics[unique].partitions) == 3
+    described = admin.describe_topics(TopicCollection([unique]))[unique].result(scaled(10))
     assert (described.name, len(described.partitions), described.is_internal) == (unique, 3, False)
     assert described.partitions[0].leader.id == described.partitions[0].isr[0].id
     topic_id = str(described.topic_id)
 
-    admin.create_partitions([NewPartitions(unique, 5)])[unique].result(10)
+    admin.create_partitions([NewPartitions(unique, 5)])[unique].result(scaled(10))
     assert (
         failure(admin.create_partitions([NewPartitions(unique, 4)])[unique]) == KafkaError.INVALID_PARTITIONS
     )
-    wait_until(lambda: len(admin.list_topics(unique, timeout=10).topics[unique].partitions) == 5, 20)
+    wait_until(lambda: len(admin.list_topics(unique, timeout=scaled(10)).topics[unique].partitions) == 5, 20)
 
-    admin.delete_topics([unique])[unique].result(10)
-    assert unique not in admin.list_topics(timeout=10).topics
+    admin.delete_topics([unique])[unique].result(scaled(10))
+    assert unique not in admin.list_topics(timeout=scaled(10)).topics
     assert failure(admin.delete_topics([unique])[unique]) == KafkaError.UNKNOWN_TOPIC_OR_PART
     gone = admin.describe_topics(TopicCollection([unique]))[unique]
     assert failure(gone) == KafkaError.UNKNOWN_TOPIC_OR_PART
-    admin.create_topics([new])[unique].result(10)
-    again = admin.describe_topics(TopicCollection([unique]))[unique].result(10)
+    admin.create_topics([new])[unique].result(scaled(10))
+    again = admin.describe_topics(TopicCollection([unique]))[unique].result(scaled(10))
     assert str(again.topic_id) != topic_id, "a topic created again is another topic"
 
 
@@ -153,7 +154,7 @@ def test_topic_settings_with_confluent_kafka(confluent: AdminClient, make_topic:
 
     def described() -> dict[str, ConfigEntry]:
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        return dict(confluent.describe_configs([resource])[resource].result(10))
+        return dict(confluent.describe_configs([resource])[resource].result(scaled(10)))
 
     def alter(name: str, operation: AlterConfigOpType, value: str | None) -> object:
         entry = ConfigEntry(name, value, incremental_operation=operation)
@@ -163,21 +164,21 @@ def test_topic_settings_with_confluent_kafka(confluent: AdminClient, make_topic:
     before = described()
     assert (before["retention.ms"].value, before["retention.ms"].is_default) == ("3600000", False)
     assert (before["segment.bytes"].value, before["segment.bytes"].is_default) == ("1073741824", True)
-    alter("retention.ms", AlterConfigOpType.SET, "7200000").result(10)  # type: ignore[attr-defined]  # a Future
-    alter("max.message.bytes", AlterConfigOpType.SET, "5000").result(10)  # type: ignore[attr-defined]  # a Future
+    alter("retention.ms", AlterConfigOpType.SET, "7200000").result(scaled(10))  # type: ignore[attr-defined]  # a Future
+    alter("max.message.bytes", AlterConfigOpType.SET, "5000").result(scaled(10))  # type: ignore[attr-defined]  # a Future
     after = described()
     assert (after["retention.ms"].value, after["max.message.bytes"].value) == ("7200000", "5000")
     with pytest.raises(KafkaException) as caught:
         confluent_write(confluent_bootstrap(confluent), topic, [Item(None, b"x" * 6000)])
     assert caught.value.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE, "in force at once"
-    alter("max.message.bytes", AlterConfigOpType.DELETE, None).result(10)  # type: ignore[attr-defined]  # a Future
+    alter("max.message.bytes", AlterConfigOpType.DELETE, None).result(scaled(10))  # type: ignore[attr-defined]  # a Future
     assert described()["max.message.bytes"].is_default
     assert failure(alter("retention.ms", AlterConfigOpType.SET, "soon")) == KafkaError.INVALID_CONFIG
     assert described()["retention.ms"].value == "7200000"
 
 
 def confluent_bootstrap(admin: AdminClient) -> str:
-    broker = next(iter(admin.list_topics(timeout=10).brokers.values()))
+    broker = next(iter(admin.list_topics(timeout=scaled(10)).brokers.values()))
     return f"{broker.host}:{broker.port}"
 
 
@@ -205,7 +206,7 @@ def test_topic_settings_with_kafka_python(
 def test_cluster_is_described_alike_by_all(
     confluent: AdminClient, kafka_python: KafkaAdminClient, bootstrap: str
 ) -> None:
-    first = confluent.describe_cluster().result(10)
+    first = confluent.describe_cluster().result(scaled(10))
     second = kafka_python.describe_cluster()
     assert first.cluster_id == second["cluster_id"]
     assert first.controller.id == second["controller_id"]
@@ -219,9 +220,9 @@ def test_cluster_is_described_alike_by_all(
 
 @pytest.mark.row("A1")
 def test_broker_settings_are_described(confluent: AdminClient) -> None:
-    node = str(confluent.describe_cluster().result(10).controller.id)
+    node = str(confluent.describe_cluster().result(scaled(10)).controller.id)
     resource = ConfigResource(ResourceType.BROKER, node)
-    found = confluent.describe_configs([resource])[resource].result(10)
+    found = confluent.describe_configs([resource])[resource].result(scaled(10))
     assert found["node.id"].value == node
 
 
@@ -233,9 +234,9 @@ def test_group_life_with_confluent_kafka(
     member = ConfluentMember(bootstrap, unique, topic, **{"partition.assignment.strategy": "range"}).join()
     try:
         wait_for_shares([member], 2)
-        listed = {one.group_id: one for one in confluent.list_consumer_groups().result(10).valid}
+        listed = {one.group_id: one for one in confluent.list_consumer_groups().result(scaled(10)).valid}
         assert listed[unique].state == ConsumerGroupState.STABLE
-        described = confluent.describe_consumer_groups([unique])[unique].result(10)
+        described = confluent.describe_consumer_groups([unique])[unique].result(scaled(10))
         assert described.state == ConsumerGroupState.STABLE
         assert described.partition_assignor == "range"
         assert [one.client_id for one in described.members] == ["rdkafka"]
@@ -244,19 +245,21 @@ def test_group_life_with_confluent_kafka(
         assert failure(confluent.delete_consumer_groups([unique])[unique]) == KafkaError.NON_EMPTY_GROUP
     finally:
         member.leave()
-    emptied = confluent.describe_consumer_groups([unique])[unique].result(10)
+    emptied = confluent.describe_consumer_groups([unique])[unique].result(scaled(10))
     assert (emptied.state, emptied.members) == (ConsumerGroupState.EMPTY, [])
 
     wanted = [TopicPartition(topic, 0, 11), TopicPartition(topic, 1, 12)]
     altered = confluent.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(unique, wanted)])[unique]
-    assert all(one.error is None for one in altered.result(10).topic_partitions)
-    found = confluent.list_consumer_group_offsets([ConsumerGroupTopicPartitions(unique)])[unique].result(10)
+    assert all(one.error is None for one in altered.result(scaled(10)).topic_partitions)
+    found = confluent.list_consumer_group_offsets([ConsumerGroupTopicPartitions(unique)])[unique].result(
+        scaled(10)
+    )
     assert {one.partition: one.offset for one in found.topic_partitions} == {0: 11, 1: 12}
-    confluent.delete_consumer_groups([unique])[unique].result(10)
-    assert unique not in {one.group_id for one in confluent.list_consumer_groups().result(10).valid}
+    confluent.delete_consumer_groups([unique])[unique].result(scaled(10))
+    assert unique not in {one.group_id for one in confluent.list_consumer_groups().result(scaled(10)).valid}
     assert failure(confluent.delete_consumer_groups([unique])[unique]) == KafkaError.GROUP_ID_NOT_FOUND
     reader = Consumer({"bootstrap.servers": bootstrap, "group.id": unique, **QUIET})
-    assert reader.committed([TopicPartition(topic, 0)], timeout=10)[0].offset == NEVER_COMMITTED
+    assert reader.committed([TopicPartition(topic, 0)], timeout=scaled(10))[0].offset == NEVER_COMMITTED
     reader.close()
 
 
@@ -305,7 +308,7 @@ def test_offsets_are_listed_by_their_special_names(
         (OffsetSpec.for_timestamp(1_700_000_000_001), 1),
         (OffsetSpec.for_timestamp(1_800_000_000_000), -1),
     ):
-        found = confluent.list_offsets({place: specification})[place].result(10)
+        found = confluent.list_offsets({place: specification})[place].result(scaled(10))
         assert found.offset == offset, specification
 
 

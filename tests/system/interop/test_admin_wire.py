@@ -52,6 +52,7 @@ from kafka.errors import (
 
 import mansio
 from mansio.wire.versions import OFFERED, ApiKey
+from support.machine import scaled
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
 from system.interop.clients import QUIET, Item, confluent_write, kafka_python_write, kcat
@@ -89,7 +90,7 @@ def raw(bootstrap: str) -> Iterator[RawPeer]:
 
 def code_of(future: Any) -> int:
     with pytest.raises(KafkaException) as caught:
-        future.result(10)
+        future.result(scaled(10))
     return int(caught.value.args[0].code())
 
 
@@ -102,7 +103,9 @@ def test_confluent_kafka_hears_that_there_is_no_access_control(confluent: AdminC
     binding = AclBinding(ResourceType.TOPIC, *names)
     wanted = AclBindingFilter(ResourceType.TOPIC, *names)
     assert code_of(confluent.create_acls([binding])[binding]) == KafkaError.SECURITY_DISABLED
-    assert confluent.describe_acls(wanted).result(10) == []  # this client drops the error of this answer
+    assert (
+        confluent.describe_acls(wanted).result(scaled(10)) == []
+    )  # this client drops the error of this answer
     assert code_of(confluent.delete_acls([wanted])[wanted]) == KafkaError.SECURITY_DISABLED
 
 
@@ -125,7 +128,7 @@ def test_kafka_python_hears_that_there_is_no_access_control(kafka_python: KafkaA
 
 @pytest.mark.row("A1")
 def test_no_user_has_credentials(confluent: AdminClient, kafka_python: KafkaAdminClient) -> None:
-    assert confluent.describe_user_scram_credentials().result(10) == {}
+    assert confluent.describe_user_scram_credentials().result(scaled(10)) == {}
     alone = confluent.describe_user_scram_credentials(["alice"])["alice"]
     assert code_of(alone) == RESOURCE_NOT_FOUND
     assert kafka_python.describe_user_scram_credentials() == {}
@@ -143,13 +146,13 @@ def test_legacy_alter_configs_replaces_all_settings(
 
     def in_force() -> dict[str, str]:
         resource = ConfigResource(ResourceType.TOPIC, topic)
-        entries = confluent.describe_configs([resource])[resource].result(10)
+        entries = confluent.describe_configs([resource])[resource].result(scaled(10))
         return {name: entry.value for name, entry in entries.items() if not entry.is_default}
 
     changed = ConfigResource(ResourceType.TOPIC, topic, set_config={"segment.bytes": "1000000"})
-    confluent.alter_configs([changed], validate_only=True)[changed].result(10)
+    confluent.alter_configs([changed], validate_only=True)[changed].result(scaled(10))
     assert in_force() == {"retention.ms": "1000000", "max.message.bytes": "5000"}
-    confluent.alter_configs([changed])[changed].result(10)
+    confluent.alter_configs([changed])[changed].result(scaled(10))
     assert in_force() == {"segment.bytes": "1000000"}
     bad = ConfigResource(ResourceType.TOPIC, topic, set_config={"segment.bytes": "many"})
     assert code_of(confluent.alter_configs([bad])[bad]) == KafkaError.INVALID_CONFIG
@@ -183,10 +186,10 @@ def test_confluent_kafka_hears_that_no_election_is_needed(
     confluent: AdminClient, make_topic: Callable[..., str], election: ElectionType
 ) -> None:
     place, missing = TopicPartition(make_topic(), 0), TopicPartition("no-such-topic", 0)
-    found = confluent.elect_leaders(election, [place, missing]).result(10)
+    found = confluent.elect_leaders(election, [place, missing]).result(scaled(10))
     assert found[place].code() == ELECTION_NOT_NEEDED
     assert found[missing].code() == KafkaError.UNKNOWN_TOPIC_OR_PART
-    assert confluent.elect_leaders(election, None).result(10) == {}
+    assert confluent.elect_leaders(election, None).result(scaled(10)) == {}
 
 
 @pytest.mark.row("A1")
@@ -441,10 +444,10 @@ def test_confluent_kafka_writes_at_its_quota_and_hears_of_the_pauses(limited: st
         producer.produce(
             "t", b"x" * ITEM_BYTES, on_delivery=lambda error, _: error and pytest.fail(str(error))
         )
-    assert producer.flush(20) == 0
+    assert producer.flush(scaled(20)) == 0
     took_s = time.monotonic() - begun
     wait_until(lambda: producer.poll(0) or heard, 20)
-    assert LEAST_S <= took_s < 5 * LEAST_S
+    assert LEAST_S <= took_s < scaled(5 * LEAST_S)
     assert heard[0].throttle_time > 0
 
 
@@ -459,7 +462,7 @@ def test_confluent_kafka_reads_at_its_quota(limited: str) -> None:
     took_s = time.monotonic() - begun
     consumer.close()
     assert count == ITEMS
-    assert LEAST_S <= took_s < 5 * LEAST_S
+    assert LEAST_S <= took_s < scaled(5 * LEAST_S)
 
 
 @pytest.mark.row("A1")
@@ -467,4 +470,4 @@ def test_kafka_python_writes_at_its_quota(limited: str) -> None:
     begun = time.monotonic()
     items = [Item(None, b"x" * ITEM_BYTES)] * ITEMS
     kafka_python_write(limited, "t", items, client_id="python", batch_size=1)
-    assert LEAST_S <= time.monotonic() - begun < 5 * LEAST_S
+    assert LEAST_S <= time.monotonic() - begun < scaled(5 * LEAST_S)

@@ -14,6 +14,7 @@ import mansio
 from mansio.errors import CorruptMessage, StorageError
 from mansio.wire import fetch
 from mansio.wire.records import HEADER_BYTES, iterate_batches
+from support.machine import scaled
 from support.raw_peer import RawPeer, fetch_frame
 from system.interop.clients import QUIET
 
@@ -96,7 +97,7 @@ def test_librdkafka_reports_the_batch_and_reads_on_after_it(flipped: mansio.Brok
     consumer.assign([TopicPartition(TOPIC, 0, 0), TopicPartition(TOPIC, 1, 0)])
     good: dict[tuple[int, int], bytes] = {}
     reported: set[tuple[int, int | None, int | None]] = set()
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + scaled(DEADLINE_S)
     while len(good) < len(VALUES) and time.monotonic() < end:
         for message in consumer.consume(1, 0.2):
             error = message.error()
@@ -121,7 +122,7 @@ def test_kafka_python_reports_the_batch_and_reads_on_after_it(flipped: mansio.Br
     consumer.seek(where, 0)
     good: dict[int, bytes] = {}
     errors = 0
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + scaled(DEADLINE_S)
     while len(good) < len(VALUES) - 1 and time.monotonic() < end:
         try:
             for messages in consumer.poll(200).values():

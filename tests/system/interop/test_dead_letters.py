@@ -13,6 +13,7 @@ from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, C
 
 import mansio
 from mansio.cli import group_shares
+from support.machine import scaled
 from support.process import served
 from support.waiting import wait_until
 from system.interop.clients import QUIET, READERS, WRITERS, Item, as_sent
@@ -41,11 +42,11 @@ def prepare(bootstrap: str, group: str, topic: str, count: int) -> None:
     ]
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
     for done in admin.incremental_alter_configs([resource]).values():
-        done.result(10)
+        done.result(scaled(10))
     producer = Producer({"bootstrap.servers": bootstrap, "compression.type": "lz4", **QUIET})
     for at in range(count):
         producer.produce(topic, f"v{at}", f"k{at}", headers=[("own", b"\x00\xff"), ("nothing", None)])
-    assert producer.flush(10) == 0
+    assert producer.flush(scaled(10)) == 0
 
 
 def read(bootstrap: str, topic: str, count: int) -> list[Message]:
@@ -56,7 +57,7 @@ def read(bootstrap: str, topic: str, count: int) -> list[Message]:
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
         found: list[Message] = []
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + scaled(DEADLINE_S)
         while len(found) < count and time.monotonic() < end:
             message = consumer.poll(0.2)
             if message is not None and message.error() is None:
@@ -69,7 +70,7 @@ def read(bootstrap: str, topic: str, count: int) -> list[Message]:
 def take(one: ShareMember, count: int, how: str) -> None:
     """Have so many, and say the same of all."""
     had = 0
-    end = time.monotonic() + DEADLINE_S
+    end = time.monotonic() + scaled(DEADLINE_S)
     while had < count and time.monotonic() < end:
         given = one.poll(1, 2.0)
         one.acknowledge(given, how)

@@ -17,6 +17,7 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.coordinator.assignors.range import RangePartitionAssignor as KafkaPythonRange
 
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.places import required_tool
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
@@ -68,7 +69,7 @@ def committed(bootstrap: str, group: str, topic: str, partitions: int = PARTITIO
     """The group's committed offset of each partition."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, **QUIET})
     wanted = [TopicPartition(topic, partition) for partition in range(partitions)]
-    found = [one.offset for one in consumer.committed(wanted, timeout=30)]
+    found = [one.offset for one in consumer.committed(wanted, timeout=scaled(30))]
     consumer.close()
     return found
 
@@ -286,7 +287,7 @@ def test_offset_committed_by_one_client_is_read_by_all(
         asyncio.run(commit())
 
     first = Consumer({"bootstrap.servers": bootstrap, "group.id": unique, **QUIET})
-    found = first.committed([TopicPartition(topic, 1), TopicPartition(topic, 2)], timeout=30)
+    found = first.committed([TopicPartition(topic, 1), TopicPartition(topic, 2)], timeout=scaled(30))
     assert [(one.offset, one.metadata or "") for one in found] == [(17, "a note"), (-1001, "")]
     first.close()
     second = KafkaConsumer(bootstrap_servers=bootstrap, group_id=unique)

@@ -23,6 +23,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from support.machine import scaled
 from support.process import served
 from support.waiting import wait_until
 from system.interop.clients import QUIET, Item, confluent_write
@@ -133,7 +134,7 @@ def alter(bootstrap: str, group: str, settings: dict[str, int]) -> None:
     ]
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=changes)
     admin = admin_of(bootstrap)
-    admin.incremental_alter_configs([resource])[resource].result(15)
+    admin.incremental_alter_configs([resource])[resource].result(scaled(15))
 
 
 def admin_of(bootstrap: str) -> AdminClient:
@@ -207,7 +208,7 @@ def test_a_killed_member_costs_its_session_and_no_record(
     values = publish(bootstrap, topic, "after")
     wait_for_shares([living], 4)
     wait_for_values([living], values)
-    assert time.monotonic() - killed_s <= SESSION_MS / 1000 + MOVED_S_MAX
+    assert time.monotonic() - killed_s <= scaled(SESSION_MS / 1000 + MOVED_S_MAX)
     living.leave()
 
 
@@ -229,8 +230,8 @@ def test_with_the_settings_as_they_are_partitions_move_within_a_second(
         wait_for_shares([first], 4)
         left.append(time.monotonic() - began)
     first.leave()
-    assert sorted(joined)[1] <= MOVED_S_MAX, joined
-    assert sorted(left)[1] <= MOVED_S_MAX, left
+    assert sorted(joined)[1] <= scaled(MOVED_S_MAX), joined
+    assert sorted(left)[1] <= scaled(MOVED_S_MAX), left
 
 
 @pytest.mark.row("G2", "L5")
@@ -400,7 +401,7 @@ def test_a_classic_member_commits_what_it_has_done_when_the_others_are_gone(
 
 def kind_of(bootstrap: str, group: str) -> ConsumerGroupType:
     admin = admin_of(bootstrap)
-    listed = admin.list_consumer_groups().result(15)
+    listed = admin.list_consumer_groups().result(scaled(15))
     assert not listed.errors
     return next(each.type for each in listed.valid if each.group_id == group)
 
@@ -412,17 +413,17 @@ def test_administration_sees_the_group_and_changes_its_offsets(
     admin = admin_of(bootstrap)
     member = enter(members, NextMember(bootstrap, group, topic))
     wait_for_shares([member], 4)
-    described = admin.describe_consumer_groups([group])[group].result(15)
+    described = admin.describe_consumer_groups([group])[group].result(scaled(15))
     assert described.state == ConsumerGroupState.STABLE
     assert described.type == ConsumerGroupType.CONSUMER
     (shown,) = described.members
     assert {one.partition for one in shown.assignment.topic_partitions} == set(range(4))
     with pytest.raises(KafkaException) as refused:
-        admin.delete_consumer_groups([group])[group].result(15)
+        admin.delete_consumer_groups([group])[group].result(scaled(15))
     assert refused.value.args[0].code() == KafkaError.NON_EMPTY_GROUP
     member.leave()
-    described = admin.describe_consumer_groups([group])[group].result(15)
+    described = admin.describe_consumer_groups([group])[group].result(scaled(15))
     assert described.state == ConsumerGroupState.EMPTY
     confluent_write(bootstrap, topic, [Item(None, b"one")], partition=0)
-    admin.delete_consumer_groups([group])[group].result(15)
-    assert group not in {each.group_id for each in admin.list_consumer_groups().result(15).valid}
+    admin.delete_consumer_groups([group])[group].result(scaled(15))
+    assert group not in {each.group_id for each in admin.list_consumer_groups().result(scaled(15)).valid}

@@ -18,6 +18,7 @@ from kafka.errors import MessageSizeTooLargeError as KafkaPythonTooLarge
 from mansio.client.partitioner import partition_for_key
 from mansio.wire import fetch
 from mansio.wire.records import iterate_batches
+from support.machine import scaled
 from support.raw_peer import RawPeer, fetch_frame
 from system.interop.clients import (
     CODECS,
@@ -222,9 +223,11 @@ def test_every_client_finds_the_same_offsets_by_time(bootstrap: str, make_topic:
 
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "times", **QUIET})
     for at, offset in wanted.items():
-        assert consumer.offsets_for_times([TopicPartition(topic, 0, at)], timeout=10)[0].offset == offset
-    assert consumer.offsets_for_times([TopicPartition(topic, 0, beyond)], timeout=10)[0].offset == -1
-    assert consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10) == (0, 30)
+        assert (
+            consumer.offsets_for_times([TopicPartition(topic, 0, at)], timeout=scaled(10))[0].offset == offset
+        )
+    assert consumer.offsets_for_times([TopicPartition(topic, 0, beyond)], timeout=scaled(10))[0].offset == -1
+    assert consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=scaled(10)) == (0, 30)
     consumer.close()
 
     second = KafkaConsumer(bootstrap_servers=bootstrap)
@@ -243,7 +246,7 @@ def test_every_client_finds_the_same_offsets_by_time(bootstrap: str, make_topic:
             assert (await consumer.offsets_for_times({place: at}))[place].offset == offset
         consumer.assign([place])
         consumer.seek(place, wanted[T0_MS + 20_000])
-        assert (await asyncio.wait_for(consumer.getone(), 10)).timestamp == T0_MS + 20_000
+        assert (await asyncio.wait_for(consumer.getone(), scaled(10))).timestamp == T0_MS + 20_000
         await consumer.stop()
 
     asyncio.run(third())

@@ -10,6 +10,7 @@ import pytest
 from confluent_kafka import Producer
 from kafka import KafkaProducer
 
+from support.machine import scaled
 from support.process import served
 from system.interop.clients import QUIET, READERS, Item, as_sent, confluent_write
 from system.interop.conftest import ARGUMENTS, create_topic
@@ -63,8 +64,8 @@ def test_members_and_producers_of_all_clients_go_on_after_a_restart(tmp_path: Pa
                     first.produce(topic, value, partition=n // 2 % PARTITIONS)
                 else:
                     second.send(topic, value, partition=n // 2 % PARTITIONS)
-            assert first.flush(20) == 0
-            second.flush(20)
+            assert first.flush(scaled(20)) == 0
+            second.flush(scaled(20))
             return set(values)
 
         members = {name: make(broker.bootstrap, name, topic) for name, make in MEMBERS.items()}

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
+from support.machine import scaled
 from support.process import served
 from system.interop.clients import QUIET
 from system.interop.conftest import ARGUMENTS, create_topic
@@ -33,7 +34,7 @@ def write(bootstrap: str, topic: str, values: Sequence[str], partition: int = 0)
     for begin in range(0, len(values), 10):
         for value in values[begin : begin + 10]:
             producer.produce(topic, value.encode(), partition=partition)
-        assert producer.flush(10) == 0
+        assert producer.flush(scaled(10)) == 0
 
 
 def alter(bootstrap: str, group: str, **settings: str) -> None:
@@ -47,7 +48,7 @@ def alter(bootstrap: str, group: str, **settings: str) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
     for done in admin.incremental_alter_configs([resource]).values():
-        done.result(10)
+        done.result(scaled(10))
 
 
 def drain(one: ShareMember, count: int, within_s: float = 15.0) -> list[Given]:

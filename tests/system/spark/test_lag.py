@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from mansio.spark.listener import OffsetPublisher
 from mansio.wire.topic_partition import TopicPartition
+from support.machine import scaled
 from support.places import mansio_command
 from system.spark.topics import create, publish
 
@@ -22,7 +23,7 @@ def command(broker: ServedBroker, *words: str) -> subprocess.CompletedProcess[st
         [*mansio_command(), *words, "--broker", broker.bootstrap, "--output", "json"],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=scaled(30),
         check=False,
     )
 

@@ -19,6 +19,7 @@ import pytest
 from typer.testing import CliRunner
 
 from mansio.cli.main import app
+from support.machine import scaled
 from support.places import ROOT
 from support.process import ServedBroker
 
@@ -99,7 +100,9 @@ def test_the_examples_of_the_document_work_in_their_order(
                 assert namespace["query"] is not None
         elif name in IN_A_SHELL:
             subprocess.run(
-                ["sh", "-euc", f'PATH="{Path(sys.executable).parent}:$PATH"\n{code}'], check=True, timeout=60
+                ["sh", "-euc", f'PATH="{Path(sys.executable).parent}:$PATH"\n{code}'],
+                check=True,
+                timeout=scaled(60),
             )
         else:
             for line in code.splitlines():

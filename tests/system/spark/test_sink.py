@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.client.partitioner import partition_for_key
+from support.machine import scaled
 from system.spark.topics import contents, create, publish
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def run_once(frame: DataFrame, bootstrap: str, topic: str, checkpoint: Path) -> 
         .trigger(availableNow=True)
         .start()
     )
-    assert query.awaitTermination(DEADLINE_S)
+    assert query.awaitTermination(scaled(DEADLINE_S))
     return query
 
 

@@ -10,6 +10,7 @@ from pyspark.errors import StreamingQueryException
 
 from mansio.link.offsets import fetch_offsets
 from mansio.spark.door import door
+from support.machine import scaled
 from support.spark_source import Topic
 from support.waiting import wait_until
 
@@ -55,7 +56,7 @@ class Streams:
 
     def to_end(self, topic: Topic, **options: str) -> StreamingQuery:
         query = self.start(topic, {"availableNow": True}, **options)
-        assert query.awaitTermination(DEADLINE_S)
+        assert query.awaitTermination(scaled(DEADLINE_S))
         return query
 
     def read(self) -> list[tuple[int, int]]:

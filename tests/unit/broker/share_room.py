@@ -18,6 +18,7 @@ from mansio.wire import messages, share_acknowledge, share_fetch
 from mansio.wire.record_reader import read_records
 from mansio.wire.records import build_batch, iterate_batches
 from mansio.wire.share_acknowledge import AckBatch, AckPartition
+from support.machine import scaled
 from support.share_memory import MemoryPersister
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ async def room_in(directory: Path) -> AsyncIterator[Room]:
 
 def run(check: Callable[[Room], Awaitable[None]], directory: Path) -> None:
     async def main() -> None:
-        async with asyncio.timeout(DEADLINE_S), room_in(directory) as room:
+        async with asyncio.timeout(scaled(DEADLINE_S)), room_in(directory) as room:
             await check(room)
 
     asyncio.run(main())

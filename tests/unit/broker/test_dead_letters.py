@@ -26,6 +26,7 @@ from mansio.state import dead_letter
 from mansio.state.share_types import REJECT, Settle
 from mansio.wire.compression import Codec
 from mansio.wire.records import build_batch
+from support.machine import scaled
 from support.waiting import eventually
 from unit.broker.dead_letters_room import MEMBER, Room, expected_ids, headers, ids, room_in
 
@@ -49,7 +50,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(check: Callable[[Room], Awaitable[None]], tmp_path: Path) -> None:
     async def main() -> None:
-        async with asyncio.timeout(DEADLINE_S), room_in(tmp_path) as room:
+        async with asyncio.timeout(scaled(DEADLINE_S)), room_in(tmp_path) as room:
             await check(room)
 
     asyncio.run(main())
@@ -173,7 +174,7 @@ def test_exactly_one_dead_letter_when_the_append_fails(
     back on the same directory."""
 
     async def main() -> None:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(scaled(DEADLINE_S)):
             async with room_in(tmp_path) as room:
                 persister = room.persister
                 await room.topic()

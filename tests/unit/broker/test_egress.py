@@ -16,6 +16,7 @@ from mansio.broker.egress import SLICE_BYTES_MIN, Egress
 from mansio.broker.loop import new_event_loop
 from mansio.host import HostDisk
 from mansio.log.log import LogSlice
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +86,7 @@ def test_bytes_and_file_slices_arrive_in_order_and_whole_at_a_slow_reader(
             data = await loop.sock_recv(theirs, chance.randrange(1, 50_000))
             received.update(data)
             left -= len(data)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             await room.wait()
         assert egress.waiting_bytes == 0
         assert received.hexdigest() == expected.hexdigest()
@@ -141,7 +142,7 @@ def test_a_file_that_is_shorter_than_promised_ends_the_connection_instead_of_sen
         errors: list[OSError] = []
         egress = Egress(asyncio.get_running_loop(), pair[0].fileno(), scratch, lambda: None, errors.append)
         egress.send([b"header", slice_of(tmp_path / "segment", 0, SLICE_BYTES_MIN)])
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(scaled(20)):
             while not errors:  # noqa: ASYNC110 - the error comes within some turns of the loop
                 await asyncio.sleep(0)
         assert "ends before byte" in str(errors[0])

@@ -23,6 +23,7 @@ from mansio.host import HostRandom
 from mansio.wire import messages
 from mansio.wire.headers import read_request_header
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
 
 if TYPE_CHECKING:
@@ -41,7 +42,11 @@ def configs_of(admin: Admin, state: ClusterState) -> GroupConfigs:
 
 def run(check: Callable[[Admin, GroupConfigs], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS), sqlite_store() as store, topic_admin(store) as admin:
+        async with (
+            asyncio.timeout(scaled(DEADLINE_SECONDS)),
+            sqlite_store() as store,
+            topic_admin(store) as admin,
+        ):
             await check(admin, configs_of(admin, admin.state))
 
     asyncio.run(main())

@@ -13,6 +13,7 @@ from mansio.cluster.metadata import LeaseEnded
 from mansio.cluster.session import Session
 from mansio.errors import Unavailable
 from mansio.host import HostClock
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -32,7 +33,7 @@ class Store:
 
     def keep_alive_once(self, lease: int) -> float:
         assert lease == 7
-        self.gate.wait(DEADLINE_S)
+        self.gate.wait(scaled(DEADLINE_S))
         if self.error is not None:
             raise self.error
         self.renewals += 1
@@ -58,7 +59,7 @@ class Kept:
         )
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(scaled(DEADLINE_S)):
             while not condition():  # noqa: ASYNC110 - a thread makes it true
                 await asyncio.sleep(0.01)
 

@@ -29,6 +29,7 @@ from mansio.errors import (
 from mansio.state import dead_letter
 from mansio.state.share_types import ACCEPT, REJECT, RELEASE, RENEW
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from support.waiting import eventually
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ async def prepared(world: World) -> None:
 
 def run(check: Callable[[World], Awaitable[None]], directory: Path) -> None:
     async def main() -> None:
-        async with asyncio.timeout(DEADLINE_S), world_in(directory) as world:
+        async with asyncio.timeout(scaled(DEADLINE_S)), world_in(directory) as world:
             await prepared(world)
             await check(world)
 
@@ -269,7 +270,7 @@ def test_what_the_log_has_lost_cannot_be_offered(tmp_path: Path) -> None:
 
 def test_nothing_is_offered_twice_across_a_restart(tmp_path: Path) -> None:
     async def main() -> None:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(scaled(DEADLINE_S)):
             async with world_in(tmp_path) as world:
                 await prepared(world)
                 await world.reject(0, 3)
@@ -327,7 +328,7 @@ def test_dead_letters_go_on_after_a_restart_although_nobody_uses_the_group(tmp_p
         await world.service.topics.alter_configs("dlq.t", [change])
 
     async def main() -> None:
-        async with asyncio.timeout(DEADLINE_S):
+        async with asyncio.timeout(scaled(DEADLINE_S)):
             async with world_in(tmp_path) as world:
                 await prepared(world)
                 await world.reject(0, 0)

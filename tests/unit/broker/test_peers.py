@@ -11,6 +11,7 @@ from mansio.broker.peers import LinkPeers
 from mansio.errors import ConnectionLost, RequestTimedOut
 from mansio.link.connection import ConnectionOptions
 from mansio.wire import fetch
+from support.machine import scaled
 from unit.link.stub_broker import SAY_NOTHING, TOPIC_ID, StubBroker
 
 REQUEST = fetch.encode_request(
@@ -89,7 +90,7 @@ def test_an_answer_that_comes_too_late_is_never_taken_for_the_next_one() -> None
             with pytest.raises(RequestTimedOut):
                 await peers.send(1, REQUEST, timeout_ms=300)
             cancelled = asyncio.ensure_future(peers.send(1, REQUEST, timeout_ms=60_000))
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(10)):
                 assert [await asked.get(), await asked.get()] == [2, 2]
             cancelled.cancel()
             with pytest.raises(asyncio.CancelledError):

@@ -15,6 +15,7 @@ from mansio.cluster.state import ClusterState
 from mansio.errors import InvalidRequest, PolicyViolation
 from mansio.host import HostClock, HostRandom
 from mansio.state.quota import Entity, Part
+from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
 
 if TYPE_CHECKING:
@@ -36,7 +37,11 @@ def quotas_of(admin: Admin, state: ClusterState) -> Quotas:
 
 def run(check: Callable[[Admin, Quotas], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS), sqlite_store() as store, topic_admin(store) as admin:
+        async with (
+            asyncio.timeout(scaled(DEADLINE_SECONDS)),
+            sqlite_store() as store,
+            topic_admin(store) as admin,
+        ):
             await check(admin, quotas_of(admin, admin.state))
 
     asyncio.run(main())

@@ -28,6 +28,7 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.logs import FIELDS
+from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, Host, sqlite_store, topic_admin
 from support.waiting import eventually
 
@@ -47,7 +48,7 @@ async def until(condition: Callable[[], object]) -> None:
 def run(check: Check, settings: Settings | None = None) -> None:
     async def main() -> None:
         async with (
-            asyncio.timeout(DEADLINE_SECONDS),
+            asyncio.timeout(scaled(DEADLINE_SECONDS)),
             sqlite_store() as store,
             topic_admin(store, settings=settings) as admin,
         ):
@@ -486,7 +487,7 @@ def test_crash_after_every_step_leaves_each_topic_whole_or_gone(tmp_path: Path, 
             steps += 1
         assert steps > (6 if operations_max > 100 else 15)
 
-    asyncio.run(asyncio.wait_for(main(), DEADLINE_SECONDS))
+    asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_SECONDS)))
 
 
 def test_topics_and_settings_are_there_after_a_restart(tmp_path: Path) -> None:
@@ -549,7 +550,7 @@ def test_view_follows_again_after_its_history_was_compacted() -> None:
 
     async def main() -> None:
         async with (
-            asyncio.timeout(DEADLINE_SECONDS),
+            asyncio.timeout(scaled(DEADLINE_SECONDS)),
             sqlite_store(events_kept=8) as store,
             topic_admin(store) as fast,
         ):

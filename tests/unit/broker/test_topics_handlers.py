@@ -16,6 +16,7 @@ from mansio.broker.topics import NewTopic
 from mansio.config import Settings
 from mansio.wire import messages
 from mansio.wire.versions import OFFERED, ApiKey, announced
+from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, sqlite_store, topic_admin
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def run(check: Callable[[Peer], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
         chosen = Settings(**settings)
         async with (
-            asyncio.timeout(DEADLINE_SECONDS),
+            asyncio.timeout(scaled(DEADLINE_SECONDS)),
             sqlite_store() as store,
             topic_admin(store, settings=chosen) as admin,
         ):

@@ -12,6 +12,7 @@ import pytest
 from tools import features
 
 import mansio
+from support.machine import scaled
 from support.places import ROOT
 
 TEXT_BYTES_MAX = 1 << 20
@@ -33,7 +34,7 @@ def tracked() -> list[Path]:
         cwd=ROOT,
         capture_output=True,
         check=True,
-        timeout=60,
+        timeout=scaled(60),
     )
     paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
     return [path for path in paths if path.is_file() and path != Path(__file__).resolve()]

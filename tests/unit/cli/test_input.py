@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mansio.cli import input as source
 from mansio.cli.input import Shape, Splitter, key_and_value
 from mansio.errors import InvalidRecord
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -95,12 +96,12 @@ def test_a_pipe_gives_what_it_has_before_it_ends():
         reader, writer = os.pipe()
         chunks = source.read_chunks(reader)
         os.write(writer, b"first")
-        first = await asyncio.wait_for(anext(chunks), 20)
+        first = await asyncio.wait_for(anext(chunks), scaled(20))
         os.write(writer, b"second")
-        second = await asyncio.wait_for(anext(chunks), 20)
+        second = await asyncio.wait_for(anext(chunks), scaled(20))
         os.close(writer)
         with pytest.raises(StopAsyncIteration):
-            await asyncio.wait_for(anext(chunks), 20)
+            await asyncio.wait_for(anext(chunks), scaled(20))
         os.close(reader)
         return first, second
 

@@ -16,6 +16,7 @@ from mansio.errors import CorruptMessage
 from mansio.wire.fetch import FetchedPartition
 from mansio.wire.records import build_batch
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from unit.link.stub_broker import StubBroker
 
 PLACE = TopicPartition("t", 0)
@@ -109,7 +110,7 @@ def test_damaged_batch_is_reported_until_it_is_whole_and_never_passed_over() -> 
                 whole[1] = batch(1, b"second")
                 assert [(await anext(consumer)).value for _ in range(2)] == [b"second", b"third"]
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), scaled(20)))
 
 
 def test_reader_that_waits_has_a_record_before_the_next_request_is_made(
@@ -145,5 +146,5 @@ def test_reader_that_waits_has_a_record_before_the_next_request_is_made(
                     assert len(await consumer.poll()) == 1
                     order.append("handed out")
 
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    asyncio.run(asyncio.wait_for(scenario(), scaled(20)))
     assert order[:4] == ["asked", "handed out", "asked", "handed out"]

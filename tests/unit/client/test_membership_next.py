@@ -13,6 +13,7 @@ from mansio.client.membership import GroupOptions
 from mansio.client.membership_next import NextMembership
 from mansio.errors import ConnectionLost, FencedInstanceId, FencedMemberEpoch, MansioError
 from mansio.link.retry import DEFAULT_BACKOFF
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -51,7 +52,7 @@ class Coordinator:
 
     async def heard(self) -> dict[str, Any]:
         """The next heartbeat. It has to be answered."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(scaled(5)):
             return await self._asked.get()
 
     def answer(self, epoch: int, *assigned: int, told: bool = True, interval_ms: int = 10) -> None:

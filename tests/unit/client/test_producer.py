@@ -27,6 +27,7 @@ from mansio.link.connection import ConnectionOptions
 from mansio.link.retry import Backoff
 from mansio.wire.produce import PartitionResult
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from unit.client.model_log import ModelLog, serve_log
 from unit.link.stub_broker import StubBroker
 
@@ -50,7 +51,7 @@ async def producing(
 
 def run(scenario: Callable[[], Awaitable[None]]) -> None:
     async def bounded() -> None:
-        await asyncio.wait_for(scenario(), 30)
+        await asyncio.wait_for(scenario(), scaled(30))
 
     asyncio.run(bounded())
 

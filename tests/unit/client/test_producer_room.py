@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from mansio.errors import ConnectionLost
+from support.machine import scaled
 from unit.client.model_log import ModelLog
 from unit.client.test_producer import producing, run
 
@@ -59,7 +60,7 @@ def test_those_that_wait_when_the_producer_is_closed_are_told() -> None:
             late = [asyncio.ensure_future(producer.publish("t", sized(9, 800))) for _ in range(4)]
             await asyncio.sleep(0)
             await producer.close(flush=False)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(scaled(20)):
                 outcomes = await asyncio.gather(*tasks, *late, return_exceptions=True)
             assert any(isinstance(outcome, ConnectionLost) for outcome in outcomes)
 

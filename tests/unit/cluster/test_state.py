@@ -13,6 +13,7 @@ from mansio.cluster.state import ClusterState
 from mansio.cluster.topic_plan import NewTopic
 from mansio.errors import StorageError, Unavailable
 from mansio.host import HostRandom
+from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
 
 if TYPE_CHECKING:
@@ -23,7 +24,11 @@ if TYPE_CHECKING:
 
 def run(check: Callable[[Admin], Awaitable[None]]) -> None:
     async def main() -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS), sqlite_store() as store, topic_admin(store) as admin:
+        async with (
+            asyncio.timeout(scaled(DEADLINE_SECONDS)),
+            sqlite_store() as store,
+            topic_admin(store) as admin,
+        ):
             await check(admin)
 
     asyncio.run(main())
@@ -154,7 +159,7 @@ def test_broker_whose_answer_was_lost_while_another_made_the_cluster_joins_that_
             raise Ambiguous("the answer was lost")
 
     async def check() -> None:
-        async with asyncio.timeout(DEADLINE_SECONDS), sqlite_store() as store:
+        async with asyncio.timeout(scaled(DEADLINE_SECONDS)), sqlite_store() as store:
             losing = LosesOneAnswer(store)
             state = await ClusterState.load(losing, "", HostRandom())  # type: ignore[arg-type]  # it is one
             assert state.cluster_id == losing.other.cluster_id

@@ -9,6 +9,7 @@ import pytest
 import uvloop
 
 from mansio.link.alarm import Alarm
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +36,7 @@ def test_a_moment_that_is_nearly_there_can_be_asked_for_again(
         alarm = Alarm(loop, ring)
         for more in (0.0005, 0.0, 0.0002, -0.0001, 0.01):
             alarm.set(loop.time() + away_s + more)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(10)):
             await done.wait()
         await asyncio.sleep(0)
         alarm.cancel()
@@ -66,14 +67,14 @@ def test_it_rings_at_the_earliest_moment_once_and_not_after_a_cancel(
         alarm.set(loop.time() + 3600)
         alarm.set(loop.time() + 0.01)
         alarm.set(loop.time() + 7200)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(10)):
             await done.wait()
         once = rings
         alarm.set(loop.time() + 0.01)
         alarm.cancel()
         marker = asyncio.Event()
         loop.call_later(0.03, marker.set)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(scaled(10)):
             await marker.wait()
         return once, rings
 

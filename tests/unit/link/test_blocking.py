@@ -11,6 +11,7 @@ from concurrent.futures import CancelledError
 import pytest
 
 from mansio.link.blocking import Call, LoopThread, Twin, blocking, on_loop
+from support.machine import scaled
 
 
 class Thing:
@@ -90,7 +91,7 @@ def test_interrupted_call_cancels_its_coroutine() -> None:
     with pytest.raises(BaseException):  # noqa: B017, PT011  # CancelledError of concurrent.futures
         thread.run(endless())
     other.join()
-    assert cancelled.wait(5)
+    assert cancelled.wait(scaled(5))
     thread.close()
 
 
@@ -118,7 +119,7 @@ def test_ctrl_c_ends_the_wait_and_the_coroutine_and_the_loop_goes_on() -> None:
             thread.run(endless())
     finally:
         signal.signal(signal.SIGINT, before)
-    assert cancelled.wait(5)
+    assert cancelled.wait(scaled(5))
     assert ThingTwin(thread, Thing()).double(2) == 4
     thread.close()
 
@@ -144,10 +145,10 @@ def test_close_ends_the_calls_of_other_threads() -> None:
     others = [threading.Thread(target=waiting, args=(how,)) for how in ("task", "call")]
     for other in others:
         other.start()
-    begun.wait(10)
+    begun.wait(scaled(10))
     thread.close()
     for other in others:
-        other.join(10)
+        other.join(scaled(10))
     assert [type(outcome) for outcome in outcomes] == [CancelledError, CancelledError]
 
 
@@ -186,6 +187,6 @@ def test_many_threads_share_one_loop() -> None:
     for other in others:
         other.start()
     for other in others:
-        other.join(30)
+        other.join(scaled(30))
     assert found == [[2 * number for number in range(200)]] * 6
     thread.close()

@@ -11,6 +11,7 @@ from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, Unsuppor
 from mansio.link.connection import Connection, ConnectionOptions
 from mansio.wire import messages
 from mansio.wire.versions import ApiKey
+from support.machine import scaled
 from unit.link.stub_broker import HANG_UP, SAY_NOTHING, StubBroker
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ def test_shorter_deadline_of_a_later_request_counts() -> None:
             connection = await opened(broker, request_timeout_ms=60_000)
             patient = asyncio.ensure_future(connection.request(ApiKey.HEARTBEAT, HEARTBEAT))
             await asyncio.sleep(0)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(10)):
                 with pytest.raises(RequestTimedOut):
                     await connection.request(ApiKey.HEARTBEAT, HEARTBEAT, timeout_ms=30)
                 with pytest.raises(ConnectionLost):
@@ -300,7 +301,7 @@ def test_waiter_that_is_no_future_is_told_exactly_once(ending: str) -> None:
                 connection.begin((framed,), correlation_id, waiter, timeout_ms=50)
             if ending == "abort":
                 connection.abort()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(10)):
                 while not listener.told:  # noqa: ASYNC110  # the test has a deadline
                     await asyncio.sleep(0.001)
             await connection.close()
@@ -328,7 +329,7 @@ def test_request_given_up_before_its_turn_is_not_sent() -> None:
                 connection.begin((framed,), correlation_id, waiter)
             gone.is_over = True
             gate.set()
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(10)):
                 while not last.told:  # noqa: ASYNC110  # the test has a deadline
                     await asyncio.sleep(0.001)
             assert [request.generation_id for request in broker.asked(ApiKey.HEARTBEAT)] == [0, 2]
@@ -352,7 +353,7 @@ def test_request_made_by_an_answer_does_not_overtake_those_that_wait() -> None:
             begin(0, Listener(on_result=lambda: begin(9, last)))
             for number in range(1, 4):
                 begin(number, Listener())
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(scaled(10)):
                 while not last.told:  # noqa: ASYNC110  # the test has a deadline
                     await asyncio.sleep(0.001)
             asked = [request.generation_id for request in broker.asked(ApiKey.HEARTBEAT)]

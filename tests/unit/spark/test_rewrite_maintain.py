@@ -13,6 +13,7 @@ from mansio.errors import InvalidRequest
 from mansio.spark.lake.scan import scan
 from mansio.spark.pipelines.maintain import maintain
 from support.archive_tables import Archive, rows_of
+from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,7 +80,7 @@ def test_archive_readers_and_maintenance_do_not_disturb_each_other(archive: Arch
     try:
         for _ in range(BATCHES):
             archive.add(table, {0: 9, 1: 4})
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + scaled(DEADLINE_S)
         while not (sum(runs) > 0 and len(reads) > 2) and not is_over.is_set():
             assert time.monotonic() < deadline, f"{len(runs)} runs, {len(reads)} reads"
             time.sleep(0.05)

@@ -18,6 +18,7 @@ import zstandard
 
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression
 from mansio.wire.compression import Codec, compress, decompress
+from support.machine import scaled
 from unit.wire.foreign import kafka_codec
 
 NOISE = Random(7).randbytes(300_000)
@@ -219,7 +220,7 @@ def test_bombs_are_refused_before_they_take_memory() -> None:
         [sys.executable, "-c", program],
         input=pickle.dumps({name: (int(codec), data) for name, (codec, data) in cases.items()}),
         capture_output=True,
-        timeout=60,
+        timeout=scaled(60),
         check=False,
     )
     assert done.returncode == 0, done.stderr.decode()

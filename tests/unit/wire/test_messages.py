@@ -22,6 +22,7 @@ from mansio.wire.messages import (
     encode_response,
 )
 from mansio.wire.versions import OFFERED, ApiKey
+from support.machine import scaled
 
 METADATA_V12 = bytes.fromhex(
     "0000005300000007"  # frame length, correlation id
@@ -280,7 +281,9 @@ def test_importing_the_wire_imports_no_schema() -> None:
         "import mansio.wire.messages, mansio.wire.produce, mansio.wire.fetch, mansio.wire.frames\n"
         "print([name for name in sys.modules if name.startswith('kio.schema.')])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, check=True, timeout=scaled(60)
+    )
     assert done.stdout.decode().strip() == "[]"
 
 
