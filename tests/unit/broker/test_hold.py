@@ -17,6 +17,7 @@ from mansio.logs import FIELDS
 from mansio.state.group_records import CommittedOffset
 from mansio.wire.hold import QUERY_CHARACTERS_MAX, hold_group, hold_metadata, parse_hold, pipeline_of
 from support.logs import ManualBackground, ManualScheduler
+from support.tiers import examples
 from unit.broker.test_retention import MINUTE_MS, World
 
 EVERYTHING_GOES = {"retention.ms": "1"}
@@ -328,4 +329,6 @@ class HoldModel(RuleBasedStateMachine):
 
 
 TestHoldModel = HoldModel.TestCase
-TestHoldModel.settings = hypothesis_settings(max_examples=60, stateful_step_count=25, deadline=None)
+TestHoldModel.settings = hypothesis_settings(
+    max_examples=examples(20, 60), stateful_step_count=25, deadline=None
+)

@@ -21,6 +21,7 @@ from mansio.cluster.model import ACTIVE, NO_LEADER, PartitionState
 from mansio.cluster.plan import Change
 from mansio.errors import MansioError
 from support.brokers import CLUSTER_ID, TTL_S, Cluster, Member
+from support.tiers import examples
 from support.virtual_time import VirtualLoop, close
 
 if TYPE_CHECKING:
@@ -312,7 +313,5 @@ class ClusterMachine(RuleBasedStateMachine):
         await cluster.stop()
 
 
-ClusterMachine.TestCase.settings = settings(
-    max_examples=max(25, settings().max_examples // 10), stateful_step_count=30
-)
+ClusterMachine.TestCase.settings = settings(max_examples=examples(20, 25, 500), stateful_step_count=30)
 TestClusterMachine = ClusterMachine.TestCase

@@ -14,6 +14,7 @@ from mansio.wire.compression import Codec
 from mansio.wire.records import build_batch, check_batch, read_header
 from support.compaction import CompactedModel, Kept, one_piece, records_of, start_compaction
 from support.logs import ManualClock
+from support.tiers import examples
 
 keys = st.sampled_from([None, b"", b"a", b"b", b"c", b"d" * 200])
 values = st.one_of(st.none(), st.binary(max_size=60))
@@ -177,4 +178,6 @@ class CompactedLogAgainstList(RuleBasedStateMachine):
 
 
 TestCompactedLogAgainstList = CompactedLogAgainstList.TestCase
-TestCompactedLogAgainstList.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestCompactedLogAgainstList.settings = settings(
+    max_examples=examples(20, 80), stateful_step_count=30, deadline=None
+)

@@ -10,6 +10,7 @@ from mansio.log.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.records import read_header
 from support.logs import ManualClock, append, check_contents, last_offset, make_batch
+from support.tiers import examples
 
 moments = st.integers(min_value=1_000, max_value=1_200)
 
@@ -88,4 +89,4 @@ class LogAgainstList(RuleBasedStateMachine):
 
 
 TestLogAgainstList = LogAgainstList.TestCase
-TestLogAgainstList.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+TestLogAgainstList.settings = settings(max_examples=examples(20, 40), stateful_step_count=25, deadline=None)

@@ -22,6 +22,7 @@ from mansio.spark.lake.catalog import LakeTable, open_table
 from mansio.spark.lake.errors import ForeignCommit
 from mansio.spark.lake.layout import BatchPlan
 from support.lake import checksum, expected, held, write_parts
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from mansio.spark.lake.layout import DataPart
@@ -160,6 +161,4 @@ class failing_once:  # noqa: N801  # reads like a function
 
 
 TestArchiveProtocol = ArchiveProtocol.TestCase
-TestArchiveProtocol.settings = settings(
-    max_examples=max(10, settings().max_examples // 25), stateful_step_count=20
-)
+TestArchiveProtocol.settings = settings(max_examples=examples(10, 10, 200), stateful_step_count=20)

@@ -26,6 +26,7 @@ from mansio.state.classic_group import (
     ClassicGroup,
 )
 from mansio.state.group_types import Answer, Effect, Join, JoinAnswer, Persist, Protocol, Sync, SyncAnswer
+from support.tiers import examples
 
 SESSION_MS = 10_000
 REBALANCE_MS = 30_000
@@ -293,4 +294,6 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestClassicGroup = GroupMachine.TestCase
-TestClassicGroup.settings = settings(stateful_step_count=40, deadline=None)
+TestClassicGroup.settings = settings(
+    max_examples=examples(20, 100, 5_000), stateful_step_count=40, deadline=None
+)

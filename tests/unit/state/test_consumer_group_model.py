@@ -39,6 +39,7 @@ from support.consumer_groups import (
     ModernClient,
     World,
 )
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from mansio.state.classic_group import ClassicGroup
@@ -597,9 +598,7 @@ class GroupMachine(RuleBasedStateMachine):
 
 
 TestConsumerGroup = GroupMachine.TestCase
-TestConsumerGroup.settings = settings(
-    settings.get_profile(settings.get_current_profile_name()), max_examples=300, stateful_step_count=50
-)
+TestConsumerGroup.settings = settings(max_examples=examples(20, 300), stateful_step_count=50)
 TestConsumerGroup.pytestmark = [pytest.mark.timeout(600)]
 
 

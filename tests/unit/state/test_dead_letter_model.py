@@ -25,6 +25,7 @@ from mansio.state.share_types import (
 )
 from mansio.wire.records import BatchHeader
 from support.share_store import Store
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -216,9 +217,7 @@ class DeadLetterModel(RuleBasedStateMachine):
         assert self.core.counts(self.now).dead == len(self.given_up)
 
 
-DeadLetterModel.TestCase.settings = settings(
-    max_examples=max(300, settings().max_examples), stateful_step_count=50
-)
+DeadLetterModel.TestCase.settings = settings(max_examples=examples(20, 300, 5_000), stateful_step_count=50)
 TestDeadLetterModel = DeadLetterModel.TestCase
 
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mansio.state.replica import ReplicaProgress
+from support.tiers import examples
 
 LEADER = 1
 OTHERS = (2, 3, 4)
@@ -145,7 +146,9 @@ class ReplicaModel(RuleBasedStateMachine):
             assert self.best.get(node, -1) >= self.high_watermark
 
 
-ReplicaModel.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+ReplicaModel.TestCase.settings = settings(
+    max_examples=examples(20, 100), stateful_step_count=40, deadline=None
+)
 test_the_view_follows_the_rule = ReplicaModel.TestCase
 
 

@@ -15,6 +15,7 @@ from mansio.state.modern_records import decode_modern_key
 from mansio.state.modern_types import ConsumerGroupSettings, Topics
 from mansio.state.share_assignment import assign_simple
 from mansio.state.share_group import ShareGroup, ShareHeartbeat
+from support.tiers import examples
 
 IDS = {name: name.encode() * 16 for name in "xyz"}
 MEMBERS = st.sampled_from(("a", "b", "c", "d"))
@@ -198,7 +199,5 @@ class ShareGroupModel(RuleBasedStateMachine):
         assert self.log == before
 
 
-ShareGroupModel.TestCase.settings = settings(
-    max_examples=max(300, settings().max_examples), stateful_step_count=50
-)
+ShareGroupModel.TestCase.settings = settings(max_examples=examples(20, 300, 5_000), stateful_step_count=50)
 TestShareGroupModel = ShareGroupModel.TestCase

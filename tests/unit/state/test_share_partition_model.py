@@ -40,6 +40,7 @@ from mansio.state.share_types import (
     Update,
 )
 from support.share_store import Store, at_offset, expand
+from support.tiers import examples
 
 LOCK, WALL, BATCH = 100, 1_000_000, 4
 MEMBERS = ("a", "b")
@@ -691,7 +692,5 @@ class ShareModel(RuleBasedStateMachine):
             assert side.core.snapshot(self.now).done_count == done
 
 
-ShareModel.TestCase.settings = settings(
-    max_examples=max(300, settings().max_examples), stateful_step_count=50
-)
+ShareModel.TestCase.settings = settings(max_examples=examples(20, 300, 5_000), stateful_step_count=50)
 TestShareModel = ShareModel.TestCase

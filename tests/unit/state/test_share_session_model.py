@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -16,6 +17,7 @@ from mansio.errors import (
     ShareSessionNotFound,
 )
 from mansio.state.share_session import Session, Sessions
+from support.tiers import examples
 
 LIMIT, ROOM = 3, 4
 MEMBERS = st.sampled_from([("g", "a"), ("g", "b"), ("h", "a"), ("h", "c")])
@@ -128,6 +130,7 @@ class SessionModel(RuleBasedStateMachine):
 
 
 TestSessionModel = SessionModel.TestCase
+TestSessionModel.settings = settings(max_examples=examples(20, 100, 5_000))
 
 
 def test_refused_request_leaves_the_session_as_it_was() -> None:
