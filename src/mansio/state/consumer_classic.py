@@ -8,7 +8,8 @@ its way to give partitions up. Its generation is its member epoch.
     classic group ── first member of the new protocol joins ──► consumer group ── the last one leaves ──► classic group
 
 Always true: * A classic member is made to join again only if its target differs from what it has, and what it misses is
-free; who is told so has its rebalance timeout to join, and as long again to sync.
+free, or if the classic group was about to rebalance or had assigned it what cannot be taken over, as a partition of a
+deleted topic. It has its rebalance timeout to join, and as long again to sync.
 * Taking over a classic group changes nothing in it; what its members have there they have here.
 * The classic group that takes over has a generation that none of its members has: they all join it, also if a crash
 makes it begin from its record. Until they do, each goes on in its own.
@@ -29,7 +30,7 @@ from mansio.errors import (
     UnknownMember,
     WireError,
 )
-from mansio.state.classic_group import ClassicGroup
+from mansio.state.classic_group import PREPARING, ClassicGroup
 from mansio.state.consumer_member import ConsumerMember
 from mansio.state.consumer_requests import place_for
 from mansio.state.consumer_target import all_subscribed, metadata_hash
@@ -159,11 +160,15 @@ def take_over(
         )
         member = ConsumerMember(each.member_id, metadata)
         stored.set_metadata(member, metadata)
-        assigned = _read_assigned(group.codec, each.assignment, topics)
-        assigned = frozenset(partition for partition in assigned if partition not in stored.holders)
+        named = _read_assigned(group.codec, each.assignment)
+        assigned = _by_id(named, topics).difference(stored.holders)
         stored.set_target(member, assigned)
         epoch = classic.generation_of(each)
-        stored.set_current(member, CurrentAssignment(epoch, epoch, MemberState.STABLE, assigned))
+        # A partition of a deleted topic has no id to be pending by, and a group that was given back has dropped it:
+        # if a member were not made to join, it would read that partition of a new topic of the same name, too.
+        is_known = len(assigned) == len(named) and classic.state is not PREPARING
+        state = MemberState.STABLE if is_known else MemberState.UNREVOKED
+        stored.set_current(member, CurrentAssignment(epoch, epoch, state, assigned))
         member.heard_of(group.settings, now_ms)
         waiters = (each.join_waiter, each.sync_waiter)
         answers += [Answer(waiter, RebalanceInProgress()) for waiter in waiters if waiter is not None]
@@ -248,9 +253,9 @@ def _classic_member(
 
 
 def _must_join(group: ConsumerGroup, member: ConsumerMember) -> bool:
-    """It has something to give up, or can have all that it is still to get."""
+    """It has something to revoke, or can have all that it is still to get."""
     current, target = member.current, member.target
-    if current.pending or not current.assigned <= target:
+    if current.state == MemberState.UNREVOKED or not current.assigned <= target:
         return True
     missing = target - current.assigned
     return bool(missing) and group.stored.all_free(missing)
@@ -275,9 +280,9 @@ def _read_subscription(codec: ClassicCodec, metadata: bytes) -> ClassicSubscript
         raise InconsistentGroupProtocol(f"a member's subscription cannot be read: {error}") from error
 
 
-def _read_assigned(codec: ClassicCodec, assignment: bytes, topics: Topics) -> frozenset[TopicPartition]:
+def _read_assigned(codec: ClassicCodec, assignment: bytes) -> frozenset[tuple[str, int]]:
     try:
-        return _by_id(codec.assigned(assignment), topics)
+        return frozenset((name, index) for name, index in codec.assigned(assignment))
     except WireError as error:
         raise InconsistentGroupProtocol(f"a member's assignment cannot be read: {error}") from error
 

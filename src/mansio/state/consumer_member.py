@@ -69,6 +69,6 @@ class ConsumerMember:
         current = self.current
         if current.assigned != self.target or current.pending:
             return False
-        return self.is_classic or (
-            current.state == MemberState.STABLE and (self.is_away or current.epoch == assignment_epoch)
-        )
+        if self.is_classic:
+            return current.state != MemberState.UNREVOKED
+        return current.state == MemberState.STABLE and (self.is_away or current.epoch == assignment_epoch)

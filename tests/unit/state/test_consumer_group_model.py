@@ -43,7 +43,7 @@ from support.tiers import examples
 
 if TYPE_CHECKING:
     from mansio.state.classic_group import ClassicGroup
-    from mansio.state.modern_types import TopicPartition
+    from mansio.state.modern_types import TopicPartition, Topics
 
 SETTINGS = ConsumerGroupSettings(SESSION_MS, 5_000, 7)
 HASTE_MS = 300
@@ -66,6 +66,12 @@ def new_group() -> ConsumerGroup:
 def by_name(partitions: frozenset[TopicPartition]) -> frozenset[TopicPartition]:
     """The ids of the model begin with the names."""
     return frozenset((topic[:4], index) for topic, index in partitions)
+
+
+def size_of(topics: Topics, name: str) -> tuple[bytes, int] | None:
+    """The id of a topic and how many partitions it has, None without it."""
+    topic_id = topics.ids.get(name)
+    return None if topic_id is None else (topic_id, topics.partitions[topic_id])
 
 
 class GroupMachine(RuleBasedStateMachine):
@@ -392,15 +398,17 @@ class GroupMachine(RuleBasedStateMachine):
     def topic_changes(self, name: str, count: int, tells: bool) -> None:
         """The group hears of it at once, or with the next request."""
         readers = self.readers()
-        before = self.world.topics
+        before = self.group.topics  # it may not have seen those of the world, nor remember any
         epoch = self.group.group_epoch
         self.world.set(name, count) if count or name in self.world.ids else None
         if tells and self.classic is None:
             self.perform(lambda group: (None, group.topics_changed(self.world.topics, self.now_ms)))
-            here = {before.ids.get(name), self.world.topics.ids.get(name)} - {None}
-            changed = before.partitions != self.world.topics.partitions and bool(here)
-            if changed and name in readers:
-                assert self.group.group_epoch > epoch, "a topic changed, and nobody is assigned anew"
+            if (
+                before is not None
+                and name in readers
+                and size_of(before, name) != size_of(self.world.topics, name)
+            ):
+                assert self.group.group_epoch > epoch, "a topic changed, and no new target was computed"
 
     def readers(self) -> set[str]:
         """Names of topics that some member subscribes to by name."""
@@ -610,3 +618,23 @@ def test_a_join_that_makes_two_members_exchange_partitions_needs_three_heartbeat
     machine.start({1, 2})
     machine.calm("join", 6)
     assert {each.member_id for each in machine.group.members.values()} == {"n0", "o0", "t-0"}
+
+
+def test_what_a_classic_member_reads_of_a_deleted_topic_is_revoked_after_the_group_changed_hands_twice() -> (
+    None
+):
+    """The classic group that took over cannot name a partition of a deleted topic any more, and its members have not
+    joined it when a member of the new protocol comes. The cooperative client knows nothing of the deletion."""
+    machine = GroupMachine()
+    machine.start({0, 6})
+    for _ in range(3):
+        machine.round()
+    for name in ("a", "b"):  # no partition is left that it would have to join for
+        machine.topic_changes(name, 0, tells=True)
+    machine.leaves(0)
+    assert machine.classic is not None
+    assert machine.clients[6].owned
+    machine.start({1})
+    machine.calm("none", 0)
+    assert machine.clients[6].member_id in machine.group.members
+    assert machine.is_settled()
