@@ -1,9 +1,8 @@
-"""Every promise of Mansio in one line each, and the README's table of which of them hold today.
+"""Generator of docs/FEATURES.md: every feature in one line, and whether a test shows it.
 
-A row is done when a test shows it over a real connection: the test says so with `@pytest.mark.row("L5")`, and
-the table is made from those marks. Nobody writes "done" by hand; a row without a mark is "to come".
-
-Always true: the marks are read from the syntax of the tests, so nothing has to be imported or run.
+A row is done when a test exercises it over a real connection and carries `@pytest.mark.row("L5")`; the table is
+generated from those marks. A row without a mark is listed as planned. The marks are read from the syntax of the
+tests; nothing is imported or run.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ TESTS = ROOT / "tests"
 
 FEATURES = {
     "Log": {
-        "L1": "Topics with N partitions: create, list, describe, alter, grow, delete; auto-create optional",
-        "L2": "Records with key, value, headers, timestamp; binary safe, empty and null told apart",
+        "L1": "Topics with N partitions: create, list, describe, alter, add partitions, delete; optional auto-creation",
+        "L2": "Records with key, value, headers, timestamp; binary safe, empty and null are distinct",
         "L3": "Append-only segments with offset and time index, rebuilt when damaged",
-        "L4": "acks=0, 1 and all mean: no answer, in the page cache, on the disk",
-        "L5": "After kill -9 or power loss the tail is checked and nothing acknowledged with acks=all is lost",
+        "L4": "acks=0, 1 and all: no response, written to the page cache, flushed to disk",
+        "L5": "After kill -9 or power loss the tail is verified; nothing acknowledged with acks=all is lost",
         "L6": "Retention by time and bytes, per topic; DeleteRecords",
         "L7": "Compaction: the latest record per key, with tombstones",
         "L8": "Compression gzip, snappy, lz4, zstd end to end, stored as sent",
         "L9": "Zero-copy reads",
-        "L10": "Full disk or failed fsync: writes refused with a typed error, reads go on",
+        "L10": "Full disk or failed fsync: writes are refused with a typed error, reads continue",
     },
     "Producing": {
         "P1": "Keys go to the partition every Kafka client would choose (murmur2)",
@@ -42,23 +41,23 @@ FEATURES = {
         "G3": "Partitions that do not move are delivered without a pause during a rebalance",
         "G4": "Offsets committed, fetched, reset, deleted; they survive a restart; lag is visible",
     },
-    "Care for every record": {
+    "Delivery": {
         "D1": "Share groups (KIP-932): many consumers on a partition, accept / release / reject",
         "D2": "Leases with expiry and extension; a late ack is refused",
         "D3": "Retry with backoff that blocks nobody",
         "D4": "Dead-letter topics, with redrive",
         "D5": "Acked records stay in the log; lease state survives",
         "D6": "Delayed and recurring records, for every kind of consumer",
-        "D7": "Priority lanes that starve nobody",
+        "D7": "Priorities without starvation",
         "D8": "Client styles: in order, parallel, by key",
     },
-    "Seeing and going back": {
-        "T1": "The life story of any record",
+    "History and observability": {
+        "T1": "History of any record",
         "T2": "Tracing costs at most 3 % of throughput",
         "T3": "Replay from any point in time without moving a group",
         "T4": "Snapshots: replay what retention has deleted",
-        "T5": "Metrics, trace context, probes that notice a stalled loop",
-        "T6": "Hot partitions: found, explained, remedied",
+        "T5": "Metrics, trace context, probes that detect a stalled event loop",
+        "T6": "Hot partitions: detection, explanation, remedy",
         "T7": "A web console",
     },
     "Cluster": {
@@ -66,7 +65,7 @@ FEATURES = {
         "C2": "Any minority may fail: nothing acknowledged is lost",
         "C3": "Brokers join and leave without a restart; throttled rebalance",
         "C4": "Any broker answers; requests are routed to the leader",
-        "C5": "Leases, schedules, groups and transactions survive their broker",
+        "C5": "Leases, schedules, groups and transactions survive the failure of their broker",
         "C6": "Rolling restart and upgrade without a failed produce",
         "C7": "A second data centre with translated offsets",
     },
@@ -74,7 +73,7 @@ FEATURES = {
         "S0": "The user's own pipeline: topic to topic or table",
         "S1": "Read a topic as a batch and as a stream",
         "S2": "Write exactly once",
-        "S3": "Archive a topic to a lake table",
+        "S3": "Archive a topic to an Iceberg table",
         "S4": "Archive and live log in one read",
         "S5": "Snapshot replay",
         "S6": "Dead-letter triage and redrive",
@@ -86,11 +85,11 @@ FEATURES = {
         "S12": "Schema check",
     },
     "Operating": {
-        "O1": "Every setting by flag, environment or file; unknown ones are errors; its origin is shown",
+        "O1": "Every setting by flag, environment or file; unknown ones are errors; the origin of each value is shown",
         "O2": "One data directory, one process; several processes as brokers of one cluster",
         "O3": "Stuck transactions, unacknowledged records and the disk watermark raise alarms",
     },
-    "Doors": {
+    "Protocols": {
         "A1": "Kafka's protocol for librdkafka, kafka-python, aiokafka, Java, Spark, unchanged",
         "A2": "gRPC",
         "A3": "HTTP and JSON, described by OpenAPI",
@@ -105,10 +104,10 @@ FEATURES = {
 
 
 PARTLY = {
-    "L9": "sendfile to other machines; on loopback one copy, which is quicker (ADR 4)",
+    "L9": "sendfile to other machines; on loopback one copy, which is faster (ADR 4)",
     "P2": "over the Kafka protocol, by our client",
-    "G3": "librdkafka holds back all of a member's fetches now and then while it gives some up",
-    "D1": "records taken one at a time are slow, batches are not",
+    "G3": "librdkafka occasionally pauses all fetches of a member while it revokes some partitions",
+    "D1": "acquiring records one at a time is slow, batches are fast",
     "T3": "by time or offset, with the client and the command line",
     "T5": "metrics and probes; no trace context yet",
     "C5": "groups, offsets, idempotent producers and leases",
@@ -117,9 +116,17 @@ PARTLY = {
     "A5": "the client and the embedded broker; no fixture yet",
     "A6": "serve, dev-cluster, cluster, topic, produce, consume, group, quota, pipeline, config, doctor, demo",
     "A8": "byte-rate quotas and limits; no TLS, authentication or access control yet",
-    "A9": "a systemd unit; a container file that nobody has built here yet; no Helm chart",
+    "A9": "a systemd unit; a container file that has not been built yet; no Helm chart",
 }
-"""Rows of which only a part holds today: which part. Said in the table, so that nobody takes it for the whole."""
+"""Rows of which only a part holds today, and which part."""
+
+
+_INTRODUCTION = """\
+# Features
+
+A feature is listed when a test exercises it over a real connection. The last column is the number of those tests;
+`make format` generates this page from their marks.
+"""
 
 
 class Mark(NamedTuple):
@@ -168,28 +175,24 @@ def _tests(body: list[ast.stmt], outer: tuple[str, ...]) -> list[tuple[str, tupl
     return found
 
 
-def table() -> str:
-    """The README's table, as Markdown."""
+def document() -> str:
+    """docs/FEATURES.md, as Markdown."""
     tests: dict[str, int] = defaultdict(int)
     for mark in marks():
         for row in set(mark.rows):
             tests[row] += 1
-    lines = ["| | promise | shown by |", "|---|---|---|"]
-    to_come = []
+    lines = ["| | feature | tests |", "|---|---|---|"]
+    planned = []
     for area, rows in FEATURES.items():
         done = [row for row in rows if tests[row]]
         if done:
             lines.append(f"| | **{area}** | |")
-        lines += [f"| {row} | {rows[row]}{_part(row)} | {_count(tests[row])} |" for row in done]
+        lines += [f"| {row} | {rows[row]}{_part(row)} | {tests[row]} |" for row in done]
         missing = [f"{rows[row]} ({row})" for row in rows if not tests[row]]
         if missing:
-            to_come.append(f"- **{area}**: {'; '.join(missing)}.")
-    return "\n".join([*lines, "", "To come:", "", *to_come])
+            planned.append(f"* **{area}**: {'; '.join(missing)}.")
+    return "\n".join([_INTRODUCTION, *lines, "", "## Planned", "", *planned, ""])
 
 
 def _part(row: str) -> str:
     return f". *So far: {PARTLY[row]}*" if row in PARTLY else ""
-
-
-def _count(tests: int) -> str:
-    return f"{tests} test" if tests == 1 else f"{tests} tests"

@@ -1,25 +1,11 @@
-"""The file map of docs/ARCHITECTURE.md: every module with the first sentence of its own docstring."""
+"""The table of folders in docs/ARCHITECTURE.md: every package with the first sentence of its docstring."""
 
 from __future__ import annotations
 
 import ast
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parent.parent / "src" / "mansio"
-
-ROOMS = {
-    "": "What everybody may use",
-    "wire": "Kafka's protocol: bytes to values and back. Pure",
-    "log": "One log on disk, through ports",
-    "state": "State machines. Pure",
-    "link": "Connections to brokers; whatever in this project talks to a broker goes through here",
-    "client": "The Python client",
-    "cluster": "Who exists and who leads",
-    "broker": "One broker: composition and I/O",
-    "api": "The other doors",
-    "cli": "The `mansio` command",
-    "testing": "For tests, ours and other people's",
-}
+SOURCE = Path(__file__).resolve().parent.parent / "src"
 
 
 def summary(path: Path) -> str:
@@ -29,12 +15,11 @@ def summary(path: Path) -> str:
 
 
 def document() -> str:
-    """The map, as Markdown: a table per room."""
-    lines: list[str] = []
-    for room, meaning in ROOMS.items():
-        files = sorted(PACKAGE.glob("*.py")) if not room else sorted((PACKAGE / room).rglob("*.py"))
-        rows = [f"| `{path.relative_to(PACKAGE)}` | {summary(path)} |" for path in files if summary(path)]
-        if rows:
-            title = f"`{room}/`: {meaning[0].lower()}{meaning[1:]}" if room else meaning
-            lines += [f"### {title}", "", "| file | what it is for |", "|---|---|", *rows, ""]
-    return "\n".join(lines).rstrip()
+    """The table, as Markdown: a row per package, with its modules."""
+    lines = ["| folder | contents | modules |", "|---|---|---|"]
+    for package in sorted(SOURCE.rglob("__init__.py")):
+        folder = package.parent
+        modules = sorted(path.stem for path in folder.glob("*.py") if path.name != "__init__.py")
+        names = ", ".join(f"`{name}`" for name in modules)
+        lines.append(f"| `{folder.relative_to(SOURCE)}/` | {summary(package)} | {names} |")
+    return "\n".join(lines)

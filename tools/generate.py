@@ -29,12 +29,8 @@ def between_markers(document: str, name: str, content: str) -> str:
     return f"{front}{begin}\n{content}\n{end}{rest.partition(end)[2]}"
 
 
-def _readme() -> str:
-    return between_markers((ROOT / "README.md").read_text(), "features", features.table())
-
-
 def _architecture() -> str:
-    return between_markers((ROOT / "docs/ARCHITECTURE.md").read_text(), "file map", file_map.document())
+    return between_markers((ROOT / "docs/ARCHITECTURE.md").read_text(), "folders", file_map.document())
 
 
 def _delivery() -> str:
@@ -61,13 +57,13 @@ def _settings(make: str) -> Callable[[], str]:
 def documents() -> dict[str, Callable[[], str]]:
     """Path below the root -> what makes the whole content of that file."""
     return {
-        "README.md": _readme,
         "docs/ARCHITECTURE.md": _architecture,
         "config.example.yaml": _settings("example"),
         "docs/CLI.md": _command_line,
         "docs/COMPATIBILITY.md": compatibility.render,
         "docs/CONFIGURATION.md": _settings("document"),
         "docs/DELIVERY.md": _delivery,
+        "docs/FEATURES.md": features.document,
     }
 
 
