@@ -74,7 +74,7 @@ CASES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ProduceTarget:
     """Where a producer sends: a leader's port, and a topic with one partition there."""
 
     port: int
@@ -85,7 +85,7 @@ class Place:
 class Side:
     """Who is measured: a place for each leader, and the processes behind them."""
 
-    places: list[Place]
+    places: list[ProduceTarget]
     processes: list[int]
 
     def processor_s(self) -> float:
@@ -137,7 +137,7 @@ class Started:
 
 
 @contextmanager
-def floor(directory: Path) -> Iterator[Side]:
+def baseline(directory: Path) -> Iterator[Side]:
     """Three bare loops, each the leader of one log; what they wrote is gone afterwards."""
     clients, copies = ([free_port() for _ in range(BROKERS)] for _ in range(2))
     ports = [",".join(map(str, each)) for each in (clients, copies)]
@@ -145,12 +145,12 @@ def floor(directory: Path) -> Iterator[Side]:
     started: list[Started] = []
     try:
         for number in range(BROKERS):
-            command = [sys.executable, "-m", "bench.cluster_floor", str(number), *ports]
+            command = [sys.executable, "-m", "bench.baseline_cluster", str(number), *ports]
             own = directory / f"floor-{number}"
             started.append(Started([*command, str(own)], own.with_suffix(".log")))
         for one in started:
             one.wait_for("ready")
-        yield Side([Place(port, "floor") for port in clients], [one.process.pid for one in started])
+        yield Side([ProduceTarget(port, "floor") for port in clients], [one.process.pid for one in started])
     finally:
         for one in started:
             one.stop()
@@ -171,12 +171,12 @@ def brokers(directory: Path) -> Iterator[tuple[str, int]]:
 
 
 @contextmanager
-def topics(bootstrap: str, process: int, name: str) -> Iterator[Side]:
+def topics(bootstrap_servers: str, process: int, name: str) -> Iterator[Side]:
     """A topic for each leader, deleted afterwards; each has taken a record, so its leader knows its role."""
     made: list[str] = []
     found: dict[int, str] = {}
     number = 0
-    with blocking.connect(bootstrap) as client:
+    with blocking.connect(bootstrap_servers) as client:
         try:
             ports = {one.node_id: one.port for one in client.admin.cluster.status().brokers}
             while len(found) < BROKERS:
@@ -190,7 +190,9 @@ def topics(bootstrap: str, process: int, name: str) -> Iterator[Side]:
                     client.admin.delete_topic(made.pop())
             for topic in made:
                 client.publish_many(topic, [b"first"])
-            yield Side([Place(ports[node_id], topic) for node_id, topic in sorted(found.items())], [process])
+            yield Side(
+                [ProduceTarget(ports[node_id], topic) for node_id, topic in sorted(found.items())], [process]
+            )
         finally:
             for topic in made:
                 client.admin.delete_topic(topic)
@@ -276,7 +278,7 @@ def main() -> int:
     directory = Path(tempfile.mkdtemp(prefix="mansio-bench-cluster-", dir=options.directory))
     outcomes = []
     try:
-        with brokers(directory) as (bootstrap, process):
+        with brokers(directory) as (bootstrap_servers, process):
             processors = len(os.sched_getaffinity(0))
             print(
                 f"Mansio {__version__}, 3 brokers, 3 replicas, acks=all, 100 B; {processors} processors",
@@ -286,7 +288,7 @@ def main() -> int:
                 if options.only and options.only not in case.name:
                     continue
                 name = f"case-{number}"
-                with floor(directory / name) as bare, topics(bootstrap, process, name) as led:
+                with baseline(directory / name) as bare, topics(bootstrap_servers, process, name) as led:
                     sides = {"floor": bare, "mansio": led}
                     outcomes.append(measure(case, sides, options.times, options.seconds))
                 print(show(outcomes[-1]), flush=True)

@@ -27,7 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from bench.cases import CASES, Case, Side
 from bench.report import Outcome, save, size_table, table
-from bench.servers import Server, create_topic, delete_topic, embedded_start_ms, start_floor, start_mansio
+from bench.servers import Server, create_topic, delete_topic, embedded_start_ms, start_baseline, start_mansio
 from bench.share_size import ALL_SIZE_CASES as SIZE_CASES
 from mansio.errors import MansioError
 
@@ -81,8 +81,8 @@ class Bench:
         limit = self.options.megabytes << 20
         return self.load(server, case.load, topic=name, partitions=partitions, seconds=seconds, bytes=limit)
 
-    def on_floor(self, case: Case, side: Side) -> dict[str, Any]:
-        server = start_floor(self.data(), self.server_processor, sync=side == "floor sync")
+    def on_baseline(self, case: Case, side: Side) -> dict[str, Any]:
+        server = start_baseline(self.data(), self.server_processor, sync=side == "floor sync")
         try:
             return self.measure(case, server, case.partitions, "bench")
         finally:
@@ -108,8 +108,8 @@ class Bench:
                         outcome.mansio.append(self.on_mansio(case, server, case.partitions))
                     elif case.against == "mansio one partition":
                         outcome.reference.append(self.on_mansio(case, server, 1))
-                    elif case.against is not None and not self.options.no_floor:
-                        outcome.reference.append(self.on_floor(case, case.against))
+                    elif case.against is not None and not self.options.no_baseline:
+                        outcome.reference.append(self.on_baseline(case, case.against))
                 progress.advance(task)
         finally:
             server.stop()
@@ -147,7 +147,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--megabytes", type=int, default=512, help="end a run after this many produced bytes")
     parser.add_argument("--data", help="directory for the servers' files; default: under bench/results")
     parser.add_argument("--json", type=Path, help="where the results go; default: bench/results/TIME.json")
-    parser.add_argument("--no-floor", action="store_true", help="Mansio alone")
+    parser.add_argument("--no-baseline", action="store_true", help="Mansio alone")
     parser.add_argument("--no-pin", action="store_true", help="leave the processors to the scheduler")
     parser.add_argument("--strict", action="store_true", help="exit 1 when a ratio is below what is asked")
     options = parser.parse_args()

@@ -110,9 +110,16 @@ class Server:
         shutil.rmtree(self.data, ignore_errors=True)
 
 
-def start_floor(data: Path, processor: int | None, *, sync: bool) -> Server:
+def start_baseline(data: Path, processor: int | None, *, sync: bool) -> Server:
     port = free_port()
-    command = [sys.executable, "-m", "bench.floor", str(port), str(data / "log"), *(["sync"] if sync else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.baseline_server",
+        str(port),
+        str(data / "log"),
+        *(["sync"] if sync else []),
+    ]
     server = Server(command, port, data, processor, b"")
     end = time.monotonic() + START_DEADLINE_S
     while True:

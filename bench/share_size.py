@@ -20,8 +20,8 @@ from bench import frames
 from bench.servers import create_topic
 from bench.size import ANSWER_DEADLINE_S, SIZE_CASES, TOPIC, SizeCase, exchange, running
 from mansio.client import blocking
-from mansio.wire import share_fetch
-from mansio.wire.share_acknowledge import AckBatch, AckPartition
+from mansio.wire.apis import share_fetch
+from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -84,21 +84,21 @@ class Member:
         self.leased += sum(last - first + 1 for first, last in ranges)
         return ranges
 
-    def lease(self, wanted: int) -> None:
+    def lease(self, acquirable_ranges: int) -> None:
         """Lease and settle by the pattern until so many are leased, the last of them as a range."""
         end = time.monotonic() + LOCK_MS / 1000
-        while self.leased < wanted and time.monotonic() < end:
+        while self.leased < acquirable_ranges and time.monotonic() < end:
             most = LOCKS_MAX - self.leased
-            is_last = (wanted - self.leased) * 2 < most // 2
-            ranges = self.fetch(wanted - self.leased if is_last else most, [])
+            is_last = (acquirable_ranges - self.leased) * 2 < most // 2
+            ranges = self.fetch(acquirable_ranges - self.leased if is_last else most, [])
             if is_last or not ranges:
                 continue
-            acks = [batch for first, last in ranges for batch in self.settled(first, last)]
+            acks = [batch for first, last in ranges for batch in self.persisted(first, last)]
             self.leased -= len(acks)
             self.fetch(0, acks)
 
     @staticmethod
-    def settled(first: int, last: int) -> list[AckBatch]:
+    def persisted(first: int, last: int) -> list[AckBatch]:
         kinds = [(offset, PATTERN[offset % len(PATTERN)]) for offset in range(first, last + 1)]
         return [AckBatch(offset, offset, bytes((kind,))) for offset, kind in kinds if kind != HELD]
 
@@ -119,8 +119,8 @@ def open_records(server: Server) -> str:
     partitions = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
     with blocking.connect(f"127.0.0.1:{server.port}") as client:
         while True:
-            told = client.admin.shares.leases(GROUP, partitions)
-            known = [one for one in told.values() if one is not None]
+            error_for_client = client.admin.shares.leases(GROUP, partitions)
+            known = [one for one in error_for_client.values() if one is not None]
             names = ("leased", "parked", "dead", "archiving")
             leased, parked, dead, archiving = (sum(getattr(one, name) for one in known) for name in names)
             if leased < PARTITIONS * LEASED_OF_EACH:
@@ -151,11 +151,11 @@ def memory_mb(bench: Bench, times: int) -> list[float]:
                 member = Member(server, topic_id, partition)
                 lines.enter_context(member.line)
                 member.lease(LEASED_OF_EACH)
-            opened = open_records(server)
+            on_loaded = open_records(server)
             server.settle()
             steps["with the leases"] = server.resident_bytes()
             shown = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in steps.items())
-            bench.notes.append(f"resident memory: {shown}; {opened}")
+            bench.notes.append(f"resident memory: {shown}; {on_loaded}")
             open_records(server)
             figures.append((steps["with the leases"] - steps["idle"]) / 1e6)
     return figures

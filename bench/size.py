@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import mansio
 from bench import frames
 from bench.servers import Server, create_topic, start_mansio
-from mansio.client.producer import ProducerOptions
-from mansio.host import HostClock, HostDisk
-from mansio.log.files import FileCache
-from mansio.log.log import Log, LogSettings
-from mansio.wire.records import check_batch
+from mansio.client.producer.producer import ProducerOptions
+from mansio.host.host import HostClock, HostDisk
+from mansio.storage.file_cache import FileCache
+from mansio.storage.log import Log, LogSettings
+from mansio.wire.batch.record_batch import check_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -29,15 +29,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bench.servers import create_topic, start_mansio
 from bench.spark_processes import Memory, processor_time
-from mansio.cli.demo.flights import data_file, read_flights
 from mansio.client import blocking
 from mansio.client.types import OutgoingRecord
 from mansio.spark import session
-from mansio.spark.lake.catalog import open_table
-from mansio.spark.lake.scan import EVERYTHING, files_of
-from mansio.spark.pipelines.archive import ArchiveJob, archive
-from mansio.spark.pipelines.compact import compact
-from mansio.spark.pipelines.union import ARCHIVED_AS, read_topic_as_table
+from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.table_scan import ALL_RECORDS, files_of
+from mansio.spark.jobs.archive import ArchiveJob, archive
+from mansio.spark.jobs.compact import compact
+from mansio.spark.jobs.topic_table import ARCHIVED_AS, read_topic_as_table
+from mansio_demo.flights import data_file, read_flights
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from bench.servers import Server
-    from mansio.spark.lake.catalog import LakeTable
+    from mansio.spark.iceberg.catalog import ArchiveTable
 
 PARTITIONS = 6
 TOPIC = "flights"
@@ -132,7 +132,7 @@ class Cases:
 
     def archived_half(self) -> None:
         """The files of the union, by Spark's own reader."""
-        rows = self.spark.read.parquet(*(file.path for file in files_of(self._half_table(), EVERYTHING)))
+        rows = self.spark.read.parquet(*(file.path for file in files_of(self._half_table(), ALL_RECORDS)))
         consume(rows.select(*(ARCHIVED_AS.get(name, name) for name in COLUMNS)))
 
     def live_half(self) -> None:
@@ -144,7 +144,7 @@ class Cases:
         rows = rows.option("columns", ",".join(COLUMNS)).option("startingOffsets", json.dumps(starts))
         consume(rows.load())
 
-    def _half_table(self) -> LakeTable:
+    def _half_table(self) -> ArchiveTable:
         return open_table(None, self._half_warehouse, HALF)
 
     def _new(self, name: str) -> str:

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 
-from mansio.spark.columns.decode import decode_parts
-from mansio.spark.columns.encode import encode_batches
-from mansio.spark.columns.schema import HEADERS_TYPE, RECORD_SCHEMA
-from mansio.wire.compression import Codec
-from mansio.wire.record_rows import read_rows
-from mansio.wire.records import build_batch, iterate_batches
+from mansio.spark.arrow.decode import decode_batches
+from mansio.spark.arrow.encode import encode_batches
+from mansio.spark.arrow.schema import HEADERS_TYPE, RECORD_SCHEMA
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import build_batch, iterate_batches
+from mansio.wire.batch.record_rows import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -108,8 +108,9 @@ def measured(shape: Shape) -> str:
 
     count = len(rows)
     return (
-        f"{shape.title:34} {timed(lambda: list(decode_parts(answer, 't', 0, columns=RECORD_SCHEMA.names)), count):>17}"
-        f" {timed(lambda: list(decode_parts(answer, 't', 0, columns=FEW)), count):>17}"
+        f"{shape.title:34} "
+        f"{timed(lambda: list(decode_batches(answer, 't', 0, columns=RECORD_SCHEMA.names)), count):>17}"
+        f" {timed(lambda: list(decode_batches(answer, 't', 0, columns=FEW)), count):>17}"
         f" {timed(general_reader, count)[:5]:>10} {timed(encoder, count):>17} {timed(general_writer, count)[:5]:>11}"
     )
 

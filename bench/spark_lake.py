@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from mansio.spark.lake.catalog import open_table
-from mansio.spark.lake.layout import BatchPlan
-from mansio.spark.lake.parts import PartWriter
+from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.parquet_writer import PartitionFileWriter
+from mansio.spark.iceberg.table_format import BatchPlan
 
 ROWS = 100
 PARTITIONS = 2
@@ -57,7 +57,7 @@ def run(commits: int, warehouse: str) -> list[Cost]:
     for batch in range(commits):
         partition = batch % PARTITIONS
         start = dict(ends)
-        writer = PartWriter(table.data_location, f"bench-{batch}")
+        writer = PartitionFileWriter(table.data_location, f"bench-{batch}")
         writer.write(rows(partition, ends[partition]))
         parts = writer.close()
         ends[partition] += ROWS

@@ -131,7 +131,7 @@ def pytest_runtest_teardown() -> Generator[None, None, None]:
     garbage collector reaches them."""
     yield
     if (scheduler := sys.modules.get("mansio.testing.scheduler")) is not None:
-        scheduler.close_unbegun()
+        scheduler.close_unstarted()
 
 
 @pytest.fixture

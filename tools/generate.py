@@ -40,16 +40,16 @@ def _delivery() -> str:
 
 
 def _command_line() -> str:
-    from mansio.cli import reference
+    from mansio.cli.support import reference
 
     return reference.reference()
 
 
 def _settings(make: str) -> Callable[[], str]:
     def content() -> str:
-        from mansio import config_reference
+        from mansio.config import reference
 
-        return str(getattr(config_reference, make)())
+        return str(getattr(reference, make)())
 
     return content
 

@@ -12,8 +12,8 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-HOME = "mansio/cluster/etcd"
-MADE = ("rpc_pb2.py", "rpc_pb2.pyi")
+GENERATED_DIRECTORY = "mansio/cluster/etcd"
+GENERATED_FILES = ("rpc_pb2.py", "rpc_pb2.pyi")
 
 
 def compiled() -> dict[str, str]:
@@ -21,16 +21,16 @@ def compiled() -> dict[str, str]:
     from grpc_tools import protoc  # the development tools bring it
 
     with tempfile.TemporaryDirectory() as out:
-        source = f"{HOME}/rpc.proto"
+        source = f"{GENERATED_DIRECTORY}/rpc.proto"
         arguments = ["protoc", f"--proto_path={ROOT}/src", f"--python_out={out}", f"--pyi_out={out}", source]
         if protoc.main(arguments) != 0:
             raise SystemExit("rpc.proto does not compile")
-        return {name: (Path(out) / HOME / name).read_text() for name in MADE}
+        return {name: (Path(out) / GENERATED_DIRECTORY / name).read_text() for name in GENERATED_FILES}
 
 
 def stale() -> list[str]:
     """The files that are missing or differ from what the compiler makes."""
-    home = ROOT / "src" / HOME
+    home = ROOT / "src" / GENERATED_DIRECTORY
     return [
         name
         for name, content in compiled().items()
@@ -44,7 +44,7 @@ def main() -> None:
             sys.exit(f"not up to date: {', '.join(old)} (`python -m tools.generate_etcd` writes them)")
         return
     for name, content in compiled().items():
-        (ROOT / "src" / HOME / name).write_text(content)
+        (ROOT / "src" / GENERATED_DIRECTORY / name).write_text(content)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 python=.venv/bin/python
 
 extras="spark lake declarative schema"
-if "$python" -c 'from mansio.spark.java import find_java; print("Java", find_java().version)'; then
+if "$python" -c 'from mansio.spark.session.java import find_java; print("Java", find_java().version)'; then
     :
 else
     extras="$extras jre"

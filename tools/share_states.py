@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from mansio.cluster import share_group_config
-from mansio.state.share_types import (
+from mansio.config import share_group_config
+from mansio.state.share_partition.in_flight import TRANSITIONS
+from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
     ARCHIVED,
@@ -17,7 +18,6 @@ from mansio.state.share_types import (
     AVAILABLE,
     WITHHELD,
 )
-from mansio.state.share_window import TRANSITIONS
 
 STATES = {
     AVAILABLE: ("AVAILABLE", "to be had; while it rests after a try (parked), when its rest is over"),
@@ -88,7 +88,7 @@ def _arrow(state: int, after: int) -> str:
 def group_settings() -> str:
     """Every setting that a share group can have of its own."""
     lines = ["| setting | default | meaning |", "|---|---|---|"]
-    for row in share_group_config.ROWS:
+    for row in share_group_config.KEYS:
         default = f"`{row.default}`" if row.default else "none"
         if row.broker_setting:
             default += f" (`{row.broker_setting}`)"

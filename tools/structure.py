@@ -260,7 +260,7 @@ def _insides(function: ast.AST, name: str) -> Iterator[str]:
 
 
 def words(identifier: str) -> list[str]:
-    """The words of an identifier, in lower case: `HandOut` and `hand_out` are `hand`, `out`."""
+    """The words of an identifier, in lower case: `MessageDelivery` and `hand_out` are `hand`, `out`."""
     return [word.lower() for word in _WORD.findall(identifier)]
 
 

@@ -33,7 +33,7 @@ from bench.peers import (
     table,
 )
 from bench.peers.clients import alone
-from bench.peers.peer import Contestant, NotHereError, Place
+from bench.peers.peer import Candidate, PeerUnavailableError, ServerLocation
 from bench.peers.server import free_port
 from bench.peers.syncs import is_synced_delivering
 from bench.peers.table import Entry
@@ -54,32 +54,32 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 class Peers:
     """Servers and contestants of one run."""
 
-    def __init__(self, options: argparse.Namespace, contestants: list[Contestant], directory: Path) -> None:
+    def __init__(self, options: argparse.Namespace, candidates: list[Candidate], directory: Path) -> None:
         self.options = options
         self.directory = directory
-        self.entries = [Entry(contestant) for contestant in contestants]
+        self.entries = [Entry(candidate) for candidate in candidates]
         self.servers: dict[str, Server] = {}
         self.queues = 0
 
-    def start(self, contestant: Contestant, *, trace: Path | None = None) -> Server:
-        name = f"{contestant.server}{'-traced' if trace else ''}"
-        place = Place(self.directory / name, free_port(), trace)
+    def start(self, candidate: Candidate, *, trace: Path | None = None) -> Server:
+        name = f"{candidate.server}{'-traced' if trace else ''}"
+        place = ServerLocation(self.directory / name, free_port(), trace)
         place.directory.mkdir()
-        return contestant.serve(place)
+        return candidate.serve(place)
 
     def start_all(self) -> None:
         reasons: dict[str, str] = {}
         for entry in self.entries:
-            contestant = entry.contestant
+            candidate = entry.candidate
             try:
-                if contestant.server not in self.servers and contestant.server not in reasons:
-                    self.servers[contestant.server] = self.start(contestant)
-                if contestant.server in self.servers:
-                    driver = contestant.driver(self.servers[contestant.server].place.port)
+                if candidate.server not in self.servers and candidate.server not in reasons:
+                    self.servers[candidate.server] = self.start(candidate)
+                if candidate.server in self.servers:
+                    driver = candidate.driver(self.servers[candidate.server].place.port)
                     entry.version = alone(driver.version)
-            except (NotHereError, OSError, RuntimeError) as error:
-                reasons[contestant.server] = str(error)
-            entry.not_run = reasons.get(contestant.server, "")
+            except (PeerUnavailableError, OSError, RuntimeError) as error:
+                reasons[candidate.server] = str(error)
+            entry.not_run = reasons.get(candidate.server, "")
         wait_until_quiet(STARTED_WAIT_S)
 
     def stop_all(self) -> None:
@@ -96,7 +96,7 @@ class Peers:
         self.queues += 1
         try:
             return measure(
-                entry.contestant, server, workload, queue=f"queue{self.queues}", size=size, seconds=seconds
+                entry.candidate, server, workload, queue=f"queue{self.queues}", size=size, seconds=seconds
             )
         except (OSError, RuntimeError) as error:
             entry.failures.append(f"{workload.name}, {size} B: {error}")
@@ -107,7 +107,7 @@ class Peers:
         they are measured with the first size only."""
         is_first = size == self.options.sizes[0]
         is_measured_once = workload.name == "latency" or workload.consumers
-        return workload.name not in entry.contestant.skips and (
+        return workload.name not in entry.candidate.skips and (
             is_first or (entry.is_synced and not is_measured_once)
         )
 
@@ -130,36 +130,36 @@ class Peers:
         task = progress.add_task("measuring", total=len(jobs))
         for entry, workload, size in jobs:
             progress.update(
-                task, description=f"{entry.contestant.name}, {workload.title}, {size} B", refresh=True
+                task, description=f"{entry.candidate.name}, {workload.title}, {size} B", refresh=True
             )
-            server = self.servers[entry.contestant.server]
+            server = self.servers[entry.candidate.server]
             run = self.measured(entry, server, workload, size, self.options.seconds)
             entry.runs.setdefault((workload.name, size), []).append(run)
             progress.update(task, advance=1, refresh=True)
 
     def count_syncs(self, progress: Progress) -> None:
         """What each server syncs, on servers of its own."""
-        servers = list(dict.fromkeys(entry.contestant.server for entry in self.running()))
+        servers = list(dict.fromkeys(entry.candidate.server for entry in self.running()))
         task = progress.add_task("counting fsyncs", total=len(servers))
         for name in servers:
             progress.update(task, description=f"counting fsyncs of {name}", refresh=True)
-            entries = [e for e in self.running() if e.contestant.server == name and not e.contestant.is_raw]
+            entries = [e for e in self.running() if e.candidate.server == name and not e.candidate.is_raw]
             try:
                 self._count_syncs_of(entries)
-            except (NotHereError, OSError, RuntimeError) as error:
+            except (PeerUnavailableError, OSError, RuntimeError) as error:
                 entries[0].failures.append(f"fsyncs were not counted: {error}")
             progress.update(task, advance=1, refresh=True)
 
     def _count_syncs_of(self, entries: list[Entry]) -> None:
-        trace = self.directory / f"{entries[0].contestant.server}.trace"
-        server = self.start(entries[0].contestant, trace=trace)
+        trace = self.directory / f"{entries[0].candidate.server}.trace"
+        server = self.start(entries[0].candidate, trace=trace)
         found: list[tuple[Entry, Workload, Run]] = []
         size = min(self.options.sizes)
         try:
             for entry in entries:
                 for workload in WORKLOADS:
                     counted = workload.name in syncs.COUNTED_WORKLOADS
-                    if counted and workload.name not in entry.contestant.skips:
+                    if counted and workload.name not in entry.candidate.skips:
                         run = self.measured(entry, server, workload, size, syncs.COUNTED_SECONDS)
                         found += [] if run is None else [(entry, workload, run)]
         finally:
@@ -181,7 +181,7 @@ def file_system_of(path: Path) -> str:
     return max(over)[1] if over else "unknown"
 
 
-def parse(contestants: list[Contestant]) -> argparse.Namespace:
+def parse(candidates: list[Candidate]) -> argparse.Namespace:
     names = [workload.name for workload in WORKLOADS]
     parser = argparse.ArgumentParser(prog="bench.peers", description="Measure Mansio beside other queues.")
     parser.add_argument("--list", action="store_true", help="name contestants and workloads, and stop")
@@ -210,9 +210,9 @@ def parse(contestants: list[Contestant]) -> argparse.Namespace:
     if options.quick:
         options.repetitions, options.seconds, options.sizes = 1, 0.3, options.sizes[:1]
     starts = tuple(options.peers.split(",")) if options.peers else ("",)
-    if unknown := [start for start in starts if not any(one.name.startswith(start) for one in contestants)]:
+    if unknown := [start for start in starts if not any(one.name.startswith(start) for one in candidates)]:
         parser.error(f"no such peer: {', '.join(unknown)}")
-    options.contestants = [one for one in contestants if one.is_mansio or one.name.startswith(starts)]
+    options.candidates = [one for one in candidates if one.is_mansio or one.name.startswith(starts)]
     return options
 
 
@@ -228,14 +228,14 @@ def save(path: Path, options: argparse.Namespace, entries: list[Entry]) -> None:
         "seconds": options.seconds,
         "contestants": [
             {
-                "name": entry.contestant.name,
-                "title": entry.contestant.title,
+                "name": entry.candidate.name,
+                "title": entry.candidate.title,
                 "version": entry.version,
-                "durability": entry.contestant.durability,
+                "durability": entry.candidate.durability,
                 "not_run": entry.not_run,
                 "fsyncs_per_acknowledgement": None if entry.syncs is None else asdict(entry.syncs),
                 "is_synced": entry.is_synced,
-                "is_synced_delivering": is_synced_delivering(entry.contestant, entry.syncs),
+                "is_synced_delivering": is_synced_delivering(entry.candidate, entry.syncs),
                 "failures": entry.failures,
                 "runs": [
                     {"workload": name, "size": size, "runs": [run and as_json(run) for run in runs]}
@@ -265,11 +265,11 @@ def show(console: Console, options: argparse.Namespace, entries: list[Entry]) ->
     for entry in entries:
         if entry.not_run:
             console.print(
-                f"[yellow]not run:[/yellow] {entry.contestant.title}: {entry.not_run}", highlight=False
+                f"[yellow]not run:[/yellow] {entry.candidate.title}: {entry.not_run}", highlight=False
             )
         else:
             console.print(
-                f"[dim]{entry.contestant.title}: {entry.version}; {entry.contestant.durability}[/dim]"
+                f"[dim]{entry.candidate.title}: {entry.version}; {entry.candidate.durability}[/dim]"
             )
     runs = [run for entry in entries for several in entry.runs.values() for run in several if run is not None]
     disturbed = sum(run.is_disturbed for run in runs)
@@ -277,14 +277,14 @@ def show(console: Console, options: argparse.Namespace, entries: list[Entry]) ->
         console.print(f"[yellow]{disturbed} of {len(runs)} runs were disturbed by other processes.[/yellow]")
     for entry in entries:
         for failure in entry.failures:
-            console.print(f"[red]failed:[/red] {entry.contestant.title}: {failure}", highlight=False)
+            console.print(f"[red]failed:[/red] {entry.candidate.title}: {failure}", highlight=False)
 
 
 def main() -> None:
-    contestants = [one for peer in PEERS for one in peer.contestants()]
-    options = parse(contestants)
+    candidates = [one for peer in PEERS for one in peer.candidates()]
+    options = parse(candidates)
     if options.list:
-        for one in options.contestants:
+        for one in options.candidates:
             print(f"{one.name:16} {one.title}: {one.durability}")
         for workload in WORKLOADS:
             print(f"{workload.name:16} {workload.title}")
@@ -300,7 +300,7 @@ def main() -> None:
         )
     columns = (TextColumn("{task.description:44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory(dir=options.data or RESULTS, prefix="peers-") as directory:
-        peers = Peers(options, options.contestants, Path(directory))
+        peers = Peers(options, options.candidates, Path(directory))
         Path(directory).chmod(0o755)  # a server that refuses to be root runs as somebody else
         # A progress bar that refreshes itself has a thread, and client processes are forked from here.
         with Progress(*columns, console=console, auto_refresh=False) as progress:

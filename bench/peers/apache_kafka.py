@@ -11,7 +11,7 @@ from functools import partial
 from uuid import uuid4
 
 from bench.peers import kafka_client
-from bench.peers.peer import TOOLS, Contestant, NotHereError, Place
+from bench.peers.peer import TOOLS, Candidate, PeerUnavailableError, ServerLocation
 from bench.peers.server import Server, free_port, run_quietly
 
 JARS = TOOLS / "kafka"
@@ -42,12 +42,12 @@ share.coordinator.state.topic.min.isr=1
 """
 
 
-def serve(place: Place) -> Server:
+def serve(place: ServerLocation) -> Server:
     java = shutil.which("java")
     if java is None:
-        raise NotHereError("no java on the PATH")
+        raise PeerUnavailableError("no java on the PATH")
     if not list(JARS.glob("kafka_*.jar")):
-        raise NotHereError(
+        raise PeerUnavailableError(
             "no jars in .tools/kafka: tools/peer_servers.sh fetches them where mvn can reach its repository"
         )
     properties = place.directory / "server.properties"
@@ -71,9 +71,9 @@ class Driver(kafka_client.Driver):
         return f"{jar.stem.removeprefix('kafka-clients-')}, {await super().version()}"
 
 
-def contestants() -> list[Contestant]:
+def candidates() -> list[Candidate]:
     return [
-        Contestant(
+        Candidate(
             name=f"kafka-{name}",
             title=f"Apache Kafka, {title}",
             durability=durability,

@@ -10,7 +10,7 @@ import socket
 import subprocess
 from typing import TYPE_CHECKING
 
-from bench.peers.peer import TAKE_WAIT_S, Contestant, NotHereError, Place, find_program
+from bench.peers.peer import TAKE_WAIT_S, Candidate, PeerUnavailableError, ServerLocation, find_program
 from bench.peers.server import Server
 
 if TYPE_CHECKING:
@@ -24,9 +24,9 @@ except ImportError:
 PRIORITY, TIME_TO_RUN_S = 1024, 60
 
 
-def serve(place: Place) -> Server:
+def serve(place: ServerLocation) -> Server:
     if greenstalk is None:
-        raise NotHereError("no Python package greenstalk")
+        raise PeerUnavailableError("no Python package greenstalk")
     server = Server(place)
     server.start(
         [find_program("beanstalkd"), "-l", "127.0.0.1", "-p", place.port, "-b", place.directory, "-f0"]
@@ -145,16 +145,16 @@ class Deliverer:
     async def next(self) -> list[bytes]:
         return self.consumer.reserve(self.count)
 
-    async def settle(self) -> None:
+    async def acknowledge(self) -> None:
         self.consumer.connection.ask(*self.consumer.deletes())
 
     async def close(self) -> None:
         await self.consumer.close()
 
 
-def contestants() -> list[Contestant]:
+def candidates() -> list[Candidate]:
     return [
-        Contestant(
+        Candidate(
             name="beanstalkd",
             title="beanstalkd -f0",
             durability="fsync before every reply",

@@ -153,10 +153,10 @@ class Deliverer:
             values, self.ahead = self.ahead, []
             return values
         if self.count == 1:
-            await self.settle()
+            await self.acknowledge()
         return self._polled()
 
-    async def settle(self) -> None:
+    async def acknowledge(self) -> None:
         for error in (self.consumer.commit_sync(TAKE_WAIT_S * 10) or {}).values():
             if error is not None:
                 raise confluent_kafka.KafkaException(error)

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import mansio
 from bench.peers import kafka_client
-from bench.peers.peer import TAKE_WAIT_S, Contestant, Place
+from bench.peers.peer import TAKE_WAIT_S, Candidate, ServerLocation
 from bench.peers.server import Server
 from mansio.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
 
-    from mansio.client.leased_types import Leased
-    from mansio.client.receive import Receiver
+    from mansio.client.share.leased import Leased
+    from mansio.client.share.receiver import Receiver
 
 
-def serve(place: Place) -> Server:
+def serve(place: ServerLocation) -> Server:
     server = Server(place)
     where = ["--data", place.directory / "data", "--kafka", f"127.0.0.1:{place.port}", "--http", ""]
     # As for Apache Kafka: no waiting for other members of a group that has one.
@@ -150,7 +150,7 @@ class OwnDeliverer:
             await self.acking
             self.acking = None
 
-    async def settle(self) -> None:
+    async def acknowledge(self) -> None:
         await self._acked()
         messages, self.messages = self.messages, []
         if messages:
@@ -161,7 +161,7 @@ class OwnDeliverer:
         await self.client.close()
 
 
-def contestants() -> list[Contestant]:
+def candidates() -> list[Candidate]:
     shared: dict[str, Any] = {
         "durability": "acks=all: fdatasync before every answer",
         "is_synced": True,
@@ -169,9 +169,9 @@ def contestants() -> list[Contestant]:
         "serve": serve,
     }
     return [
-        Contestant(name="mansio", title="Mansio, confluent-kafka", driver=ConfluentDriver, **shared),
-        Contestant(name="mansio-own", title="Mansio, own client", driver=OwnDriver, **shared),
-        Contestant(
+        Candidate(name="mansio", title="Mansio, confluent-kafka", driver=ConfluentDriver, **shared),
+        Candidate(name="mansio-own", title="Mansio, own client", driver=OwnDriver, **shared),
+        Candidate(
             name="mansio-raw",
             title="Mansio, raw load (no client)",
             driver=OwnDriver,

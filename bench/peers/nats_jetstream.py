@@ -13,7 +13,7 @@ import subprocess
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench.peers.peer import TAKE_WAIT_S, TOOLS, Contestant, NotHereError, Place, find_program
+from bench.peers.peer import TAKE_WAIT_S, TOOLS, Candidate, PeerUnavailableError, ServerLocation, find_program
 from bench.peers.server import Server
 
 if TYPE_CHECKING:
@@ -42,13 +42,15 @@ def server_version() -> tuple[int, ...]:
     return tuple(map(int, found.groups())) if found else (0,)
 
 
-def serve(place: Place, *, is_synced: bool) -> Server:
+def serve(place: ServerLocation, *, is_synced: bool) -> Server:
     if nats is None:
-        raise NotHereError("no Python package nats-py")
+        raise PeerUnavailableError("no Python package nats-py")
     version = server_version()
     if is_synced and version < SYNC_ALWAYS_SINCE:
         shown = ".".join(map(str, version))
-        raise NotHereError(f"nats-server {shown} cannot sync before an acknowledgement, 2.10 and later can")
+        raise PeerUnavailableError(
+            f"nats-server {shown} cannot sync before an acknowledgement, 2.10 and later can"
+        )
     configuration = place.directory / "nats.conf"
     sync = "sync_interval: always" if is_synced else ""
     configuration.write_text(
@@ -175,7 +177,7 @@ class Deliverer:
         self.unacknowledged: list[Any] = []
 
     async def next(self) -> list[bytes]:
-        _, messages = await asyncio.gather(self.settle(), self._fetch())
+        _, messages = await asyncio.gather(self.acknowledge(), self._fetch())
         self.unacknowledged = messages
         return [message.data for message in messages]
 
@@ -185,7 +187,7 @@ class Deliverer:
         except TimeoutError:
             return []
 
-    async def settle(self) -> None:
+    async def acknowledge(self) -> None:
         messages, self.unacknowledged = self.unacknowledged, []
         for message in messages[:-1]:
             await message.ack()
@@ -196,9 +198,9 @@ class Deliverer:
         await self.connection.close()
 
 
-def contestants() -> list[Contestant]:
+def candidates() -> list[Candidate]:
     return [
-        Contestant(
+        Candidate(
             name=f"nats-{name}",
             title=f"NATS JetStream, {title}",
             durability=durability,

@@ -23,7 +23,7 @@ TAKE_WAIT_S = 0.5
 """How long a consumer's `take` waits for the first message before it gives up."""
 
 
-class NotHereError(Exception):
+class PeerUnavailableError(Exception):
     """A peer cannot run on this machine; the text says why."""
 
 
@@ -60,7 +60,7 @@ class Deliverer(Protocol):
         ahead. Both may be asked for in one message. Of several at a time the next batch may be handed out while
         acknowledgements are under way, and be fetched ahead: that is the peer's own way."""
 
-    async def settle(self) -> None:
+    async def acknowledge(self) -> None:
         """Acknowledge what was handed out, and wait until all acknowledgements are confirmed, where the protocol has
         an answer to them; else until the server has handled them."""
 
@@ -85,7 +85,7 @@ class Driver(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServerLocation:
     """Where a server is to run: an empty directory of its own, a port on 127.0.0.1, and what else there is.
 
     `trace`: a file for the times of its fsyncs; the server then runs under strace.
@@ -97,7 +97,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Contestant:
+class Candidate:
     """One row of the table: a server as configured, and a client.
 
     `serve` names and starts the server; contestants with the same `server` share it. `is_synced`: the configuration
@@ -110,7 +110,7 @@ class Contestant:
     durability: str
     is_synced: bool
     server: str
-    serve: Callable[[Place], Server] = field(repr=False)
+    serve: Callable[[ServerLocation], Server] = field(repr=False)
     driver: Callable[[int], Driver] = field(repr=False)
     skips: frozenset[str] = frozenset()
     is_raw: bool = False
@@ -121,8 +121,8 @@ class Contestant:
 
 
 def find_program(name: str) -> str:
-    """The path of a program unpacked into .tools/, or else of the system's. `NotHereError`."""
+    """The path of a program unpacked into .tools/, or else of the system's. `PeerUnavailableError`."""
     found = shutil.which(str(TOOLS / "bin" / name)) or shutil.which(name)
     if found is None:
-        raise NotHereError(f"no program {name} in .tools/bin or on the PATH")
+        raise PeerUnavailableError(f"no program {name} in .tools/bin or on the PATH")
     return found

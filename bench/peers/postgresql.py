@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench.peers.peer import TAKE_WAIT_S, Contestant, NotHereError, Place, find_program
+from bench.peers.peer import TAKE_WAIT_S, Candidate, PeerUnavailableError, ServerLocation, find_program
 from bench.peers.server import Server, run_quietly
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ POLL_S = 0.001
 """Between looks at an empty table; there is nothing that pushes rows."""
 
 
-def serve(place: Place) -> Server:
+def serve(place: ServerLocation) -> Server:
     if psycopg is None:
-        raise NotHereError("no Python package psycopg")
+        raise PeerUnavailableError("no Python package psycopg")
     initdb, postgres = find_program("initdb"), find_program("postgres")
     user = pwd.getpwnam("nobody").pw_uid if os.geteuid() == 0 else None
     if user is not None:
@@ -204,7 +204,7 @@ class Deliverer:
         if self.holds:
             self.connection.execute("COMMIT")  # a warning, and nothing, where there is no transaction
 
-    async def settle(self) -> None:
+    async def acknowledge(self) -> None:
         with self.connection.pipeline():
             self._acknowledge()
 
@@ -212,9 +212,9 @@ class Deliverer:
         self.connection.close()
 
 
-def contestants() -> list[Contestant]:
+def candidates() -> list[Candidate]:
     return [
-        Contestant(
+        Candidate(
             name=f"postgresql-{name}",
             title=f"PostgreSQL SKIP LOCKED, {name}",
             durability="synchronous_commit=on: fdatasync of the log before every commit returns",

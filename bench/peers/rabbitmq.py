@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.peers.peer import TAKE_WAIT_S, TOOLS, Contestant, NotHereError, Place
+from bench.peers.peer import TAKE_WAIT_S, TOOLS, Candidate, PeerUnavailableError, ServerLocation
 from bench.peers.server import Server, free_port
 
 if TYPE_CHECKING:
@@ -31,9 +31,9 @@ exec "$BINDIR/erlexec" "$@"
 """Debian's `erl` has the place it was built for written into it; this one has the place where it was found."""
 
 
-def serve(place: Place) -> Server:
+def serve(place: ServerLocation) -> Server:
     if pika is None:
-        raise NotHereError("no Python package pika")
+        raise PeerUnavailableError("no Python package pika")
     program = _found("lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server")
     runtime = _found("lib/erlang/erts-*")
     libraries = ":".join(sorted({str(path.parent) for path in (TOOLS / "root").glob("**/*.so.*")}))
@@ -72,7 +72,7 @@ def _found(pattern: str) -> Path:
     for root in (TOOLS / "root/usr", Path("/usr")):
         for path in sorted(root.glob(pattern), reverse=True):
             return path
-    raise NotHereError(f"no {pattern} in .tools/root/usr or /usr")
+    raise PeerUnavailableError(f"no {pattern} in .tools/root/usr or /usr")
 
 
 class Driver:
@@ -184,7 +184,7 @@ class Deliverer:
             self.consumer.channel.basic_ack(self.tag, multiple=True)
             self.tag = 0
 
-    async def settle(self) -> None:
+    async def acknowledge(self) -> None:
         self._acknowledge()
         self.consumer.channel.basic_qos(
             prefetch_count=PREFETCH if self.count > 1 else 1
@@ -194,9 +194,9 @@ class Deliverer:
         await self.consumer.close()
 
 
-def contestants() -> list[Contestant]:
+def candidates() -> list[Candidate]:
     return [
-        Contestant(
+        Candidate(
             name=f"rabbitmq-{kind}",
             title=f"RabbitMQ, {kind} queue",
             durability=durability,

@@ -9,7 +9,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from bench.peers.peer import TAKE_WAIT_S, Contestant, NotHereError, Place, find_program
+from bench.peers.peer import TAKE_WAIT_S, Candidate, PeerUnavailableError, ServerLocation, find_program
 from bench.peers.server import Server
 
 if TYPE_CHECKING:
@@ -23,9 +23,9 @@ except ImportError:
 GROUP, FIELD = b"group", b"value"
 
 
-def serve(place: Place, sync: str) -> Server:
+def serve(place: ServerLocation, sync: str) -> Server:
     if redis is None:
-        raise NotHereError("no Python package redis")
+        raise PeerUnavailableError("no Python package redis")
     server = Server(place)
     # fmt: off
     server.start([
@@ -116,7 +116,7 @@ class Deliverer:
     async def next(self) -> list[bytes]:
         return await self.consumer.take(self.count)
 
-    async def settle(self) -> None:
+    async def acknowledge(self) -> None:
         consumer = self.consumer
         if consumer.unacknowledged:
             consumer.connection.xack(consumer.queue, GROUP, *consumer.unacknowledged)
@@ -126,9 +126,9 @@ class Deliverer:
         await self.consumer.close()
 
 
-def contestants() -> list[Contestant]:
+def candidates() -> list[Candidate]:
     return [
-        Contestant(
+        Candidate(
             name=f"redis-{sync}",
             title=f"Redis Streams, appendfsync {sync}",
             durability=durability,

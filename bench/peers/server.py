@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from bench.peers.peer import NotHereError, Place
+from bench.peers.peer import PeerUnavailableError, ServerLocation
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ def free_port() -> int:
 class Server:
     """The processes of one server at 127.0.0.1:`place.port`."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: ServerLocation) -> None:
         self.place = place
         self.processes: list[subprocess.Popen[bytes]] = []
         self.output = place.directory.with_suffix(".log")
@@ -70,7 +70,7 @@ class Server:
         self.processes.append(process)
 
     def wait_for_port(self, port: int | None = None) -> None:
-        """Until it accepts connections; stopped and `NotHereError` when it ends or the time is over."""
+        """Until it accepts connections; stopped and `PeerUnavailableError` when it ends or the time is over."""
         end = time.monotonic() + START_DEADLINE_S
         while time.monotonic() < end and all(process.poll() is None for process in self.processes):
             with contextlib.suppress(OSError):
@@ -79,7 +79,7 @@ class Server:
             time.sleep(0.05)
         self.stop()
         said = self.output.read_text(errors="replace").strip()[-OUTPUT_SHOWN_CHARACTERS:]
-        raise NotHereError(f"the server did not start: {said}")
+        raise PeerUnavailableError(f"the server did not start: {said}")
 
     def tree(self) -> list[psutil.Process]:
         """Its processes, and those that they started."""
@@ -115,7 +115,7 @@ class Server:
 
 
 def run_quietly(command: Sequence[str | Path], *, user: int | None = None, **options: object) -> None:
-    """A preparing command; `NotHereError` with its last words when it fails."""
+    """A preparing command; `PeerUnavailableError` with its last words when it fails."""
     done = subprocess.run(
         [str(argument) for argument in command],
         stdin=subprocess.DEVNULL,
@@ -130,13 +130,13 @@ def run_quietly(command: Sequence[str | Path], *, user: int | None = None, **opt
     )
     if done.returncode:
         said = (done.stderr or done.stdout).strip()[-OUTPUT_SHOWN_CHARACTERS:]
-        raise NotHereError(f"{os.path.basename(str(command[0]))} failed: {said}")
+        raise PeerUnavailableError(f"{os.path.basename(str(command[0]))} failed: {said}")
 
 
 def _tracing(trace: Path) -> list[str]:
     strace = shutil.which("strace")
     if strace is None:
-        raise NotHereError("no strace")
+        raise PeerUnavailableError("no strace")
     only = ["-e", f"trace={SYNC_CALLS}", "-e", "signal=none"]
     return [strace, "-f", "--seccomp-bpf", "-qq", "-ttt", *only, "-o", str(trace), "--"]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from bench.peers.peer import Contestant
+    from bench.peers.peer import Candidate
     from bench.peers.workloads import Run
 
 SYNCED_FROM = 0.9
@@ -57,16 +57,16 @@ def sync_times(trace: Path) -> list[float]:
     return times
 
 
-def is_synced(contestant: Contestant, syncs: Syncs | None) -> bool:
+def is_synced(candidate: Candidate, syncs: Syncs | None) -> bool:
     """Whether every acknowledged message, and batch, had an fsync of its own."""
     if syncs is None:
-        return contestant.is_synced
+        return candidate.is_synced
     return all(count is not None and count >= SYNCED_FROM for count in (syncs.seq, syncs.batch100))
 
 
-def is_synced_delivering(contestant: Contestant, syncs: Syncs | None) -> bool:
+def is_synced_delivering(candidate: Candidate, syncs: Syncs | None) -> bool:
     """Whether every record that was acknowledged alone had an fsync before the next was handed out. Batches may share
     one: their acknowledgements are under way together."""
     if syncs is None:
-        return contestant.is_synced
+        return candidate.is_synced
     return syncs.deliver1 is not None and syncs.deliver1 >= SYNCED_FROM

@@ -17,7 +17,7 @@ from bench.peers.syncs import Syncs, is_synced, is_synced_delivering
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from bench.peers.peer import Contestant
+    from bench.peers.peer import Candidate
     from bench.peers.workloads import Run, Workload
 
 LOWER_IS_BETTER = ("p50_us", "p99_us")
@@ -27,7 +27,7 @@ LOWER_IS_BETTER = ("p50_us", "p99_us")
 class Entry:
     """All that is known of one contestant. `runs`: by workload and value size, in order; None for one that failed."""
 
-    contestant: Contestant
+    candidate: Candidate
     version: str = ""
     not_run: str = ""
     syncs: Syncs | None = None
@@ -36,11 +36,11 @@ class Entry:
 
     @property
     def is_synced(self) -> bool:
-        return is_synced(self.contestant, self.syncs)
+        return is_synced(self.candidate, self.syncs)
 
     def is_equal(self, workload: Workload) -> bool:
         """Whether what it acknowledges, or has acknowledged, is on the disk by then."""
-        return is_synced_delivering(self.contestant, self.syncs) if workload.consumers else self.is_synced
+        return is_synced_delivering(self.candidate, self.syncs) if workload.consumers else self.is_synced
 
     def figures(self, workload: str, size: int, figure: str) -> list[float | None]:
         runs = self.runs.get((workload, size), [])
@@ -79,8 +79,8 @@ def yardstick(entries: Iterable[Entry], workload: str, size: int, figure: str) -
     known = [
         (median, entry)
         for entry in entries
-        if entry.contestant.is_mansio
-        and not entry.contestant.is_raw
+        if entry.candidate.is_mansio
+        and not entry.candidate.is_raw
         and (median := entry.median(workload, size, figure)) is not None
     ]
     if not known:
@@ -94,7 +94,7 @@ def leads(entries: list[Entry], workload: Workload, size: int, figure: str) -> l
     ours = yardstick(entries, workload.name, size, figure)
     if ours is None:
         return []
-    others = [entry for entry in entries if not entry.contestant.is_mansio]
+    others = [entry for entry in entries if not entry.candidate.is_mansio]
     found = [ahead(ours, theirs, workload.name, size, figure) for theirs in others]
     return [lead for lead in found if lead is not None]
 
@@ -104,7 +104,7 @@ def closest(entries: list[Entry], workload: Workload, size: int, figure: str) ->
     equal = [
         lead
         for lead in leads(entries, workload, size, figure)
-        if lead.theirs.is_equal(workload) and lead.theirs.contestant.name.startswith(workload.asked_over)
+        if lead.theirs.is_equal(workload) and lead.theirs.candidate.name.startswith(workload.asked_over)
     ]
     return min(equal, key=lambda lead: lead.median, default=None)
 
@@ -153,7 +153,7 @@ def size_table(entries: list[Entry], workloads: list[Workload], size: int) -> Ta
     names = {workload.name for workload in workloads}
     measured = [entry for entry in entries if any(key[1] == size and key[0] in names for key in entry.runs)]
     found = {
-        (figure, lead.theirs.contestant.name, workload.name): lead
+        (figure, lead.theirs.candidate.name, workload.name): lead
         for workload, figure in columns
         for lead in leads(entries, workload, size, figure)
     }
@@ -163,12 +163,12 @@ def size_table(entries: list[Entry], workloads: list[Workload], size: int) -> Ta
             shown.add_section()
             shown.add_row("[bold]weaker: no fsync before the acknowledgement[/bold]")
         for entry in group:
-            name = entry.contestant.name
+            name = entry.candidate.name
             cells = [
                 _cell(entry, workload, size, figure, found.get((figure, name, workload.name)))
                 for workload, figure in columns
             ]
-            shown.add_row(entry.contestant.title, _syncs(entry, is_delivery=is_delivery), *cells)
+            shown.add_row(entry.candidate.title, _syncs(entry, is_delivery=is_delivery), *cells)
     return shown
 
 
@@ -217,8 +217,8 @@ def asked_table(entries: list[Entry], workloads: list[Workload], sizes: Iterable
                 )
                 shown.add_row(
                     what,
-                    lead.theirs.contestant.title,
-                    lead.ours.contestant.title.removeprefix("Mansio, "),
+                    lead.theirs.candidate.title,
+                    lead.ours.candidate.title.removeprefix("Mansio, "),
                     f"[{colour}]{spread(lead.ratios)}[/]".replace("\n", " "),
                     "" if asked is None else f">= {asked:.2f}",
                 )

@@ -29,7 +29,7 @@ from bench.peers.raw import raw_run
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bench.peers.peer import Contestant, Deliverer, Driver, Producer
+    from bench.peers.peer import Candidate, Deliverer, Driver, Producer
     from bench.peers.server import Server
 
     Ready = Callable[[], None]
@@ -123,10 +123,10 @@ class Run:
 
 
 def measure(
-    contestant: Contestant, server: Server, workload: Workload, *, queue: str, size: int, seconds: float
+    candidate: Candidate, server: Server, workload: Workload, *, queue: str, size: int, seconds: float
 ) -> Run:
     """One run on a queue of its own."""
-    driver = contestant.driver(server.place.port)
+    driver = candidate.driver(server.place.port)
     alone(lambda: driver.create(queue))
     try:
         if workload.name == "consume100":
@@ -137,7 +137,7 @@ def measure(
         wait_until_quiet()
         usage = Usage(server)
         length = PACED_TIMES_AS_LONG * seconds if workload.name == "latency" else seconds
-        if contestant.is_raw:
+        if candidate.is_raw:
             found = raw_run(server.place.port, queue, workload, size=size, seconds=length)
         elif workload.name == "latency":
             found = paced(driver, queue, size, length)
@@ -282,7 +282,7 @@ def deliver(driver: Driver, server: Server, queue: str, workload: Workload, seco
         deliverer = await driver.deliverer(queue, workload.batch)
         for _ in range(WARM_UP_DELIVERIES):
             await deliverer.next()
-        await deliverer.settle()
+        await deliverer.acknowledge()
         server_s, client_s = server.cpu_s(), time.process_time()
         ready()
         done, began, ended = await deliver_for(deliverer, seconds)
@@ -312,7 +312,7 @@ async def deliver_for(deliverer: Deliverer, seconds: float) -> tuple[int, float,
             return done, begin, now
         done += taken
         now = clock()
-    await deliverer.settle()
+    await deliverer.acknowledge()
     return done, begin, clock()
 
 

@@ -19,7 +19,6 @@ from mansio.version import __version__
 
 if TYPE_CHECKING:
     from mansio import errors
-    from mansio.broker.embedded import EmbeddedBroker as Broker
     from mansio.client import (
         Client,
         Message,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
         connect,
     )
     from mansio.errors import MansioError
+    from mansio.node.embedded import EmbeddedBroker as Broker
 
 __all__ = [
     "Broker",
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Broker": ("mansio.broker.embedded", "EmbeddedBroker"),
+    "Broker": ("mansio.node.embedded", "EmbeddedBroker"),
     "Client": ("mansio.client", "Client"),
     "MansioError": ("mansio.errors", "MansioError"),
     "Message": ("mansio.client", "Message"),

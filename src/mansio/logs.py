@@ -2,10 +2,10 @@
 
 An event is a stable name and fields:
 
-    logger.info("broker ready", extra=fields(kafka=address, node=1))
+    logger.info("broker_ready", extra=fields(kafka=address, node=1))
 
-    2026-03-01T12:00:00.123Z INFO broker ready kafka=127.0.0.1:9092 node=1
-    {"time": "2026-03-01T12:00:00.123Z", "level": "info", "event": "broker ready", "logger": "mansio.broker.broker",
+    2026-03-01T12:00:00.123Z INFO broker_ready kafka=127.0.0.1:9092 node=1
+    {"time": "2026-03-01T12:00:00.123Z", "level": "info", "event": "broker_ready", "logger": "mansio.node.broker",
      "kafka": "127.0.0.1:9092", "node": 1}
 
 A message with `%s` in it is an event too: its name is the message before anything was put in. uvicorn, asyncio and
@@ -35,11 +35,11 @@ PEER_INTERVAL_S: Final = 1.0
 KINDS_MAX: Final = 1000
 
 PEER_LOGGERS: Final = (
-    "mansio.broker.connection",
-    "mansio.broker.server",
-    "mansio.broker.dispatch",
-    "mansio.broker.handlers",
-    "mansio.broker.coordinators",
+    "mansio.api.kafka.server.connection",
+    "mansio.api.kafka.server.listener",
+    "mansio.api.kafka.server.request_router",
+    "mansio.api.kafka.handlers",
+    "mansio.broker.coordinator.group",
     "uvicorn",
 )
 """What these say is said because of a request or a connection, so a client can have it said a million times."""

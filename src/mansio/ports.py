@@ -1,9 +1,9 @@
 """What touches the world, as protocols.
 
 Everything in Mansio that needs a disk, a clock, a timer, a thread, chance or another broker gets it through one of
-these, handed over at construction. `mansio.host` and `mansio.broker.peers` hold the real ones; `mansio.testing` the
-simulated ones. That is how the tests crash a disk between two writes, and how a simulator can run the shipped code on
-virtual time.
+these, handed over at construction. `mansio.host.host` and `mansio.net.peer_connections` hold the real ones;
+`mansio.testing` the simulated ones. That is how the tests crash a disk between two writes, and how a simulator can
+run the shipped code on virtual time.
 
 Always true: nothing here does anything; no module below `broker` imports `os`, `time`, `random` or `threading` itself.
 """

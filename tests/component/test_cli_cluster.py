@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.cli import cluster as commands
-from mansio.client import TopicPartition, admin_cluster
-from mansio.client.admin_cluster import BrokerStatus, ClusterStatus, PartitionStatus
+from mansio.cli.admin import cluster as commands
+from mansio.client import TopicPartition
+from mansio.client.admin import admin_cluster
+from mansio.client.admin.admin_cluster import BrokerStatus, ClusterStatus, PartitionStatus
 from mansio.errors import UnknownTopicOrPartition
 from system.e2e.test_cli import Shell
 
@@ -22,7 +23,7 @@ COUNTS = {"flights": 3, "gates": 2}
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
     directory = tmp_path_factory.mktemp("cluster") / "data"
-    with mansio.Broker(directory, kafka_listen="127.0.0.1:0", node_id=7, rack="east") as started:
+    with mansio.Broker(directory, listeners="127.0.0.1:0", node_id=7, rack="east") as started:
         with mansio.blocking.connect(started.address) as client:
             for name, count in COUNTS.items():
                 client.admin.create_topic(name, partitions=count)
@@ -45,7 +46,7 @@ def test_a_single_broker_is_told_as_it_is(shell: Shell, broker: mansio.Broker) -
         "topics": 2,
         "partitions": 5,
         "offline": 0,
-        "under_min_in_sync": 0,
+        "under_min_isr": 0,
         "under_replicated": 0,
     }
     assert "controller 7" in shell("cluster", "status")
@@ -145,7 +146,8 @@ def test_the_worst_trouble_of_a_partition_is_its_state_and_each_kind_can_be_aske
     states = [commands._partition_row(one)["state"] for one in TROUBLED]
     assert states == ["ok", "under-replicated", "under-min-in-sync", "offline", "under-replicated"]
     shown = {
-        only: [one.partition for one in TROUBLED if commands._is_wanted(one, only)] for only in commands.Only
+        only: [one.partition for one in TROUBLED if commands._matches(one, only)]
+        for only in commands.PartitionFilter
     }
     assert shown == {
         "troubled": [1, 2, 3, 4],
@@ -160,7 +162,7 @@ def test_a_broker_that_is_gone_is_listed_with_what_it_keeps_and_counted_nowhere_
     status = ClusterStatus("id", 5, tuple(here))
     summary = commands._summary(status, TROUBLED)
     assert summary["controller"] is None  # 5 is not there
-    assert [summary[name] for name in ("brokers", "fenced", "offline", "under_min_in_sync")] == [2, 1, 1, 2]
+    assert [summary[name] for name in ("brokers", "fenced", "offline", "under_min_isr")] == [2, 1, 1, 2]
     rows = [
         commands._broker_row(node_id, dict(enumerate(here, 1)).get(node_id), TROUBLED)
         for node_id in (1, 2, 3)

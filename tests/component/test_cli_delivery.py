@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.cli.consume_shares import Fate, Sharing
-from mansio.cli.printing import Printer
+from mansio.cli.records.consume_shares import Disposition, ShareConsumeCommand
+from mansio.cli.support.message_formatting import Printer
 from support.machine import scaled
 from support.waiting import wait_until
 from system.e2e.test_cli import Shell
@@ -53,7 +53,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with mansio.Broker(tmp_path / "data", kafka_listen="127.0.0.1:0") as broker:
+    with mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0") as broker:
         world = World(broker)
         with world.client:
             yield world
@@ -127,7 +127,7 @@ def test_a_lease_that_ended_before_its_record_could_be_settled_is_told(
             wait_until(lambda: world.leases().leased == 0, DEADLINE_S)
 
     stream = io.BytesIO()
-    consuming = Sharing("t", "g", Fate.ACK, has_end=True, limit=None)
+    consuming = ShareConsumeCommand("t", "g", Disposition.ACK, has_end=True, limit=None)
     assert asyncio.run(consuming.perform(world.address, Slow(None, stream=stream))) == 1
     assert stream.getvalue() == b"v0\nv1\nv2\nv3\nv4\n"
     assert "5 records were printed and not settled" in capsys.readouterr().err

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.cli.dlq_letters import Filter, parse_filter, parse_place
-from mansio.cli.dlq_redrive import ranges_of
-from mansio.state.share_types import REJECT
-from mansio.wire.versions import ApiKey
+from mansio.cli.admin.dead_letters import Filter, parse_filter, parse_position
+from mansio.cli.admin.dlq_redrive import ranges_of
+from mansio.state.share_partition.types import REJECT
+from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
 from support.waiting import wait_until
 from system.e2e.test_cli import Shell
@@ -45,21 +45,23 @@ class World:
         """Lease these and reject them, and wait for their letters."""
 
         async def lease() -> bool:
-            from mansio.cluster.topic_config import Change, Operation
+            from mansio.config.topic_config import Change, Operation
 
             configs = self.service.group_configs
             assert configs is not None
             await configs.alter("g", [Change("share.auto.offset.reset", Operation.SET, "earliest")])
             live = self.service.shares.find("g", self.topic_id, 0)
             core = await live.loaded()
-            if (update := live.ask(core.tick, live.now_ms(), self.service.clock.wall_ms(), 0.5)) is not None:
-                await live.perform(update)
-            core.wanted("m", 100, live.partition.high_watermark, live.now_ms())
-            got, update = live.ask(
+            if (
+                update := live.call_and_rearm(core.tick, live.now_ms(), self.service.clock.wall_ms(), 0.5)
+            ) is not None:
+                await live.persist(update)
+            core.acquirable_ranges("m", 100, live.partition.high_watermark, live.now_ms())
+            got, update = live.call_and_rearm(
                 core.acquire, "m", [(first, last)], 100, strict=True, batch_ends=(), now_ms=live.now_ms()
             )
             if update is not None:
-                await live.perform(update)
+                await live.persist(update)
             return bool(got)
 
         wait_until(lambda: self.on_loop(lease()), DEADLINE_S)
@@ -79,7 +81,7 @@ class World:
                     "topics": [{"topic_id": self.topic_id, "partitions": [partition]}],
                 }
                 connection = await client._cluster.any_connection()
-                answer = await connection.request(ApiKey.SETTLE_LEASES, fields)
+                answer = await connection.request(ApiKey.ACKNOWLEDGE_RECORDS, fields)
                 assert answer.topics[0].partitions[0].error_code == 0
 
         self.on_loop(settle())
@@ -96,7 +98,7 @@ class World:
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    with mansio.Broker(tmp_path / "data", kafka_listen="127.0.0.1:0") as broker:
+    with mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0") as broker:
         yield World(broker)
 
 
@@ -145,7 +147,7 @@ def test_records_are_appended_once_for_each_id(world: World) -> None:
     assert (row["letters"], row["appended"], row["done_before"]) == (3, 3, 0)
     (row,) = shell.json("dlq", "redrive", "t", "--all", "--to", "fixed", "--id", "x")["rows"]
     assert (row["letters"], row["appended"], row["done_before"]) == (RECORDS, 3, 3)
-    with mansio.blocking.connect(shell.environment["MANSIO_BROKER"]) as client:
+    with mansio.blocking.connect(shell.environment["MANSIO_BOOTSTRAP_SERVERS"]) as client:
         consumer = client.consume("fixed", to_end=True)
         found = sorted((one.key, one.value, one.headers[0]) for one in consumer)
         consumer.close()
@@ -160,7 +162,7 @@ def test_purge_leaves_the_records_and_takes_the_letters(world: World) -> None:
     assert world.shell.json("dlq", "list")[0]["letters"] == RECORDS - 4
     (row,) = world.shell.json("dlq", "redrive", "t", "--all")["rows"]
     assert row["letters"] == 2
-    with mansio.blocking.connect(world.shell.environment["MANSIO_BROKER"]) as client:
+    with mansio.blocking.connect(world.shell.environment["MANSIO_BOOTSTRAP_SERVERS"]) as client:
         assert client.admin.list_offsets([world.partition], "earliest")[world.partition].offset == 0
 
 
@@ -182,11 +184,11 @@ def test_what_is_wrong_is_said_in_one_line(world: World) -> None:
 
 def test_filters_and_places_are_read_as_they_are_written() -> None:
     assert parse_filter("header.a=b=c") == Filter("header.a", "b=c")
-    assert parse_place("3:42") == (3, 42)
+    assert parse_position("3:42") == (3, 42)
     assert ranges_of([1, 2, 3, 7, 9, 10]) == [(1, 3), (7, 7), (9, 10)]
     for wrong in ("key", "header.=1", "=1"):
         with pytest.raises(ValueError, match="is none of"):
             parse_filter(wrong)
     for wrong in ("1", "a:1", "1:-2"):
         with pytest.raises(ValueError, match="PARTITION:OFFSET"):
-            parse_place(wrong)
+            parse_position(wrong)

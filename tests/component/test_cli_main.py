@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mansio.cli.main import main
-from mansio.cli.reference import reference
+from mansio.cli.support.reference import reference
 from mansio.version import __version__
 from support.machine import scaled
 
@@ -69,8 +69,8 @@ def test_a_command_does_not_import_what_kio_would_like_to_teach():
         "from mansio.cli.main import main\n"
         "try: main(['--version'])\n"
         "except SystemExit as end: assert end.code == 0\n"
-        "from mansio.wire.messages import warm_up\n"
-        "next(warm_up())\n"
+        "from mansio.wire.codec.messages import preload_schemas\n"
+        "next(preload_schemas())\n"
         "print('kio' in sys.modules, [name for name in sys.modules if name.startswith('hypothesis.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=scaled(60))
@@ -109,11 +109,11 @@ def test_version_is_the_packages():
         (["topic", "delete-records", "t", "--before", "soon"], "@1384992000000"),
         (["topic", "delete-records", "t", "--before", "+5"], "an offset (42)"),
         (["serve", "--set", "nonsense"], "NAME=VALUE"),
-        (["topic", "list", "--broker", "::::"], "'::::'"),
-        (["topic", "list", "--broker", ""], "not an address"),
-        (["consume", "t", "--broker", "a:b"], "'a:b'"),
-        (["produce", "t", "--broker", ":9092"], "':9092'"),
-        (["group", "list", "--broker", "127.0.0.1:9092,"], "'127.0.0.1:9092,'"),
+        (["topic", "list", "--bootstrap-servers", "::::"], "'::::'"),
+        (["topic", "list", "--bootstrap-servers", ""], "not an address"),
+        (["consume", "t", "--bootstrap-servers", "a:b"], "'a:b'"),
+        (["produce", "t", "--bootstrap-servers", ":9092"], "':9092'"),
+        (["group", "list", "--bootstrap-servers", "127.0.0.1:9092,"], "'127.0.0.1:9092,'"),
     ],
 )
 def test_a_wrong_command_line_ends_with_2_and_says_what_is_wrong(
@@ -157,7 +157,7 @@ def test_what_was_closed_by_who_started_us_is_no_traceback():
 def test_a_broker_in_the_environment_that_is_no_address_is_a_wrong_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setenv("MANSIO_BROKER", "a:b")
+    monkeypatch.setenv("MANSIO_BOOTSTRAP_SERVERS", "a:b")
     with pytest.raises(SystemExit) as end:
         main(["topic", "list"])
     assert end.value.code == 2
@@ -181,7 +181,7 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_code_1():
 @pytest.mark.parametrize(
     ("flags", "option", "complaint"),
     [
-        (["--set", "kafka_lisen=x:1"], "--set", "kafka_listen"),
+        (["--set", "kafka_lisen=x:1"], "--set", "listeners"),
         (["--set", "node_id=many"], "--set", "node_id"),
         (["--set", "num_partitions=0"], "--set", "num_partitions"),
         (["--kafka", "nonsense"], "--kafka", "host:port"),
@@ -221,7 +221,7 @@ def test_config_show_names_the_origin_of_each_value(tmp_path: Path):
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines()}
     assert rows["num_partitions"][1::2] == ["7", "file"]
     assert (rows["rack"][1], rows["rack"][-1]) == ("from-environment", "environment")
-    assert (rows["kafka_listen"][1], rows["kafka_listen"][-1]) == ("127.0.0.1:9999", "flag")
+    assert (rows["listeners"][1], rows["listeners"][-1]) == ("127.0.0.1:9999", "flag")
     assert rows["node_id"][-1] == "default"
 
 
@@ -234,4 +234,4 @@ def test_a_missing_configuration_file_is_one_clear_line():
 
 def test_the_reference_page_is_what_the_commands_say():
     page = ROOT / "docs" / "CLI.md"
-    assert page.read_text() == reference(), "run: python -m mansio.cli.reference > docs/CLI.md"
+    assert page.read_text() == reference(), "run: python -m mansio.cli.support.reference > docs/CLI.md"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    with mansio.Broker(tmp_path / "data", kafka_listen="127.0.0.1:0") as broker:
+    with mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0") as broker:
         yield Shell(broker.address)
 
 

@@ -18,8 +18,8 @@ from support.machine import scaled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ONLY_FOR_THE_TWIN = {"take", "count_handed_out", "hand_over"}
-ASKED_BY_THE_MEMBERSHIP = {"assign", "revoke", "lose", "polled", "seconds_since_poll"}
+ONLY_FOR_THE_TWIN = {"take", "set_delivered_counter", "publish_nowait"}
+ASKED_BY_THE_MEMBERSHIP = {"assign", "revoke", "lose", "wait_for_poll", "seconds_since_poll"}
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,7 @@ class Reader:
 
 def die(reader: Reader) -> None:
     """No heartbeat any more, and no goodbye."""
-    part = reader.consumer._part
+    part = reader.consumer._membership
     assert part is not None
     for task in reader.consumer._tasks:
         task.cancel()

@@ -10,14 +10,15 @@ import pytest
 
 import mansio
 from component.test_client_groups import Reader, die, fill
-from mansio.client import TopicPartition, membership_next
-from mansio.client.membership import Membership
-from mansio.client.membership_next import NextMembership
+from mansio.client import TopicPartition
+from mansio.client.group import consumer_member
+from mansio.client.group.classic_member import ClassicMember
+from mansio.client.group.consumer_member import ConsumerMember
 from mansio.client.tasks import ClientFailed
 from mansio.errors import InvalidRegularExpression, InvalidRequest, UnreleasedInstanceId, UnsupportedVersion
-from mansio.link.cluster import check_top_level
-from mansio.link.connection import Connection
-from mansio.wire.versions import ApiKey
+from mansio.net.cluster import check_top_level
+from mansio.net.connection import Connection
+from mansio.wire.api_versions import ApiKey
 from support.client_world import QUICK_MEMBER, broker_in, connected, run, until
 from support.process import served
 
@@ -34,10 +35,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
         yield started
 
 
-def membership(reader: Reader) -> NextMembership:
-    part = reader.consumer._part
+def membership(reader: Reader) -> ConsumerMember:
+    part = reader.consumer._membership
     assert part is not None
-    assert isinstance(part.membership, NextMembership)
+    assert isinstance(part.membership, ConsumerMember)
     return part.membership
 
 
@@ -94,9 +95,9 @@ def test_member_is_a_classic_one_where_the_broker_does_not_assign(
             reader = Reader(client, "old")
             await fill(client, "old", 2, 5)
             await until(lambda: len(reader.seen) == 10)
-            part = reader.consumer._part
+            part = reader.consumer._membership
             assert part is not None
-            assert isinstance(part.membership, Membership)
+            assert isinstance(part.membership, ClassicMember)
             described = await client.admin.describe_group("old")
             assert (described.group_type, len(described.members)) == ("classic", 1)
             wide = client.consume("^old", group="wide")
@@ -153,7 +154,7 @@ def test_static_member_that_crashed_waits_for_its_own_session_and_is_not_refused
 def test_second_member_with_the_name_of_one_that_lives_is_told_so(
     broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership_next, "RELEASED_MS_MAX", 100)
+    monkeypatch.setattr(consumer_member, "INSTANCE_RELEASE_MS_MAX", 100)
 
     async def scenario() -> None:
         async with connected(broker, double=1) as client:
@@ -179,7 +180,7 @@ def test_commit_that_its_epoch_overtook_is_made_good(
             await until(lambda: len(first.seen) == 10)
             held, goes_on = asyncio.Event(), asyncio.Event()
             member = membership(first)
-            ask = member._cluster.ask_coordinator
+            ask = member._cluster.request_coordinator
 
             async def held_up(group: str, api_key: int, *given: Any, **how: Any) -> Any:
                 answer = await ask(group, api_key, *given, **how)
@@ -188,7 +189,7 @@ def test_commit_that_its_epoch_overtook_is_made_good(
                     await goes_on.wait()
                 return answer
 
-            monkeypatch.setattr(member._cluster, "ask_coordinator", held_up)
+            monkeypatch.setattr(member._cluster, "request_coordinator", held_up)
             second = Reader(other, "overtaken", auto_commit=False)
             await held.wait()
             assert member.epoch == 1
@@ -218,7 +219,7 @@ def test_member_that_was_put_out_loses_what_it_had_and_comes_back_under_its_name
             await until(lambda: len(reader.seen) == 10)
             member = membership(reader)
             name = member.member_id
-            await client._cluster.ask_coordinator(
+            await client._cluster.request_coordinator(
                 "fenced",
                 ApiKey.CONSUMER_GROUP_HEARTBEAT,
                 {"group_id": "fenced", "member_id": name, "member_epoch": -1, "topic_partitions": None},
@@ -252,7 +253,7 @@ def test_slow_farewell_to_a_partition_costs_no_session_and_nobody_else_has_it_be
             await until(lambda: events == ["asked for"])
             beats: list[int] = []
             member = membership(first)
-            ask = member._cluster.ask_coordinator
+            ask = member._cluster.request_coordinator
 
             async def counted(group: str, api_key: int, *given: Any, **how: Any) -> Any:
                 answer = await ask(group, api_key, *given, **how)
@@ -260,7 +261,7 @@ def test_slow_farewell_to_a_partition_costs_no_session_and_nobody_else_has_it_be
                     beats.append(answer.member_epoch)
                 return answer
 
-            member._cluster.ask_coordinator = counted  # type: ignore[method-assign]
+            member._cluster.request_coordinator = counted  # type: ignore[method-assign]
             await until(lambda: len(beats) >= 20)  # of both, over more than a session in all
             await fill(client, "farewell", 2, 5)
             await until(lambda: len(first.seen) == 5)  # the one that stays
@@ -314,7 +315,7 @@ def test_members_stay_while_their_broker_is_killed_and_comes_back(tmp_path: Path
     with served(tmp_path / "data", http=False) as broker:
 
         async def scenario() -> None:
-            async with mansio.connect(broker.bootstrap) as client:
+            async with mansio.connect(broker.bootstrap_servers) as client:
                 await client.admin.create_topic("staying", partitions=4)
                 await client.admin.alter_group_config("staying", {"consumer.heartbeat.interval.ms": "100"})
                 moved: list[Any] = []

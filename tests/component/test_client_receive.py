@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from mansio.client import DelayNotOffered, LeaseLost, settle_queue
+from mansio.client import DelayNotOffered, LeaseLost
+from mansio.client.share import ack_queue
 from mansio.errors import InvalidRecordState
-from mansio.link.connection import Connection
+from mansio.net.connection import Connection
 from support.client_world import broker_in, connected, run, run_by_the_clock, until
 from support.machine import scaled
 from support.process import served
@@ -183,7 +184,7 @@ def test_without_extension_a_lease_ends_and_its_record_is_not_acknowledged(broke
                 assert again == first
                 with pytest.raises(LeaseLost):
                     await receiver.ack([first, second])
-                assert second.is_settled
+                assert second.is_acknowledged
                 await again.ack()
 
     run_by_the_clock("short", scenario)
@@ -217,7 +218,7 @@ def test_one_lost_lease_among_many_does_not_take_the_others_along(broker: mansio
                 await release_behind_its_back(client, group, messages[7], receiver.member_id)
                 with pytest.raises(LeaseLost):
                     await receiver.ack(messages)
-                assert [message.offset for message in messages if not message.is_settled] == [7]
+                assert [message.offset for message in messages if not message.is_acknowledged] == [7]
                 assert receiver.held == 0
 
     run(scenario)
@@ -310,7 +311,7 @@ def test_a_broker_without_our_own_requests_is_served_by_kafkas(
 def test_leases_outlive_a_broker_that_is_killed_and_are_settled_when_it_is_back(tmp_path: Path) -> None:
     async def scenario() -> None:
         with served(tmp_path / "data") as server:
-            async with mansio.connect(server.bootstrap) as client:
+            async with mansio.connect(server.bootstrap_servers) as client:
                 await client.admin.create_topic("killed", partitions=1)
                 group = await group_of(client, "killed", lock_ms=30_000)
                 await publish(client, "killed", *[f"a:{number}" for number in range(10)])
@@ -337,7 +338,7 @@ def test_leases_outlive_a_broker_that_is_killed_and_are_settled_when_it_is_back(
 def test_nobody_waits_for_ever_for_a_broker_that_is_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(settle_queue, "GIVE_UP_S", 0.3)
+    monkeypatch.setattr(ack_queue, "EXPIRY_S", 0.3)
 
     async def scenario() -> None:
         with broker_in(tmp_path) as going:

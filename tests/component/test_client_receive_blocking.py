@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.client import Leased, LeaseLost, Receiver, receive_blocking
+from mansio.client import Leased, LeaseLost, Receiver
+from mansio.client.share import receiver_blocking
 from support.client_world import broker_in
 from support.machine import scaled
 
@@ -33,7 +34,7 @@ def prepared(client: Any, topic: str, count: int, **settings: str) -> str:
 
 @pytest.mark.row("A5")
 @pytest.mark.parametrize(
-    ("original", "twin"), [(Receiver, receive_blocking.Receiver), (Leased, receive_blocking.Leased)]
+    ("original", "twin"), [(Receiver, receiver_blocking.Receiver), (Leased, receiver_blocking.Leased)]
 )
 def test_both_worlds_have_the_same_names_and_parameters(original: type, twin: type) -> None:
     def public(kind: type) -> set[str]:
@@ -56,7 +57,7 @@ def test_messages_are_settled_one_by_one_and_together(broker: mansio.Broker) -> 
             first = next(receiver)
             first.extend()
             first.ack()
-            assert first.is_settled
+            assert first.is_acknowledged
             with pytest.raises(mansio.MansioError):
                 first.ack()
             second = next(receiver)
@@ -81,7 +82,7 @@ def test_handlers_run_on_threads_and_a_stop_waits_for_them(broker: mansio.Broker
         done: list[int] = []
         together = threading.Barrier(3)
 
-        def handle(message: receive_blocking.Leased) -> None:
+        def handle(message: receiver_blocking.Leased) -> None:
             threads.add(threading.current_thread().name)
             if message.delivery_count == 1 and message.offset == 4:
                 together.wait(scaled(10))

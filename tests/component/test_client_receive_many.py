@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.client import settles, share_requests
-from mansio.client.said import Settle, runs_of
+from mansio.client.share import ack_sender, share_requests
+from mansio.client.share.pending_ack import PendingAck, merge_contiguous
 from mansio.errors import InvalidRequest
 from support.client_world import broker_in, connected, run, until
 from support.receive_world import group_of, publish, release_behind_its_back, running, start_of, taken
@@ -31,14 +31,14 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[list[tuple[int, int]]]:
     """The ranges that requests named, each in one partition: requests of its own, or fetches that took them along."""
     requests: list[list[tuple[int, int]]] = []
 
-    def noted(waiting: list[Settle]) -> list[list[Settle]]:
-        runs = runs_of(waiting)
+    def noted(waiting: list[PendingAck]) -> list[list[PendingAck]]:
+        runs = merge_contiguous(waiting)
         if runs:
             requests.append([(run[0].first, run[-1].last) for run in runs])
         return runs
 
-    monkeypatch.setattr(settles, "runs_of", noted)
-    monkeypatch.setattr(share_requests, "runs_of", noted)
+    monkeypatch.setattr(ack_sender, "merge_contiguous", noted)
+    monkeypatch.setattr(share_requests, "merge_contiguous", noted)
     return requests
 
 
@@ -103,7 +103,7 @@ def test_of_many_that_were_handled_only_the_one_with_a_lost_lease_is_not_acknowl
                 await release_behind_its_back(client, group, begun[7], receiver.member_id)
                 may_end.set()
                 await until(lambda: receiver.held == 0)
-                assert [message.offset for message in begun if not message.is_settled] == [7]
+                assert [message.offset for message in begun if not message.is_acknowledged] == [7]
                 assert [message.offset for message in begun if message.is_lost] == [7]
             assert await start_of(client, group, "handled") == 7
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.share import acknowledging, said
-from mansio.client import settles, share_requests
-from mansio.client.leased_types import RELEASE
+from mansio.broker.coordinator.share import acknowledgement_conversion, acknowledgements
+from mansio.client.share import ack_sender, share_requests
+from mansio.client.share.leased import RELEASE
 from mansio.client.tasks import ClientFailed
 from mansio.errors import InvalidRequest, MansioError, NotLeaderOrFollower
 from support.client_world import broker_in, connected, run, until
@@ -32,7 +32,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
 
 def refuse_by(monkeypatch: pytest.MonkeyPatch, settle: Callable[..., Any]) -> None:
     """Have the broker's share partitions settle by this, whichever request says it."""
-    for module in (acknowledging, said):
+    for module in (acknowledgement_conversion, acknowledgements):
         monkeypatch.setattr(module, "settle", settle)
 
 
@@ -45,8 +45,8 @@ def test_a_reason_with_half_a_character_is_said_and_holds_up_nothing(broker: man
             async with client.receive("half", group=group) as receiver, asyncio.timeout(scaled(20)):
                 first, second = await taken(receiver, 2)
                 await asyncio.gather(first.reject("no such file: \udcff"), second.ack())
-                assert first.is_settled
-                assert second.is_settled
+                assert first.is_acknowledged
+                assert second.is_acknowledged
 
     run(scenario)
 
@@ -62,7 +62,7 @@ def test_a_mistake_in_writing_what_is_said_is_told_and_the_next_is_sent(
             async with client.receive("mistake", group=group) as receiver, asyncio.timeout(scaled(20)):
                 *wrong, right = await taken(receiver, 6)
                 with monkeypatch.context() as planted:
-                    planted.setattr(settles, "runs_of", lambda _: 1 // 0)
+                    planted.setattr(ack_sender, "runs_of", lambda _: 1 // 0)
                     planted.setattr(share_requests, "runs_of", lambda _: 1 // 0)
                     for message in wrong:  # more than may be under way at a time
                         with pytest.raises(ClientFailed):
@@ -78,7 +78,7 @@ def test_who_is_refused_for_a_while_asks_less_and_less_often(
 ) -> None:
     refusals = 4
     asked: list[float] = []
-    settle = acknowledging.settle
+    settle = acknowledgement_conversion.acknowledge
 
     def refusing(*given: Any) -> Any:
         asked.append(time.monotonic())
@@ -105,7 +105,7 @@ def test_who_is_refused_for_a_while_asks_less_and_less_often(
 def test_what_could_not_be_given_back_unbegun_is_let_go_and_not_kept_for_ever(
     broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settle = acknowledging.settle
+    settle = acknowledgement_conversion.acknowledge
 
     def refusing(live: Any, member: str, batches: Any) -> Any:
         if any(each.types == bytes([RELEASE]) and each.delay_ms < 0 for each in batches):

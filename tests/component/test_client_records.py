@@ -11,7 +11,7 @@ import pytest
 
 import mansio  # noqa: TC001  # fixtures are annotated with it
 from mansio.client import OutgoingRecord, ProducerOptions, TopicPartition
-from mansio.client.partitioner import partition_for_key
+from mansio.client.producer.partitioner import partition_for_key
 from mansio.errors import (
     InvalidRequest,
     MessageTooLarge,

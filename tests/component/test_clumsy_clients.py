@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.connection import Connection
-from mansio.broker.egress import Egress
-from mansio.broker.embedded import EmbeddedBroker
-from mansio.broker.slot import Slot
-from mansio.wire import messages
-from mansio.wire.versions import ApiKey
+from mansio.api.kafka.server.connection import Connection
+from mansio.api.kafka.server.pending_response import PendingResponse
+from mansio.api.kafka.server.socket_writer import SocketWriter
+from mansio.node.embedded import EmbeddedBroker
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.codec import messages
 from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame
 from support.waiting import wait_until
@@ -152,10 +152,10 @@ def end(peer: RawPeer, random: Random) -> None:
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]:
     settings: dict[str, Any] = {
-        "group_session_timeout_ms_min": 10,
+        "group_min_session_timeout_ms": 10,
         "group_initial_rebalance_delay_ms": 20,
         "fetch_wait_ms_max": 1000,
-        "in_flight_bytes_max": 4 * MIB,
+        "queued_max_request_bytes": 4 * MIB,
         "in_flight_bytes_per_connection_max": 2 * MIB,
     }
     with EmbeddedBroker(tmp_path_factory.mktemp("clumsy"), **settings) as running:
@@ -204,7 +204,7 @@ def objects_of_connections(known: Sequence[object] = ()) -> list[object]:
     return [
         found
         for found in gc.get_objects()
-        if type(found) in (Connection, Slot, Egress) and id(found) not in others
+        if type(found) in (Connection, PendingResponse, SocketWriter) and id(found) not in others
     ]
 
 

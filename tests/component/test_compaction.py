@@ -15,10 +15,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
 import mansio
-from mansio.broker.coordinators.settings import OFFSETS_TOPIC
-from mansio.broker.producer_hook import ProducerHook
-from mansio.wire.compression import Codec
-from mansio.wire.records import DELETE_HORIZON, build_batch, iterate_batches
+from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC
+from mansio.broker.partition.producer_hook import ProducerHook
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import DELETE_HORIZON, build_batch, iterate_batches
 from support.machine import scaled
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
@@ -47,9 +47,9 @@ class Seen(NamedTuple):
 
 def broker_in(directory: Path, **settings: Any) -> mansio.Broker:
     quick = {
-        "log_cleaner_interval_ms": 20,
-        "checkpoint_interval_ms": 20,
-        "retention_check_interval_ms": 20,
+        "log_cleaner_backoff_ms": 20,
+        "log_flush_offset_checkpoint_interval_ms": 20,
+        "log_retention_check_interval_ms": 20,
         "group_initial_rebalance_delay_ms": 0,
     }
     return mansio.Broker(directory, **{**quick, **settings})
@@ -213,7 +213,7 @@ def test_of_each_key_the_latest_stays_at_its_offset_for_every_client_and_codec(b
     assert world.read_by_kafka_python() == expected
     assert world.read_by_aiokafka() == expected
     assert world.read_by_mansio() == expected
-    counts = broker.broker.service.compactor.counts  # type: ignore[union-attr]  # the broker runs
+    counts = broker.broker.service.log_cleaner.counts  # type: ignore[union-attr]  # the broker runs
     assert counts.records_dropped > 0
     assert counts.failed == 0
 
@@ -292,13 +292,13 @@ def test_a_restart_keeps_what_was_compacted_and_the_producers_sequences(tmp_path
         world.move_to(broker)
         assert world.partition.end_offset == end
         assert world.read() == expected
-        known = world.partition.plugged_in(ProducerHook).table.get(4711)
+        known = world.partition.find_hook(ProducerHook).table.get(4711)
         assert [one.base_offset for one in known.batches] == offsets[-5:]
         with RawPeer(int(broker.address.rpartition(":")[2])) as peer:
             for n in range(3, 8):  # sent twice, stored once, although their records are gone
                 assert peer.produce(world.topic, batch(n, b"p")).base_offset == offsets[n]
             assert peer.produce(world.topic, batch(8, b"p")).base_offset == end
-    with broker_in(tmp_path, kafka_listen=world.address) as broker:
+    with broker_in(tmp_path, listeners=world.address) as broker:
         world.move_to(broker)
         producer = world.producer()
         for turn in range(3):
@@ -330,7 +330,7 @@ def test_a_reader_meets_no_gap_in_order_and_no_error_while_segments_are_swapped(
             **QUIET,
         }
     )
-    swaps = broker.broker.service.compactor.counts.swaps  # type: ignore[union-attr]  # the broker runs
+    swaps = broker.broker.service.log_cleaner.counts.swaps  # type: ignore[union-attr]  # the broker runs
     view: dict[bytes, Seen] = {}
     last = -1
 
@@ -355,12 +355,12 @@ def test_a_reader_meets_no_gap_in_order_and_no_error_while_segments_are_swapped(
     finally:
         consumer.close()
     assert sorted(view.values()) == world.expected()
-    assert broker.broker.service.compactor.counts.swaps > swaps  # type: ignore[union-attr]  # the broker runs
+    assert broker.broker.service.log_cleaner.counts.swaps > swaps  # type: ignore[union-attr]  # the broker runs
 
 
 @pytest.mark.row("L7")
 def test_the_offsets_of_groups_are_compacted_and_read_the_same_after_it(tmp_path: Path) -> None:
-    with broker_in(tmp_path, offsets_topic_partitions=1) as broker:
+    with broker_in(tmp_path, offsets_topic_num_partitions=1) as broker:
         world = World(broker)
         world.write(world.producer(), [(b"%d" % n, b"v") for n in range(50)])
         consumer = Consumer(
@@ -379,7 +379,7 @@ def test_the_offsets_of_groups_are_compacted_and_read_the_same_after_it(tmp_path
         assert offsets.log.size_bytes < before / 10
     for checkpoint in tmp_path.rglob("*.checkpoint"):
         checkpoint.unlink()  # of the view: it has to come from the log
-    with broker_in(tmp_path, offsets_topic_partitions=1) as broker:
+    with broker_in(tmp_path, offsets_topic_num_partitions=1) as broker:
         consumer = Consumer({"bootstrap.servers": broker.address, "group.id": "g", **QUIET})
         try:
             (committed,) = consumer.committed([TopicPartition(world.topic, 0)], 10)
@@ -389,7 +389,7 @@ def test_the_offsets_of_groups_are_compacted_and_read_the_same_after_it(tmp_path
 
 
 def test_a_damaged_batch_ends_the_compaction_of_its_log_and_of_no_other(tmp_path: Path) -> None:
-    with broker_in(tmp_path, log_cleaner_interval_ms=3_600_000) as broker:
+    with broker_in(tmp_path, log_cleaner_backoff_ms=3_600_000) as broker:
         damaged, other = World(broker), World(broker)
         for world in (damaged, other):
             for turn in range(4):
@@ -400,32 +400,32 @@ def test_a_damaged_batch_ends_the_compaction_of_its_log_and_of_no_other(tmp_path
         victim.write_bytes(content)
         other.roll()
         damaged.roll()
-        compactor = broker.broker.service.compactor
-        assert compactor is not None
+        log_cleaner = broker.broker.service.log_cleaner
+        assert log_cleaner is not None
 
         def both_judged() -> bool:
-            on_loop(broker, compactor._look)
-            return bool(compactor.uncleanable) and not other.dirty
+            on_loop(broker, log_cleaner._look)
+            return bool(log_cleaner.uncleanable) and not other.dirty
 
         wait_until(both_judged)
         assert other.read() == other.expected()
-        ((name, reason),) = compactor.uncleanable.items()
+        ((name, reason),) = log_cleaner.uncleanable.items()
         assert name == f"{damaged.topic}-0"
         assert "CRC" in reason
         assert victim.read_bytes() == content, "neither dropped nor carried over"
         damaged.write(damaged.producer(), [(b"still", b"served")])
-        assert compactor.counts.failed == 1
+        assert log_cleaner.counts.failed == 1
 
 
 def test_a_topic_can_be_deleted_while_it_is_compacted(tmp_path: Path) -> None:
-    with broker_in(tmp_path, log_cleaner_bytes_per_second=4096) as broker:
+    with broker_in(tmp_path, log_cleaner_io_max_bytes_per_second=4096) as broker:
         world = World(broker)
         for turn in range(4):
             world.write(world.producer(), [(b"%d" % n, b"%d" % turn * 99) for n in range(50)])
-        compactor = broker.broker.service.compactor
-        assert compactor is not None
-        wait_until(lambda: compactor._current)
+        log_cleaner = broker.broker.service.log_cleaner
+        assert log_cleaner is not None
+        wait_until(lambda: log_cleaner._current)
         admin = AdminClient({"bootstrap.servers": broker.address, **QUIET})
         admin.delete_topics([world.topic])[world.topic].result(scaled(10))
         assert list((tmp_path / "topics").glob(f"{world.topic}.*")) == []
-        assert compactor.uncleanable == {}
+        assert log_cleaner.uncleanable == {}

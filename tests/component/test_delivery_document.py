@@ -8,11 +8,11 @@ from typing import Final
 import pytest
 from tools import generate, share_states
 
-from mansio.broker.share.dead_letter_copies import ID, OMITTED
-from mansio.cluster import group_config
-from mansio.config import Settings
-from mansio.state import share_archiving, share_dead, share_window
-from mansio.state.share_types import ARCHIVED, ARCHIVING
+from mansio.broker.coordinator.share.dead_letter_copies import ID, OMITTED
+from mansio.config import group_config
+from mansio.config.settings import Settings
+from mansio.state.share_partition import archiving, dead_ranges, in_flight
+from mansio.state.share_partition.types import ARCHIVED, ARCHIVING
 from support.places import ROOT
 
 DOCUMENT: Final = (ROOT / "docs/DELIVERY.md").read_text()
@@ -25,7 +25,7 @@ def test_the_drawing_and_the_tables_are_those_of_the_code() -> None:
     drawn = set(re.findall(r"^    ([A-Z]+) --> ([A-Z]+):", DOCUMENT, re.MULTILINE))
     names = {state: name for state, (name, _) in share_states.STATES.items()}
     assert drawn == {
-        (names[one], names[other]) for one, after in share_window.TRANSITIONS.items() for other in after
+        (names[one], names[other]) for one, after in in_flight.TRANSITIONS.items() for other in after
     }
 
 
@@ -33,7 +33,7 @@ def test_the_drawing_and_the_tables_are_those_of_the_code() -> None:
 def test_a_step_that_nobody_has_explained_cannot_be_drawn(
     after: frozenset[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(share_window.TRANSITIONS, ARCHIVING, after)
+    monkeypatch.setitem(in_flight.TRANSITIONS, ARCHIVING, after)
     with pytest.raises(ValueError, match="does not say what TRANSITIONS says"):
         share_states.record_states()
 
@@ -43,17 +43,17 @@ def test_every_setting_it_names_is_one() -> None:
     assert named - ELSEWHERE <= group_config.SETTINGS.keys()
     assert len(named) >= 16
     for name in re.findall(r"`((?:group|share|dead)_[a-z_]+)`", DOCUMENT):
-        assert name in Settings.__dataclass_fields__ or name == "dead_letters_waiting", name
+        assert name in Settings.__dataclass_fields__ or name == "dead_letters_pending", name
 
 
 def test_its_headers_and_limits_are_those_of_the_code() -> None:
     assert {ID, OMITTED} <= set(re.findall(r"`(mansio-dlq-[a-z-]+)`", DOCUMENT))
     for limit in (
-        share_dead.DEAD_RANGES_MAX,
-        share_dead.REDRIVES_MAX,
-        share_window.DELIVERIES_MAX,
-        share_archiving.REASON_MAX,
-        Settings.__dataclass_fields__["group_share_members_max"].default,
-        Settings.__dataclass_fields__["group_share_sessions_max"].default,
+        dead_ranges.DEAD_RANGES_MAX,
+        dead_ranges.REDRIVES_MAX,
+        in_flight.DELIVERIES_MAX,
+        archiving.REASON_MAX,
+        Settings.__dataclass_fields__["group_share_max_size"].default,
+        Settings.__dataclass_fields__["group_share_max_share_sessions"].default,
     ):
         assert re.search(rf"\b{limit:,}\b", DOCUMENT.partition("## Bounds")[2]), limit

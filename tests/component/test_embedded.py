@@ -25,7 +25,7 @@ def roundtrip(broker: mansio.Broker, topic: str) -> list[bytes | None]:
 
 
 def test_without_uvloop_plain_asyncio_carries_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mansio.broker.embedded.new_event_loop", asyncio.SelectorEventLoop)
+    monkeypatch.setattr("mansio.node.embedded.new_event_loop", asyncio.SelectorEventLoop)
     with mansio.Broker(tmp_path) as broker:
         assert roundtrip(broker, "plain") == [b"one", b"x" * 300_000, b"three"]
 
@@ -66,7 +66,7 @@ def test_what_keeps_it_from_starting_is_raised_and_nothing_stays_behind(tmp_path
     with (
         mansio.Broker(tmp_path / "a") as broker,
         pytest.raises(OSError, match=r"[Aa]ddress already in use"),
-        mansio.Broker(tmp_path / "b", kafka_listen=broker.address),
+        mansio.Broker(tmp_path / "b", listeners=broker.address),
     ):
         pytest.fail("two brokers on one port")
     with mansio.Broker(tmp_path / "b") as again:
@@ -79,8 +79,8 @@ def test_an_address_that_nobody_elsewhere_can_use_is_told_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Clients connect to what they are told, which is what is listened on unless something else is set."""
-    for name, settings in (("told", {}), ("set", {"kafka_advertise": "localhost:9092"})):
+    for name, settings in (("told", {}), ("set", {"advertised_listeners": "localhost:9092"})):
         caplog.clear()
-        with mansio.Broker(tmp_path / name, kafka_listen="0.0.0.0:0", **settings):
-            warned = [line for line in caplog.messages if "kafka_advertise" in line]
+        with mansio.Broker(tmp_path / name, listeners="0.0.0.0:0", **settings):
+            warned = [line for line in caplog.messages if "advertised_listeners" in line]
         assert bool(warned) == (name == "told")

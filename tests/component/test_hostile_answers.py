@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.embedded import EmbeddedBroker
-from mansio.broker.handlers import configs, producers
-from mansio.wire.versions import ApiKey
+from mansio.api.kafka.handlers import configs, producers
+from mansio.node.embedded import EmbeddedBroker
+from mansio.wire.api_versions import ApiKey
 from support.raw_peer import RawPeer, batch_of
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from starlette.routing import Route
 from mansio import errors
 from mansio.api.http import server as http_server
 from mansio.api.http.app import assemble
+from mansio.api.http.broker_stats import Bounds, Distribution, GroupLag, Measurement, PartitionSample, Problem
+from mansio.api.http.event_loop_monitor import EventLoopMonitor
 from mansio.api.http.health import REASONS_MAX
-from mansio.api.http.loop_watch import LoopWatch
 from mansio.api.http.server import HttpServer
-from mansio.api.http.source import Bounds, Distribution, GroupLag, Measurement, PartitionSample, Problem
 from support.machine import scaled
 from support.waiting import eventually
 
@@ -45,7 +45,7 @@ class View:
     def warnings(self) -> list[Problem]:
         return self.worries
 
-    def on_room_change(self, listener: Callable[[], object]) -> None: ...
+    def on_disk_full_change(self, listener: Callable[[], object]) -> None: ...
 
     def group_lags(self) -> list[GroupLag]:
         return self.lags
@@ -83,7 +83,7 @@ class LoopScheduler:
 async def serving(
     view: View, *, clock: LoopClock | None = None, extra=()
 ) -> AsyncIterator[httpx.AsyncClient]:
-    watch = LoopWatch(LoopScheduler(), clock or LoopClock(), stall_bound_ms=NO_STALL_MS)
+    watch = EventLoopMonitor(LoopScheduler(), clock or LoopClock(), stall_bound_ms=NO_STALL_MS)
     app = assemble(view, watch)
     app.router.routes.extend(extra)
     server = HttpServer(app, "127.0.0.1", 0)
@@ -161,7 +161,7 @@ def test_ready_reports_a_stall_that_is_over():
             after = await client.get("/health/ready")
 
             async def counted() -> bool:
-                return "mansio_loop_stalls_total 1.0" in (await client.get("/metrics")).text
+                return "mansio_event_loop_stalls_total 1.0" in (await client.get("/metrics")).text
 
             await eventually(counted)
             return before, after
@@ -169,7 +169,7 @@ def test_ready_reports_a_stall_that_is_over():
     before, after = asyncio.run(story())
     assert before == 200
     assert after.status_code == 503
-    assert [reason["reason"] for reason in after.json()["reasons"]] == ["loop_stalled"]
+    assert [reason["reason"] for reason in after.json()["reasons"]] == ["event_loop_stalled"]
 
 
 def test_a_stall_is_forgotten_and_the_memory_of_stalls_is_bounded():
@@ -189,7 +189,7 @@ def test_a_stall_is_forgotten_and_the_memory_of_stalls_is_bounded():
             return Timer()
 
     clock, scheduler = Clock(), Scheduler()
-    watch = LoopWatch(scheduler, clock, stall_bound_ms=100, stall_memory_ms=1_000_000)
+    watch = EventLoopMonitor(scheduler, clock, stall_bound_ms=100, stall_memory_ms=1_000_000)
     watch.start()
     for _ in range(500):
         clock.now += 1
@@ -215,7 +215,7 @@ def test_a_beat_overdue_right_now_counts_as_a_stall():
             return self
 
     clock = Clock()
-    watch = LoopWatch(Scheduler(), clock, stall_bound_ms=100)
+    watch = EventLoopMonitor(Scheduler(), clock, stall_bound_ms=100)
     watch.start()
     clock.now = 0.3
     assert watch.recent_stalls() == []
@@ -326,7 +326,7 @@ def test_a_taken_port_is_an_error_that_names_it_and_leaves_nothing_behind():
 
 def test_after_stop_the_port_is_free_again_and_no_connection_is_left():
     async def story() -> None:
-        server = HttpServer(assemble(View(), LoopWatch(LoopScheduler(), LoopClock())), "127.0.0.1", 0)
+        server = HttpServer(assemble(View(), EventLoopMonitor(LoopScheduler(), LoopClock())), "127.0.0.1", 0)
         host, port = await server.start()
         reader, writer = await asyncio.open_connection(host, port)
         started = time.monotonic()
@@ -334,7 +334,7 @@ def test_after_stop_the_port_is_free_again_and_no_connection_is_left():
         assert time.monotonic() - started < scaled(10)
         assert await reader.read() == b""
         writer.close()
-        again = HttpServer(assemble(View(), LoopWatch(LoopScheduler(), LoopClock())), host, port)
+        again = HttpServer(assemble(View(), EventLoopMonitor(LoopScheduler(), LoopClock())), host, port)
         assert await again.start() == (host, port)
         await again.stop()
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio import blocking
-from mansio.broker.connection import Connection
-from mansio.broker.embedded import EmbeddedBroker
-from mansio.wire import fetch
-from mansio.wire.records import iterate_batches
-from mansio.wire.versions import ApiKey
+from mansio.api.kafka.server.connection import Connection
+from mansio.node.embedded import EmbeddedBroker
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import fetch
+from mansio.wire.batch.record_batch import iterate_batches
 from support.machine import scaled
 from support.places import free_port, mansio_command
 from support.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed, produce_frame
@@ -46,7 +46,7 @@ def connected_and_served(port: int) -> RawPeer | None:
 
 
 def test_connections_max_refuses_one_more_and_room_is_given_back(tmp_path: Path) -> None:
-    with EmbeddedBroker(tmp_path, connections_max=3) as broker:
+    with EmbeddedBroker(tmp_path, max_connections=3) as broker:
         peers = [RawPeer(port_of(broker)) for _ in range(3)]
         assert all(serves(peer) for peer in peers)
         with RawPeer(port_of(broker)) as refused:
@@ -60,7 +60,7 @@ def test_connections_max_refuses_one_more_and_room_is_given_back(tmp_path: Path)
 
 def test_idle_connection_is_closed_and_a_busy_one_is_not(tmp_path: Path) -> None:
     with (
-        EmbeddedBroker(tmp_path, connection_idle_ms_max=300) as broker,
+        EmbeddedBroker(tmp_path, connections_max_idle_ms=300) as broker,
         RawPeer(port_of(broker)) as idle,
         RawPeer(port_of(broker)) as waiting,
     ):
@@ -72,7 +72,10 @@ def test_idle_connection_is_closed_and_a_busy_one_is_not(tmp_path: Path) -> None
 
 @pytest.mark.row("P5")
 def test_frame_bytes_max_closes_at_the_announcement(tmp_path: Path) -> None:
-    with EmbeddedBroker(tmp_path, frame_bytes_max=64 * KIB) as broker, RawPeer(port_of(broker)) as peer:
+    with (
+        EmbeddedBroker(tmp_path, socket_request_max_bytes=64 * KIB) as broker,
+        RawPeer(port_of(broker)) as peer,
+    ):
         peer.create_topic("small")
         fitting = batch_of(b"x" * 60 * KIB)
         assert peer.produce("small", fitting).error_code == 0
@@ -81,7 +84,7 @@ def test_frame_bytes_max_closes_at_the_announcement(tmp_path: Path) -> None:
 
 
 def test_fetch_bytes_max_bounds_an_answer_and_one_batch_always_fits(tmp_path: Path) -> None:
-    with EmbeddedBroker(tmp_path, fetch_bytes_max=50_000) as broker, RawPeer(port_of(broker)) as peer:
+    with EmbeddedBroker(tmp_path, fetch_max_bytes=50_000) as broker, RawPeer(port_of(broker)) as peer:
         peer.create_topic("many")
         for _ in range(20):
             peer.produce("many", batch_of(b"x" * 10_000))
@@ -151,14 +154,14 @@ def test_partitions_max_refuses_a_topic_with_a_typed_error(tmp_path: Path) -> No
 
 
 def test_connections_per_ip_max_refuses_one_more_from_there_and_room_is_given_back(tmp_path: Path) -> None:
-    with EmbeddedBroker(tmp_path, connections_per_ip_max=2, connections_max=100) as broker:
+    with EmbeddedBroker(tmp_path, max_connections_per_ip=2, max_connections=100) as broker:
         server = broker.broker.service.server
         assert server is not None
         peers = [RawPeer(port_of(broker)) for _ in range(2)]
         assert all(serves(peer) for peer in peers)
         with RawPeer(port_of(broker)) as refused:
             assert not serves(refused)
-        assert server.counters.refused_by_reason["connections_per_ip_max"] == 1
+        assert server.counters.refused_by_reason["max_connections_per_ip"] == 1
         peers.pop().socket.close()
         again = wait_until(lambda: connected_and_served(port_of(broker)), 20, "room for one again")
         for peer in (*peers, again):

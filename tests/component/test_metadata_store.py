@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.loop import AsyncioScheduler
-from mansio.cluster.metadata import (
+from mansio.errors import ConcurrentChange, InvalidRequest, StorageError, Unavailable
+from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.host.host import HostClock
+from mansio.metadata.metadata_store import (
     Ambiguous,
     Compacted,
     Compare,
     Delete,
     Event,
     Put,
-    Transacted,
+    TransactionResult,
     decode,
     encode,
-    transact_surely,
+    transact_resolving_ambiguity,
 )
-from mansio.errors import ConcurrentChange, InvalidRequest, StorageError, Unavailable
-from mansio.host import HostClock
 from mansio.testing.metadata import ModelStore
 from support.etcd import store_as_new
 from support.machine import scaled
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
     from pathlib import Path
 
-    from mansio.cluster.metadata import MetadataStore
+    from mansio.metadata.metadata_store import MetadataStore
     from support.etcd import Etcd
 
     Factory = Callable[[Path], AbstractAsyncContextManager[MetadataStore]]
@@ -65,11 +65,11 @@ def in_memory() -> Factory:
         if not kept:
             kept.append(ModelStore(HostClock(), scheduler, events_kept=EVENTS_KEPT))
         kept[0]._scheduler = scheduler  # opened again, on another loop
-        door = kept[0].door()
+        store_client = kept[0].store_client()
         try:
-            yield door
+            yield store_client
         finally:
-            await door.close()
+            await store_client.close()
 
     return opened
 
@@ -391,7 +391,9 @@ class LosesAnswers:
         self.watch = store.watch
         self.close = store.close
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Transacted:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
+    ) -> TransactionResult:
         if self.count <= 0:
             return await self.store.transact(compares, operations)
         self.count -= 1
@@ -402,8 +404,8 @@ class LosesAnswers:
         raise Ambiguous("the answer was lost")
 
 
-async def take_number(store: MetadataStore, writer: str) -> Transacted:
-    return await transact_surely(
+async def take_number(store: MetadataStore, writer: str) -> TransactionResult:
+    return await transact_resolving_ambiguity(
         store, [Compare("/n", mod_revision=0)], [Put("/n", encode({"n": 1}, writer)), Put("/m", b"")], writer
     )
 
@@ -442,7 +444,7 @@ def test_transaction_that_comes_through_late_is_known_as_our_own(run: Run) -> No
 
         async def transact(
             self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
-        ) -> Transacted:
+        ) -> TransactionResult:
             if self.late is None:
                 self.late = compares, operations
                 raise Ambiguous("the answer was lost")

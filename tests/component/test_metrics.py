@@ -17,34 +17,34 @@ from prometheus_client.parser import text_string_to_metric_families
 
 import mansio
 from mansio import errors
-from mansio.api.http import cluster_numbers
+from mansio.api.http import metrics_cluster
 from mansio.api.http.app import assemble
-from mansio.api.http.disk_watch import DiskWatch, Space
-from mansio.api.http.loop_watch import LoopWatch
-from mansio.api.http.metrics import render, take_snapshot
-from mansio.api.http.server import HttpServer
-from mansio.api.http.service_view import ServiceView
-from mansio.api.http.source import (
+from mansio.api.http.broker_stats import (
     Bounds,
-    CopySample,
     Distribution,
+    FollowerSample,
     GroupLag,
-    LedSample,
+    LeaderSample,
     Measurement,
     PartitionSample,
     Problem,
 )
-from mansio.broker.statistics import SAMPLE_EVERY
-from mansio.cluster.controller import ELECTION_CAUSES
-from mansio.cluster.etcd.outcomes import Outcome
-from mansio.cluster.metadata import Keys, StoreCounts
-from mansio.cluster.model import ACTIVE, FENCED, LIVE, BrokerState, PartitionState, Registration, Topic
-from mansio.cluster.session import Session
-from mansio.cluster.state import ClusterState
-from mansio.config import Settings
-from mansio.host import HostClock, HostFile
-from mansio.state.replica import Following, ReplicaProgress
-from mansio.wire.versions import ApiKey
+from mansio.api.http.disk_monitor import DiskMonitor, Space
+from mansio.api.http.event_loop_monitor import EventLoopMonitor
+from mansio.api.http.metrics import render, take_snapshot
+from mansio.api.http.server import HttpServer
+from mansio.api.http.service_stats import ServiceStats
+from mansio.broker.services.statistics import SAMPLE_EVERY
+from mansio.config.settings import Settings
+from mansio.host.host import HostClock, HostFile
+from mansio.metadata.controller.controller import ELECTION_CAUSES
+from mansio.metadata.etcd.call_outcome import Outcome
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.lifecycle.session import Session
+from mansio.metadata.metadata_store import Keys, StoreCounts
+from mansio.metadata.model import ACTIVE, FENCED, LIVE, BrokerState, PartitionState, Registration, Topic
+from mansio.state.replica import FollowerReplica, ReplicationProgress
+from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
 from support.places import ROOT
 from support.raw_peer import RawPeer, batch_of
@@ -105,7 +105,7 @@ class View:
     def warnings(self) -> list[Any]:
         return []
 
-    def on_room_change(self, listener: Any) -> None: ...
+    def on_disk_full_change(self, listener: Any) -> None: ...
 
     def partition_samples(self) -> Iterator[PartitionSample]:
         for number in range(self.partitions):
@@ -126,7 +126,7 @@ class View:
 class ClusterView(View):
     """A broker of a cluster: what it leads, and the numbers of its shipped parts over a state of the test's."""
 
-    def __init__(self, led: Sequence[LedSample] = (), **known: Any) -> None:
+    def __init__(self, led: Sequence[LeaderSample] = (), **known: Any) -> None:
         super().__init__(bounds=known.pop("bounds", Bounds()))
         self.clustered = True
         self.led = led
@@ -137,20 +137,20 @@ class ClusterView(View):
             yield PartitionSample("t", number, 0, 0, 9, 9, 1, False, led)
 
     def measurements(self) -> list[Measurement]:
-        return list(cluster_numbers.measurements(self.service))
+        return list(metrics_cluster.measurements(self.service))
 
     def problems(self) -> list[Problem]:
-        return list(cluster_numbers.problems(self.service))
+        return list(metrics_cluster.problems(self.service))
 
     def warnings(self) -> list[Problem]:
-        return list(cluster_numbers.warnings(self.service))
+        return list(metrics_cluster.warnings(self.service))
 
 
 def clustered_service(
     *, renewed_ago_s: float = 0.5, ttl_s: float = 6.0, isr: tuple[int, ...] = (1, 2, 3), leader: int = 1
 ) -> Any:
     """Broker 1 of three; one partition of three replicas. `renewed_ago_s`: its session was renewed then."""
-    state = ClusterState("c" * 22, Keys("c" * 22))
+    state = MetadataImage("c" * 22, Keys("c" * 22))
     for node_id in (1, 2):
         state.brokers[node_id] = BrokerState(node_id, "h", 9, None, node_id)
     state.registrations.update({1: Registration(ACTIVE, 1), 3: Registration(FENCED, 1)})
@@ -161,7 +161,7 @@ def clustered_service(
     cluster = SimpleNamespace(
         controller=SimpleNamespace(is_active=True, elections=dict.fromkeys(ELECTION_CAUSES.values(), 2)),
         replication=SimpleNamespace(
-            keeper=SimpleNamespace(shrinks=3, expansions=4),
+            isr_manager=SimpleNamespace(shrinks=3, expansions=4),
             follower=SimpleNamespace(troubles=lambda: iter(())),
         ),
         session=session,
@@ -179,14 +179,14 @@ def clustered_service(
     )
 
 
-def scrape(view: Any, disk: DiskWatch | None = None) -> dict[str, Metric]:
-    watch = LoopWatch(Timers(), HostClock())
+def scrape(view: Any, disk: DiskMonitor | None = None) -> dict[str, Metric]:
+    watch = EventLoopMonitor(Timers(), HostClock())
     body, _ = render(asyncio.run(take_snapshot(view, watch, disk)), "")
     return {family.name: family for family in text_string_to_metric_families(body.decode())}
 
 
-def view_of(broker: mansio.Broker) -> ServiceView:
-    view = ServiceView(broker.broker.settings)
+def view_of(broker: mansio.Broker) -> ServiceStats:
+    view = ServiceStats(broker.broker.settings)
     view.attach(broker.broker.service)
     return view
 
@@ -203,7 +203,7 @@ def value(families: dict[str, Metric], family: str, **labels: str) -> float:
 @pytest.fixture(scope="module")
 def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
     """Everything a broker exports after some of everything happened to it."""
-    with mansio.Broker(tmp_path_factory.mktemp("metrics") / "data", offsets_topic_partitions=1) as broker:
+    with mansio.Broker(tmp_path_factory.mktemp("metrics") / "data", offsets_topic_num_partitions=1) as broker:
         with mansio.blocking.connect(broker.address) as client:
             client.admin.create_topic("t", partitions=2)
             for number in range(3 * SAMPLE_EVERY):
@@ -215,14 +215,14 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
             with pytest.raises(mansio.MansioError):
                 client.admin.delete_topic("nothing")
         wait_until(lambda: broker.broker.service.server.connection_count == 0)
-        disk = DiskWatch("/", 1)
+        disk = DiskMonitor("/", 1)
         disk.look()
         alone = scrape(view_of(broker), disk)
-        assert not {"mansio_led_partitions", "mansio_session_held"} & alone.keys(), (
+        assert not {"mansio_leader_partitions", "mansio_session_held"} & alone.keys(), (
             "one broker has no replicas"
         )
-        copies = [CopySample(2, 5, 1.5), CopySample(3, 0, 0.0)]
-        return scrape(ClusterView([LedSample(True, False, copies)], leader=-1), disk) | alone
+        copies = [FollowerSample(2, 5, 1.5), FollowerSample(3, 0, 0.0)]
+        return scrape(ClusterView([LeaderSample(True, False, copies)], leader=-1), disk) | alone
 
 
 def ours(families: dict[str, Metric]) -> list[Metric]:
@@ -275,7 +275,7 @@ def test_what_happened_is_counted(families: dict[str, Metric]) -> None:
 
 
 def test_histograms_are_cumulative_and_hold_what_was_sampled(families: dict[str, Metric]) -> None:
-    for name in ("mansio_produce_acknowledge_seconds", "mansio_sync_seconds"):
+    for name in ("mansio_produce_acknowledge_seconds", "mansio_fsync_duration_seconds"):
         samples = families[name].samples
         buckets = [sample.value for sample in samples if sample.name.endswith("_bucket")]
         assert buckets == sorted(buckets)
@@ -303,7 +303,7 @@ def test_up_to_the_bound_each_partition_is_shown_and_beyond_it_none_but_the_sums
     assert len(within["mansio_partition_high_watermark"].samples) == 100
     beyond = scrape(View(101, bounds=Bounds(partitions_max=100)))
     assert not beyond["mansio_partition_high_watermark"].samples
-    assert value(beyond, "mansio_metrics_left_out", kind="partition") == 101
+    assert value(beyond, "mansio_metrics_omitted", kind="partition") == 101
     assert value(beyond, "mansio_partitions") == 101
     assert value(beyond, "mansio_topic_records", topic="topic-3") == 250
     assert value(beyond, "mansio_log_size_bytes") == 101_000
@@ -313,8 +313,8 @@ def test_topics_and_groups_beyond_the_bound_are_counted_and_not_shown() -> None:
     found = scrape(View(200, 50, Bounds(partitions_max=0, series_max=7)))
     assert len(found["mansio_topic_records"].samples) == 7
     assert len(found["mansio_group_lag_records"].samples) == 7
-    assert value(found, "mansio_metrics_left_out", kind="topic") == 13
-    assert value(found, "mansio_metrics_left_out", kind="group") == 43
+    assert value(found, "mansio_metrics_omitted", kind="topic") == 13
+    assert value(found, "mansio_metrics_omitted", kind="group") == 43
     assert value(found, "mansio_topics") == 20
 
 
@@ -340,7 +340,7 @@ def test_loop_is_shared_while_numbers_are_read() -> None:
                 await asyncio.sleep(0)
 
         beside = asyncio.create_task(others())
-        await take_snapshot(view, LoopWatch(Timers(), HostClock()))
+        await take_snapshot(view, EventLoopMonitor(Timers(), HostClock()))
         done.set()
         await beside
         return turns
@@ -353,7 +353,7 @@ def test_too_many_scrapes_at_a_time_are_sent_away() -> None:
     view.pause_s = 0.002
 
     async def story() -> list[int]:
-        server = HttpServer(assemble(view, LoopWatch(Timers(), HostClock())), "127.0.0.1", 0)
+        server = HttpServer(assemble(view, EventLoopMonitor(Timers(), HostClock())), "127.0.0.1", 0)
         host, port = await server.start()
         try:
             async with httpx.AsyncClient(base_url=f"http://{host}:{port}", timeout=scaled(30)) as client:
@@ -373,36 +373,38 @@ def test_what_a_leader_knows_of_its_followers_is_summed_and_the_worst_is_shown_b
     found = scrape(
         ClusterView(
             [
-                LedSample(False, False, [CopySample(2, 5, 1.5), CopySample(3, 0, 0.0)]),
-                LedSample(True, False, [CopySample(2, 2, 9.0), CopySample(3, -1, 60.0)]),
-                LedSample(True, True, [CopySample(3, 7, 2.0)]),
+                LeaderSample(False, False, [FollowerSample(2, 5, 1.5), FollowerSample(3, 0, 0.0)]),
+                LeaderSample(True, False, [FollowerSample(2, 2, 9.0), FollowerSample(3, -1, 60.0)]),
+                LeaderSample(True, True, [FollowerSample(3, 7, 2.0)]),
             ],
             bounds=Bounds(partitions_max=0, series_max=0),
         )
     )
-    assert value(found, "mansio_led_partitions") == 3
+    assert value(found, "mansio_leader_partitions") == 3
     assert value(found, "mansio_under_replicated_partitions") == 2
-    assert value(found, "mansio_under_min_in_sync_partitions") == 1
+    assert value(found, "mansio_under_min_isr_partitions") == 1
     assert value(found, "mansio_follower_lag_records", follower="2") == 5
     assert value(found, "mansio_follower_lag_seconds", follower="2") == 9
     assert value(found, "mansio_follower_lag_records", follower="3") == 7
     assert value(found, "mansio_follower_lag_seconds", follower="3") == 60
-    silent = scrape(ClusterView([LedSample(True, False, [CopySample(3, -1, 60.0)])]))
+    silent = scrape(ClusterView([LeaderSample(True, False, [FollowerSample(3, -1, 60.0)])]))
     assert not silent["mansio_follower_lag_records"].samples, "not known is not nothing"
 
 
 def test_a_leader_measures_how_far_its_followers_are_behind_by_what_they_have_on_disk() -> None:
-    replica = ReplicaProgress(1, 7, frozenset({1, 2}), 50, replicas=(1, 2, 3), in_sync_min=3, now_ms=1000.0)
+    replica = ReplicationProgress(
+        1, 7, frozenset({1, 2}), 50, replicas=(1, 2, 3), min_insync_replicas=3, now_ms=1000.0
+    )
     replica.fetched(2, 1, 60, 60, 4000.0)
     partition: Any = SimpleNamespace(
         replica=replica, end_offset=75, clock=SimpleNamespace(monotonic=lambda: 9.0)
     )
-    led = cluster_numbers.led(partition)
-    assert led == LedSample(True, True, (CopySample(2, 15, 5.0), CopySample(3, -1, 8.0)))
+    led = metrics_cluster.led(partition)
+    assert led == LeaderSample(True, True, (FollowerSample(2, 15, 5.0), FollowerSample(3, -1, 8.0)))
     replica.fetched(2, 1, 75, 75, 5000.0)
-    assert cluster_numbers.led(partition).copies[0] == CopySample(2, 0, 0.0), "it has all there is"
-    partition.replica = Following(2, 7, 50, 50)
-    assert cluster_numbers.led(partition) is None
+    assert metrics_cluster.led(partition).replication[0] == FollowerSample(2, 0, 0.0), "it has all there is"
+    partition.replica = FollowerReplica(2, 7, 50, 50)
+    assert metrics_cluster.led(partition) is None
 
 
 def test_numbers_of_a_session_of_etcd_and_of_the_whole_cluster() -> None:
@@ -411,17 +413,17 @@ def test_numbers_of_a_session_of_etcd_and_of_the_whole_cluster() -> None:
     assert value(found, "mansio_fenced_brokers") == 1
     assert value(found, "mansio_offline_partitions") == 1
     assert value(found, "mansio_session_held") == 1
-    assert value(found, "mansio_session_renewed_ago_seconds") == 0.5
+    assert value(found, "mansio_session_renewal_age_seconds") == 0.5
     assert value(found, "mansio_etcd_errors", outcome="unknown") == 1
     assert value(found, "mansio_leader_elections", cause="leader_gone") == 2
-    assert value(found, "mansio_led_partitions") == 0
+    assert value(found, "mansio_leader_partitions") == 0
 
 
 @pytest.mark.parametrize(
     ("renewed_ago_s", "reasons", "worries"),
     [
         (0.5, [], []),
-        (3.5, [], ["etcd_silent"]),
+        (3.5, [], ["etcd_unresponsive"]),
         (5.0, ["session_not_held"], []),
     ],
 )
@@ -441,7 +443,7 @@ def test_replicas_that_are_not_in_sync_here_or_too_few_elsewhere_are_warnings_wi
 
     assert warned(isr=(1, 2)) == []
     assert warned(isr=(2, 3), leader=2) == [("replicas_not_in_sync", True)]
-    assert warned(isr=(1,)) == [("under_min_in_sync", True)]
+    assert warned(isr=(1,)) == [("under_min_isr", True)]
     assert warned(isr=(2,), leader=2) == [("replicas_not_in_sync", True)]
     view = ClusterView()
     view.service.etcd_member.running = False
@@ -461,7 +463,7 @@ def test_failed_sync_shows_in_health_and_metrics_with_its_partition(
             raise OSError(errno.EIO, "Input/output error", self.path)
         true(self)
 
-    monkeypatch.setattr("mansio.host.HostDisk.sync_all", lambda self, path: False)
+    monkeypatch.setattr("mansio.host.host.HostDisk.sync_all", lambda self, path: False)
     with mansio.Broker(tmp_path / "data") as broker:
         with RawPeer(int(broker.address.rpartition(":")[2])) as writer:
             for topic in ("bad", "good"):
@@ -498,7 +500,7 @@ def test_partition_that_is_damaged_at_start_shows_as_corrupt(tmp_path: Path) -> 
 
 def test_low_disk_warns_in_health_and_metrics_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     space = Space(50 << 20, 1 << 30)
-    disk = DiskWatch("/data", 100 << 20, ask=lambda _: space)
+    disk = DiskMonitor("/data", 100 << 20, ask=lambda _: space)
     caplog.set_level("INFO")
     disk.look()
     disk.look()
@@ -508,24 +510,24 @@ def test_low_disk_warns_in_health_and_metrics_and_says_so_once(caplog: pytest.Lo
     space = Space(500 << 20, 1 << 30)
     disk.look()
     assert disk.warnings() == []
-    assert [record.message for record in caplog.records] == ["disk space is low", "disk space is back"]
+    assert [record.message for record in caplog.records] == ["disk_space_low", "disk_space_recovered"]
 
 
 def test_disk_that_does_not_answer_is_told_and_never_waited_for() -> None:
     def broken(path: str) -> Space:
         raise OSError(errno.EIO, "Input/output error")
 
-    disk = DiskWatch("/data", 100, ask=broken)
+    disk = DiskMonitor("/data", 100, ask=broken)
     disk.look()
-    assert [reason for reason, _ in disk.warnings()] == ["disk_silent"]
+    assert [reason for reason, _ in disk.warnings()] == ["disk_unresponsive"]
     assert "mansio_disk_free_bytes" not in scrape(View(), disk)
 
 
 def test_ready_shows_the_data_directory_and_its_space() -> None:
     async def story() -> dict[str, Any]:
-        disk = DiskWatch("/data", 100 << 20, ask=lambda _: Space(50 << 20, 1 << 30))
+        disk = DiskMonitor("/data", 100 << 20, ask=lambda _: Space(50 << 20, 1 << 30))
         disk.look()
-        server = HttpServer(assemble(View(), LoopWatch(Timers(), HostClock()), disk), "127.0.0.1", 0)
+        server = HttpServer(assemble(View(), EventLoopMonitor(Timers(), HostClock()), disk), "127.0.0.1", 0)
         host, port = await server.start()
         try:
             async with httpx.AsyncClient(base_url=f"http://{host}:{port}") as client:
@@ -570,5 +572,5 @@ def test_dashboard_panels_have_titles_and_do_not_overlap() -> None:
 
 
 def test_settings_bound_what_is_shown() -> None:
-    view = ServiceView(Settings(metrics_partitions_max=3, metrics_series_max=4))
+    view = ServiceStats(Settings(metrics_partitions_max=3, metrics_series_max=4))
     assert view.bounds == Bounds(3, 4)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import mansio
-from mansio.client.admin_quotas import DEFAULT, Quota
+from mansio.client.admin.admin_quotas import DEFAULT, Quota
 from mansio.errors import InvalidRequest
-from mansio.wire import fetch, produce
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import fetch, produce
 from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of
 
@@ -45,7 +45,7 @@ class World(NamedTuple):
 @contextmanager
 def world_in(directory: Path) -> Iterator[World]:
     with (
-        mansio.Broker(directory, kafka_listen="127.0.0.1:0", quota_burst_ms=BURST_MS) as broker,
+        mansio.Broker(directory, listeners="127.0.0.1:0", quota_burst_ms=BURST_MS) as broker,
         mansio.blocking.connect(broker.address) as client,
     ):
         yield World(broker, client)

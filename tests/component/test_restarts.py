@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from mansio.wire.records import iterate_batches
+from mansio.wire.batch.record_batch import iterate_batches
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -98,7 +98,7 @@ def test_a_data_directory_belongs_to_one_broker_at_a_time(tmp_path: Path) -> Non
 
 def test_a_damaged_partition_of_group_offsets_keeps_only_its_own_groups_waiting(tmp_path: Path) -> None:
     groups = [f"group-{number}" for number in range(6)]
-    with mansio.Broker(tmp_path, offsets_topic_partitions=3) as broker:
+    with mansio.Broker(tmp_path, offsets_topic_num_partitions=3) as broker:
         create(broker)
         publish(broker, b"one")
         with mansio.blocking.connect(broker.address) as client:

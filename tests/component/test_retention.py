@@ -21,9 +21,9 @@ from confluent_kafka.admin import (
 )
 
 import mansio
-from mansio.wire import fetch, produce
-from mansio.wire.records import build_batch, iterate_batches
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import fetch, produce
+from mansio.wire.batch.record_batch import build_batch, iterate_batches
 from support.machine import scaled
 from support.process import served
 from support.raw_peer import RawPeer, fetch_frame, produce_frame
@@ -48,7 +48,9 @@ _numbers = itertools.count(1)
 
 
 def broker_in(directory: Path) -> mansio.Broker:
-    return mansio.Broker(directory, retention_check_interval_ms=20, checkpoint_interval_ms=20)
+    return mansio.Broker(
+        directory, log_retention_check_interval_ms=20, log_flush_offset_checkpoint_interval_ms=20
+    )
 
 
 @pytest.fixture(scope="module")
@@ -307,9 +309,12 @@ def test_own_client_deletes_by_offset_by_time_and_to_the_end(broker: mansio.Brok
 
 @pytest.mark.row("L6")
 def test_what_was_deleted_stays_deleted_after_a_kill_right_after_the_answer(tmp_path: Path) -> None:
-    arguments = ["--set", "checkpoint_interval_ms=60000"]  # the next ordinary checkpoint would be far away
+    arguments = [
+        "--set",
+        "log_flush_offset_checkpoint_interval_ms=60000",
+    ]  # the next ordinary checkpoint would be far away
     with served(tmp_path / "data", arguments=arguments, http=False) as process:
-        world = World(process.bootstrap)
+        world = World(process.bootstrap_servers)
         world.write(5)
         assert world.delete(3) == 3
         process.kill()

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.cluster.metadata import Put
-from mansio.cluster.sqlite_store import SqliteStore
 from mansio.errors import StorageError
+from mansio.metadata.metadata_store import Put
+from mansio.metadata.sqlite.store import SqliteStore
 from support.metadata import sqlite_store
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ WRITER = """
 import asyncio, sys
 sys.path.insert(0, sys.argv[2])
 from support.metadata import sqlite_store
-from mansio.cluster.metadata import Put
+from mansio.metadata.metadata_store import Put
 
 async def main():
     async with sqlite_store(sys.argv[1]) as store:

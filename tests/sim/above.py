@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.partition import Partition
-from mansio.cluster.metadata import decode
-from mansio.cluster.model import LIVE
-from mansio.wire.record_reader import read_records
+from mansio.broker.partition.partition import Partition
+from mansio.metadata.metadata_store import decode
+from mansio.metadata.model import LIVE
+from mansio.wire.batch.record_reader import read_records
 from sim.clients import TOPIC
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def reasons(world: World) -> Iterator[str]:
     for broker in brokers:
         if not (broker.ready and broker.running):
             yield f"{broker.name} is not ready"
-        elif broker.clustering.session is None:
+        elif broker.cluster_member.session is None:
             yield f"{broker.name} has no session"
     if not all(broker.ready for broker in brokers):
         return

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 from uuid import UUID
 
-from mansio.wire import fetch as fetch_wire
-from mansio.wire import produce as produce_wire
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import build_batch, iterate_batches
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import fetch as fetch_wire
+from mansio.wire.apis import produce as produce_wire
+from mansio.wire.batch.record_batch import build_batch, iterate_batches
+from mansio.wire.batch.record_reader import read_records
 from sim.clients import Client
 
 if TYPE_CHECKING:

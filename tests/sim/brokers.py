@@ -1,6 +1,6 @@
-"""One life of one broker: the shipped `Core` and `Clustering` on a simulated machine.
+"""One life of one broker: the shipped `BrokerRuntime` and `ClusterMember` on a simulated machine.
 
-The order of steps at start and stop is that of `broker.broker`; sockets, threads and etcd are the simulator's. A disk
+The order of steps at start and stop is that of `node.broker`; sockets, threads and etcd are the simulator's. A disk
 outlives its broker; a broker that died is kept until the run is over, so that nothing of it ends at a time of the
 collector's choosing.
 """
@@ -10,14 +10,14 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.clustering import Clustering
-from mansio.broker.core import Core
-from mansio.broker.handlers import fetch
-from mansio.broker.machine import Machine
-from mansio.broker.server import Limits, Server
-from mansio.cluster.state import ClusterState
-from mansio.config import Settings
+from mansio.api.kafka.handlers import fetch
+from mansio.api.kafka.server.listener import Server, ServerLimits
+from mansio.config.settings import Settings
 from mansio.errors import MansioError
+from mansio.host.host_ports import HostPorts
+from mansio.metadata.image import MetadataImage
+from mansio.node.broker_runtime import BrokerRuntime
+from mansio.node.cluster_member import ClusterMember
 from mansio.testing.scheduler import (
     WALL_START_MS,
     SimulatedBackground,
@@ -26,7 +26,7 @@ from mansio.testing.scheduler import (
     Simulation,
     Task,
 )
-from mansio.wire import produce as produce_wire
+from mansio.wire.apis import produce as produce_wire
 from sim import above
 from sim.etcd import KeepAliveTurns, SimulatedDoor
 from sim.network import SimulatedPeers
@@ -34,22 +34,22 @@ from sim.network import SimulatedPeers
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
-    from mansio.broker.partition import Partition
-    from mansio.cluster.membership import Membership
+    from mansio.broker.partition.partition import Partition
+    from mansio.metadata.lifecycle.broker_lifecycle import BrokerLifecycle
     from mansio.testing.disk import SimulatedDisk
     from sim.world import World
 
 TTL_MS = 3000
 LAG_MS_MAX = 2500
 
-LIMITS = Limits(
-    frame_bytes_max=1 << 22,
+LIMITS = ServerLimits(
+    socket_request_max_bytes=1 << 22,
     requests_max=16,
     backlog_bytes_max=1 << 22,
     unsent_bytes_max=1 << 22,
-    in_flight_bytes_max=1 << 24,
-    connections_max=1000,
-    connections_per_ip_max=0,
+    queued_max_request_bytes=1 << 24,
+    max_connections=1000,
+    max_connections_per_ip=0,
     idle_ms_max=600_000,
 )
 
@@ -61,15 +61,15 @@ def settings_of(node_id: int, **more: int) -> Settings:
         etcd="http://etcd:2379",
         broker_session_timeout_ms=TTL_MS,
         replica_lag_time_max_ms=LAG_MS_MAX,
-        hold_disk_free_bytes_min=0,
-        offsets_topic_partitions=2,
-        group_session_timeout_ms_min=500,
+        retention_hold_disk_free_bytes_min=0,
+        offsets_topic_num_partitions=2,
+        group_min_session_timeout_ms=500,
         group_consumer_session_timeout_ms=2500,
         group_consumer_heartbeat_interval_ms=500,
         shutdown_drain_ms=2000,
-        checkpoint_interval_ms=500,
-        log_cleaner_interval_ms=5000,
-        replica_fetch_bytes_max=4096,
+        log_flush_offset_checkpoint_interval_ms=500,
+        log_cleaner_backoff_ms=5000,
+        replica_fetch_max_bytes=4096,
         **more,
     )
 
@@ -151,8 +151,8 @@ class SimulatedBroker:
     """See the module. `listening`: connections are taken."""
 
     server: Server
-    core: Core
-    clustering: Clustering
+    core: BrokerRuntime
+    cluster_member: ClusterMember
     door: SimulatedDoor
 
     def __init__(self, world: World, node_id: int, disk: SimulatedDisk, life: int) -> None:
@@ -195,7 +195,7 @@ class SimulatedBroker:
         self.disk.make_directory(settings.data_dir)
         stack.callback(self.disk.lock(f"{settings.data_dir}/lock").release)
         random = SimulatedRandom(world.simulation)
-        machine = Machine(
+        host_ports = HostPorts(
             self.disk,
             self.clock,
             random,
@@ -207,20 +207,20 @@ class SimulatedBroker:
         door = self.door = SimulatedDoor(world.etcd, self.scheduler, world.etcd_scheduler)
         world.set_up_door(self.node_id, door)
         stack.push_async_callback(door.close)
-        state = await ClusterState.load(door, "", random)
-        self.clustering = Clustering(
+        state = await MetadataImage.load(door, "", random)
+        self.cluster_member = ClusterMember(
             settings,
-            machine,
+            host_ports,
             store=door,
             leases=door,
             state=state,
             peers=SimulatedPeers(self, lambda node_id: node_id in state.brokers),
             keep_alive=self._keep_alive,
-            more_peers=lambda: SimulatedPeers(self, lambda node_id: node_id in state.brokers),
+            new_peers=lambda: SimulatedPeers(self, lambda node_id: node_id in state.brokers),
         )
-        core = self.core = Core(settings, machine, door, state, self.clustering)
+        core = self.core = BrokerRuntime(settings, host_ports, door, state, self.cluster_member)
         await core.open(stack, self.scheduler.close)
-        stack.push_async_callback(self.clustering.leave)
+        stack.push_async_callback(self.cluster_member.leave)
         self.server = core.service.server = Server(
             core.service,
             LIMITS,
@@ -229,16 +229,16 @@ class SimulatedBroker:
         self.server.listener = (f"host-{self.node_id}", 9092)
         self.server._sweep_idle()
         self.listening = True
-        await self.clustering.join(*self.server.listener)
+        await self.cluster_member.join(*self.server.listener)
         core.service.ready = True
-        core.look_after()
+        core.start_background_work()
         self.ready = True
 
     def _background(self) -> SimulatedBackground:
         random = self.world.simulation.random
         return SimulatedBackground(self.scheduler, lambda: random.uniform(*self.disk_ms))
 
-    def _keep_alive(self, membership: Membership) -> KeepAliveTurns:
+    def _keep_alive(self, membership: BrokerLifecycle) -> KeepAliveTurns:
         return KeepAliveTurns(
             membership,
             self.door,
@@ -258,7 +258,7 @@ class SimulatedBroker:
         service = self.core.service
         service.ready = False
         service.quotas.stop()
-        await self.clustering.hand_off(2000)
+        await self.cluster_member.transfer_leaderships(2000)
         fetch.answer_parked(service)
         self.listening = False
         for connection in list(self.server._connections):
@@ -311,7 +311,7 @@ class SimulatedBroker:
                     above.check_durable(self.world, self, partition, result.base_offset)
 
     def _check_session(self) -> None:
-        session = self.clustering.session
+        session = self.cluster_member.session
         if session is None:
             self.world.checker.broken(f"{self.name} acknowledges without a session")
         model = self.world.etcd

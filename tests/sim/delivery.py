@@ -12,11 +12,11 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import InvalidRecordState, NotLeaderOrFollower
-from mansio.state.share_types import ACCEPT, AVAILABLE, REJECT, RELEASE, ShareKey
-from mansio.wire import share_acknowledge, share_fetch
-from mansio.wire.record_reader import read_records
-from mansio.wire.share_acknowledge import AckBatch, AckPartition
-from mansio.wire.versions import ApiKey
+from mansio.state.share_partition.types import ACCEPT, AVAILABLE, REJECT, RELEASE, ShareKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import share_acknowledge, share_fetch
+from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
+from mansio.wire.batch.record_reader import read_records
 from sim import above
 from sim.clients import LOOK_AGAIN, TOPIC, Client
 from support.share_history import Breach, Place, ShareHistory
@@ -24,7 +24,7 @@ from support.share_history import Breach, Place, ShareHistory
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mansio.broker.share.live_share import LiveShare
+    from mansio.broker.coordinator.share.partition_leader import SharePartitionLeader
     from sim.world import World
 
 FIRST_SEED: Final = 300_000
@@ -97,26 +97,30 @@ class Delivery:
             leader = world.network.brokers.get(place.leader)
             if leader is None or not leader.ready:
                 continue
-            live = leader.core.shares.peek(ShareKey(GROUP, self.topic_id.bytes, index))
+            share_partition = leader.core.shares.peek(ShareKey(GROUP, self.topic_id.bytes, index))
             name = f"share partition {index}, led by {place.leader},"
-            if live is None:
+            if share_partition is None:
                 yield f"{name} is not loaded"
                 continue
-            end = self.ends[index] = live.partition.end_offset
-            resting = self._resting_by_a_wrong_clock(live)
-            counts = live.core.counts(live.now_ms())
-            if counts.open > len(resting) or counts.archiving or live.core.ranges.end < end:
-                trouble = leader.core.dead_letters.trouble_of(live.key)
-                yield f"{name} begins at {live.core.ranges.start} of {end}: {counts} {trouble}"
+            end = self.ends[index] = share_partition.partition.end_offset
+            resting = self._resting_by_a_wrong_clock(share_partition)
+            counts = share_partition.state_machine.counts(share_partition.now_ms())
+            if (
+                counts.open > len(resting)
+                or counts.archiving
+                or share_partition.state_machine.ranges.end < end
+            ):
+                trouble = leader.core.dead_letters.last_error_of(share_partition.key)
+                yield f"{name} begins at {share_partition.state_machine.ranges.start} of {end}: {counts} {trouble}"
 
-    def _resting_by_a_wrong_clock(self, live: LiveShare) -> list[Place]:
+    def _resting_by_a_wrong_clock(self, share_partition: SharePartitionLeader) -> list[Place]:
         """A rest is stored by the wall's time, so a wall that was wrong by a day when it was written, or read, makes
         one that long. What was withheld rests as long as a lease."""
         longest_ms = max(2 * BACKOFF_MS_MAX, self.lock_ms)
-        latest_ms, until_ms = self.world.wall_ms() + longest_ms, live.now_ms() + longest_ms
+        latest_ms, until_ms = self.world.wall_ms() + longest_ms, share_partition.now_ms() + longest_ms
         found = [
-            Place(live.key.partition, offset)
-            for span in live.core.ranges
+            Place(share_partition.key.partition, offset)
+            for span in share_partition.state_machine.ranges
             if span.state == AVAILABLE
             and span.due_ms >= 0
             and (span.due_ms > latest_ms or span.deadline_ms > until_ms)
@@ -152,7 +156,7 @@ class Sharer(Client):
         self.history = delivery.history
         self.faithful = True
         self.index = number % 2
-        self.lives = 0
+        self.share_partitions = 0
         self.epoch = 0
         self.held: dict[Place, float] = {}
         """What it has, and since when."""
@@ -169,8 +173,8 @@ class Sharer(Client):
 
     def _be_born(self) -> None:
         """Whoever it was says nothing more, not even that its connection ends."""
-        self.lives += 1
-        self.member = f"{self.name} {self.lives}"
+        self.share_partitions += 1
+        self.member = f"{self.name} {self.share_partitions}"
         self.epoch = 0
         self.held = {}
         self._link = None
@@ -248,7 +252,9 @@ class Sharer(Client):
     def _told(self, settles: dict[str, list[Place]], code: int) -> None:
         for kind, places in settles.items():
             if code == 0:
-                self.history.told(self.index, [each.offset for each in places], kind, self._now_ms)
+                self.history.error_for_client(
+                    self.index, [each.offset for each in places], kind, self._now_ms
+                )
             elif code == InvalidRecordState.kafka_code:
                 self.history.refused += len(places)
 

@@ -12,16 +12,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mansio.broker.keep_alive import KeepAlive
-from mansio.cluster.metadata import Ambiguous, LeaseEnded
 from mansio.errors import MansioError, Unavailable
-from mansio.testing.metadata import Door, ModelStore
+from mansio.metadata.metadata_store import Ambiguous, LeaseExpired
+from mansio.node.lease_keep_alive import LeaseKeepAlive
+from mansio.testing.metadata import ModelStore, StoreClient
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
 
-    from mansio.cluster.membership import Membership
-    from mansio.cluster.metadata import Compare, Delete, Event, Put, Transacted
+    from mansio.metadata.lifecycle.broker_lifecycle import BrokerLifecycle
+    from mansio.metadata.metadata_store import Compare, Delete, Event, Put, TransactionResult
     from mansio.ports import Clock
     from mansio.testing.scheduler import SimulatedScheduler, Simulation
 
@@ -72,7 +72,7 @@ class EtcdModel(ModelStore):
         self.wake()
 
 
-class SimulatedDoor(Door):
+class SimulatedDoor(StoreClient):
     """`MetadataStore` and `Leases` of one broker's life."""
 
     def __init__(self, store: EtcdModel, scheduler: SimulatedScheduler, etcd: SimulatedScheduler) -> None:
@@ -123,7 +123,7 @@ class SimulatedDoor(Door):
         finally:
             timer.cancel()
 
-    def _transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Transacted:
+    def _transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> TransactionResult:
         if self.late_requests > 0:
             self.late_requests -= 1
             self._etcd.call_later(self.random.uniform(500, 5000), self._transact_late, compares, operations)
@@ -134,7 +134,7 @@ class SimulatedDoor(Door):
         try:
             if not self.model.without_majority:
                 self.store.transact(compares, operations)
-        except LeaseEnded:
+        except LeaseExpired:
             return
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:
@@ -200,12 +200,12 @@ class _SentEarlier:
         return self._clock.monotonic() if sent_at is None else sent_at
 
 
-class KeepAliveTurns(KeepAlive):
+class KeepAliveTurns(LeaseKeepAlive):
     """The shipped keep-alive; its thread takes turns on `thread`, a scheduler that goes on when the main loop hangs."""
 
     def __init__(
         self,
-        membership: Membership,
+        membership: BrokerLifecycle,
         door: SimulatedDoor,
         *,
         clock: Clock,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
 from sim.clients import TOPIC, Client, commit_of
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
 from sim.clients import TOPIC, commit_of
 from sim.members import NO_COORDINATOR, REBALANCE_MS, UNKNOWN_MEMBER, Member
 
@@ -30,7 +30,7 @@ class NextMember(Member):
 
     def __init__(self, world: World, group: str, number: int, checker: GroupChecker) -> None:
         self.epoch = 0
-        self.says_all = True
+        self.is_full_request = True
         self.says_owned = False
         self.positions: dict[int, int | None] = {}  # of what it has; None: not asked for yet
         self.leaving: dict[int, int] = {}  # told to be given up, and not committed for the last time
@@ -46,7 +46,7 @@ class NextMember(Member):
         self._forget()
 
     def _forget(self) -> None:
-        self.epoch, self.says_all = 0, True
+        self.epoch, self.is_full_request = 0, True
         self.positions = {}
         self.leaving = {}
 
@@ -65,7 +65,7 @@ class NextMember(Member):
 
     async def _failed(self, code: int | None) -> None:
         self.last_error = "no answer" if code is None else code
-        self.says_all = True
+        self.is_full_request = True
         if code in (UNKNOWN_MEMBER, FENCED_EPOCH):
             self._forget()
         if code is None or code in NO_COORDINATOR:
@@ -78,7 +78,7 @@ class NextMember(Member):
             "member_epoch": self.epoch,
             "topic_partitions": None,
         }
-        if self.says_all:
+        if self.is_full_request:
             fields |= {
                 "rebalance_timeout_ms": REBALANCE_MS,
                 "subscribed_topic_names": [TOPIC] if self.random.random() < 0.5 else [],
@@ -88,7 +88,7 @@ class NextMember(Member):
                 fields["subscribed_topic_regex"] = f"{TOPIC}|nothing.*"
             else:
                 fields["subscribed_topic_regex"] = ""
-        if self.says_all or self.says_owned:
+        if self.is_full_request or self.says_owned:
             owned = sorted({**self.positions, **self.leaving})
             fields["topic_partitions"] = [{"topic_id": self.topic_id, "partitions": owned}] if owned else []
         return fields
@@ -100,7 +100,7 @@ class NextMember(Member):
         if answer is None or answer.error_code:
             await self._failed(None if answer is None else answer.error_code)
             return None
-        self.says_all = False
+        self.is_full_request = False
         self.says_owned = self.says_owned and not said_owned
         self.epoch = answer.member_epoch
         if answer.assignment is not None:

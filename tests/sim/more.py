@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.wire import produce as produce_wire
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import build_batch
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import produce as produce_wire
+from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.batch.record_reader import read_records
 from sim import above
 from sim.clients import LOOK_AGAIN, PRODUCE_VERSION, TOPIC, Client, Producer
 
@@ -192,7 +192,7 @@ class Grower(OwnTopic):
                 leader = next(
                     one
                     for one in above.copies(self.world, topic.topic_id, index)
-                    if one.leads and not one.closed
+                    if one.is_leader and not one.closed
                 )
                 found[index] = {
                     record.offset: record.value

@@ -4,8 +4,8 @@ A `Link` is one TCP connection: what arrives on it arrives in order. What a netw
 by other connections: a frame that was held up arrives when its sender has long given up (`late`), or comes a second
 time (`duplicate`); a link that lost something stays silent for good (`drop`).
 
-On the broker's side stands the shipped connection (`broker.connection.Connection`) with another socket: the same
-frames, backlog, order of answers and entry into the handlers.
+On the broker's side stands the shipped connection (`api.kafka.server.connection.Connection`) with another socket:
+the same frames, backlog, order of answers and entry into the handlers.
 
 Always true: bytes are carried as they are; nothing passes between two ends that are cut off from each other, in that
 direction; what was sent before it was cut off arrives, or arrives when the cut is over.
@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.connection import Connection
-from mansio.broker.handlers.produce import PendingBatch, PendingProduce
+from mansio.api.kafka.handlers.produce import PendingBatch, PendingProduce
+from mansio.api.kafka.server.connection import Connection
 from mansio.errors import ConnectionLost, RequestTimedOut
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ class SimulatedConnection(Connection):
         self._inbox = bytearray()
         self._ended = False
         self._transport = _Transport(self)  # type: ignore[assignment]
-        self._egress = _Egress(link)  # type: ignore[assignment]
+        self._socket_writer = _Egress(link)  # type: ignore[assignment]
         self.client_host = str(link.source)
         self.last_active = broker.server.now
         broker.server.connected(self)

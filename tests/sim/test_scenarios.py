@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.api.http.service_view import ServiceView
-from mansio.cluster.metadata import Put, encode
+from mansio.api.http.service_stats import ServiceStats
+from mansio.metadata.metadata_store import Put, encode
 from sim.brokers import TTL_MS
 from sim.clients import TOPIC
 from sim.world import World
@@ -32,7 +32,7 @@ def test_a_broker_that_dies_again_before_it_is_registered_still_knows_that_its_d
     world.simulation.run_for(100)
     again = world.network.brokers[broker.node_id]
     assert not again.ready, "its old session stands"
-    assert (topic.topic_id, 0) in again.clustering._residence.lost_logs()  # type: ignore[union-attr]
+    assert (topic.topic_id, 0) in again.cluster_member._replica_manager.lost_logs()  # type: ignore[union-attr]
 
 
 class NewerMetadata:
@@ -69,7 +69,7 @@ def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_other
     def look() -> None:
         """Before its lease would have ended by itself, and long after it would have registered again."""
         broker = world.network.brokers[found["broker"]]
-        state, view = broker.core.state, ServiceView(broker.core.settings)
+        state, view = broker.core.state, ServiceStats(broker.core.settings)
         view.attach(broker.core.service)
         found["session"] = world.etcd.get(state.keys.session(broker.node_id))
         found["controller"] = other(broker.node_id).controller

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import MansioError
-from mansio.state.share_records import TOPIC
-from mansio.state.share_types import ACKNOWLEDGED, Change
+from mansio.state.share_partition.state_records import TOPIC
+from mansio.state.share_partition.types import ACKNOWLEDGED, StateBatch
 from sim.world import World
 from support.share_state_room import begun, key_of, leased
 
@@ -32,7 +32,7 @@ async def begin(broker: SimulatedBroker) -> None:
     for number, key in enumerate(KEYS):
         assert await persister.read(key, 0) is None
         await persister.write(key, 0, 0, begun())
-        acked = Change(number, number, ACKNOWLEDGED, 1)
+        acked = StateBatch(number, number, ACKNOWLEDGED, 1)
         await persister.write(key, 0, 0, leased(0, 9, durable=True)._replace(changes=(acked,)))
         await persister.write(key, 0, 0, leased(20, 29))
 
@@ -60,7 +60,7 @@ def test_what_was_acknowledged_survives_every_broker_in_turn() -> None:
         asker = next(broker for broker in world.brokers() if broker.ready and broker.node_id != node_id)
         states = world.simulation.run(found(asker, leader_epoch), within_ms=120_000)
         for number, state in enumerate(states):
-            acked = Change(number, number, ACKNOWLEDGED, 1)
+            acked = StateBatch(number, number, ACKNOWLEDGED, 1)
             assert acked in state.changes, f"{KEYS[number]}: {state}"
             assert state.leader_epoch == leader_epoch
         world.simulation.run_until(  # the world starts it again

@@ -10,11 +10,11 @@ from __future__ import annotations
 import gc
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.topics import NewTopic
-from mansio.cluster.metadata import decode
+from mansio.broker.services.topics import NewTopic
 from mansio.errors import MansioError, TopicAlreadyExists
+from mansio.metadata.metadata_store import decode
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
-from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unbegun
+from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unstarted
 from sim import above, delivery
 from sim.admin import Administrator
 from sim.brokers import DriftingClock, SimulatedBroker
@@ -58,9 +58,9 @@ class World:
         """Of brokers, beside those of all histories."""
         if seed >= delivery.FIRST_SEED:
             self.settings = {
-                "share_state_topic_partitions": delivery.STATE_PARTITIONS,
-                "share_state_updates_per_snapshot": 30,
-                "share_state_prune_interval_ms": 3000,
+                "share_coordinator_state_topic_num_partitions": delivery.STATE_PARTITIONS,
+                "share_coordinator_snapshot_update_records_per_snapshot": 30,
+                "share_coordinator_state_topic_prune_interval_ms": 3000,
             }
         self.only = only
         self.faults_ms = faults_ms
@@ -170,7 +170,9 @@ class World:
 
         async def move() -> None:
             try:
-                await broker.clustering.controller.elect_preferred(TOPIC, self.random.randrange(PARTITIONS))
+                await broker.cluster_member.controller.elect_preferred(
+                    TOPIC, self.random.randrange(PARTITIONS)
+                )
             except MansioError:
                 return
 
@@ -180,7 +182,7 @@ class World:
     def holds(self, node_id: int) -> bool:
         """Does that broker think that its session lives?"""
         broker = self.network.brokers[node_id]
-        return hasattr(broker, "clustering") and broker.clustering.holds()
+        return hasattr(broker, "clustering") and broker.cluster_member.holds()
 
     def is_misled(self, node_id: int) -> bool:
         """Did etcd end that broker's session before its time, and it has not heard of it? It cannot know better."""
@@ -188,7 +190,7 @@ class World:
         if not self.holds(node_id):
             return False
         entry = self.etcd._entries.get(broker.core.state.keys.session(node_id))
-        return entry is None or entry.create_revision != broker.clustering.broker_epoch()
+        return entry is None or entry.create_revision != broker.cluster_member.broker_epoch()
 
     # The history
 
@@ -203,7 +205,7 @@ class World:
                 error.add_note(line)
             raise
         finally:
-            close_unbegun()
+            close_unstarted()
             gc.enable()
 
     def _run(self) -> None:
@@ -303,7 +305,7 @@ class World:
         self.driver.stop()  # what was to come of faults comes no more
         self.driver = self.simulation.scheduler("driver after")
         for broker in self.brokers():
-            broker.disk.fail_no_more()
+            broker.disk.clear_failures()
             broker.disk_ms = (0.3, 2.5)
             if hasattr(broker, "door"):
                 broker.door.late_requests = 0
@@ -344,7 +346,7 @@ class World:
                 )
                 self.tell("operator elects", topic.name, index, best.broker_id)
                 self.network.count("unclean elections")
-                work = broker.clustering.controller.elect_unclean(topic.name, index, best.broker_id)
+                work = broker.cluster_member.controller.elect_unclean(topic.name, index, best.broker_id)
                 broker.scheduler.spawn(work, name="elect")
 
     @property

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mansio.spark.lake.catalog import LakeTable, open_table
-from mansio.spark.lake.layout import TABLE_SCHEMA, BatchPlan, DataPart
+from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+from mansio.spark.iceberg.table_format import TABLE_SCHEMA, BatchPlan, WrittenDataFile
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -51,11 +51,11 @@ class Archive:
     batch: int = -1
     offsets: dict[int, int] = field(default_factory=dict)
 
-    def open(self) -> LakeTable:
+    def open(self) -> ArchiveTable:
         """A handle of its own, as another process would have."""
         return open_table(None, str(self.warehouse), self.topic, create=True, topic_id=self.topic_id)
 
-    def add(self, table: LakeTable, rows_of: dict[int, int | Sequence[dict[str, Any]]]) -> None:
+    def add(self, table: ArchiveTable, rows_of: dict[int, int | Sequence[dict[str, Any]]]) -> None:
         """Archive one batch: for each partition so many more records, or these."""
         rows = {
             partition: [row(partition, self.offsets.get(partition, 0) + index) for index in range(given)]
@@ -74,14 +74,14 @@ class Archive:
         assert outcome.added
         self.offsets.update(end)
 
-    def write(self, table: LakeTable, rows: Sequence[dict[str, Any]]) -> DataPart:
+    def write(self, table: ArchiveTable, rows: Sequence[dict[str, Any]]) -> WrittenDataFile:
         """One data file of one partition."""
         directory = table.data_location.removeprefix("file://")
         os.makedirs(directory, exist_ok=True)
         path = f"{directory}/{self.query}-{self.batch}-{uuid.uuid4().hex}.parquet"
         pq.write_table(pa.Table.from_pylist(list(rows), TABLE_SCHEMA), path, compression="zstd")
         first, last = rows[0], rows[-1]
-        return DataPart(
+        return WrittenDataFile(
             f"file://{path}",
             len(rows),
             os.path.getsize(path),

@@ -7,16 +7,16 @@ import asyncio
 import itertools
 from typing import TYPE_CHECKING
 
-from mansio.broker.loop import AsyncioScheduler
-from mansio.broker.topics import NewTopic, TopicAdmin
-from mansio.cluster.controller import Controller
-from mansio.cluster.membership import Membership
-from mansio.cluster.metadata import LeaseEnded
-from mansio.cluster.session import RENEW_SHARE
-from mansio.cluster.state import ClusterState
-from mansio.config import Settings
+from mansio.broker.services.topics import NewTopic, TopicService
+from mansio.config.settings import Settings
 from mansio.errors import ConfigError, Unavailable
-from mansio.testing.metadata import Door, ModelStore
+from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.metadata.controller.controller import Controller
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.lifecycle.broker_lifecycle import BrokerLifecycle
+from mansio.metadata.lifecycle.session import RENEW_FRACTION
+from mansio.metadata.metadata_store import LeaseExpired
+from mansio.testing.metadata import ModelStore, StoreClient
 from support.metadata import Host
 from support.virtual_time import SeededRandom, VirtualClock, VirtualLoop
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from uuid import UUID
 
-    from mansio.cluster.model import PartitionState, Topic
+    from mansio.metadata.model import PartitionState, Topic
 
 TTL_S = 6.0
 CLUSTER_ID = "cluster-under-test"
@@ -96,7 +96,7 @@ class Member:
         self.cluster = cluster
         self.node_id = node_id
         self.running = False
-        self.door: Door = cluster.store.door()
+        self.store_client: StoreClient = cluster.store.store_client()
         self.scheduler = AsyncioScheduler(cluster.loop)
         self.random = SeededRandom(next(cluster.seeds))
         self.host = SlowHost()
@@ -107,11 +107,11 @@ class Member:
 
     async def start(self) -> None:
         cluster, node_id = self.cluster, self.node_id
-        self.state = await ClusterState.load(self.door, CLUSTER_ID, self.random)
-        self.state.start(self.door, self.scheduler, shared=True)
-        self.membership = Membership(
-            store=self.door,
-            leases=self.door,
+        self.state = await MetadataImage.load(self.store_client, CLUSTER_ID, self.random)
+        self.state.start(self.store_client, self.scheduler, shared=True)
+        self.membership = BrokerLifecycle(
+            store=self.store_client,
+            leases=self.store_client,
             state=self.state,
             scheduler=self.scheduler,
             clock=cluster.clock,
@@ -124,7 +124,7 @@ class Member:
             lost_logs=lambda: self.lost,
         )
         self.controller = Controller(
-            store=self.door,
+            store=self.store_client,
             state=self.state,
             scheduler=self.scheduler,
             clock=cluster.clock,
@@ -134,8 +134,8 @@ class Member:
             ttl_s=TTL_S,
             balance_interval_ms=cluster.balance_interval_ms,
         )
-        self.topics = TopicAdmin(
-            store=self.door,
+        self.topics = TopicService(
+            store=self.store_client,
             state=self.state,
             settings=Settings(node_id=node_id, etcd="http://127.0.0.1:2379"),
             scheduler=self.scheduler,
@@ -159,14 +159,14 @@ class Member:
 
     async def _keep_alive(self) -> None:
         while True:
-            await asyncio.sleep(TTL_S * RENEW_SHARE)
+            await asyncio.sleep(TTL_S * RENEW_FRACTION)
             session = self.membership.kept
             if session is None or not self.keeps_alive:
                 continue
             sent_at = self.cluster.clock.monotonic()
             try:
-                session.renewed(sent_at, await self.door.keep_alive_once(session.lease))
-            except LeaseEnded:
+                session.renewed(sent_at, await self.store_client.keep_alive_once(session.lease))
+            except LeaseExpired:
                 self.membership.lost(session)
             except Unavailable:
                 continue
@@ -180,11 +180,11 @@ class Member:
         self.running = False
         self.state.stop()
         await self.scheduler.close()
-        await self.door.close()
+        await self.store_client.close()
 
     async def terminate(self) -> int:
         """As SIGTERM does; the leaderships that could not be handed over."""
-        left = await self.membership.hand_off(10_000)
+        left = await self.membership.transfer_leaderships(10_000)
         await self.membership.leave()
         self.controller.stop()
         await self.kill()

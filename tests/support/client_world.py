@@ -23,7 +23,7 @@ STALL_S = 0.15
 STALL_LOOK_S = 0.02
 STALLED_RUNS_MAX = 4
 QUICK_GROUPS = {
-    "group_session_timeout_ms_min": 300,
+    "group_min_session_timeout_ms": 300,
     "group_initial_rebalance_delay_ms": 0,
     "group_consumer_session_timeout_ms": 1_500,
     "group_consumer_heartbeat_interval_ms": 100,
@@ -38,7 +38,7 @@ QUICK_MEMBER: dict[str, Any] = {
 
 def broker_in(directory: Path, **settings: Any) -> mansio.Broker:
     """A broker that can be closed and started again on the same port and data."""
-    given = {"kafka_listen": f"127.0.0.1:{free_port()}", **QUICK_GROUPS, **settings}
+    given = {"listeners": f"127.0.0.1:{free_port()}", **QUICK_GROUPS, **settings}
     return mansio.Broker(directory, **given)
 
 

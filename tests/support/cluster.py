@@ -19,8 +19,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mansio.config import Settings
-from mansio.wire.versions import ApiKey
+from mansio.config.settings import Settings
+from mansio.wire.api_versions import ApiKey
 from support.broker_network import ETCD, Network
 from support.etcd import Etcd, etcd_directory
 from support.process import ServedBroker
@@ -101,9 +101,9 @@ class Cluster:
         return self._network
 
     @property
-    def bootstrap(self) -> str:
+    def bootstrap_servers(self) -> str:
         """All brokers, also those that do not run."""
-        return ",".join(broker.bootstrap for broker in self.brokers.values())
+        return ",".join(broker.bootstrap_servers for broker in self.brokers.values())
 
     @property
     def running(self) -> list[int]:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mansio.log.compaction_policy import CompactionSettings
-from mansio.log.compaction_run import CompactionRun, End, begin, judge
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import check_stored_batch
+from mansio.storage.cleaner.compaction_run import CompactionRun, End, begin, judge
+from mansio.storage.cleaner.policy import CompactionSettings
+from mansio.wire.batch.record_batch import check_stored_batch
+from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.log.log import Log
     from mansio.ports import Disk
-    from mansio.wire.records import BatchHeader
+    from mansio.storage.log import Log
+    from mansio.wire.batch.record_batch import BatchHeader
 
 EAGER = CompactionSettings(min_cleanable_dirty_ratio=0.0, delete_retention_ms=1000)
 MAP_BYTES = 1 << 20
@@ -45,7 +45,7 @@ def start_compaction(
     limit = log.end_offset if limit_offset is None else limit_offset
     for _ in range(3):
         what = judge(log, settings, limit_offset=limit, now_ms=now_ms)
-        if log.has_chores:
+        if log.needs_maintenance:
             log.sync()
     if not what.due:
         return None

@@ -19,15 +19,15 @@ from mansio.errors import (
 )
 from mansio.state.assignors.range import RangeAssignor
 from mansio.state.assignors.uniform import UniformAssignor
-from mansio.state.group_types import Join, Protocol, Sync
-from mansio.state.modern_types import ClassicSubscription, Heartbeat, Topics
-from mansio.wire import consumer_protocol
+from mansio.state.classic_group.types import Join, Protocol, Sync
+from mansio.state.consumer_group.types import ClassicSubscription, Heartbeat, Topics
+from mansio.wire.internal_records import consumer_protocol
 from mansio.wire.topic_partition import TopicPartition as NamedPartition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from mansio.state.modern_types import HeartbeatAnswer, TopicPartition
+    from mansio.state.consumer_group.types import HeartbeatResponse, TopicPartition
 
 ASSIGNORS = {"uniform": UniformAssignor(), "range": RangeAssignor()}
 SESSION_MS = 6_000
@@ -35,7 +35,7 @@ REBALANCE_MS = 5_000
 
 
 class Codec:
-    """The bytes of classic members, by `wire.consumer_protocol`."""
+    """The bytes of classic members, by `wire.internal_records.consumer_protocol`."""
 
     def subscription(self, metadata: bytes) -> ClassicSubscription:
         read = consumer_protocol.decode_subscription(metadata)
@@ -125,7 +125,7 @@ class ModernClient:
         owned = self.owned if self.owned != self.reported else None
         return Heartbeat(self.member_id, self.epoch, self.instance_id, owned=owned)
 
-    def hear(self, request: Heartbeat, answer: HeartbeatAnswer, *, slow: bool) -> None:
+    def hear(self, request: Heartbeat, answer: HeartbeatResponse, *, slow: bool) -> None:
         """Take an answer in; a slow client goes on reading what it is to give up."""
         self.joined = True
         self.must_say_all = False

@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mansio.cluster.etcd.config import EtcdConfig
-from mansio.cluster.etcd_store import EtcdStore
-from mansio.cluster.metadata import Compare, Delete, Entry, Event, Listing, Put, Transacted
-from mansio.host import HostRandom
+from mansio.host.host import HostRandom
+from mansio.metadata.etcd.config import EtcdConfig
+from mansio.metadata.etcd.store import EtcdStore
+from mansio.metadata.metadata_store import Compare, Delete, Entry, Event, Listing, Put, TransactionResult
 from support.machine import scaled
 from support.places import free_port, required_tool
 from support.waiting import wait_until
@@ -219,7 +219,9 @@ class AsNew:
         listing = await self.store.list(self.prefix + prefix)
         return Listing(listing.revision - self.base, [self._entry(entry) for entry in listing.entries])
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Transacted:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
+    ) -> TransactionResult:
         done = await self.store.transact(
             [self._compare(compare) for compare in compares],
             [operation._replace(key=self.prefix + operation.key) for operation in operations],
@@ -228,7 +230,7 @@ class AsNew:
         if revision > self.events_kept and revision % (self.events_kept // 4) == 0:
             with suppress(urllib.error.HTTPError):  # it is done already
                 self.etcd.compact(done.revision - self.events_kept)
-        return Transacted(done.succeeded, revision)
+        return TransactionResult(done.succeeded, revision)
 
     async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:
         batches = self.store.watch(self.prefix + prefix, from_revision + self.base)

@@ -30,7 +30,7 @@ def import_all() -> None:
             importlib.import_module(each.name)
     for name in USED_BY_THEM:
         importlib.import_module(name)
-    for _ in importlib.import_module("mansio.wire.messages").warm_up():
+    for _ in importlib.import_module("mansio.wire.codec.messages").preload_schemas():
         pass
 
 

@@ -44,12 +44,12 @@ def delivered(records: Iterable[tuple[int, int]]) -> None:
     os.write(1, b"".join(RECORD.pack(now, partition, offset) for partition, offset in records))
 
 
-def confluent(bootstrap: str, group: str, topic: str, leaving: threading.Event) -> None:
+def confluent(bootstrap_servers: str, group: str, topic: str, leaving: threading.Event) -> None:
     from confluent_kafka import Consumer, KafkaException
 
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            "bootstrap.servers": bootstrap_servers,
             "group.id": group,
             "group.protocol": "consumer",
             "auto.offset.reset": "earliest",
@@ -71,17 +71,17 @@ def confluent(bootstrap: str, group: str, topic: str, leaving: threading.Event) 
     consumer.close()
 
 
-def ours(bootstrap: str, group: str, topic: str, leaving: threading.Event) -> None:
-    asyncio.run(_ours(bootstrap, group, topic, leaving))
+def ours(bootstrap_servers: str, group: str, topic: str, leaving: threading.Event) -> None:
+    asyncio.run(_ours(bootstrap_servers, group, topic, leaving))
 
 
-async def _ours(bootstrap: str, group: str, topic: str, leaving: threading.Event) -> None:
+async def _ours(bootstrap_servers: str, group: str, topic: str, leaving: threading.Event) -> None:
     import mansio
 
     def teller(what: int) -> Any:
         return lambda partitions: tell((index for _, index in partitions), what)
 
-    async with mansio.connect(bootstrap) as client:
+    async with mansio.connect(bootstrap_servers) as client:
         consumer = client.consume(
             topic,
             group=group,
@@ -103,8 +103,8 @@ def load_confluent() -> None:
 def load_ours() -> None:
     """All that a member of ours loads when it needs it first."""
     import mansio.client
-    from mansio.wire.messages import shape_of
-    from mansio.wire.versions import ApiKey
+    from mansio.wire.api_versions import ApiKey
+    from mansio.wire.codec.messages import shape_of
 
     assert mansio.client
     for api in (

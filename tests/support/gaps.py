@@ -77,14 +77,14 @@ class Change(NamedTuple):
 class Load:
     """Publishes a record to each partition every `interval_s`, from a thread of its own, from `start` to `stop`."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, interval_s: float) -> None:
+    def __init__(self, bootstrap_servers: str, topic: str, partitions: int, interval_s: float) -> None:
         self.topic = topic
         self.partitions = partitions
         self.interval_s = interval_s
         self.stored: Counter[int] = Counter()
         """Acknowledged records by partition; their offsets are 0, 1, 2, ..."""
         self.failures: list[KafkaError] = []
-        self._producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, "acks": "all"})
+        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0, "acks": "all"})
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -124,7 +124,7 @@ class Load:
 class MemberProcess:
     """A member that notes its deliveries. Its process is up, and joins when it is told to."""
 
-    def __init__(self, kind: str, bootstrap: str, group: str, topic: str, name: str) -> None:
+    def __init__(self, kind: str, bootstrap_servers: str, group: str, topic: str, name: str) -> None:
         self.name = name
         self.deliveries: list[Delivery] = []
         self.given: list[tuple[float, int]] = []
@@ -133,7 +133,7 @@ class MemberProcess:
         self._is_up = threading.Event()
         path = os.pathsep.join(filter(None, (str(TESTS), os.environ.get("PYTHONPATH"))))
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "support.gap_member", kind, bootstrap, group, topic],
+            [sys.executable, "-m", "support.gap_member", kind, bootstrap_servers, group, topic],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": path},
@@ -193,9 +193,9 @@ class MemberProcess:
 class WatchedGroup:
     """A group of such members. For a `with` block, at whose end they are killed if they are still there."""
 
-    def __init__(self, kind: str, bootstrap: str, group: str, load: Load) -> None:
+    def __init__(self, kind: str, bootstrap_servers: str, group: str, load: Load) -> None:
         self._kind = kind
-        self._bootstrap = bootstrap
+        self._bootstrap = bootstrap_servers
         self._group = group
         self._load = load
         self.everybody: dict[str, MemberProcess] = {}
@@ -405,13 +405,13 @@ def picture(
 
 @contextmanager
 def watched(
-    kind: str, bootstrap: str, load: Load, members: Sequence[str], later: Sequence[str], *, group: str
+    kind: str, bootstrap_servers: str, load: Load, members: Sequence[str], later: Sequence[str], *, group: str
 ) -> Iterator[tuple[WatchedGroup, WatchedGroup]]:
     """Two groups of the same members under one load, which begins with them: the one whose members are to change, and
     the control. `later`: who may join the first one."""
     with ExitStack() as stack:
-        changing = stack.enter_context(WatchedGroup(kind, bootstrap, group, load))
-        control = stack.enter_context(WatchedGroup(kind, bootstrap, f"{group}-control", load))
+        changing = stack.enter_context(WatchedGroup(kind, bootstrap_servers, group, load))
+        control = stack.enter_context(WatchedGroup(kind, bootstrap_servers, f"{group}-control", load))
         changing.prepare(*members, *later)
         control.prepare(*members)
         for one in (changing, control):

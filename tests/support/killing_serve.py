@@ -10,22 +10,22 @@ import os
 import signal
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.share.dead_letter_targets import Targets
-from mansio.broker.share.state_store import StateStore
+from mansio.broker.coordinator.share.dead_letter_topics import DeadLetterTopics
+from mansio.broker.coordinator.share.state_store import ShareStateStore
 from mansio.cli.main import main
-from mansio.state.share_types import ACKNOWLEDGED, ACQUIRED, ARCHIVED, ARCHIVING, AVAILABLE
+from mansio.state.share_partition.types import ACKNOWLEDGED, ACQUIRED, ARCHIVED, ARCHIVING, AVAILABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.state.share_types import Update
+    from mansio.state.share_partition.types import Update
 
 APPENDED: Final[dict[str, Callable[[Update], bool]]] = {
     "lease appended": lambda update: any(each.state == ACQUIRED for each in update.changes),
     "ack appended": lambda update: any(each.state == ACKNOWLEDGED for each in update.changes),
     "release appended": lambda update: any(each.state == AVAILABLE for each in update.changes),
     "rejection appended": lambda update: any(
-        each.state == ARCHIVING and each.ticket is not None and each.ticket.producer_id < 0
+        each.state == ARCHIVING and each.reservation is not None and each.reservation.producer_id < 0
         for each in update.changes
     ),
     "places appended": lambda update: update.producer is not None and not update.snapshot,
@@ -63,27 +63,27 @@ def after(owner: type, name: str, countdown: _Countdown, counts: Callable[..., b
 def arm(point: str, countdown: _Countdown) -> None:
     """From now on the process dies there."""
     if point in APPENDED:
-        after(StateStore, "write", countdown, lambda *arguments: APPENDED[point](arguments[-1]))
+        after(ShareStateStore, "write", countdown, lambda *arguments: APPENDED[point](arguments[-1]))
     elif point == "snapshot appended":
-        after(StateStore, "_snapshot_if_possible", countdown, lambda *_: True)
+        after(ShareStateStore, "_snapshot_if_possible", countdown, lambda *_: True)
     elif point == "states loaded":
-        after(StateStore, "loaded", countdown, lambda *_: True)
+        after(ShareStateStore, "loaded", countdown, lambda *_: True)
     elif point == "copy appended":
-        appended = Targets._within
+        appended = DeadLetterTopics._within
 
-        async def wait(self: Targets, *arguments: Any) -> None:
+        async def wait(self: DeadLetterTopics, *arguments: Any) -> None:
             countdown.reached()
             await appended(self, *arguments)
 
-        Targets._within = wait  # type: ignore[method-assign]
+        DeadLetterTopics._within = wait  # type: ignore[method-assign]
     elif point == "copy committed":
-        append = Targets.append
+        append = DeadLetterTopics.append
 
-        async def committed(self: Targets, *arguments: Any) -> None:
+        async def committed(self: DeadLetterTopics, *arguments: Any) -> None:
             await append(self, *arguments)
             countdown.reached()
 
-        Targets.append = committed  # type: ignore[method-assign]
+        DeadLetterTopics.append = committed  # type: ignore[method-assign]
     else:
         raise ValueError(point)
 

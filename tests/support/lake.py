@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mansio.spark.lake.layout import BatchPlan
-from mansio.spark.lake.parts import PartWriter
+from mansio.spark.iceberg.parquet_writer import PartitionFileWriter
+from mansio.spark.iceberg.table_format import BatchPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.spark.lake.catalog import LakeTable
-    from mansio.spark.lake.layout import DataPart
+    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.table_format import WrittenDataFile
 
 HOUR_US = 3_600_000_000
 
@@ -37,15 +37,15 @@ def source_rows(partition: int, offsets: Iterable[int]) -> pa.RecordBatch:
 
 
 def write_parts(
-    table: LakeTable, plan: BatchPlan, holes: frozenset[tuple[int, int]] = frozenset()
-) -> list[DataPart]:
+    table: ArchiveTable, plan: BatchPlan, holes: frozenset[tuple[int, int]] = frozenset()
+) -> list[WrittenDataFile]:
     """What the tasks of a batch do: one writer per partition, every offset of the plan that is no hole."""
-    parts: list[DataPart] = []
+    parts: list[WrittenDataFile] = []
     for partition in plan.end:
         offsets = [
             o for o in range(plan.start[partition], plan.end[partition]) if (partition, o) not in holes
         ]
-        writer = PartWriter(table.data_location, f"{plan.query}-{plan.batch}")
+        writer = PartitionFileWriter(table.data_location, f"{plan.query}-{plan.batch}")
         if offsets:
             writer.write(source_rows(partition, offsets))
         parts += writer.close()
@@ -56,12 +56,12 @@ def plan(batch: int, start: dict[int, int], end: dict[int, int], query: str = "q
     return BatchPlan(query, batch, start, end)
 
 
-def add(table: LakeTable, wanted: BatchPlan) -> bool:
+def add(table: ArchiveTable, wanted: BatchPlan) -> bool:
     """Write and commit a batch; whether it was added."""
     return table.commit(wanted, write_parts(table, wanted)).added
 
 
-def held(table: LakeTable) -> list[tuple[int, int, bytes]]:
+def held(table: ArchiveTable) -> list[tuple[int, int, bytes]]:
     """Every (partition, offset, value) of the current snapshot, sorted, read from the data files themselves."""
     rows: list[tuple[int, int, bytes]] = []
     for file in table.live_files():

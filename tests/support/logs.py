@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import build_batch, check_batch, read_header
+from mansio.wire.batch.record_batch import build_batch, check_batch, read_header
+from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mansio.log.log import Log
+    from mansio.storage.log import Log
 
 OUTPUT_BYTES_MAX = 1 << 24
 
@@ -37,7 +37,7 @@ class ManualTimer:
 
 
 class ManualScheduler:
-    """Timers that fire when told to. Only what a `Syncer` needs."""
+    """Timers that fire when told to. Only what a `GroupCommit` needs."""
 
     def __init__(self) -> None:
         self.timers: list[tuple[float, ManualTimer]] = []

@@ -7,18 +7,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mansio.broker.loop import AsyncioScheduler
-from mansio.broker.topics import TopicAdmin
-from mansio.cluster.sqlite_store import SqliteStore
-from mansio.cluster.state import ClusterState
-from mansio.config import Settings
-from mansio.host import BackgroundThread, HostRandom
+from mansio.broker.services.topics import TopicService
+from mansio.config.settings import Settings
+from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.host.host import BackgroundThread, HostRandom
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from mansio.cluster.metadata import MetadataStore
-    from mansio.cluster.model import Topic
+    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.metadata.model import Topic
 
 DEADLINE_SECONDS = 20
 
@@ -59,10 +59,10 @@ class Host:
 
 @dataclass
 class Admin:
-    """Everything a `TopicAdmin` needs, running."""
+    """Everything a `TopicService` needs, running."""
 
-    topics: TopicAdmin
-    state: ClusterState
+    topics: TopicService
+    state: MetadataImage
     store: MetadataStore
     host: Host
     scheduler: AsyncioScheduler
@@ -72,14 +72,14 @@ class Admin:
 async def topic_admin(
     store: MetadataStore, *, host: Host | None = None, settings: Settings | None = None
 ) -> AsyncIterator[Admin]:
-    """A running `TopicAdmin` over `store`, recovered; stopped at the end."""
+    """A running `TopicService` over `store`, recovered; stopped at the end."""
     scheduler = AsyncioScheduler(asyncio.get_running_loop())
     host = host or Host()
     settings = settings or Settings()
-    state = await ClusterState.load(store, settings.cluster_id, HostRandom())
+    state = await MetadataImage.load(store, settings.cluster_id, HostRandom())
     state.start(store, scheduler)
     await asyncio.sleep(0)  # a task that is cancelled before its first step leaves a coroutine that never ran
-    topics = TopicAdmin(
+    topics = TopicService(
         store=store,
         state=state,
         settings=settings,

@@ -59,7 +59,7 @@ class PipelineProcess:
 
     def wait_for_batches(self, count: int) -> None:
         """Return when it has reported so many; it is wrong if it ends before, hangs, or works in vain."""
-        patience = Patience(self)
+        patience = FailureDetector(self)
         while self.batches < count:
             assert self.process.poll() is None, self.said
             patience.check()
@@ -112,7 +112,7 @@ class PipelineProcess:
         assert not alive
 
 
-class Patience:
+class FailureDetector:
     """How long to wait for a process on a machine that has other things to do: as long as it moves, and has not had
     more processor time than what is waited for can take."""
 

@@ -56,7 +56,7 @@ class ServedBroker:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
-    def bootstrap(self) -> str:
+    def bootstrap_servers(self) -> str:
         """`host:port` of the Kafka listener."""
         return f"127.0.0.1:{self.kafka_port}"
 
@@ -78,7 +78,7 @@ class ServedBroker:
         assert not self.running, "already running"
         self.data.parent.mkdir(parents=True, exist_ok=True)
         begin = self.output.stat().st_size if self.output.exists() else 0
-        command = [*self.command, "serve", "--data", str(self.data), "--kafka", self.bootstrap]
+        command = [*self.command, "serve", "--data", str(self.data), "--kafka", self.bootstrap_servers]
         command += ["--http", f"127.0.0.1:{self.http_port}" if self.http_port else ""]
         self._process = self._launch([*command, *self.arguments])
         end = time.monotonic() + scaled(READY_DEADLINE_S)

@@ -12,15 +12,16 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any, Self
 
-from mansio.wire import fetch, messages, produce
-from mansio.wire.records import build_batch
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import fetch, produce
+from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.codec import messages
 from support.machine import scaled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mansio.wire.messages import Struct
+    from mansio.wire.codec.messages import Struct
 
 DEADLINE_S = 30.0
 CLIENT_ID = "raw"

@@ -1,5 +1,5 @@
 """What a broker's `/health/ready` says, but for one reason that is the machine's: a process that got no processor for a
-second says `loop_stalled` for half a minute. Tests of that reason ask for themselves.
+second says `event_loop_stalled` for half a minute. Tests of that reason ask for themselves.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def readiness(http_url: str) -> dict[str, Any]:
     except urllib.error.HTTPError as error:
         status, shown = error.code, json.load(error)
     assert (status, not shown["reasons"]) in ((READY, True), (NOT_READY, False)), (status, shown)
-    shown["reasons"] = [reason for reason in shown["reasons"] if reason["reason"] != "loop_stalled"]
+    shown["reasons"] = [reason for reason in shown["reasons"] if reason["reason"] != "event_loop_stalled"]
     shown["ready"] = not shown["reasons"]
     shown["status"] = READY if shown["ready"] else NOT_READY
     return dict(shown)

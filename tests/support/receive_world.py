@@ -6,9 +6,9 @@ import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from mansio.wire import share_acknowledge, share_fetch
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import share_acknowledge, share_fetch
 from mansio.wire.topic_partition import TopicPartition
-from mansio.wire.versions import ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -122,7 +122,7 @@ async def release_behind_its_back(
         "member_id": member,
         "topics": [{"topic_id": topic_id, "partitions": [partition]}],
     }
-    answer = await connection.request(ApiKey.SETTLE_LEASES, fields)
+    answer = await connection.request(ApiKey.ACKNOWLEDGE_RECORDS, fields)
     assert answer.topics[0].partitions[0].error_code == 0
 
 

@@ -9,9 +9,10 @@ from collections import defaultdict
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from mansio.wire import fetch, messages, produce
-from mansio.wire.schemas import Struct
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import fetch, produce
+from mansio.wire.codec import messages
+from mansio.wire.codec.schemas import Struct
 from support.raw_peer import RawPeer
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from mansio.cluster.metadata import Compare, Put, encode
-from mansio.cluster.model import partition_document
 from mansio.errors import MansioError
+from mansio.metadata.metadata_store import Compare, Put, encode
+from mansio.metadata.model import partition_document
 from support.replicas import KEYS, TOPIC, Ack, Cluster
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class History:
 
     def _write(self) -> None:
         for node in self._running:
-            if node.partition.leads and self.random.random() < 0.8:
+            if node.partition.is_leader and self.random.random() < 0.8:
                 self.number += 1
                 with suppress(MansioError):
                     self.acks.append(node.append(b"%d" % self.number))
@@ -92,7 +92,7 @@ class History:
     def _read(self) -> None:
         """Readers at every leader: one offset, one record, for ever."""
         for node in self._running:
-            if not node.partition.leads:
+            if not node.partition.is_leader:
                 continue
             for offset, value in enumerate(node.values(committed=True)):
                 assert value is not None
@@ -121,7 +121,7 @@ class History:
         elif name == "cut one way":
             cut.add((node.node_id, other))
         elif name == "store":
-            node.store.door.unreachable = True
+            node.store.store_client.unreachable = True
             self._session_will_end(node)
             self.driver.call_later(self.random.uniform(100, 8000), self._wake, node)
         elif name == "slow disk":
@@ -133,8 +133,8 @@ class History:
             self._change_leader()
             self.driver.call_later(self.random.uniform(5, 400), self._change_leader)
         elif name == "lost":
-            node.store.door.answers_lost = self.random.randrange(3)
-            node.store.door.requests_lost = self.random.randrange(3)
+            node.store.store_client.answers_lost = self.random.randrange(3)
+            node.store.store_client.requests_lost = self.random.randrange(3)
         elif name == "heal":
             cut.clear()
 
@@ -166,7 +166,7 @@ class History:
         """It goes on where it was; what is left of its session is for it to find out."""
         if node.scheduler.stopped:
             return
-        node.store.door.unreachable = False
+        node.store.store_client.unreachable = False
         if node.scheduler.paused:
             node.scheduler.resume()
         self._keep_alive(node)
@@ -193,7 +193,7 @@ class History:
         self.cluster.network.cut.clear()
         self.cluster.network.late_copies = 0.0
         for node in list(self.cluster.network.nodes.values()):
-            node.store.door.heal()
+            node.store.store_client.heal()
             node.store.release()
             node.background._latency_ms = lambda: self.random.uniform(0.5, 3)
             if node.scheduler.stopped:
@@ -205,8 +205,8 @@ class History:
 
     def _control(self) -> None:
         state = self.cluster.state()
-        leads = self.cluster.epochs.get(state.leader) == state.leader_broker_epoch
-        if not leads:
+        is_leader = self.cluster.epochs.get(state.leader) == state.leader_broker_epoch
+        if not is_leader:
             here = [node for node in state.isr if node in self.cluster.epochs]
             if here:
                 self._elect(self.random.choice(here))

@@ -11,29 +11,29 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
-from mansio.broker.append_rules import AppendRules
-from mansio.broker.follower import Follower, FollowerSettings
-from mansio.broker.handlers.fetch import fetch, followers_ask_anew
-from mansio.broker.in_sync import InSyncKeeper
-from mansio.broker.partition import Partition
-from mansio.broker.producer_hook import ProducerHook
-from mansio.broker.records import RecordService
-from mansio.broker.replication import Replication
-from mansio.broker.statistics import Statistics
-from mansio.cluster import topic_config
-from mansio.cluster.metadata import Compare, Keys, Put, decode, encode
-from mansio.cluster.model import BrokerChange, BrokerState, PartitionState, partition_document
+from mansio.api.kafka.handlers.fetch import answer_parked_followers, fetch
+from mansio.broker.partition.append_validation import AppendRules
+from mansio.broker.partition.partition import Partition
+from mansio.broker.partition.producer_hook import ProducerHook
+from mansio.broker.replication.isr_manager import IsrManager
+from mansio.broker.replication.leadership_applier import LeadershipApplier
+from mansio.broker.replication.replica_fetcher_manager import ReplicaFetcherManager, ReplicaFetcherSettings
+from mansio.broker.services.records import RecordService
+from mansio.broker.services.statistics import Statistics
+from mansio.config import topic_config
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnknownTopicId
-from mansio.log.log import Log
-from mansio.log.settings import LogSettings
-from mansio.log.sync import Syncer
-from mansio.state.replica import NOBODY, Following
+from mansio.metadata.metadata_store import Compare, Keys, Put, decode, encode
+from mansio.metadata.model import BrokerChange, BrokerState, PartitionState, partition_document
+from mansio.state.replica import NOBODY, FollowerReplica
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.log import Log
+from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.testing.metadata import Door, ModelStore
+from mansio.testing.metadata import ModelStore, StoreClient
 from mansio.testing.scheduler import SimulatedBackground, SimulatedClock, SimulatedRandom, Simulation
+from mansio.wire.batch.record_batch import TimestampType, build_batch
+from mansio.wire.batch.record_reader import read_records
 from mansio.wire.headers import read_request_header
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import TimestampType, build_batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -130,8 +130,8 @@ class MemoryConnection:
 class SlowStore:
     """A broker's door with a way to it that takes time; `held` keeps transactions from getting there."""
 
-    def __init__(self, door: Door, node: Node) -> None:
-        self.door = door
+    def __init__(self, store_client: StoreClient, node: Node) -> None:
+        self.store_client = store_client
         self._node = node
         self.held = False
         self._waiting: list[Any] = []
@@ -153,7 +153,7 @@ class SlowStore:
 
     async def get(self, key: str) -> Any:
         await self._way()
-        return await self.door.get(key)
+        return await self.store_client.get(key)
 
     async def transact(self, compares: Any, operations: Any) -> Any:
         await self._way()
@@ -161,7 +161,7 @@ class SlowStore:
             promise = self._node.scheduler.promise()
             self._waiting.append(promise)
             await promise
-        done = await self.door.transact(compares, operations)
+        done = await self.store_client.transact(compares, operations)
         await self._way()
         return done
 
@@ -177,13 +177,13 @@ class Node:
         self.clock = SimulatedClock(simulation)
         self.scheduler = simulation.scheduler(f"node {node_id}")
         self.background = SimulatedBackground(self.scheduler, lambda: simulation.random.uniform(0.5, 3))
-        self.syncer = Syncer(disk, self.background, "data", scheduler=self.scheduler)
-        self.store = SlowStore(cluster.store.door(), self)
+        self.group_commit = GroupCommit(disk, self.background, "data", scheduler=self.scheduler)
+        self.store = SlowStore(cluster.store.store_client(), self)
         self.session_until_s = float("inf")
         self.broker_epoch = cluster.register(node_id)
         random = SimulatedRandom(simulation)
         self.partitions: dict[tuple[bytes, int], Partition] = {}
-        self.follower = Follower(
+        self.fetcher_manager = ReplicaFetcherManager(
             node_id,
             MemoryPeers(cluster.network, self),
             scheduler=self.scheduler,
@@ -192,7 +192,7 @@ class Node:
             broker_epoch=lambda: self.broker_epoch,
             settings=cluster.follower_settings,
         )
-        self.keeper = InSyncKeeper(
+        self.isr_manager = IsrManager(
             self.store,  # type: ignore[arg-type]  # enough of one
             KEYS,
             node_id=node_id,
@@ -201,51 +201,51 @@ class Node:
             broker_epoch_of=lambda other: (
                 self.broker_epoch if other == node_id else cluster.epochs.get(other, 0)
             ),
-            may_join=lambda _: True,
-            gate=self.gate,
+            can_join_isr=lambda _: True,
+            is_session_valid=self.is_session_valid,
             lag_ms_max=LAG_MS_MAX,
         )
-        self.replication = Replication(
+        self.replication = LeadershipApplier(
             node_id,
-            follower=self.follower,
-            keeper=self.keeper,
+            fetcher_manager=self.fetcher_manager,
+            isr_manager=self.isr_manager,
             broker_epoch=lambda: self.broker_epoch,
-            gate=self.gate,
+            is_session_valid=self.is_session_valid,
         )
         self.service = SimpleNamespace(
-            settings=SimpleNamespace(fetch_bytes_max=50 << 20, fetch_wait_ms_max=500),
+            settings=SimpleNamespace(fetch_max_bytes=50 << 20, fetch_wait_ms_max=500),
             records=RecordService(self, None, 30_000),  # type: ignore[arg-type]  # it only finds
             quotas=SimpleNamespace(active=None),
             statistics=Statistics(self.clock),
             scheduler=self.scheduler,
             broker_epoch_of=lambda other: cluster.epochs.get(other, 0),
         )
-        self.replication.on_lead = partial(followers_ask_anew, self.service)  # type: ignore[arg-type]  # enough of one
+        self.replication.on_leader_elected = partial(answer_parked_followers, self.service)  # type: ignore[arg-type]  # enough of one
         cluster.network.nodes[node_id] = self
         for index in range(cluster.partition_count):
             self._open(index)
         self.replication.start()
 
-    def gate(self) -> bool:
+    def is_session_valid(self) -> bool:
         return self.clock.monotonic() < self.session_until_s
 
     def _open(self, index: int) -> None:
         log = Log.open(self.disk, self.clock, f"data/t-{index}", self.cluster.log_settings)
-        self.syncer.register(log)
+        self.group_commit.register(log)
         partition = Partition(
             topic="t",
             topic_id=TOPIC,
             index=index,
             broker_id=self.node_id,
             log=log,
-            syncer=self.syncer,
-            replica=Following(NOBODY, -1, log.start_offset, log.durable_end_offset),
+            group_commit=self.group_commit,
+            replica=FollowerReplica(NOBODY, -1, log.start_offset, log.durable_end_offset),
             rules=RULES,
             clock=self.clock,
             scheduler=self.scheduler,
             settings=topic_config.resolve(self.cluster.topic_configs, {}, len(self.cluster.node_ids)),
         )
-        partition.plug_in(
+        partition.add_hook(
             ProducerHook(
                 self.disk, self.clock, self.background, f"data/t-{index}", log, expiration_ms=1 << 40
             )
@@ -334,14 +334,14 @@ class Cluster:
         partitions: int = 1,
         configs: dict[str, str] | None = None,
         log_settings: LogSettings | None = None,
-        follower_settings: FollowerSettings | None = None,
+        follower_settings: ReplicaFetcherSettings | None = None,
     ) -> None:
         self.simulation = Simulation(seed)
         self.network = Network(self.simulation)
         self.store = ModelStore(SimulatedClock(self.simulation), self.simulation.scheduler("store"))
         self.topic_configs = configs or {}
         self.log_settings = log_settings or LogSettings()
-        self.follower_settings = follower_settings or FollowerSettings()
+        self.follower_settings = follower_settings or ReplicaFetcherSettings()
         self.partition_count = partitions
         self.epochs: dict[int, int] = {}
         """Of the sessions that live, as every broker sees them."""
@@ -368,7 +368,7 @@ class Cluster:
 
     def end_session(self, node_id: int) -> None:
         """The session is over, in the store and in what brokers see of it; they act on it when told."""
-        from mansio.cluster.metadata import Delete
+        from mansio.metadata.metadata_store import Delete
 
         epoch = self.epochs.pop(node_id)
         self.store.transact([], [Delete(KEYS.session(node_id))])

@@ -123,7 +123,7 @@ class ShareHistory:
             record.said[kind] += 1
             self._over(record, member, now_ms)
 
-    def told(self, partition: int, offsets: Iterable[int], kind: str, now_ms: float) -> None:
+    def error_for_client(self, partition: int, offsets: Iterable[int], kind: str, now_ms: float) -> None:
         """The broker confirmed that."""
         for offset in offsets:
             record = self.records[Place(partition, offset)]

@@ -14,8 +14,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import FencedLeaderEpoch, FencedStateEpoch
-from mansio.state.share_fold import Folded, to_state
-from mansio.state.share_types import LoadedState, ShareKey, ShareSummary, Update
+from mansio.state.share_partition.snapshot_delta import FoldedState, to_state
+from mansio.state.share_partition.types import LoadedState, ShareKey, ShareSummary, Update
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ class _Entry:
         self.state_epoch = state_epoch
         self.leader_epoch = -1
         self.snapshot_epoch = 0
-        self.folded = Folded(start_offset)
+        self.folded = FoldedState(start_offset)
 
 
 class MemoryPersister:
@@ -41,7 +41,7 @@ class MemoryPersister:
         self._entries: dict[ShareKey, _Entry] = {}
         self._failures: dict[int, tuple[MansioError, bool]] = {}
         self._held: dict[int, Promise[Any]] = {}
-        self._certain, self._withheld_ms = True, 0
+        self._is_complete, self._withheld_ms = True, 0
         self.writes: list[tuple[ShareKey, Update]] = []
         self.reads = 0
 
@@ -64,13 +64,13 @@ class MemoryPersister:
 
     def uncertain(self, withheld_ms: int) -> None:
         """As after a loss: what is read may lack leases of the first delivery."""
-        self._certain, self._withheld_ms = False, withheld_ms
+        self._is_complete, self._withheld_ms = False, withheld_ms
 
     def forget_leases(self, key: ShareKey) -> None:
         """The state moved, and what was not durable is lost."""
         before = self._entries[key].folded
-        after = self._entries[key].folded = Folded(before.start_offset)
-        after.horizon = before.horizon
+        after = self._entries[key].folded = FoldedState(before.start_offset)
+        after.lease_bound = before.lease_bound
 
     def state(self, key: ShareKey) -> LoadedState | None:
         """What is stored now, for a test to look at."""
@@ -82,7 +82,7 @@ class MemoryPersister:
             state_epoch=entry.state_epoch,
             leader_epoch=entry.leader_epoch,
             snapshot_epoch=entry.snapshot_epoch,
-            certain=self._certain,
+            is_complete=self._is_complete,
             withheld_ms=self._withheld_ms,
         )
 

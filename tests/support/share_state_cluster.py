@@ -7,16 +7,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.context import RequestContext
-from mansio.broker.handlers import share_state as handlers
-from mansio.broker.share.share_state import ShareState
-from mansio.broker.share.state_peers import StatePeers
-from mansio.broker.share.state_store import StoreSettings
+from mansio.api.kafka.handlers import share_state as handlers
+from mansio.api.kafka.server.request_context import RequestContext
+from mansio.broker.coordinator.share.remote_state_client import RemoteStateClients
+from mansio.broker.coordinator.share.share_coordinator import ShareCoordinator
+from mansio.broker.coordinator.share.state_store import ShareStateSettings
 from mansio.errors import ConnectionLost, NotLeaderOrFollower, RequestTimedOut
 from mansio.testing.scheduler import SimulatedClock, Simulation
+from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.batch.record_batch import read_header
 from mansio.wire.headers import read_request_header
-from mansio.wire.records import read_header
-from mansio.wire.versions import OFFERED, ApiKey
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
@@ -33,9 +33,9 @@ class MovingPartition:
         self.cluster = cluster
         self.index = index
         self.leader_epoch = leader_epoch
-        self.leads = True
+        self.is_leader = True
         self.closed = False
-        self.outdated = False
+        self.is_leadership_uncertain = False
         self.stored = list(stored)
         self.start_offset = self.base_offset = 0
         self.end_offset = self.high_watermark = sum(read_header(each).record_count for each in stored)
@@ -48,20 +48,20 @@ class MovingPartition:
 
     def append(self, batch: bytes, *, internal: bool = False, urgent: bool = True) -> Any:
         assert internal
-        if not self.leads:
+        if not self.is_leader:
             raise NotLeaderOrFollower
         base_offset = self.end_offset
         self.stored.append(base_offset.to_bytes(8, "big") + batch[8:])
         self.end_offset += read_header(batch).record_count
         if urgent:
-            self.sync_soon()
+            self.request_flush()
         return SimpleNamespace(base_offset=base_offset)
 
-    def sync_soon(self) -> None:
+    def request_flush(self) -> None:
         self.cluster.simulation.scheduler("disk").call_later(COMMIT_MS, self._commit, self.end_offset)
 
     def _commit(self, end_offset: int) -> None:
-        if self.leads:
+        if self.is_leader:
             self.high_watermark = max(self.high_watermark, end_offset)
             for end, promise in self.waits:
                 if end <= self.high_watermark and not promise.done():
@@ -70,7 +70,7 @@ class MovingPartition:
     def committed(self, end_offset: int) -> Any:
         promise = self.cluster.simulation.scheduler("disk").promise()
         self.waits.append((end_offset, promise))
-        if not self.leads:
+        if not self.is_leader:
             promise.set_exception(NotLeaderOrFollower())
         elif end_offset <= self.high_watermark:
             promise.set_result(None)
@@ -83,7 +83,7 @@ class MovingPartition:
         return iter([each for each in self.stored if read_header(each).last_offset >= from_offset])
 
     def step_down(self) -> None:
-        self.leads = False
+        self.is_leader = False
         for _, promise in self.waits:
             if not promise.done():
                 promise.set_exception(NotLeaderOrFollower())
@@ -109,8 +109,8 @@ class StateNode:
         self.node_id = node_id
         self.scheduler = cluster.simulation.scheduler(f"broker {node_id}")
         peers = NetworkPeers(cluster, self)
-        self.state = ShareState(
-            settings=StoreSettings(updates_per_snapshot=cluster.updates_per_snapshot),
+        self.state = ShareCoordinator(
+            settings=ShareStateSettings(updates_per_snapshot=cluster.updates_per_snapshot),
             prune_interval_ms=1 << 40,
             node_id=node_id,
             clock=SimulatedClock(cluster.simulation),
@@ -118,13 +118,13 @@ class StateNode:
             create_topic=cluster.create,
             lock_ms=lambda _: LOCK_MS,
             places=StatePlacesInMemory(cluster),
-            remote=StatePeers(
+            remote=RemoteStateClients(
                 peers,
                 NetworkPeers(cluster, self),
                 node_id=node_id,
                 broker_epoch=lambda: cluster.epochs[node_id],
                 scheduler=self.scheduler,
-            ).door,
+            ).client,
         )
         self.persister = self.state.persister
         self.refused: list[int] = []
@@ -217,11 +217,13 @@ class StateCluster:
             self.nodes[self.leaders[index]].state.role_changed(self.partitions[index])
         return []
 
-    def move(self, index: int, node_id: int, *, cut: bool = False) -> None:
-        """Another broker leads now. `cut`: it does not have what was not committed."""
+    def move(self, index: int, node_id: int, *, truncated: bool = False) -> None:
+        """Another broker leads now. `truncated`: it does not have what was not committed."""
         old = self.partitions[index]
         old.step_down()
-        kept = [each for each in old.stored if not cut or read_header(each).last_offset < old.high_watermark]
+        kept = [
+            each for each in old.stored if not truncated or read_header(each).last_offset < old.high_watermark
+        ]
         self.nodes[self.leaders[index]].state.role_changed(old)
         self.partitions[index] = new = MovingPartition(self, index, old.leader_epoch + 1, kept)
         self.leaders[index] = node_id

@@ -9,19 +9,19 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from mansio.broker.append_rules import AppendRules
-from mansio.broker.partition import Partition
-from mansio.broker.share.boot_mark import BootMark
-from mansio.broker.share.share_state import ShareState
-from mansio.broker.share.state_store import StoreSettings
-from mansio.log.log import Log
-from mansio.log.settings import LogSettings
-from mansio.log.sync import Syncer
-from mansio.state.replica import ReplicaProgress
-from mansio.state.share_types import ACQUIRED, Change, ShareKey, Update
+from mansio.broker.coordinator.share.boot_id_file import BootIdFile
+from mansio.broker.coordinator.share.share_coordinator import ShareCoordinator
+from mansio.broker.coordinator.share.state_store import ShareStateSettings
+from mansio.broker.partition.append_validation import AppendRules
+from mansio.broker.partition.partition import Partition
+from mansio.state.replica import ReplicationProgress
+from mansio.state.share_partition.types import ACQUIRED, ShareKey, StateBatch, Update
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.log import Log
+from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.testing.scheduler import SimulatedBackground, SimulatedClock, Simulation
-from mansio.wire.records import TimestampType
+from mansio.wire.batch.record_batch import TimestampType
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -37,12 +37,12 @@ def key_of(group: str = "g", partition: int = 0) -> ShareKey:
 
 
 def leased(first: int, last: int, *, durable: bool = False, deliveries: int = 1, start: int = 0) -> Update:
-    change = Change(first, last, ACQUIRED, deliveries, holder="m")
+    change = StateBatch(first, last, ACQUIRED, deliveries, holder="m")
     return Update(0, durable, start, 100, 0, (change,))
 
 
-def begun(start: int = 0, horizon: int = 100) -> Update:
-    return Update(0, durable=True, start_offset=start, horizon=horizon, done_count=0, snapshot=True)
+def begun(start: int = 0, lease_bound: int = 100) -> Update:
+    return Update(0, durable=True, start_offset=start, lease_bound=lease_bound, done_count=0, snapshot=True)
 
 
 class StateRoom:
@@ -73,22 +73,22 @@ class StateRoom:
         self.partitions: list[Partition] = []
         self.background = SimulatedBackground(self.scheduler, lambda: 1.0)
         self.disk.make_directory("data")
-        self.syncer = Syncer(self.disk, self.background, "data", scheduler=self.scheduler)
-        self.state = ShareState(
-            settings=StoreSettings(updates_per_snapshot=updates_per_snapshot, shares_max=shares_max),
+        self.group_commit = GroupCommit(self.disk, self.background, "data", scheduler=self.scheduler)
+        self.state = ShareCoordinator(
+            settings=ShareStateSettings(updates_per_snapshot=updates_per_snapshot, shares_max=shares_max),
             prune_interval_ms=1 << 40,
             node_id=1,
             clock=self.clock,
             scheduler=self.scheduler,
             create_topic=self._create,
             lock_ms=lambda _: self.lock_ms,
-            mark=BootMark(self.disk, self.background, self.scheduler, "data", boot),
+            boot_id_file=BootIdFile(self.disk, self.background, self.scheduler, "data", boot),
         )
         self.store, self.persister = self.state.store, self.state.persister
         if self.disk.exists("data/s-0"):
             self._open()
-        cut = [partition.index for partition in self.partitions if partition.log.epoch_due]
-        self.run(self.state.start(self.partitions, cut))
+        truncated = [partition.index for partition in self.partitions if partition.log.epoch_due]
+        self.run(self.state.start(self.partitions, truncated))
 
     async def _create(self) -> list[Partition]:
         self._open()
@@ -98,7 +98,7 @@ class StateRoom:
         for index in range(PARTITIONS):
             settings = LogSettings(segment_bytes=self.options["segment_bytes"])
             log = Log.open(self.disk, self.clock, f"data/s-{index}", settings, leader_epoch=0)
-            self.syncer.register(log)
+            self.group_commit.register(log)
             self.partitions.append(
                 Partition(
                     topic="__share_group_state",
@@ -106,8 +106,8 @@ class StateRoom:
                     index=index,
                     broker_id=1,
                     log=log,
-                    syncer=self.syncer,
-                    replica=ReplicaProgress(1, 0, frozenset({1}), log.durable_end_offset),
+                    group_commit=self.group_commit,
+                    replica=ReplicationProgress(1, 0, frozenset({1}), log.durable_end_offset),
                     rules=RULES,
                     clock=self.clock,
                     scheduler=self.scheduler,
@@ -140,7 +140,9 @@ class StateRoom:
             self.disk, boot=boot or self.boot, began_ms=self.simulation.now_ms, **(self.options | options)
         )
 
-    def lose_power(self, chance: Random | None = None, *, boot: str = "second", **options: Any) -> StateRoom:
+    def lose_power(
+        self, random_fraction: Random | None = None, *, boot: str = "second", **options: Any
+    ) -> StateRoom:
         self.scheduler.stop()
-        disk = self.disk.crash(chance or Random(1))
+        disk = self.disk.crash(random_fraction or Random(1))
         return StateRoom(disk, boot=boot, began_ms=self.simulation.now_ms, **(self.options | options))

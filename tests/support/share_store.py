@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from mansio.state.share_types import Change, DeadRange, LoadedState, Producer, Redrive, Update
+from mansio.state.share_partition.types import DeadRange, LoadedState, Producer, Redrive, StateBatch, Update
 
 
-def expand(changes: tuple[Change, ...]) -> dict[int, Change]:
+def expand(changes: tuple[StateBatch, ...]) -> dict[int, StateBatch]:
     return {offset: change for change in changes for offset in range(change.first, change.last + 1)}
 
 
-def at_offset(change: Change, offset: int) -> Change:
+def at_offset(change: StateBatch, offset: int) -> StateBatch:
     """What a change says of one of its offsets."""
-    ticket = change.ticket
-    if ticket is not None and ticket.sequence >= 0:
-        ticket = ticket._replace(sequence=(ticket.sequence + offset - change.first) & (2**31 - 1))
-    return change._replace(first=offset, last=offset, ticket=ticket)
+    reservation = change.reservation
+    if reservation is not None and reservation.sequence >= 0:
+        reservation = reservation._replace(
+            sequence=(reservation.sequence + offset - change.first) & (2**31 - 1)
+        )
+    return change._replace(first=offset, last=offset, reservation=reservation)
 
 
 class Store:
     """`log` up to `synced` survives everything."""
 
     def __init__(self) -> None:
-        self.log = [Update(0, durable=True, start_offset=0, horizon=20, done_count=0)]
+        self.log = [Update(0, durable=True, start_offset=0, lease_bound=20, done_count=0)]
         self.synced = 1
 
     def append(self, update: Update) -> None:
@@ -29,16 +31,16 @@ class Store:
         if update.durable:
             self.synced = len(self.log)
 
-    def fold(self, *, certain: bool = True, withheld_ms: int = 0) -> LoadedState:
-        start, horizon = 0, 0
-        offsets: dict[int, Change] = {}
+    def fold(self, *, is_complete: bool = True, withheld_ms: int = 0) -> LoadedState:
+        start, lease_bound = 0, 0
+        offsets: dict[int, StateBatch] = {}
         dead: tuple[DeadRange, ...] = ()
         redrives: tuple[Redrive, ...] = ()
         producer: Producer | None = None
         for update in self.log:
             if update.snapshot:
                 start, offsets = update.start_offset, {}
-            start, horizon = max(start, update.start_offset), max(horizon, update.horizon)
+            start, lease_bound = max(start, update.start_offset), max(lease_bound, update.lease_bound)
             offsets |= {o: at_offset(change, o) for o, change in expand(update.changes).items()}
             dead = (dead if update.dead is None else update.dead) + update.dead_added
             redrives = redrives if update.redrives is None else update.redrives
@@ -49,12 +51,12 @@ class Store:
             0,
             0,
             start,
-            horizon,
+            lease_bound,
             0,
             changes,
             dead,
             redrives,
             producer,
-            certain=certain,
+            is_complete=is_complete,
             withheld_ms=withheld_ms,
         )

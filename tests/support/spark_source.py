@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.errors import UnsupportedMessageFormat
-from mansio.spark.batch_reader import BatchReader
 from mansio.spark.options import ERROR_COLUMN, SourceOptions, columns_of
-from mansio.spark.stream_reader import StreamReader
-from mansio.wire.records import HEADER_BYTES, iterate_batches, seal_batch
+from mansio.spark.source.batch_reader import BatchReader
+from mansio.spark.source.stream_reader import StreamReader
+from mansio.wire.batch.record_batch import HEADER_BYTES, encode_batch, iterate_batches
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,11 +27,11 @@ class Topic:
 
     def __init__(self, broker: ServedBroker, name: str, partitions: int = 1, **config: str) -> None:
         self.broker = broker
-        self.bootstrap = broker.bootstrap
+        self.bootstrap_servers = broker.bootstrap_servers
         self.name = name
         config.setdefault("retention_ms", "-1")  # records of these tests may be of any age
         settings = {key.replace("_", "."): value for key, value in config.items()}
-        with mansio.blocking.connect(self.bootstrap) as client:
+        with mansio.blocking.connect(self.bootstrap_servers) as client:
             client.admin.create_topic(name, partitions=partitions, config=settings)
 
     def fill(
@@ -45,7 +45,7 @@ class Topic:
         together: int = 1_000,
     ) -> None:
         """Publish `count` records, `together` at a time: values begin with their number."""
-        with mansio.blocking.connect(self.bootstrap) as client:
+        with mansio.blocking.connect(self.bootstrap_servers) as client:
             for begin in range(0, count, together):
                 client.publish_many(
                     self.name,
@@ -62,15 +62,15 @@ class Topic:
 
     def trim(self, before: int | str = "end") -> None:
         """Delete the records before an offset, in all partitions."""
-        with mansio.blocking.connect(self.bootstrap) as client:
+        with mansio.blocking.connect(self.bootstrap_servers) as client:
             client.admin.delete_records([self.name], before=before)
 
     def grow(self, partitions: int) -> None:
-        with mansio.blocking.connect(self.bootstrap) as client:
+        with mansio.blocking.connect(self.bootstrap_servers) as client:
             client.admin.create_partitions(self.name, partitions)
 
     def delete(self) -> None:
-        with mansio.blocking.connect(self.bootstrap) as client:
+        with mansio.blocking.connect(self.bootstrap_servers) as client:
             client.admin.delete_topic(self.name)
 
     def damage(self, marker: bytes, instead: bytes, *, seal: bool = False) -> None:
@@ -86,13 +86,13 @@ class Topic:
                 ):  # of the empty room behind them
                     for position, header in iterate_batches(content):
                         batch = changed[position : position + header.size]
-                        log.write(seal_batch(header, batch[HEADER_BYTES:]) if seal else batch)
+                        log.write(encode_batch(header, batch[HEADER_BYTES:]) if seal else batch)
                 return
         raise AssertionError(f"{marker!r} is in no log")
 
     def options(self, *, streaming: bool = False, **more: str) -> SourceOptions:
         return SourceOptions.parse(
-            {"broker": self.bootstrap, "subscribe": self.name, **more}, streaming=streaming
+            {"broker": self.bootstrap_servers, "subscribe": self.name, **more}, streaming=streaming
         )
 
     def rows(self, **more: str) -> list[Row]:

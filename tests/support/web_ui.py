@@ -48,12 +48,12 @@ def needs_java_and_maven() -> None:
 
 
 @contextmanager
-def running_ui(place: Path, bootstrap: str) -> Iterator[JsonRpcSocket]:
+def running_ui(place: Path, bootstrap_servers: str) -> Iterator[JsonRpcSocket]:
     """A Dev UI that shows the broker at `bootstrap`, and the socket its pages would use."""
     place.mkdir(parents=True)
     shutil.copy(POM, place / "pom.xml")
     port = free_port()
-    settings = {**SETTINGS, "quarkus.http.port": str(port), "kafka.bootstrap.servers": bootstrap}
+    settings = {**SETTINGS, "quarkus.http.port": str(port), "kafka.bootstrap.servers": bootstrap_servers}
     log = place / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mansio.cli.reference import reference
-from mansio.config import SPECIFICATIONS, Settings
-from mansio.config_cluster import MemberAddress, own_member, parse_members
+from mansio.cli.support.reference import reference
+from mansio.config.cluster import MemberAddress, own_member, parse_members
+from mansio.config.settings import SPECIFICATIONS, Settings
 from mansio.errors import ConfigError
 
 THREE = "b,a:2390/2391,[::1]"
@@ -17,22 +17,22 @@ THREE = "b,a:2390/2391,[::1]"
 
 def test_a_broker_is_alone_unless_it_is_told_of_etcd() -> None:
     alone, one_of_many = Settings(), Settings(etcd="http://10.0.0.1:2379")
-    assert (alone.clustered, alone.etcd_endpoints, alone.replication_factor) == (False, (), 1)
+    assert (alone.clustered, alone.etcd_urls, alone.replication_factor) == (False, (), 1)
     assert (one_of_many.clustered, one_of_many.replication_factor) == (True, 3)
 
 
 def test_urls_are_read_once_each_with_etcds_port_where_there_is_none() -> None:
     settings = Settings(etcd=" http://a:1/, http://b ,http://a:1,http://[::1]:5")
-    assert settings.etcd_endpoints == ("http://a:1", "http://b:2379", "http://[::1]:5")
+    assert settings.etcd_urls == ("http://a:1", "http://b:2379", "http://[::1]:5")
 
 
 def test_everybody_reads_the_same_members_in_the_same_order_and_asks_its_own_first() -> None:
     members = parse_members(THREE)
     assert members == parse_members("a:2390/2391,[::1]:2380/2379,B:2380")
     assert members == (MemberAddress("::1"), MemberAddress("a", 2390, 2391), MemberAddress("b"))
-    settings = Settings(etcd_join=THREE, kafka_listen="0.0.0.0:9092", kafka_advertise="A:9092")
+    settings = Settings(etcd_join=THREE, listeners="0.0.0.0:9092", advertised_listeners="A:9092")
     assert own_member(settings) == MemberAddress("a", 2390, 2391)
-    assert settings.etcd_endpoints == ("http://a:2391", "http://[::1]:2379", "http://b:2379")
+    assert settings.etcd_urls == ("http://a:2391", "http://[::1]:2379", "http://b:2379")
 
 
 def test_several_members_on_one_host_are_told_apart_by_hand() -> None:
@@ -48,7 +48,7 @@ CERTIFICATES = {"etcd_ca_file": "ca", "etcd_cert_file": "cert", "etcd_key_file":
 
 def test_certificates_make_an_own_member_speak_tls() -> None:
     settings = Settings(etcd_join="127.0.0.1", **CERTIFICATES)
-    assert settings.etcd_endpoints == ("https://127.0.0.1:2379",)
+    assert settings.etcd_urls == ("https://127.0.0.1:2379",)
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,13 @@ def test_certificates_make_an_own_member_speak_tls() -> None:
         ({"etcd_join": "a,b"}, "etcd_join: none of its members is on 127.0.0.1, which clients are told"),
         ({"etcd_join": "a,b", "etcd_member": "c"}, "etcd_member: c is not in etcd_join"),
         (
-            {"etcd": "http://a", "kafka_listen": "0.0.0.0:9092"},
-            "kafka_advertise: nobody can connect to 0.0.0.0",
+            {"etcd": "http://a", "listeners": "0.0.0.0:9092"},
+            "advertised_listeners: nobody can connect to 0.0.0.0",
         ),
-        ({"etcd": "http://a", "kafka_advertise": "b:0"}, "kafka_advertise: nobody can connect to port 0"),
+        (
+            {"etcd": "http://a", "advertised_listeners": "b:0"},
+            "advertised_listeners: nobody can connect to port 0",
+        ),
         (
             {"etcd": "http://127.0.0.1", "etcd_user": "u"},
             "etcd_user: give it together with etcd_password_file",

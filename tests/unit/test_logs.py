@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mansio.logs import COUNTS, KINDS_MAX, Gate, JsonFormatter, LineHandler, TextFormatter, fields
 
 LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z (DEBUG|INFO|WARNING|ERROR) ")
-FORGERY = "x\n2026-01-01T00:00:00.000Z INFO broker ready node=1\r\x1b[2K\u2028\u202e\x85"
+FORGERY = "x\n2026-01-01T00:00:00.000Z INFO broker_ready node=1\r\x1b[2K\u2028\u202e\x85"
 
 
 class Sink:
@@ -44,20 +44,20 @@ class Clock:
 
 @pytest.fixture
 def text() -> Sink:
-    return Sink("mansio.broker.broker", TextFormatter())
+    return Sink("mansio.node.broker", TextFormatter())
 
 
 def test_event_is_one_line_with_its_fields(text: Sink) -> None:
     text.logger.info(
-        "broker ready", extra=fields(kafka="127.0.0.1:9092", node=1, rack=None, note="two words")
+        "broker_ready", extra=fields(kafka="127.0.0.1:9092", node=1, rack=None, note="two words")
     )
     (line,) = text.lines()
     assert LINE.match(line)
-    assert line.endswith('INFO broker ready kafka=127.0.0.1:9092 node=1 rack=- note="two words"')
+    assert line.endswith('INFO broker_ready kafka=127.0.0.1:9092 node=1 rack=- note="two words"')
 
 
 def test_plain_message_of_anybody_is_a_line_too_and_a_library_is_named() -> None:
-    ours, library = Sink("mansio.log.log", TextFormatter()), Sink("asyncio", TextFormatter())
+    ours, library = Sink("mansio.storage.log", TextFormatter()), Sink("asyncio", TextFormatter())
     ours.logger.warning("%s: cut %d bytes", "data/topics/t", 7)
     library.logger.warning("slow callback")
     assert ours.text.endswith("WARNING data/topics/t: cut 7 bytes\n")
@@ -66,8 +66,8 @@ def test_plain_message_of_anybody_is_a_line_too_and_a_library_is_named() -> None
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
 def test_client_cannot_forge_a_line_or_move_the_cursor(formatter: logging.Formatter) -> None:
-    sink = Sink("mansio.broker.broker", formatter)
-    sink.logger.warning("request refused", extra=fields(client_id=FORGERY))
+    sink = Sink("mansio.node.broker", formatter)
+    sink.logger.warning("request_rejected", extra=fields(client_id=FORGERY))
     sink.logger.warning("group %s could not be stored", FORGERY)
     assert len(sink.lines()) == 2
     assert sink.text.count("\n") == 2
@@ -76,7 +76,7 @@ def test_client_cannot_forge_a_line_or_move_the_cursor(formatter: logging.Format
 
 @given(st.text(max_size=60), st.text(max_size=60))
 def test_any_two_values_can_be_told_apart_from_fields_nobody_wrote(first: str, second: str) -> None:
-    sink = Sink("mansio.broker.broker", TextFormatter())
+    sink = Sink("mansio.node.broker", TextFormatter())
     sink.logger.info("event", extra=fields(a=first, b=second))
     assert sink.text.count("\n") == 1
     assert len(sink.lines()) == 1
@@ -86,7 +86,7 @@ def test_any_two_values_can_be_told_apart_from_fields_nobody_wrote(first: str, s
 
 @given(st.text(max_size=60))
 def test_json_gives_back_exactly_what_was_said(value: str) -> None:
-    sink = Sink("mansio.broker.broker", JsonFormatter())
+    sink = Sink("mansio.node.broker", JsonFormatter())
     sink.logger.info("event", extra=fields(value=value, level="not this one", count=3))
     (line,) = sink.text.rstrip("\n").split("\n")
     found = json.loads(line)
@@ -96,19 +96,19 @@ def test_json_gives_back_exactly_what_was_said(value: str) -> None:
 
 
 def test_json_of_a_plain_message_has_a_stable_event_and_a_readable_message() -> None:
-    sink = Sink("mansio.broker.broker", JsonFormatter())
+    sink = Sink("mansio.node.broker", JsonFormatter())
     sink.logger.error("%s: %s", "t-0", "gone")
     found = json.loads(sink.text)
     assert (found["event"], found["message"], found["logger"]) == (
         "%s: %s",
         "t-0: gone",
-        "mansio.broker.broker",
+        "mansio.node.broker",
     )
 
 
 @pytest.mark.parametrize("formatter", [TextFormatter(), JsonFormatter()])
 def test_defect_in_a_logging_call_does_not_cost_the_line(formatter: logging.Formatter) -> None:
-    sink = Sink("mansio.broker.broker", formatter)
+    sink = Sink("mansio.node.broker", formatter)
     sink.logger.error("%d of %d", "one\n")
     assert len(sink.lines()) == 1
     assert "one" in sink.text
@@ -133,34 +133,34 @@ def test_traceback_is_there_and_none_of_its_lines_looks_like_a_line_of_ours(text
 
 def test_peer_gets_one_line_per_kind_and_second_and_the_rest_is_counted() -> None:
     clock = Clock()
-    sink = Sink("mansio.broker.connection", TextFormatter(), Gate(monotonic=clock))
+    sink = Sink("mansio.api.kafka.server.connection", TextFormatter(), Gate(monotonic=clock))
     before = COUNTS.held_back
     for number in range(1000):
-        sink.logger.warning("connection closed", extra=fields(peer=f"10.0.0.{number % 250}"))
+        sink.logger.warning("connection_closed", extra=fields(peer=f"10.0.0.{number % 250}"))
     sink.logger.warning("another kind")
     assert [line.split(" WARNING ")[1] for line in sink.lines()] == [
-        "connection closed peer=10.0.0.0",
+        "connection_closed peer=10.0.0.0",
         "another kind",
     ]
     assert COUNTS.held_back - before == 999
     clock.now = 1.0
-    sink.logger.warning("connection closed", extra=fields(peer="10.0.0.9"))
-    assert sink.lines()[-1].endswith("connection closed peer=10.0.0.9 held_back=999")
+    sink.logger.warning("connection_closed", extra=fields(peer="10.0.0.9"))
+    assert sink.lines()[-1].endswith("connection_closed peer=10.0.0.9 held_back=999")
 
 
 def test_last_of_the_held_back_lines_comes_out_when_nothing_more_happens() -> None:
     clock = Clock()
-    sink = Sink("mansio.broker.connection", TextFormatter(), Gate(monotonic=clock))
+    sink = Sink("mansio.api.kafka.server.connection", TextFormatter(), Gate(monotonic=clock))
     for number in range(5):
-        sink.logger.warning("connection closed", extra=fields(number=number))
+        sink.logger.warning("connection_closed", extra=fields(number=number))
     sink.handler.release_held()
     assert len(sink.lines()) == 1, "its second is not over"
     clock.now = 1.5
     sink.handler.release_held()
     sink.handler.release_held()
     assert [line.split(" WARNING ")[1] for line in sink.lines()] == [
-        "connection closed number=0",
-        "connection closed number=4 held_back=3",
+        "connection_closed number=0",
+        "connection_closed number=4 held_back=3",
     ]
 
 

@@ -14,22 +14,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mansio.cli import (
-    cluster,
-    config,
-    consume,
-    demo,
-    dev_cluster,
-    dlq,
-    doctor,
-    group,
-    pipeline,
-    produce,
-    quota,
-    serve,
-    topic,
-)
-from mansio.cli.common import complain
+import mansio_demo
+from mansio.cli.admin import cluster, dlq, group, quota, topic
+from mansio.cli.broker import config, data_check, dev_cluster, serve
+from mansio.cli.pipeline import command_group
+from mansio.cli.records import consume, produce
+from mansio.cli.support.common import print_error
 from mansio.errors import MansioError
 from mansio.version import __version__
 
@@ -53,10 +43,10 @@ app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(quota.app, name="quota")
-app.add_typer(pipeline.app, name="pipeline")
+app.add_typer(command_group.app, name="pipeline")
 app.add_typer(config.app, name="config")
-app.command("doctor")(doctor.doctor)
-app.add_typer(demo.app, name="demo")
+app.command("doctor")(data_check.doctor)
+app.add_typer(mansio_demo.app, name="demo")
 
 
 def _print_version(wanted: bool) -> None:
@@ -88,10 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         finally:
             sys.stdout.flush()  # what cannot be written is said here, and not by the interpreter at its end
     except MansioError as error:
-        sys.exit(complain(error.message))
+        sys.exit(print_error(error.message))
     except OSError as error:
         _give_up_output()
-        sys.exit(complain(_os_error_line(error)))
+        sys.exit(print_error(_os_error_line(error)))
 
 
 def _give_up_output() -> None:

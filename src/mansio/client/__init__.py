@@ -1,25 +1,19 @@
-"""The Python client: asyncio and blocking, the same names, over `mansio.link`.
+"""The Python client: asyncio and blocking, the same names, over `mansio.net`.
 
 `connect` gives an asyncio `Client`; `blocking.connect` its blocking twin.
 """
 
-from . import blocking
-from .accumulator import Delivery
-from .admin import (
-    Admin,
-    ClusterDescription,
-    ConfigEntry,
-    PartitionLag,
-    TopicDescription,
-)
-from .client import Client, connect
-from .consumer import Consumer
-from .group_description import GroupDescription, GroupMember
-from .group_listing import GroupListing, GroupListings
-from .leased_types import DelayNotOffered, Leased, LeaseLost
-from .producer import Producer, ProducerOptions
-from .receive import Receiver
-from .types import Headers, Message, OutgoingRecord, RecordMetadata, StartAt, TopicPartition
+from mansio.client import blocking
+from mansio.client.admin.admin import Admin, ClusterDescription, ConfigEntry, PartitionLag, TopicDescription
+from mansio.client.admin.group_description import GroupDescription, GroupMember
+from mansio.client.admin.group_listing import GroupListing, GroupListings
+from mansio.client.client import Client, connect
+from mansio.client.consumer.consumer import Consumer
+from mansio.client.producer.accumulator import Delivery
+from mansio.client.producer.producer import Producer, ProducerOptions
+from mansio.client.share.leased import DelayNotOffered, Leased, LeaseLost
+from mansio.client.share.receiver import Receiver
+from mansio.client.types import Headers, Message, OutgoingRecord, RecordMetadata, StartAt, TopicPartition
 
 __all__ = [
     "Admin",

@@ -6,7 +6,7 @@
             ...
 
 Every client runs one loop in one thread; its methods are made from those of the asyncio client (see
-`mansio.link.blocking`). Callbacks are called on that thread, and must not call the client.
+`mansio.net.blocking`). Callbacks are called on that thread, and must not call the client.
 
 Always true: a public name here means what it means there, with the same parameters; objects may be shared between
 threads.
@@ -19,45 +19,44 @@ import functools
 from itertools import islice
 from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self
 
+from mansio.client import client as asyncio_client
+from mansio.client.admin import admin as asyncio_admin
+from mansio.client.admin import admin_cluster as asyncio_cluster
+from mansio.client.admin import admin_quotas as asyncio_quotas
+from mansio.client.admin import admin_shares as asyncio_shares
+from mansio.client.consumer import consumer as asyncio_consumer
+from mansio.client.producer import producer as asyncio_producer
+from mansio.client.share import receiver_blocking
 from mansio.errors import MansioError
-from mansio.link.blocking import Call, LoopThread, Twin, blocking, on_loop
-
-from . import admin as asyncio_admin
-from . import admin_cluster as asyncio_cluster
-from . import admin_quotas as asyncio_quotas
-from . import admin_shares as asyncio_shares
-from . import client as asyncio_client
-from . import consumer as asyncio_consumer
-from . import producer as asyncio_producer
-from . import receive_blocking
+from mansio.net.blocking import BlockingProxy, LoopThread, PendingCall, blocking, on_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterable, Iterator
     from types import TracebackType
     from typing import Any
 
-    from . import receive as asyncio_receive
-    from .accumulator import Delivery as AsyncDelivery
-    from .outgoing import Publishable
-    from .partition_state import PartitionState
-    from .types import Message, RecordMetadata
+    from mansio.client.consumer.partition_state import PartitionState
+    from mansio.client.producer.accumulator import Delivery as AsyncDelivery
+    from mansio.client.producer.serialization import Publishable
+    from mansio.client.share import receiver as asyncio_receive
+    from mansio.client.types import Message, RecordMetadata
 
 P = ParamSpec("P")
 
-HANDED_OVER_AT_ONCE = 10_000
+PUBLISH_WINDOW_RECORDS = 10_000
 """Records that `publish_many` takes from its iterable before it hands them to the loop."""
 
 
-class QuotaAdmin(Twin[asyncio_quotas.QuotaAdmin]):
-    """The quotas of one cluster; `client.admin.quotas` is one."""
+class QuotaAdmin(BlockingProxy[asyncio_quotas.QuotaAdmin]):
+    """The quotas of one cluster; `client.admin.admin.quotas` is one."""
 
     list = blocking(asyncio_quotas.QuotaAdmin.list)
     set = blocking(asyncio_quotas.QuotaAdmin.set)
     delete = blocking(asyncio_quotas.QuotaAdmin.delete)
 
 
-class ShareAdmin(Twin[asyncio_shares.ShareAdmin]):
-    """The share groups of one cluster; `client.admin.shares` is one."""
+class ShareAdmin(BlockingProxy[asyncio_shares.ShareAdmin]):
+    """The share groups of one cluster; `client.admin.admin.shares` is one."""
 
     describe = blocking(asyncio_shares.ShareAdmin.describe)
     offsets = blocking(asyncio_shares.ShareAdmin.offsets)
@@ -67,16 +66,16 @@ class ShareAdmin(Twin[asyncio_shares.ShareAdmin]):
     redrive = blocking(asyncio_shares.ShareAdmin.redrive)
 
 
-class ClusterAdmin(Twin[asyncio_cluster.ClusterAdmin]):
-    """The state of one cluster, and elections in it; `client.admin.cluster` is it."""
+class ClusterAdmin(BlockingProxy[asyncio_cluster.ClusterAdmin]):
+    """The state of one cluster, and elections in it; `client.admin.admin.cluster` is it."""
 
     status = blocking(asyncio_cluster.ClusterAdmin.status)
     partitions = blocking(asyncio_cluster.ClusterAdmin.partitions)
     elect = blocking(asyncio_cluster.ClusterAdmin.elect)
 
 
-class Admin(Twin[asyncio_admin.Admin]):
-    """Administration of one cluster; `client.admin` is one."""
+class Admin(BlockingProxy[asyncio_admin.Admin]):
+    """Administration of one cluster; `client.admin.admin` is one."""
 
     def __init__(self, thread: LoopThread, original: asyncio_admin.Admin) -> None:
         super().__init__(thread, original)
@@ -105,7 +104,7 @@ class Admin(Twin[asyncio_admin.Admin]):
     delete_group = blocking(asyncio_admin.Admin.delete_group)
 
 
-class Delivery(Twin["AsyncDelivery"]):
+class Delivery(BlockingProxy["AsyncDelivery"]):
     """One record's way to the broker."""
 
     def done(self) -> bool:
@@ -129,12 +128,12 @@ def _delivering(
     return call
 
 
-class _Publishing:
+class _PublishWaiter:
     """One publish that a thread waits for: on the loop it needs neither task nor future, only this waiter."""
 
     __slots__ = ("_call", "_delivery")
 
-    def __init__(self, call: Call[RecordMetadata], delivery: AsyncDelivery) -> None:
+    def __init__(self, call: PendingCall[RecordMetadata], delivery: AsyncDelivery) -> None:
         self._call = call
         self._delivery = delivery
 
@@ -157,34 +156,34 @@ class _Publishing:
 
 def _publishing(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, RecordMetadata]],
-    hand_over: Callable[Concatenate[Any, P], AsyncDelivery | None],
+    publish_nowait: Callable[Concatenate[Any, P], AsyncDelivery | None],
 ) -> Callable[Concatenate[Any, P], RecordMetadata]:
     """The twin of `publish`. What has to wait before the record is in its batch (for metadata, for room) takes the
     way of every other method."""
 
     @functools.wraps(method)
-    def call(self: Twin[Any], /, *args: P.args, **kwargs: P.kwargs) -> RecordMetadata:
-        def begin(outcome: Call[RecordMetadata]) -> None:
-            delivery = hand_over(self._original, *args, **kwargs)
+    def call(self: BlockingProxy[Any], /, *args: P.args, **kwargs: P.kwargs) -> RecordMetadata:
+        def begin(outcome: PendingCall[RecordMetadata]) -> None:
+            delivery = publish_nowait(self._original, *args, **kwargs)
             if delivery is None:
                 work = method(self._original, *args, **kwargs)
                 outcome.follow(asyncio.get_running_loop().create_task(work))
                 return
-            publishing = _Publishing(outcome, delivery)
+            publishing = _PublishWaiter(outcome, delivery)
             if delivery.done():
                 publishing.set_result(None)
             else:
-                delivery.tell(publishing)
+                delivery.add_waiter(publishing)
 
         return self._thread.call(begin)
 
     return call
 
 
-class Producer(Twin[asyncio_producer.Producer]):
+class Producer(BlockingProxy[asyncio_producer.Producer]):
     """Publishes to any topic of one cluster. Use as `with`, or call `close()`."""
 
-    publish = _publishing(asyncio_producer.Producer.publish, asyncio_producer.Producer.hand_over)
+    publish = _publishing(asyncio_producer.Producer.publish, asyncio_producer.Producer.publish_nowait)
     send = _delivering(asyncio_producer.Producer.send)
     flush = blocking(asyncio_producer.Producer.flush)
     close = blocking(asyncio_producer.Producer.close)
@@ -212,7 +211,7 @@ class Producer(Twin[asyncio_producer.Producer]):
         self.close(flush=error is None)
 
 
-class Consumer(Twin[asyncio_consumer.Consumer]):
+class Consumer(BlockingProxy[asyncio_consumer.Consumer]):
     """Made by `Client.consume`. Iterate it, or use `poll`/`batches`; close it by `with` or `close()`."""
 
     def __init__(self, thread: LoopThread, original: asyncio_consumer.Consumer) -> None:
@@ -220,7 +219,7 @@ class Consumer(Twin[asyncio_consumer.Consumer]):
         self._messages: list[Message] = []
         self._index = 0
         self._state: PartitionState | None = None
-        original.count_handed_out(lambda: self._index)
+        original.set_delivered_counter(lambda: self._index)
 
     start = blocking(asyncio_consumer.Consumer.start)
     close = blocking(asyncio_consumer.Consumer.close)
@@ -314,24 +313,24 @@ def _producing(
 
 def _receiving(
     method: Callable[Concatenate[asyncio_client.Client, P], asyncio_receive.Receiver],
-) -> Callable[Concatenate[Any, P], receive_blocking.Receiver]:
+) -> Callable[Concatenate[Any, P], receiver_blocking.Receiver]:
     make = on_loop(method)
 
     @functools.wraps(method)
-    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> receive_blocking.Receiver:
-        return receive_blocking.Receiver(self._thread, make(self, *args, **kwargs))
+    def call(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> receiver_blocking.Receiver:
+        return receiver_blocking.Receiver(self._thread, make(self, *args, **kwargs))
 
     return call
 
 
-class Client(Twin[asyncio_client.Client]):
+class Client(BlockingProxy[asyncio_client.Client]):
     """A connected client; see `connect`."""
 
     def __init__(self, thread: LoopThread, original: asyncio_client.Client) -> None:
         super().__init__(thread, original)
         self.admin = Admin(thread, original.admin)
 
-    publish = _publishing(asyncio_client.Client.publish, asyncio_client.Client.hand_over)
+    publish = _publishing(asyncio_client.Client.publish, asyncio_client.Client.publish_nowait)
     flush = blocking(asyncio_client.Client.flush)
     producer = _producing(asyncio_client.Client.producer)
     consume = _consuming(asyncio_client.Client.consume)
@@ -389,7 +388,7 @@ def _publish_windows(
     """The iterable belongs to the caller's thread: it may block, and must not hold up the loop."""
     given = iter(records)
     stored: list[RecordMetadata] = []
-    while window := list(islice(given, HANDED_OVER_AT_ONCE)):
+    while window := list(islice(given, PUBLISH_WINDOW_RECORDS)):
         stored += thread.run(publish_many(topic, window))
     return stored
 

@@ -14,18 +14,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Literal, Self
 
-from mansio.link.cluster import Cluster
-from mansio.link.connection import ConnectionOptions
-
-from .admin import Admin
-from .consumer import Consumer
-from .consumer_options import ConsumerOptions
-from .decode import BATCH_BYTES_MAX
-from .leased_types import ReceiveOptions
-from .membership import GroupOptions
-from .producer import Producer, ProducerOptions
-from .receive import Receiver
-from .types import TopicPartition
+from mansio.client.admin.admin import Admin
+from mansio.client.consumer.batch_decoder import BATCH_BYTES_MAX
+from mansio.client.consumer.consumer import Consumer
+from mansio.client.consumer.consumer_options import ConsumerOptions
+from mansio.client.group.classic_member import GroupOptions
+from mansio.client.producer.producer import Producer, ProducerOptions
+from mansio.client.share.leased import ReceiveOptions
+from mansio.client.share.receiver import Receiver
+from mansio.client.types import TopicPartition
+from mansio.net.cluster import Cluster
+from mansio.net.connection import ConnectionOptions
 
 if TYPE_CHECKING:
     import ssl
@@ -33,16 +32,16 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from .accumulator import Delivery
-    from .consumer_options import RebalanceCallback
-    from .outgoing import HeadersLike, Publishable
-    from .types import RecordMetadata, StartAt
+    from mansio.client.consumer.consumer_options import RebalanceCallback
+    from mansio.client.producer.accumulator import Delivery
+    from mansio.client.producer.serialization import HeadersLike, Publishable
+    from mansio.client.types import RecordMetadata, StartAt
 
 DEFAULT_ADDRESS = "127.0.0.1:9092"
 
 
 def connect(
-    bootstrap: str | Iterable[str] = DEFAULT_ADDRESS,
+    bootstrap_servers: str | Iterable[str] = DEFAULT_ADDRESS,
     *,
     client_id: str = "mansio",
     producer: ProducerOptions | None = None,
@@ -50,7 +49,7 @@ def connect(
     request_timeout_ms: float = 30_000,
     tls: ssl.SSLContext | None = None,
 ) -> Client:
-    """A client of the cluster that any of the `bootstrap` addresses (`host:port`) belongs to.
+    """A client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
 
     Use it as `async with connect(...) as client`. `producer` says how `client.publish` publishes. `ConfigError` for a
     text that is no address.
@@ -61,7 +60,7 @@ def connect(
         request_timeout_ms=request_timeout_ms,
         tls=tls,
     )
-    return Client(bootstrap, options=options, producer=producer)
+    return Client(bootstrap_servers, options=options, producer=producer)
 
 
 class Client:
@@ -69,12 +68,12 @@ class Client:
 
     def __init__(
         self,
-        bootstrap: str | Iterable[str],
+        bootstrap_servers: str | Iterable[str],
         *,
         options: ConnectionOptions,
         producer: ProducerOptions | None = None,
     ) -> None:
-        self._cluster = Cluster(bootstrap, options=options)
+        self._cluster = Cluster(bootstrap_servers, options=options)
         self._producer_options = producer
         self._producer: Producer | None = None
         self._producers: list[Producer] = []
@@ -121,7 +120,7 @@ class Client:
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
 
-    def hand_over(
+    def publish_nowait(
         self,
         topic: str,
         value: bytes | str | None,
@@ -131,8 +130,8 @@ class Client:
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
     ) -> Delivery | None:
-        """`publish` for the blocking twin; see `Producer.hand_over`."""
-        return self._default_producer().hand_over(
+        """`publish` for the blocking twin; see `Producer.publish_nowait`."""
+        return self._default_producer().publish_nowait(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
 
@@ -175,7 +174,7 @@ class Client:
         rebalance_timeout_ms: int = 60_000,
         poll_interval_ms_max: int = 300_000,
         metadata_interval_ms: int = 30_000,
-        settle_ms_max: float = 3_000,
+        revoke_timeout_ms: float = 3_000,
         isolation: Literal["read_committed", "read_uncommitted"] = "read_committed",
         on_out_of_range: Literal["earliest", "latest", "error"] = "earliest",
         on_assigned: RebalanceCallback | None = None,
@@ -224,7 +223,7 @@ class Client:
             max_records=max_records,
             auto_commit=auto_commit,
             auto_commit_interval_ms=auto_commit_interval_ms,
-            settle_ms_max=settle_ms_max,
+            revoke_timeout_ms=revoke_timeout_ms,
             isolation=isolation,
             on_out_of_range=on_out_of_range,
             on_assigned=on_assigned,

@@ -36,7 +36,7 @@ def client_failed(error: Exception) -> ClientFailed:
 
 
 class Reply:
-    """Waits for an answer as a `link.connection.Waiter`, without a future or a task: see `Tasks.reply`."""
+    """Waits for an answer as a `net.connection.Waiter`, without a future or a task: see `Tasks.reply`."""
 
     __slots__ = ("_is_over", "_on_end", "_tasks")
 

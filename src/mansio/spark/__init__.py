@@ -12,12 +12,12 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .session import session
+from mansio.spark.session import session
 
 if TYPE_CHECKING:
-    from .pipelines.archive import archive
-    from .pipelines.replay import replay
-    from .pipelines.union import read_topic_as_table
+    from mansio.spark.jobs.archive import archive
+    from mansio.spark.jobs.replay import replay
+    from mansio.spark.jobs.topic_table import read_topic_as_table
 
 __all__ = ["archive", "read_topic_as_table", "replay", "session"]
 

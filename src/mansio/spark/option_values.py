@@ -12,7 +12,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import ConfigError
-from mansio.link.offsets import EARLIEST, LATEST
+from mansio.net.offsets import EARLIEST, LATEST
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _TIME_UNITS_MS: Final = {
 }
 
 
-def wrong(name: str, text: str, wanted: str) -> ConfigError:
+def invalid_option(name: str, text: str, wanted: str) -> ConfigError:
     """The error for an option whose text is not what it has to be."""
     shown = text if len(text) <= SHOWN_CHARACTERS_MAX else text[:SHOWN_CHARACTERS_MAX] + "..."
     return ConfigError(f"option {name} is {shown!r}: {wanted}")
@@ -48,7 +48,7 @@ def wrong(name: str, text: str, wanted: str) -> ConfigError:
 def to_flag(name: str, text: str) -> bool:
     """`true` or `false`, in any case."""
     if text.strip().lower() not in ("true", "false"):
-        raise wrong(name, text, "give true or false")
+        raise invalid_option(name, text, "give true or false")
     return text.strip().lower() == "true"
 
 
@@ -56,7 +56,7 @@ def to_choice(name: str, text: str, choices: Sequence[str]) -> str:
     """One of a few words, in any case."""
     word = text.strip().lower()
     if word not in choices:
-        raise wrong(name, text, f"give {' or '.join(choices)}")
+        raise invalid_option(name, text, f"give {' or '.join(choices)}")
     return word
 
 
@@ -65,9 +65,9 @@ def to_count(name: str, text: str, lowest: int = 1) -> int:
     try:
         number = int(text.strip())
     except ValueError:
-        raise wrong(name, text, f"give a whole number of at least {lowest}") from None
+        raise invalid_option(name, text, f"give a whole number of at least {lowest}") from None
     if not lowest <= number <= NUMBER_MAX:
-        raise wrong(name, text, f"give a whole number of at least {lowest}")
+        raise invalid_option(name, text, f"give a whole number of at least {lowest}")
     return number
 
 
@@ -76,7 +76,7 @@ def to_bytes(name: str, text: str, lowest: int, highest: int) -> int:
     found = _SIZE.fullmatch(text.strip())
     size = int(found[1]) * _SIZE_UNITS[(found[2] or "").lower()] if found else -1
     if not lowest <= size <= highest:
-        raise wrong(name, text, f"give a size such as 4MB, from {lowest} to {highest} bytes")
+        raise invalid_option(name, text, f"give a size such as 4MB, from {lowest} to {highest} bytes")
     return size
 
 
@@ -84,7 +84,7 @@ def to_milliseconds(name: str, text: str) -> int:
     """A time such as `500ms`, `30s`, `15m`, `2h`; without a unit, milliseconds as in Spark."""
     found = _TIME.fullmatch(text.strip())
     if found is None:
-        raise wrong(name, text, "give a time such as 500ms, 30s, 15m or 2h")
+        raise invalid_option(name, text, "give a time such as 500ms, 30s, 15m or 2h")
     return int(found[1]) * _TIME_UNITS_MS[(found[2] or "ms").lower()]
 
 
@@ -109,10 +109,10 @@ def to_assignment(name: str, text: str) -> tuple[TopicPartition, ...]:
     found: set[TopicPartition] = set()
     for topic, partitions in _object(name, text, wanted).items():
         if not isinstance(partitions, list) or not all(_is_index(partition) for partition in partitions):
-            raise wrong(name, text, wanted)
+            raise invalid_option(name, text, wanted)
         found.update(TopicPartition(topic, partition) for partition in partitions)
     if not found:
-        raise wrong(name, text, wanted)
+        raise invalid_option(name, text, wanted)
     return tuple(sorted(found))
 
 
@@ -121,7 +121,7 @@ def to_texts(name: str, text: str) -> dict[str, str]:
     wanted = 'give JSON such as {"topic": "text"}'
     found = _object(name, text, wanted)
     if not all(isinstance(value, str) for value in found.values()):
-        raise wrong(name, text, wanted)
+        raise invalid_option(name, text, wanted)
     return found
 
 
@@ -129,7 +129,7 @@ def to_names(name: str, text: str) -> tuple[str, ...]:
     """Names between commas; none twice, at least one."""
     names = [part.strip() for part in text.split(",")]
     if not all(names) or len(set(names)) < len(names):
-        raise wrong(name, text, "give names with commas between them, each once")
+        raise invalid_option(name, text, "give names with commas between them, each once")
     return tuple(names)
 
 
@@ -142,7 +142,7 @@ def to_pattern(name: str, text: str) -> str:
             )  # `[[`, `--` and the like: sets to Java, something else to us
             re.compile(text)
     except (re.error, OverflowError, RecursionError, FutureWarning) as error:
-        raise wrong(name, text, f"not a regular expression: {error}") from None
+        raise invalid_option(name, text, f"not a regular expression: {error}") from None
     return text
 
 
@@ -150,7 +150,7 @@ def _per_partition(name: str, text: str, lowest: int, wanted: str) -> dict[Topic
     found: dict[TopicPartition, int] = {}
     for topic, partitions in _object(name, text, wanted).items():
         if not isinstance(partitions, dict):
-            raise wrong(name, text, wanted)
+            raise invalid_option(name, text, wanted)
         for index, value in partitions.items():
             if (
                 not index.isascii()
@@ -158,7 +158,7 @@ def _per_partition(name: str, text: str, lowest: int, wanted: str) -> dict[Topic
                 or type(value) is not int
                 or not lowest <= value <= NUMBER_MAX
             ):
-                raise wrong(name, text, wanted)
+                raise invalid_option(name, text, wanted)
             found[TopicPartition(topic, int(index))] = value
     return found
 
@@ -167,9 +167,9 @@ def _object(name: str, text: str, wanted: str) -> dict[str, Any]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
-        raise wrong(name, text, wanted) from None
+        raise invalid_option(name, text, wanted) from None
     if not isinstance(found, dict):
-        raise wrong(name, text, wanted)
+        raise invalid_option(name, text, wanted)
     return found
 
 

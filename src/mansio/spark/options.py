@@ -15,22 +15,21 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from mansio.errors import ConfigError
-from mansio.link.addresses import parse_addresses
-from mansio.link.offsets import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
-
-from . import option_values as values
-from .columns.schema import chosen_columns
+from mansio.net.addresses import parse_addresses
+from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
+from mansio.spark import option_values as values
+from mansio.spark.arrow.schema import select_columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mansio.wire.topic_partition import TopicPartition
 
-BROKER: Final = "broker"
+BOOTSTRAP_SERVERS: Final = "broker"
 SUBSCRIPTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
 SOURCE_NAMES: Final = (
-    BROKER,
+    BOOTSTRAP_SERVERS,
     *SUBSCRIPTIONS,
     "startingOffsets",
     "startingTimestamp",
@@ -58,7 +57,7 @@ SOURCE_NAMES: Final = (
 )
 """Every option of a reader."""
 
-SINK_NAMES: Final = (BROKER, "topic", "acks", "compression", "batchBytes", "includeHeaders")
+SINK_NAMES: Final = (BOOTSTRAP_SERVERS, "topic", "acks", "compression", "batchBytes", "includeHeaders")
 """Every option of a writer. `includeHeaders` is taken from programs that give it to Spark's Kafka sink, and changes
 nothing here as there: a column `headers` is always written."""
 
@@ -73,13 +72,13 @@ IGNORED_NAMES: Final = (
 """Spark's own, and fine tuning of the Kafka source that has nothing to tune here."""
 
 KAFKA_ALIASES: Final = {
-    "kafka.bootstrap.servers": BROKER,
+    "kafka.bootstrap.servers": BOOTSTRAP_SERVERS,
     "kafka.isolation.level": "isolation.level",
     "kafka.acks": "acks",
     "kafka.compression.type": "compression",
 }
 
-KAFKA_REFUSED: Final = {
+UNSUPPORTED_KAFKA_OPTIONS: Final = {
     "kafka.group.id": "a query's offsets live in its checkpoint; option pipeline names a group that shows them",
     "kafka.auto.offset.reset": "use startingOffsets",
     "kafka.key.deserializer": "keys come as binary; use DataFrame operations to decode them",
@@ -91,7 +90,7 @@ KAFKA_REFUSED: Final = {
     "kafka.transactional.id": "the sink writes without transactions",
     "kafka.security.protocol": "connections are plain TCP here",
 }
-KAFKA_REFUSED_BEGINNINGS: Final = ("kafka.ssl.", "kafka.sasl.")
+UNSUPPORTED_KAFKA_PREFIXES: Final = ("kafka.ssl.", "kafka.sasl.")
 
 SUSPEND: Final = "suspend"
 SKIP: Final = "skip"
@@ -134,7 +133,7 @@ class Position:
 class SourceOptions:
     """What a reader was told. Bytes, rows and milliseconds as the names say; None: no limit."""
 
-    bootstrap: str
+    bootstrap_servers: str
     subscription: Subscription
     starting: Position
     ending: Position
@@ -157,32 +156,32 @@ class SourceOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool = False) -> SourceOptions:
         """Read and check the options of a reader. `ConfigError` names the option and what to do."""
-        given = _Given(options, SOURCE_NAMES)
+        raw = _RawOptions(options, SOURCE_NAMES)
         if streaming:
             for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-                if given.text(name) is not None:
+                if raw.text(name) is not None:
                     raise ConfigError(f"option {name} is for batch reads; a stream has no end: leave it out")
         parsed = cls(
-            bootstrap=given.bootstrap(),
-            subscription=_subscription(given),
-            starting=_starting(given, streaming=streaming),
-            ending=_ending(given),
-            columns=_columns(given),
-            fail_on_data_loss=given.flag("failOnDataLoss", default=True),
-            partitions_min=given.count("minPartitions"),
-            records_per_partition_max=given.count("maxRecordsPerPartition"),
-            offsets_per_trigger_max=given.count("maxOffsetsPerTrigger"),
-            offsets_per_trigger_min=given.count("minOffsetsPerTrigger"),
-            trigger_delay_ms_max=given.milliseconds("maxTriggerDelay", TRIGGER_DELAY_MS_MAX),
-            isolation_level=_isolation(given),
-            fetch_bytes=given.bytes("fetchBytes", FETCH_BYTES, 1 << 10, 256 << 20),
-            rows_per_batch=given.count("rowsPerBatch") or ROWS_PER_BATCH,
-            batch_bytes=given.bytes("batchBytes", BATCH_BYTES, 1 << 16, 1 << 30),
-            pipeline=(given.text("pipeline") or "").strip(),
-            on_unreadable=given.choice("onUnreadable", UNREADABLE_MODES),
-            topic_ids=values.to_texts("topicIds", text) if (text := given.text("topicIds")) else {},
+            bootstrap_servers=raw.bootstrap_servers(),
+            subscription=_subscription(raw),
+            starting=_starting(raw, streaming=streaming),
+            ending=_ending(raw),
+            columns=_columns(raw),
+            fail_on_data_loss=raw.flag("failOnDataLoss", default=True),
+            partitions_min=raw.count("minPartitions"),
+            records_per_partition_max=raw.count("maxRecordsPerPartition"),
+            offsets_per_trigger_max=raw.count("maxOffsetsPerTrigger"),
+            offsets_per_trigger_min=raw.count("minOffsetsPerTrigger"),
+            trigger_delay_ms_max=raw.milliseconds("maxTriggerDelay", TRIGGER_DELAY_MS_MAX),
+            isolation_level=_isolation(raw),
+            fetch_bytes=raw.bytes("fetchBytes", FETCH_BYTES, 1 << 10, 256 << 20),
+            rows_per_batch=raw.count("rowsPerBatch") or ROWS_PER_BATCH,
+            batch_bytes=raw.bytes("batchBytes", BATCH_BYTES, 1 << 16, 1 << 30),
+            pipeline=(raw.text("pipeline") or "").strip(),
+            on_unreadable=raw.choice("onUnreadable", UNREADABLE_MODES),
+            topic_ids=values.to_texts("topicIds", text) if (text := raw.text("topicIds")) else {},
         )
-        if given.flag("pushdown"):
+        if raw.flag("pushdown"):
             raise ConfigError(
                 "option pushdown is refused: Spark 4.3 uses what one query pushed down for the next query of the same"
                 " DataFrame, and rows would be missing; leave it out, and use startingOffsets or assign"
@@ -199,7 +198,7 @@ class SourceOptions:
 class SinkOptions:
     """What a writer was told."""
 
-    bootstrap: str
+    bootstrap_servers: str
     topic: str | None = None
     """Where all rows go; None: each row says it in its column `topic`."""
     acks: int = -1
@@ -209,19 +208,19 @@ class SinkOptions:
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
         """Read and check the options of a writer. `ConfigError` names the option and what to do."""
-        given = _Given(options, SINK_NAMES)
-        topic = (given.text("topic") or "").strip()
-        acks = given.choice("acks", ("all", "-1", "1", "0"))
+        raw = _RawOptions(options, SINK_NAMES)
+        topic = (raw.text("topic") or "").strip()
+        acks = raw.choice("acks", ("all", "-1", "1", "0"))
         return cls(
-            bootstrap=given.bootstrap(),
+            bootstrap_servers=raw.bootstrap_servers(),
             topic=topic or None,
             acks=-1 if acks == "all" else int(acks),
-            compression=given.choice("compression", ("none", "gzip", "snappy", "lz4", "zstd")),
-            batch_bytes=given.bytes("batchBytes", SINK_BATCH_BYTES, 1 << 10, 64 << 20),
+            compression=raw.choice("compression", ("none", "gzip", "snappy", "lz4", "zstd")),
+            batch_bytes=raw.bytes("batchBytes", SINK_BATCH_BYTES, 1 << 10, 64 << 20),
         )
 
 
-class _Given:
+class _RawOptions:
     """The options as they were given, by lower-cased name; refuses what nobody knows."""
 
     def __init__(self, options: Mapping[str, str], names: Sequence[str]) -> None:
@@ -231,20 +230,20 @@ class _Given:
             lower = name.lower()
             if lower in KAFKA_ALIASES:
                 self._texts.setdefault(KAFKA_ALIASES[lower].lower(), text)
-            elif lower in KAFKA_REFUSED or lower.startswith(KAFKA_REFUSED_BEGINNINGS):
-                _refuse(lower, text)
+            elif lower in UNSUPPORTED_KAFKA_OPTIONS or lower.startswith(UNSUPPORTED_KAFKA_PREFIXES):
+                _raise_unsupported(lower, text)
             elif lower in known:
                 self._texts[lower] = text
             elif not lower.startswith("kafka."):
-                close = difflib.get_close_matches(lower, known, n=1)
-                hint = f"did you mean {known[close[0]]}?" if close else f"there are {', '.join(names)}"
+                closest = difflib.get_close_matches(lower, known, n=1)
+                hint = f"did you mean {known[closest[0]]}?" if closest else f"there are {', '.join(names)}"
                 raise ConfigError(f"there is no option {name!r} here: {hint}")
 
     def text(self, name: str) -> str | None:
         return self._texts.get(name.lower())
 
-    def bootstrap(self) -> str:
-        text = self.text(BROKER)
+    def bootstrap_servers(self) -> str:
+        text = self.text(BOOTSTRAP_SERVERS)
         if text is None:
             raise ConfigError("option broker is missing: give the address of a broker as host:port")
         parse_addresses(text)
@@ -272,20 +271,20 @@ class _Given:
         return choices[0] if text is None else values.to_choice(name, text, choices)
 
 
-def _refuse(name: str, text: str) -> None:
+def _raise_unsupported(name: str, text: str) -> None:
     if name == "kafka.security.protocol" and text.strip().upper() == "PLAINTEXT":
         return
-    reason = KAFKA_REFUSED.get(name, "connections are plain TCP here")
+    reason = UNSUPPORTED_KAFKA_OPTIONS.get(name, "connections are plain TCP here")
     raise ConfigError(f"option {name} is not supported: {reason}")
 
 
-def _subscription(given: _Given) -> Subscription:
-    named = [name for name in SUBSCRIPTIONS if given.text(name) is not None]
+def _subscription(raw: _RawOptions) -> Subscription:
+    named = [name for name in SUBSCRIPTIONS if raw.text(name) is not None]
     if len(named) != 1:
         found = f"there are {' and '.join(named)}" if named else "there is none"
         raise ConfigError(f"give exactly one of subscribe, subscribePattern and assign: {found}")
     name = named[0]
-    text = given.text(name) or ""
+    text = raw.text(name) or ""
     if name == "subscribe":
         return Subscription(topics=tuple(sorted(values.to_names(name, text))))
     if name == "subscribePattern":
@@ -293,30 +292,30 @@ def _subscription(given: _Given) -> Subscription:
     return Subscription(assigned=values.to_assignment(name, text))
 
 
-def _starting(given: _Given, *, streaming: bool) -> Position:
-    offsets = _offsets(given, "startingOffsets", LATEST if streaming else EARLIEST)
+def _starting(raw: _RawOptions, *, streaming: bool) -> Position:
+    offsets = _offsets(raw, "startingOffsets", LATEST if streaming else EARLIEST)
     if not streaming and (offsets == LATEST or (isinstance(offsets, dict) and LATEST in offsets.values())):
         raise ConfigError(
             "option startingOffsets is latest (or -1): a batch read that begins there has no records"
         )
-    strategy = given.choice("startingOffsetsByTimestampStrategy", ("error", "latest"))
-    return _position(given, "starting", offsets, is_latest_without_match=strategy == "latest")
+    strategy = raw.choice("startingOffsetsByTimestampStrategy", ("error", "latest"))
+    return _position(raw, "starting", offsets, is_latest_without_match=strategy == "latest")
 
 
-def _ending(given: _Given) -> Position:
-    offsets = _offsets(given, "endingOffsets", LATEST)
+def _ending(raw: _RawOptions) -> Position:
+    offsets = _offsets(raw, "endingOffsets", LATEST)
     if offsets == EARLIEST or (isinstance(offsets, dict) and EARLIEST in offsets.values()):
         raise ConfigError(
             "option endingOffsets is earliest (or -2): a batch read that ends there has no records"
         )
-    return _position(given, "ending", offsets, is_latest_without_match=True)
+    return _position(raw, "ending", offsets, is_latest_without_match=True)
 
 
 def _position(
-    given: _Given, side: str, offsets: int | dict[TopicPartition, int], *, is_latest_without_match: bool
+    raw: _RawOptions, side: str, offsets: int | dict[TopicPartition, int], *, is_latest_without_match: bool
 ) -> Position:
-    timestamp = given.text(f"{side}Timestamp")
-    by_partition = given.text(f"{side}OffsetsByTimestamp")
+    timestamp = raw.text(f"{side}Timestamp")
+    by_partition = raw.text(f"{side}OffsetsByTimestamp")
     return Position(
         timestamp_ms=None if timestamp is None else values.to_count(f"{side}Timestamp", timestamp, lowest=0),
         timestamps_ms=(
@@ -327,24 +326,24 @@ def _position(
     )
 
 
-def _offsets(given: _Given, name: str, default: int) -> int | dict[TopicPartition, int]:
-    text = given.text(name)
+def _offsets(raw: _RawOptions, name: str, default: int) -> int | dict[TopicPartition, int]:
+    text = raw.text(name)
     return default if text is None else values.to_offsets(name, text)
 
 
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
     """The columns that the options of a reader ask for, `error` among them; nothing else of the options is judged."""
-    given = _Given(options, SOURCE_NAMES)
-    is_dead_letter = given.choice("onUnreadable", UNREADABLE_MODES) == DEAD_LETTER
-    return (*_columns(given), ERROR_COLUMN) if is_dead_letter else _columns(given)
+    raw = _RawOptions(options, SOURCE_NAMES)
+    is_dead_letter = raw.choice("onUnreadable", UNREADABLE_MODES) == DEAD_LETTER
+    return (*_columns(raw), ERROR_COLUMN) if is_dead_letter else _columns(raw)
 
 
-def _columns(given: _Given) -> tuple[str, ...]:
-    text = given.text("columns")
+def _columns(raw: _RawOptions) -> tuple[str, ...]:
+    text = raw.text("columns")
     names = None if text is None else values.to_names("columns", text)
-    return chosen_columns(names, given.flag("includeHeaders"))
+    return select_columns(names, raw.flag("includeHeaders"))
 
 
-def _isolation(given: _Given) -> int:
-    word = given.choice("isolation.level", ("read_committed", "read_uncommitted"))
+def _isolation(raw: _RawOptions) -> int:
+    word = raw.choice("isolation.level", ("read_committed", "read_uncommitted"))
     return READ_COMMITTED if word == "read_committed" else READ_UNCOMMITTED

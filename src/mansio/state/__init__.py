@@ -1,0 +1,1 @@
+"""State machines without I/O: groups, share partitions, replicas, producers, quotas."""

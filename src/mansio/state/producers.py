@@ -26,9 +26,9 @@ from mansio.errors import CorruptLog, InvalidProducerEpoch, InvalidRecord, OutOf
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.wire.records import BatchHeader
+    from mansio.wire.batch.record_batch import BatchHeader
 
-BATCHES_REMEMBERED: Final = 5
+BATCHES_RETAINED: Final = 5
 SEQUENCE_MAX: Final = 2**31 - 1
 DEFAULT_EXPIRATION_MS: Final = 24 * 60 * 60 * 1000
 DEFAULT_PRODUCERS_MAX: Final = 20_000
@@ -49,7 +49,7 @@ class Duplicate(NamedTuple):
     timestamp_ms: int
 
 
-class RememberedBatch(NamedTuple):
+class BatchMetadata(NamedTuple):
     """One of the last batches of a producer."""
 
     base_sequence: int
@@ -68,7 +68,7 @@ class Producer:
     def __init__(self, epoch: int, last_seen_ms: int) -> None:
         self.epoch = epoch
         self.last_seen_ms = last_seen_ms
-        self.batches: list[RememberedBatch] = []
+        self.batches: list[BatchMetadata] = []
 
 
 def last_sequence(base_sequence: int, last_offset_delta: int) -> int:
@@ -100,7 +100,7 @@ class ProducerTable:
         """All producers by id, the one that was quiet longest first; to be read, not changed."""
         return self._producers.items()
 
-    def remembered_offsets(self) -> frozenset[int]:
+    def retained_batch_offsets(self) -> frozenset[int]:
         """The base offsets of all batches that are remembered: a log from which they go cannot rebuild the table."""
         return frozenset(
             batch.base_offset for producer in self._producers.values() for batch in producer.batches
@@ -158,10 +158,10 @@ class ProducerTable:
         if header.is_control:
             return  # a transaction marker carries an epoch, but no sequence
         batches = producer.batches
-        if len(batches) == BATCHES_REMEMBERED:
+        if len(batches) == BATCHES_RETAINED:
             del batches[0]
         batches.append(
-            RememberedBatch(
+            BatchMetadata(
                 header.base_sequence,
                 last_sequence(header.base_sequence, header.last_offset_delta),
                 base_offset,
@@ -228,7 +228,7 @@ class ProducerTable:
             position += _PRODUCER.size
             producer = Producer(epoch, last_seen_ms)
             for _ in range(batches):
-                producer.batches.append(RememberedBatch(*_BATCH.unpack_from(body, position)))
+                producer.batches.append(BatchMetadata(*_BATCH.unpack_from(body, position)))
                 position += _BATCH.size
             table._producers[producer_id] = producer
         return table, end_offset

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PRODUCER_BYTE_RATE: Final = "producer_byte_rate"
 CONSUMER_BYTE_RATE: Final = "consumer_byte_rate"
 
-PAUSE_MS_MAX: Final = 60 * 60 * 1000
+THROTTLE_MS_MAX: Final = 60 * 60 * 1000
 """No client is told to pause for longer; what is then still owed counts against its next request."""
 
 DEFAULT_BURST_MS: Final = 10_000
@@ -36,7 +36,7 @@ DEFAULT_BUCKETS_MAX: Final = 10_000
 NAME_CHARACTERS_MAX: Final = 255
 """Client ids that agree in so many characters share a bucket."""
 
-LOOKED_AT: Final = 2
+EVICTION_SCAN_MAX: Final = 2
 """So many of the longest idle buckets are looked at when a new one comes: they can go faster than they come."""
 
 
@@ -83,7 +83,7 @@ def rate_for(rates: Mapping[Entity, float], user: str, client_id: str) -> tuple[
     return None
 
 
-class Bucket:
+class TokenBucket:
     """The bytes somebody may still take; below zero is what they owe. Times are monotonic seconds."""
 
     __slots__ = ("_at", "_credit", "capacity", "rate")
@@ -107,7 +107,7 @@ class Bucket:
         self._credit -= size_bytes
         if self._credit >= 0:
             return 0
-        return min(ceil(-self._credit / self.rate * 1000), PAUSE_MS_MAX)
+        return min(ceil(-self._credit / self.rate * 1000), THROTTLE_MS_MAX)
 
     def is_full(self, now: float) -> bool:
         """Whether it is as good as a new one."""
@@ -129,7 +129,7 @@ class RateLimiter:
         self._rates: dict[Entity, float] = {}
         self._burst_ms = burst_ms
         self._buckets_max = buckets_max
-        self._buckets: dict[Scope, Bucket] = {}  # the one that was idle longest first
+        self._buckets: dict[Scope, TokenBucket] = {}  # the one that was idle longest first
 
     def __len__(self) -> int:
         """How many buckets there are."""
@@ -151,7 +151,7 @@ class RateLimiter:
         bucket = self._find(user, client_id, now)
         return None if bucket is None else max(int(bucket.capacity), 1)
 
-    def _find(self, user: str, client_id: str, now: float) -> Bucket | None:
+    def _find(self, user: str, client_id: str, now: float) -> TokenBucket | None:
         found = rate_for(self._rates, user, client_id[:NAME_CHARACTERS_MAX])
         if found is None:
             return None
@@ -159,14 +159,14 @@ class RateLimiter:
         bucket = self._buckets.pop(scope, None)
         if bucket is None:
             self._forget_idle(now)
-            bucket = Bucket(rate, self._burst_ms, now)
+            bucket = TokenBucket(rate, self._burst_ms, now)
         elif bucket.rate != rate:
             bucket.change_rate(rate, self._burst_ms, now)
         self._buckets[scope] = bucket  # now the last one used
         return bucket
 
     def _forget_idle(self, now: float) -> None:
-        oldest = list(zip(range(LOOKED_AT), self._buckets.items(), strict=False))
+        oldest = list(zip(range(EVICTION_SCAN_MAX), self._buckets.items(), strict=False))
         for _, (scope, bucket) in oldest:
             if bucket.is_full(now):
                 del self._buckets[scope]

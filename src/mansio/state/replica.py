@@ -11,7 +11,7 @@ take back.
 Always true:
 * `high_watermark` never goes back, and never passes the leader's own durable end;
 * while a member of either set has not told its end in this leader epoch, the high watermark stands still; so it does
-  while the committed set has fewer than `in_sync_min` members, and while the `gate` is shut.
+  while the committed set has fewer than `min_insync_replicas` members, and while the `is_session_valid` is shut.
 
 Source: KIP-101, KIP-497 (both sets count), KIP-903 (broker epochs), KIP-966 (nothing moves below min.insync.replicas).
 """
@@ -27,17 +27,17 @@ UNKNOWN = -1
 NOBODY = -1
 
 
-class ReplicaCopy:
+class ReplicaState:
     """What a leader knows of one follower in this leader epoch. Times are milliseconds of some steady clock."""
 
     __slots__ = (
-        "asked_ms",
         "broker_epoch",
         "caught_up_ms",
         "durable_end",
         "durable_start",
+        "last_fetch_ms",
         "leader_end",
-        "told_start",
+        "reported_start_offset",
     )
 
     def __init__(self, now_ms: float) -> None:
@@ -47,32 +47,32 @@ class ReplicaCopy:
         """What it said then: it has everything below on stable storage."""
         self.caught_up_ms = now_ms
         """When it last had all that the leader had."""
-        self.asked_ms = now_ms
+        self.last_fetch_ms = now_ms
         self.leader_end = UNKNOWN
         """The end of the leader's log when it asked last."""
         self.durable_start = UNKNOWN
         """Where it said then that its log begins, whatever happens to it."""
-        self.told_start = UNKNOWN
+        self.reported_start_offset = UNKNOWN
         """Where it was last told that the leader's log begins."""
 
 
-class ReplicaProgress:
+class ReplicationProgress:
     """The leader's view of one partition's replicas. Offsets are ends: the next offset to be written."""
 
     __slots__ = (
         "_alone",
         "_copies",
-        "_gate",
-        "_own_end",
-        "_waited_for",
+        "_is_session_valid",
+        "_local_end",
+        "_required_followers",
+        "epoch_start_offset",
         "high_watermark",
         "in_sync",
-        "in_sync_min",
         "leader",
         "leader_epoch",
+        "min_insync_replicas",
         "pending",
-        "start_of_epoch",
-        "waits_for_others",
+        "waits_for_followers",
     )
 
     def __init__(
@@ -83,30 +83,31 @@ class ReplicaProgress:
         high_watermark: int,
         *,
         durable_end: int | None = None,
-        start_of_epoch: int = 0,
+        epoch_start_offset: int = 0,
         replicas: Iterable[int] = (),
-        in_sync_min: int = 1,
-        gate: Callable[[], bool] | None = None,
+        min_insync_replicas: int = 1,
+        is_session_valid: Callable[[], bool] | None = None,
         now_ms: float = 0,
     ) -> None:
         """`high_watermark`: the highest this broker knew before; `durable_end`: its own, the same unless given.
 
-        `start_of_epoch`: where its log ended when it began to lead. `gate`: may the high watermark move now?
+        `epoch_start_offset`: where its log ended when it began to lead. `is_session_valid`: may the high watermark
+        move now?
         """
         if leader not in in_sync:
             raise ValueError(f"leader {leader} is not in the in-sync set {sorted(in_sync)}")
         self.leader = leader
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
-        self.start_of_epoch = start_of_epoch
+        self.epoch_start_offset = epoch_start_offset
         self.in_sync = in_sync
         self.pending: frozenset[int] | None = None
-        self.in_sync_min = in_sync_min
-        self._gate = gate
-        self._own_end = high_watermark if durable_end is None else durable_end
-        self._copies = {node: ReplicaCopy(now_ms) for node in {*replicas, *in_sync} if node != leader}
-        self._waited_for: tuple[ReplicaCopy, ...] = ()
-        self.waits_for_others = False
+        self.min_insync_replicas = min_insync_replicas
+        self._is_session_valid = is_session_valid
+        self._local_end = high_watermark if durable_end is None else durable_end
+        self._copies = {node: ReplicaState(now_ms) for node in {*replicas, *in_sync} if node != leader}
+        self._required_followers: tuple[ReplicaState, ...] = ()
+        self.waits_for_followers = False
         """Does the high watermark depend on anybody else?"""
         self._alone = False
         self._settle()
@@ -116,7 +117,7 @@ class ReplicaProgress:
 
     def durable(self, end_offset: int) -> bool:
         """The leader itself has everything below `end_offset` on stable storage. True when the high watermark moved."""
-        self._own_end = end_offset
+        self._local_end = end_offset
         if self._alone:
             if end_offset <= self.high_watermark:
                 return False
@@ -144,59 +145,59 @@ class ReplicaProgress:
         if durable_end >= leader_end:
             copy.caught_up_ms = now_ms
         elif broker_epoch == copy.broker_epoch and durable_end >= copy.leader_end:
-            copy.caught_up_ms = max(copy.caught_up_ms, copy.asked_ms)
+            copy.caught_up_ms = max(copy.caught_up_ms, copy.last_fetch_ms)
         copy.broker_epoch = broker_epoch
         copy.durable_end = durable_end
         copy.durable_start = durable_start
-        copy.asked_ms, copy.leader_end = now_ms, leader_end
+        copy.last_fetch_ms, copy.leader_end = now_ms, leader_end
         return self.advance()
 
     def advance(self) -> bool:
         """Move the high watermark up to where it may be. True when it moved."""
-        lowest = self._own_end
-        for copy in self._waited_for:
+        lowest = self._local_end
+        for copy in self._required_followers:
             if copy.durable_end < lowest:
                 lowest = copy.durable_end
-        if lowest <= self.high_watermark or self.under_min:
+        if lowest <= self.high_watermark or self.is_under_min_isr:
             return False
-        if self._gate is not None and not self._gate():
+        if self._is_session_valid is not None and not self._is_session_valid():
             return False
         self.high_watermark = lowest
         return True
 
     @property
-    def under_min(self) -> bool:
+    def is_under_min_isr(self) -> bool:
         """Has the committed in-sync set fewer members than are needed to commit anything?"""
-        return len(self.in_sync) < self.in_sync_min
+        return len(self.in_sync) < self.min_insync_replicas
 
     @property
-    def gate_shut(self) -> bool:
+    def is_session_uncertain(self) -> bool:
         """May nothing be committed for now, whoever has it?"""
-        return self._gate is not None and not self._gate()
+        return self._is_session_valid is not None and not self._is_session_valid()
 
     @property
     def complete(self) -> bool:
         """Is the high watermark known to be at or above all that earlier leaders committed (KIP-207)?"""
-        return self.high_watermark >= self.start_of_epoch
+        return self.high_watermark >= self.epoch_start_offset
 
-    def begins_at(self, offset: int) -> bool:
+    def starts_at(self, offset: int) -> bool:
         """Do the logs of all other members begin at or above `offset`, and stay so?"""
-        return all(copy.durable_start >= offset for copy in self._waited_for)
+        return all(copy.durable_start >= offset for copy in self._required_followers)
 
-    def copies(self) -> dict[int, ReplicaCopy]:
+    def copies(self) -> dict[int, ReplicaState]:
         """The followers by broker; to be read, not changed."""
         return self._copies
 
     # Who is in sync
 
-    def may_join(self, node_id: int) -> bool:
+    def can_join_isr(self, node_id: int) -> bool:
         """Has this replica, which is not in sync, all it needs to be? Asked when no other change is pending."""
         copy = self._copies.get(node_id)
         return (
             copy is not None
             and node_id not in self.in_sync
             and copy.durable_end >= self.high_watermark
-            and copy.durable_end >= self.start_of_epoch
+            and copy.durable_end >= self.epoch_start_offset
         )
 
     def lagging(self, now_ms: float, lag_ms_max: float, leader_end: int) -> frozenset[int]:
@@ -220,7 +221,7 @@ class ReplicaProgress:
         """This is the in-sync set, and nothing that was asked for before can happen any more. True when the high
         watermark moved."""
         for node in in_sync - self.in_sync - {self.leader}:
-            copy = self._copies.setdefault(node, ReplicaCopy(now_ms))
+            copy = self._copies.setdefault(node, ReplicaState(now_ms))
             copy.caught_up_ms = max(copy.caught_up_ms, now_ms)  # from now on it has to keep up
         for node in self.in_sync - in_sync:
             self._copies[node].durable_end = UNKNOWN  # only what it asks for from now on brings it back
@@ -232,30 +233,30 @@ class ReplicaProgress:
     def assigned(self, replicas: Iterable[int], now_ms: float) -> None:
         """These brokers keep the partition from now on."""
         wanted = {*replicas, *self.in_sync, *(self.pending or ())} - {self.leader}
-        self._copies = {node: self._copies.get(node) or ReplicaCopy(now_ms) for node in wanted}
+        self._copies = {node: self._copies.get(node) or ReplicaState(now_ms) for node in wanted}
         self._settle()
 
-    def require(self, in_sync_min: int) -> bool:
+    def require(self, min_insync_replicas: int) -> bool:
         """So many members are needed from now on. True when the high watermark moved."""
-        self.in_sync_min = in_sync_min
+        self.min_insync_replicas = min_insync_replicas
         self._settle()
         return self.advance()
 
     def _settle(self) -> None:
         others = (self.in_sync | (self.pending or frozenset())) - {self.leader}
-        self._waited_for = tuple(self._copies[node] for node in others)
-        self.waits_for_others = bool(others)
-        self._alone = not others and self._gate is None and not self.under_min
+        self._required_followers = tuple(self._copies[node] for node in others)
+        self.waits_for_followers = bool(others)
+        self._alone = not others and self._is_session_valid is None and not self.is_under_min_isr
 
 
-class Following:
+class FollowerReplica:
     """A follower's view of one partition: who leads it, and how much of what it has is committed.
 
     Always true: `high_watermark` is not above what this replica has durable, and goes back only when the log does.
     """
 
-    __slots__ = ("_leader_high_watermark", "_own_end", "high_watermark", "leader", "leader_epoch")
-    waits_for_others: Final = False
+    __slots__ = ("_leader_high_watermark", "_local_end", "high_watermark", "leader", "leader_epoch")
+    waits_for_followers: Final = False
 
     def __init__(self, leader: int, leader_epoch: int, high_watermark: int, durable_end: int) -> None:
         """`leader`: -1 for nobody that is known."""
@@ -263,11 +264,11 @@ class Following:
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
         self._leader_high_watermark = high_watermark
-        self._own_end = durable_end
+        self._local_end = durable_end
 
     def durable(self, end_offset: int) -> bool:
         """This replica has everything below `end_offset` on stable storage. True when the high watermark moved."""
-        self._own_end = end_offset
+        self._local_end = end_offset
         return self._advance()
 
     def heard(self, leader_high_watermark: int) -> bool:
@@ -277,7 +278,7 @@ class Following:
 
     def cut(self, start_offset: int, end_offset: int) -> bool:
         """The log begins and ends there now. False when that took back what was said to be committed."""
-        self._own_end = end_offset
+        self._local_end = end_offset
         intact = end_offset >= self.high_watermark
         self.high_watermark = max(start_offset, min(self.high_watermark, end_offset))
         if not intact:
@@ -285,7 +286,7 @@ class Following:
         return intact
 
     def _advance(self) -> bool:
-        lowest = min(self._leader_high_watermark, self._own_end)
+        lowest = min(self._leader_high_watermark, self._local_end)
         if lowest <= self.high_watermark:
             return False
         self.high_watermark = lowest

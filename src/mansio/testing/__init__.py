@@ -1,0 +1,1 @@
+"""Simulated ports for tests: disk, clock, scheduler, metadata store."""

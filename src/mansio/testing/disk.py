@@ -134,16 +134,16 @@ class SimulatedDisk:
         """The call with this number (counted from 1 over the disk's life) fails with `code` and does nothing."""
         self._failures[number] = code
 
-    def fail_no_more(self) -> None:
+    def clear_failures(self) -> None:
         """Every call succeeds from now on."""
         self._failures.clear()
         self.fail_when = None
 
-    def crash(self, chance: Random) -> SimulatedDisk:
+    def crash(self, random: Random) -> SimulatedDisk:
         """The disk as the next start finds it, if the power fails now."""
         after = SimulatedDisk(can_sync_all=self._can_sync_all, capacity_bytes=self.capacity_bytes)
         for path, directory in self._directories.items():
-            kept = {name: Inode(inode.crashed(chance)) for name, inode in directory.crashed(chance).items()}
+            kept = {name: Inode(inode.crashed(random)) for name, inode in directory.crashed(random).items()}
             after._directories[path] = Directory(kept)
         return after
 
@@ -154,7 +154,7 @@ class SimulatedDisk:
         inode.durable = bytes(inode.content)
         inode.pending.clear()
 
-    def cut_file(self, path: str, size: int) -> None:
+    def truncate_file(self, path: str, size: int) -> None:
         """Damage: the file on the medium ends at `size`."""
         inode = self._inode(path)
         del inode.content[size:]

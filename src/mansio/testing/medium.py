@@ -62,22 +62,22 @@ class Inode:
         self.doomed.extend(self.pending)
         self.pending.clear()
 
-    def crashed(self, chance: Random) -> bytes:
+    def crashed(self, random: Random) -> bytes:
         """The bytes that a crash leaves."""
         changes = self.doomed + self.pending
-        mode = chance.random() if changes else 0.0
+        mode = random.random() if changes else 0.0
         if mode < 0.2:
             return self.durable
         content = bytearray(self.durable)
-        keep_first = chance.randint(0, len(changes)) if mode < 0.5 else len(changes)
+        keep_first = random.randint(0, len(changes)) if mode < 0.5 else len(changes)
         for change in changes[:keep_first]:
-            if mode >= 0.6 and chance.random() < 0.4:
+            if mode >= 0.6 and random.random() < 0.4:
                 continue
-            torn = mode >= 0.5 and change.data is not None and chance.random() < 0.5
-            for piece in _sectors(change, chance) if torn else (change,):
+            torn = mode >= 0.5 and change.data is not None and random.random() < 0.5
+            for piece in _sectors(change, random) if torn else (change,):
                 _apply(content, piece)
         if changes and mode < 0.5 and keep_first < len(changes) and changes[keep_first].data is not None:
-            for piece in _sectors(changes[keep_first], chance):  # the write the power failed in
+            for piece in _sectors(changes[keep_first], random):  # the write the power failed in
                 _apply(content, piece)
         return bytes(content)
 
@@ -107,7 +107,7 @@ def _apply(content: bytearray, change: Change) -> None:
     content[position : position + len(data)] = data
 
 
-def _sectors(change: Change, chance: Random) -> list[Change]:
+def _sectors(change: Change, random: Random) -> list[Change]:
     """A random choice of the sectors of a write."""
     position, data = change
     assert data is not None
@@ -115,7 +115,7 @@ def _sectors(change: Change, chance: Random) -> list[Change]:
     at = 0
     while at < len(data):
         step = SECTOR_BYTES - (position + at) % SECTOR_BYTES
-        if chance.random() < 0.5:
+        if random.random() < 0.5:
             pieces.append(Change(position + at, data[at : at + step]))
         at += step
     return pieces
@@ -140,12 +140,12 @@ class Directory:
         self.durable = dict(self.entries)
         self.pending.clear()
 
-    def crashed(self, chance: Random) -> dict[str, Inode]:
+    def crashed(self, random: Random) -> dict[str, Inode]:
         """The names that a crash leaves."""
         entries = dict(self.durable)
-        mode = chance.random()
+        mode = random.random()
         for names in self.pending:
-            if mode < 0.2 or (mode < 0.8 and chance.random() < 0.5):
+            if mode < 0.2 or (mode < 0.8 and random.random() < 0.5):
                 continue
             _rename(entries, names)
         return entries

@@ -1,7 +1,7 @@
 """A metadata store in memory, as etcd has it, with leases on a clock that the test moves, and faults.
 
-Owns `ModelStore`, which all brokers of a simulated cluster share, and `Door`, one broker's way to it. A door is what a
-broker gets as its `MetadataStore` and `Leases`; faults are set on a door, or on the store for all.
+Owns `ModelStore`, which all brokers of a simulated cluster share, and `StoreClient`, one broker's way to it. A
+door is what a broker gets as its `MetadataStore` and `Leases`; faults are set on a door, or on the store for all.
 
 Always true: what the store did is in `history`, whatever the doors answered; when the clock has passed a lease's time
 the keys written with it go, all in one revision.
@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from mansio.cluster.metadata import (
+from mansio.errors import InvalidRequest, MansioError, Unavailable
+from mansio.metadata.metadata_store import (
     Ambiguous,
     Compacted,
     Compare,
     Delete,
     Entry,
     Event,
-    LeaseEnded,
+    LeaseExpired,
     Listing,
     Put,
-    Transacted,
+    TransactionResult,
 )
-from mansio.errors import InvalidRequest, MansioError, Unavailable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -56,9 +56,9 @@ class ModelStore:
         self.history: list[Event] = []
         """Every change since the beginning (also what watches are not told any more)."""
 
-    def door(self, scheduler: Scheduler | None = None) -> Door:
+    def store_client(self, scheduler: Scheduler | None = None) -> StoreClient:
         """One broker's way to the store; answers come on `scheduler`, its own or the store's."""
-        return Door(self, scheduler or self._scheduler)
+        return StoreClient(self, scheduler or self._scheduler)
 
     def get(self, key: str) -> Entry | None:
         self.expire_leases()
@@ -69,19 +69,19 @@ class ModelStore:
         found = [self._entries[key] for key in sorted(self._entries) if key.startswith(prefix)]
         return Listing(self.revision, found)
 
-    def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Transacted:
+    def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> TransactionResult:
         self.expire_leases()
         if max(len(compares), len(operations)) > OPERATIONS_MAX:
             raise InvalidRequest(f"more than {OPERATIONS_MAX} conditions or operations in a transaction")
         if len({operation.key for operation in operations}) != len(operations):
             raise InvalidRequest("a key is named by two operations of a transaction")
         if not all(self._holds(compare) for compare in compares):
-            return Transacted(False, self.revision)
+            return TransactionResult(False, self.revision)
         for operation in operations:
             if isinstance(operation, Put) and operation.lease and operation.lease not in self._leases:
-                raise LeaseEnded
+                raise LeaseExpired
         self._apply(operations)
-        return Transacted(True, self.revision)
+        return TransactionResult(True, self.revision)
 
     def grant(self, ttl_s: float) -> int:
         self._last_lease += 1
@@ -92,7 +92,7 @@ class ModelStore:
     def keep_alive(self, lease: int) -> float:
         self.expire_leases()
         if lease not in self._leases:
-            raise LeaseEnded
+            raise LeaseExpired
         ttl_s, _ = self._leases[lease]
         self._leases[lease] = (ttl_s, self._clock.monotonic() + ttl_s)
         return ttl_s
@@ -196,7 +196,7 @@ class ModelStore:
             self.wake()
 
 
-class Door:
+class StoreClient:
     """`MetadataStore` and `Leases` of one broker. Set the faults at any time; they hold from the next call on."""
 
     def __init__(self, store: ModelStore, scheduler: Scheduler) -> None:
@@ -226,14 +226,16 @@ class Door:
     async def list(self, prefix: str) -> Listing:
         return await self._read(lambda: self.store.list(prefix))
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Transacted:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
+    ) -> TransactionResult:
         done = await self._call(lambda: self._transact(compares, operations))
         if self.answers_lost > 0 or self.unreachable or self._closed:
             self.answers_lost = max(0, self.answers_lost - 1)
             raise Ambiguous("the answer was lost")
         return done
 
-    def _transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Transacted:
+    def _transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> TransactionResult:
         if self.requests_lost > 0:
             self.requests_lost -= 1
             raise Ambiguous("the request was lost")

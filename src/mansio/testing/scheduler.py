@@ -25,15 +25,15 @@ T = TypeVar("T")
 WALL_START_MS = 1_700_000_000_000
 EVENTS_MAX = 5_000_000
 
-_unbegun: dict[Task, None] = {}
+_unstarted: dict[Task, None] = {}
 """Tasks that have not taken their first step, in the order they came. Held here, so that the collector of garbage never
 meets their coroutines: Python says of one that was never begun that somebody forgot to await it."""
 
 
-def close_unbegun(scheduler: SimulatedScheduler | None = None) -> None:
+def close_unstarted(scheduler: SimulatedScheduler | None = None) -> None:
     """End the coroutines that will not begin any more: of a scheduler that was stopped, or, when simulations are over,
     of all."""
-    for task in [task for task in _unbegun if scheduler is None or task._scheduler is scheduler]:
+    for task in [task for task in _unstarted if scheduler is None or task._scheduler is scheduler]:
         task.close()
 
 
@@ -41,7 +41,7 @@ class Cancelled(BaseException):
     """Thrown into a coroutine whose work was cancelled."""
 
 
-class TooLate(AssertionError):
+class ConditionTimeout(AssertionError):
     """What a simulation was to run for did not happen in time."""
 
 
@@ -103,7 +103,7 @@ class Simulation:
                 continue
             self.events += 1
             if self.events > EVENTS_MAX:
-                raise TooLate(f"more than {EVENTS_MAX} events")
+                raise ConditionTimeout(f"more than {EVENTS_MAX} events")
             self.trace = hash((self.trace, number, self.now_ms))
             timer.callback = None
             callback(*timer.args)
@@ -117,11 +117,11 @@ class Simulation:
         self.now_ms = max(self.now_ms, end_ms)
 
     def run_until(self, condition: Callable[[], object], *, within_ms: float = 60_000) -> None:
-        """Go on until `condition` holds; `TooLate` when it does not within so long."""
+        """Go on until `condition` holds; `ConditionTimeout` when it does not within so long."""
         end_ms = self.now_ms + within_ms
         while not condition():
             if not self.step(end_ms):
-                raise TooLate(f"not within {within_ms} ms of simulated time")
+                raise ConditionTimeout(f"not within {within_ms} ms of simulated time")
 
     def run(self, work: Coroutine[Any, Any, T], *, within_ms: float = 60_000) -> T:
         """Run a coroutine of the test's own to its end; what it returns or raises."""
@@ -196,7 +196,7 @@ class SimulatedScheduler:
         """Nothing happens any more, ever, as after SIGKILL."""
         self.stopped = True
         self.held.clear()
-        close_unbegun(self)
+        close_unstarted(self)
 
 
 class SimulatedPromise(Generic[T]):
@@ -264,7 +264,7 @@ class Task:
         """What it goes on with: a promise, or `Cancelled`, or itself to begin with; None at its end."""
         self.result: Any = None
         self.error: BaseException | None = None
-        _unbegun[self] = None
+        _unstarted[self] = None
         scheduler.call_soon(self._go_on, self)
 
     def __del__(self) -> None:
@@ -274,7 +274,7 @@ class Task:
 
     def close(self) -> None:
         """End its coroutine where it stands; it goes on no more."""
-        _unbegun.pop(self, None)
+        _unstarted.pop(self, None)
         self._waits_for = None
         self._work.close()
 
@@ -295,7 +295,7 @@ class Task:
         """Take the next step, unless it waits for something else by now."""
         if woken_by is not self._waits_for:
             return
-        _unbegun.pop(self, None)
+        _unstarted.pop(self, None)
         try:
             waits_for = (
                 self._work.throw(woken_by) if isinstance(woken_by, Cancelled) else self._work.send(None)

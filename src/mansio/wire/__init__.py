@@ -1,0 +1,1 @@
+"""Kafka's wire formats: bytes to values and back, without I/O."""

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from mansio.wire.versions import OFFERED, SKIPPED
+from mansio.wire.api_versions import OFFERED, SKIPPED
 
 if TYPE_CHECKING:
-    from mansio.wire.versions import Api
+    from mansio.wire.api_versions import Api
 
 _INTRODUCTION: Final = """\
 # Compatibility with Kafka
 
 Mansio speaks Kafka's protocol; a client finds out with ApiVersions what this broker offers. Generated from
-the table in `src/mansio/wire/versions.py` by `make format`: a version stands here only when it is implemented
+the table in `src/mansio/wire/api_versions.py` by `make format`: a version stands here only when it is implemented
 and tested.
 
 Only record batch format 2 (Kafka 0.11 and newer) is accepted and stored; it is stored as it was sent.

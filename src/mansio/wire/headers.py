@@ -15,7 +15,7 @@ from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import WireError
-from mansio.wire.versions import ApiKey, is_flexible
+from mansio.wire.api_versions import ApiKey, is_flexible
 
 if TYPE_CHECKING:
     from mansio.ports import Buffer

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pytest
 from bench import frames, share_frames
 
-from mansio.wire import fetch, produce, share_fetch
+from mansio.wire.apis import fetch, produce, share_fetch
+from mansio.wire.apis.share_acknowledge import AckBatch
+from mansio.wire.batch.record_batch import check_batch
+from mansio.wire.batch.record_reader import read_records
 from mansio.wire.headers import read_request_header
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import check_batch
-from mansio.wire.share_acknowledge import AckBatch
 from support.machine import scaled
 from support.places import ROOT, free_port
 
@@ -83,7 +83,9 @@ def test_what_an_answer_leases_is_read_and_an_error_is_not_overlooked() -> None:
 @pytest.mark.parametrize("modes", [(), ("sync",)], ids=["page-cache", "synced"])
 def test_the_floor_stored_every_byte_that_the_load_counted(tmp_path: Path, modes: tuple[str, ...]) -> None:
     port, log = free_port(), tmp_path / "log"
-    floor = subprocess.Popen([sys.executable, "-m", "bench.floor", str(port), str(log), *modes], cwd=ROOT)
+    floor = subprocess.Popen(
+        [sys.executable, "-m", "bench.baseline_server", str(port), str(log), *modes], cwd=ROOT
+    )
     try:
         produced = load("produce", port, "--records", str(RECORDS), "--depth", "4", "--connections", "2")
         fetched = load("fetch", port, "--fetch-bytes", "1000")

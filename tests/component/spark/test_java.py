@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.spark import java
+from mansio.spark.session import java
 from support.machine import scaled
 
 if TYPE_CHECKING:

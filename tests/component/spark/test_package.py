@@ -18,7 +18,7 @@ def test_the_package_needs_no_spark_and_gives_its_jobs_when_they_are_named() -> 
     assert not light & {"pyspark", "pyarrow", "numpy", "pyiceberg", "asyncio"}
     names = "from mansio.spark import archive, read_topic_as_table, replay, session"
     check = "assert all(map(callable, (archive, read_topic_as_table, replay, session)))"
-    assert "mansio.spark.pipelines.archive" in loaded_by(f"{names}; {check}")
+    assert "mansio.spark.jobs.archive" in loaded_by(f"{names}; {check}")
 
 
 def test_spark_finds_the_source_and_its_import_is_light() -> None:
@@ -28,10 +28,10 @@ def test_spark_finds_the_source_and_its_import_is_light() -> None:
     assert ours <= {
         "mansio.errors",
         "mansio.spark",
-        "mansio.spark.home",
-        "mansio.spark.java",
-        "mansio.spark.scratch",
+        "mansio.spark.session.spark_home",
+        "mansio.spark.session.java",
+        "mansio.spark.session.temp_dirs",
         "mansio.spark.session",
-        "mansio.spark.source",
+        "mansio.spark.data_source",
         "mansio.version",
     }

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio.cli
-from mansio.cli import pipeline
-from mansio.cli.pipeline_run import place_of
+from mansio.cli.pipeline import command_group
+from mansio.cli.pipeline.run import absolute_location
 from support.machine import scaled
 
 if TYPE_CHECKING:
@@ -43,15 +43,15 @@ def test_help_of_mansio_loads_no_job() -> None:
 
 def test_help_of_the_jobs_loads_them_all_and_nothing_heavy() -> None:
     modules = loaded_by("pipeline", "--help")
-    assert "mansio.cli.pipeline_run" in modules
+    assert "mansio.cli.pipeline.run" in modules
     heavy = {"pyspark", "pyarrow", "numpy", "pyiceberg", "pandas", "mansio.client", "mansio.broker"}
     assert heavy.isdisjoint(modules)
 
 
 def test_every_module_of_a_job_adds_its_command() -> None:
-    group = pipeline.typer.main.get_group(pipeline.app)
+    group = command_group.typer.main.get_group(command_group.app)
     names = {name.replace("-", "_") for name in group.commands}
-    modules = {one.name for one in pipeline.pkgutil.iter_modules(mansio.cli.__path__)}
+    modules = {one.name for one in command_group.pkgutil.iter_modules(mansio.cli.__path__)}
     assert {f"pipeline_{name}" for name in names} == {
         name for name in modules if name.startswith("pipeline_")
     }
@@ -80,5 +80,5 @@ def test_a_directory_for_tables_is_the_same_from_wherever_the_command_is_given_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert place_of("tables") == str(tmp_path / "tables")
-    assert place_of("s3://bucket/tables") == "s3://bucket/tables"
+    assert absolute_location("tables") == str(tmp_path / "tables")
+    assert absolute_location("s3://bucket/tables") == "s3://bucket/tables"

@@ -16,9 +16,9 @@ from support.places import mansio_command
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mansio.spark.lake.catalog import LakeTable
+    from mansio.spark.iceberg.catalog import ArchiveTable
 
-NO_BROKER = ("--broker", "127.0.0.1:1")
+NO_BROKER = ("--bootstrap-servers", "127.0.0.1:1")
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def archive(tmp_path: Path) -> Archive:
 
 
 @pytest.fixture
-def table(archive: Archive) -> LakeTable:
+def table(archive: Archive) -> ArchiveTable:
     table = archive.open()
     archive.add(table, {0: 10, 1: 5})
     archive.add(table, {0: 10})
@@ -73,7 +73,7 @@ def test_values_are_printed_as_of_a_topic_and_no_broker_is_asked(archive: Archiv
 
 
 def test_ids_times_partitions_and_counts_choose(
-    archive: Archive, table: LakeTable, capfdbinary: pytest.CaptureFixture[bytes]
+    archive: Archive, table: ArchiveTable, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
     first, second = table.iceberg.metadata.snapshots
     by_id = look(capfdbinary, archive, "--from-snapshot", str(first.snapshot_id))
@@ -110,7 +110,7 @@ def test_what_cannot_be_read_is_one_clear_line(
 
 
 def test_a_topic_is_not_replayed_into_itself_as_of_a_moment_that_moves_on(
-    archive: Archive, table: LakeTable, capfd: pytest.CaptureFixture[str]
+    archive: Archive, table: ArchiveTable, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A second run, an hour later, would find the copies of the first in the archive, and write them again."""
     given = ["pipeline", "replay", "flights", "-w", str(archive.warehouse), "--include-deleted", *NO_BROKER]
@@ -130,7 +130,7 @@ def test_a_topic_without_an_archive_says_how_to_make_one(
 
 
 def test_maintenance_from_the_command_line_keeps_rows_and_tags(
-    archive: Archive, table: LakeTable, capfd: pytest.CaptureFixture[str]
+    archive: Archive, table: ArchiveTable, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def maintain(*arguments: str) -> tuple[object, str, str]:
         with pytest.raises(SystemExit) as ended:

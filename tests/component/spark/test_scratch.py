@@ -9,7 +9,7 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
-from mansio.spark.scratch import make_directory, remove_abandoned, remove_directory
+from mansio.spark.session.temp_dirs import make_directory, remove_abandoned, remove_directory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OWNER = """
 import sys
-from mansio.spark.scratch import make_directory
+from mansio.spark.session.temp_dirs import make_directory
 print(make_directory("mansio-test-"), flush=True)
 sys.stdin.read()
 """

@@ -11,8 +11,8 @@ import pyspark
 import pytest
 
 from mansio.spark import session as make_session
-from mansio.spark.home import use_light_home
 from mansio.spark.session import EVERYWHERE, SparkNotInstalled, chosen_settings
+from mansio.spark.session.spark_home import use_linked_home
 from support.machine import scaled
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def test_workers_import_the_installed_pyspark_and_a_home_of_the_users_own_is_lef
     """Spark would put a zip of sources before it, which every worker compiles anew."""
     monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
     monkeypatch.delenv("SPARK_HOME", raising=False)
-    use_light_home(str(tmp_path))
+    use_linked_home(str(tmp_path))
     home = os.environ["SPARK_HOME"]
     assert os.environ["PYSPARK_PYTHON"] == sys.executable
     assert os.path.samefile(
@@ -70,6 +70,6 @@ def test_workers_import_the_installed_pyspark_and_a_home_of_the_users_own_is_lef
     assert not os.path.exists(f"{home}/python")
     for name, value in (("SPARK_HOME", "/opt/spark"), ("PYSPARK_PYTHON", "/usr/bin/python9")):
         monkeypatch.setenv(name, value)
-        use_light_home(str(tmp_path / "unused"))
+        use_linked_home(str(tmp_path / "unused"))
         assert os.environ[name] == value
     assert not (tmp_path / "unused").exists()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("pyspark")
-from mansio.spark import worker_daemon
+from mansio.spark.session import worker_daemon
 
 LOOK = (
     "import sys; from mansio.spark import worker_daemon as d; d.preload('pyspark.worker'); "
@@ -37,7 +37,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(worker_daemon, "preload", lambda _: came_to.append("preload"))
     monkeypatch.setattr(worker_daemon.daemon, "manager", stop("manager"))
     monkeypatch.setattr(os, "execv", stop("execv"))
-    monkeypatch.setattr(worker_daemon, "__spec__", type("Spec", (), {"name": "mansio.spark.worker_daemon"}))
+    monkeypatch.setattr(
+        worker_daemon, "__spec__", type("Spec", (), {"name": "mansio.spark.session.worker_daemon"})
+    )
     monkeypatch.setattr(os, "environ", dict(os.environ))  # what it sets for its successor goes with the test
     return came_to
 

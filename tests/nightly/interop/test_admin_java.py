@@ -33,14 +33,14 @@ DEADLINE_S = 90
 class Java:
     """Runs a tool's main class against a broker."""
 
-    def __init__(self, bootstrap: str) -> None:
-        self.bootstrap = bootstrap
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
 
     def __call__(self, tool: str, *arguments: str, stdin: str = "", code: int | None = 0) -> str:
         """What it printed. `code` None: whatever its exit code."""
         command = ["java", *QUICK_JVM, "-cp", f"{ROOT}/.tools/java/*", tool]
         done = subprocess.run(
-            [*command, "--bootstrap-server", self.bootstrap, *arguments],
+            [*command, "--bootstrap-server", self.bootstrap_servers, *arguments],
             input=stdin,
             capture_output=True,
             text=True,
@@ -68,7 +68,7 @@ def java(java_broker: ServedBroker) -> Java:
     )
     if fetched.returncode:
         pytest.fail(f"Kafka's Java tools are missing: {fetched.stderr}{fetched.stdout}", pytrace=False)
-    return Java(java_broker.bootstrap)
+    return Java(java_broker.bootstrap_servers)
 
 
 @pytest.mark.row("L1", "A1")
@@ -84,7 +84,7 @@ def test_topics_and_their_settings(java: Java) -> None:
     assert "max.message.bytes=5000" in java(CONFIGS, "--describe", "--topic", topic)
     java(CONFIGS, "--alter", "--topic", topic, "--delete-config", "max.message.bytes")
     assert "max.message.bytes" not in java(CONFIGS, "--describe", "--topic", topic)
-    assert "node.id=1" in java(CONFIGS, "--describe", "--broker", "1", "--all")
+    assert "node.id=1" in java(CONFIGS, "--describe", "--bootstrap-servers", "1", "--all")
     java(TOPICS, "--delete", "--topic", topic)
     assert topic not in java(TOPICS, "--list")
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis.share_fetch_request import RECORD_LIMIT, decode_request
 from mansio.wire.headers import read_request_header
-from mansio.wire.share_fetch_request import RECORD_LIMIT, decode_request
-from mansio.wire.versions import ApiKey
 from support.machine import scaled
 from support.places import ROOT, free_port
 from support.process import served
@@ -49,10 +49,10 @@ class JavaMember:
     """See the module."""
 
     def __init__(
-        self, classes: Path, bootstrap: str, group: str, topic: str, settings: dict[str, object]
+        self, classes: Path, bootstrap_servers: str, group: str, topic: str, settings: dict[str, object]
     ) -> None:
         told = {
-            "bootstrap.servers": bootstrap,
+            "bootstrap.servers": bootstrap_servers,
             "group.id": group,
             "share.acknowledgement.mode": "explicit",
             **settings,
@@ -141,8 +141,8 @@ def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Wire:
     """A broker behind a proxy that notes what is asked of it."""
 
-    def __init__(self, bootstrap: str, proxy: RecordingProxy) -> None:
-        self.bootstrap = bootstrap
+    def __init__(self, bootstrap_servers: str, proxy: RecordingProxy) -> None:
+        self.bootstrap_servers = bootstrap_servers
         self._proxy = proxy
 
     def versions(self, api: ApiKey) -> set[int]:
@@ -164,7 +164,7 @@ class Wire:
 @pytest.fixture(scope="module")
 def wire(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Wire]:
     port = free_port()
-    arguments = [*ARGUMENTS, "--set", f"kafka_advertise=127.0.0.1:{port}"]
+    arguments = [*ARGUMENTS, "--set", f"advertised_listeners=127.0.0.1:{port}"]
     data = tmp_path_factory.mktemp("java-share") / "data"
     with (
         served(data, arguments=arguments, http=False) as broker,
@@ -182,10 +182,10 @@ def java(classes: Path, wire: Wire, unique: str) -> Iterator[Callable[..., JavaM
 
     def start(**settings: object) -> JavaMember:
         told = {name.replace("_", "."): value for name, value in settings.items()}
-        started.append(JavaMember(classes, wire.bootstrap, unique, unique, told))
+        started.append(JavaMember(classes, wire.bootstrap_servers, unique, unique, told))
         return started[-1]
 
-    create_topic(wire.bootstrap, unique)
+    create_topic(wire.bootstrap_servers, unique)
     yield start
     for one in started:
         one.kill()
@@ -206,8 +206,8 @@ def drained(one: JavaMember, count: int) -> list[Given]:
 def test_javas_member_accepts_releases_and_rejects_in_version_2(
     java: Callable[..., JavaMember], wire: Wire, unique: str
 ) -> None:
-    alter(wire.bootstrap, unique, share_record_lock_duration_ms="60000")
-    write(wire.bootstrap, unique, [f"v{n}" for n in range(6)])
+    alter(wire.bootstrap_servers, unique, share_record_lock_duration_ms="60000")
+    write(wire.bootstrap_servers, unique, [f"v{n}" for n in range(6)])
     one = java()
     given = one.poll()
     assert [each[1:] for each in given] == [(n, f"v{n}", 1) for n in range(6)]
@@ -216,7 +216,7 @@ def test_javas_member_accepts_releases_and_rejects_in_version_2(
     one.acknowledge(given[2::3], "REJECT")
     one.commit_well()
     assert [each[1:] for each in drained(one, 2)] == [(n, f"v{n}", 2) for n in (1, 4)]
-    write(wire.bootstrap, unique, ["later"])
+    write(wire.bootstrap_servers, unique, ["later"])
     assert offsets(one.poll()) == [6], "nothing else comes again"
     assert wire.versions(ApiKey.SHARE_FETCH) == {2}
     assert wire.versions(ApiKey.SHARE_ACKNOWLEDGE) == {2}
@@ -226,8 +226,8 @@ def test_javas_member_accepts_releases_and_rejects_in_version_2(
 def test_javas_member_keeps_its_lease_as_long_as_it_renews_it(
     java: Callable[..., JavaMember], wire: Wire, unique: str
 ) -> None:
-    alter(wire.bootstrap, unique, share_record_lock_duration_ms=str(LOCK_MS))
-    write(wire.bootstrap, unique, ["a", "b", "c"])
+    alter(wire.bootstrap_servers, unique, share_record_lock_duration_ms=str(LOCK_MS))
+    write(wire.bootstrap_servers, unique, ["a", "b", "c"])
     holder = java()
     held = holder.poll()
     assert offsets(held) == [0, 1, 2]
@@ -243,7 +243,7 @@ def test_javas_member_keeps_its_lease_as_long_as_it_renews_it(
     holder.acknowledge(held, "ACCEPT")
     holder.commit_well()
     holder.ask("close")  # it may have asked for more already
-    write(wire.bootstrap, unique, ["later"])
+    write(wire.bootstrap_servers, unique, ["later"])
     assert offsets(other.poll()) == [3], "and then they are done"
 
 
@@ -251,8 +251,8 @@ def test_javas_member_keeps_its_lease_as_long_as_it_renews_it(
 def test_javas_member_gets_no_record_more_than_it_asked_for(
     java: Callable[..., JavaMember], wire: Wire, unique: str
 ) -> None:
-    alter(wire.bootstrap, unique, share_record_lock_duration_ms="60000")
-    write(wire.bootstrap, unique, [f"v{n}" for n in range(5)])
+    alter(wire.bootstrap_servers, unique, share_record_lock_duration_ms="60000")
+    write(wire.bootstrap_servers, unique, [f"v{n}" for n in range(5)])
     limited = {"share_acquire_mode": "record_limit", "max_poll_records": 3}
     one, other = java(**limited), java(**limited)
     first = one.poll()

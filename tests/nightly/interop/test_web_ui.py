@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
 from support.places import free_port
 from support.process import served
@@ -59,7 +59,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
     place = tmp_path_factory.mktemp("web_ui")
     port = free_port()
     address = f"127.0.0.1:{port}"
-    arguments = [*ARGUMENTS, "--set", f"kafka_advertise={address}"]
+    arguments = [*ARGUMENTS, "--set", f"advertised_listeners={address}"]
     with (
         served(place / "data", arguments=arguments, http=False) as broker,
         recording(port, broker.kafka_port) as proxy,

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
 
-    from mansio.broker.embedded import EmbeddedBroker
+    from mansio.node.embedded import EmbeddedBroker
     from support.raw_peer import RawPeer
 
     Moment = Callable[[RawPeer, Random], None]

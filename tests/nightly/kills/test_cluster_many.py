@@ -52,7 +52,12 @@ def test_2000_partitions_of_a_dead_broker_have_other_leaders_5_s_after_its_sessi
                 refused.append(str(error))
 
         producer = Producer(
-            {"bootstrap.servers": one.bootstrap, "acks": "all", "message.timeout.ms": 60_000, **IMPATIENT}
+            {
+                "bootstrap.servers": one.bootstrap_servers,
+                "acks": "all",
+                "message.timeout.ms": 60_000,
+                **IMPATIENT,
+            }
         )
         for topic in topics:
             for index in range(PARTITIONS // TOPICS):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.etcd_member.member import EtcdMember
 from mansio.errors import ConfigError
+from mansio.node.etcd_member.member import EtcdMember
 from support.machine import scaled
 from system.cluster.test_etcd_member import WAIT_S, address, ask, member
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import mansio
 from component.test_clumsy_clients import MOMENTS, end, live
 from mansio.errors import MansioError
-from mansio.wire import fetch
-from mansio.wire.record_reader import read_records
+from mansio.wire.apis import fetch
+from mansio.wire.batch.record_reader import read_records
 from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of, fetch_frame
 
@@ -96,9 +96,9 @@ class Steady(Worker):
 class Churn(Worker):
     """Clients of our library with short lives: they write, read in groups, administer, leave or just drop."""
 
-    def __init__(self, bootstrap: str, seed: int) -> None:
+    def __init__(self, bootstrap_servers: str, seed: int) -> None:
         super().__init__("churn")
-        self._bootstrap = bootstrap
+        self._bootstrap = bootstrap_servers
         self._random = Random(seed)
         self.lives = 0
         self.refusals = 0

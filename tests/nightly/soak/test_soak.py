@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import psutil
 import pytest
 
-from mansio.wire import fetch
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import iterate_batches
+from mansio.wire.apis import fetch
+from mansio.wire.batch.record_batch import iterate_batches
+from mansio.wire.batch.record_reader import read_records
 from nightly.soak.load import MIB, Churn, Clumsy, Steady, Worker
 from nightly.soak.trend import after_warm_up, slope
 from support.night import leave
@@ -44,9 +44,9 @@ LATENCY_RATIO_MAX = 0.5 if MINUTES * 60 >= SHORT_S else 5.0
 """The trend of the median latency over the whole time, as a part of that median."""
 
 SETTINGS = {
-    "retention_check_interval_ms": 1000,
+    "log_retention_check_interval_ms": 1000,
     "producer_id_expiration_ms": 60_000,
-    "group_session_timeout_ms_min": 100,
+    "group_min_session_timeout_ms": 100,
     "fetch_wait_ms_max": 5000,
 }
 
@@ -69,7 +69,7 @@ def test_half_an_hour_of_clients_that_come_and_go_leaves_no_trace(tmp_path: Path
     with served(tmp_path / "data", arguments=arguments) as broker:
         prepare(broker)
         steady = Steady(broker.kafka_port)
-        churn, clumsy = Churn(broker.bootstrap, 1), Clumsy(broker.kafka_port, 2)
+        churn, clumsy = Churn(broker.bootstrap_servers, 1), Clumsy(broker.kafka_port, 2)
         workers = (steady, churn, clumsy)
         for worker in workers:
             worker.start()

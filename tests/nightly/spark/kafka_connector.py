@@ -37,7 +37,7 @@ def copy(spark: SparkSession, options: dict[str, str], source: str, target: str,
     return sum(progress.numInputRows for progress in query.recentProgress)
 
 
-def main(jars: str, bootstrap: str, prefix: str, checkpoint: str) -> None:
+def main(jars: str, bootstrap_servers: str, prefix: str, checkpoint: str) -> None:
     spark = (
         SparkSession.builder.master("local[2]")
         .config("spark.jars", ",".join(glob.glob(f"{jars}/*.jar")))
@@ -49,7 +49,7 @@ def main(jars: str, bootstrap: str, prefix: str, checkpoint: str) -> None:
         .getOrCreate()
     )
     spark.sparkContext.setLogLevel("ERROR")
-    options = {"kafka.bootstrap.servers": bootstrap}
+    options = {"kafka.bootstrap.servers": bootstrap_servers}
     source, target = f"{prefix}in", f"{prefix}out"
     made = spark.range(ROWS).selectExpr(
         "concat('key ', id % 7) key",

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.spark.java import find_java
+from mansio.spark.session.java import find_java
 from support.places import ROOT
 from system.spark.flights import flights, records
 from system.spark.topics import contents, create, publish
@@ -34,15 +34,15 @@ DEADLINE_S = 400
 def test_declared_pipeline_reads_and_writes_topics_and_goes_on_where_it_ended(
     broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    bootstrap, source, target = broker_process.bootstrap, topic_name("in"), topic_name("out")
+    bootstrap_servers, source, target = broker_process.bootstrap_servers, topic_name("in"), topic_name("out")
     for topic in (source, target):
-        create(bootstrap, topic, 2)
+        create(bootstrap_servers, topic, 2)
     place = tmp_path / "declared"
     shutil.copytree(EXAMPLE, place)
     spec = (place / "spark-pipeline.yml").read_text()
     for name, value in {
         "storage": f"file://{tmp_path}/storage",
-        "spark.mansio.broker": bootstrap,
+        "spark.mansio.broker": bootstrap_servers,
         "spark.mansio.from": source,
         "spark.mansio.to": target,
     }.items():
@@ -51,14 +51,14 @@ def test_declared_pipeline_reads_and_writes_topics_and_goes_on_where_it_ended(
     (place / "spark-pipeline.yml").write_text(spec)
     half = len(flights()) // 2
     for part in (flights()[:half], flights()[half:]):
-        publish(bootstrap, source, records(part))
+        publish(bootstrap_servers, source, records(part))
         run(place)
     late = [
         row["text"].encode()
         for row in flights()
         if row["dep_delay"] != "NA" and float(row["dep_delay"]) >= 15
     ]
-    assert sorted(message.value or b"" for message in contents(bootstrap, target)) == sorted(late)
+    assert sorted(message.value or b"" for message in contents(bootstrap_servers, target)) == sorted(late)
 
 
 def run(place: Path) -> None:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.spark.java import find_java
-from mansio.wire import produce
+from mansio.spark.session.java import find_java
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import produce
+from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.headers import read_request_header
-from mansio.wire.records import iterate_batches
-from mansio.wire.versions import ApiKey
 from support.machine import scaled
 from support.places import ROOT, free_port
 from support.process import served
@@ -59,7 +59,7 @@ def test_sparks_own_connector_reads_writes_and_streams(tmp_path: Path) -> None:
     needs_java_and_maven()
     subprocess.run([ROOT / "tools" / "spark_kafka.sh"], check=True, timeout=scaled(FETCH_DEADLINE_S))
     port = free_port()
-    arguments = ["--set", f"kafka_advertise=127.0.0.1:{port}"]
+    arguments = ["--set", f"advertised_listeners=127.0.0.1:{port}"]
     with (
         served(tmp_path / "data", arguments=arguments, http=False) as broker,
         recording(port, broker.kafka_port) as proxy,
@@ -88,7 +88,7 @@ def test_sparks_own_connector_reads_writes_and_streams(tmp_path: Path) -> None:
     assert asked <= recorded, "record it anew: MANSIO_TEST_RECORD=1"
 
 
-def run_connector(bootstrap: str, place: Path) -> dict[str, Any]:
+def run_connector(bootstrap_servers: str, place: Path) -> dict[str, Any]:
     """The connector's own process, to its end; what it saw."""
     environment = {
         **os.environ,
@@ -98,7 +98,7 @@ def run_connector(bootstrap: str, place: Path) -> dict[str, Any]:
     }
     script = Path(__file__).with_name("kafka_connector.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(JARS), bootstrap, PREFIX, str(place / "checkpoint")],
+        [sys.executable, str(script), str(JARS), bootstrap_servers, PREFIX, str(place / "checkpoint")],
         cwd=place,
         env=environment,
         capture_output=True,

@@ -78,7 +78,7 @@ class ClusterLoad(Load):
     records, so that three brokers and their clients fit on two processors, and a long test into memory."""
 
     def __init__(self, cluster: Cluster, topic: str, *, commits: bool = True, pause_s: float = 0.02) -> None:
-        super().__init__(cluster.bootstrap, topic)
+        super().__init__(cluster.bootstrap_servers, topic)
         self._producing = Paced(pause_s)
         self.cluster = cluster
         self._commits = commits
@@ -127,8 +127,10 @@ class ClusterLoad(Load):
         self.wait_for_readers()
         self.stop()
         assert not self.failures, self.failures
-        final = read_log(self.bootstrap, self.topic)
-        committed = committed_offsets(self.bootstrap, self.topic, "committer") if self._commits else None
+        final = read_log(self.bootstrap_servers, self.topic)
+        committed = (
+            committed_offsets(self.bootstrap_servers, self.topic, "committer") if self._commits else None
+        )
         verdict = check(self.history, final, idempotent=self.idempotent, committed=committed)
         assert senders(final) == set(self.history.sent), "every producer got something through"
         read = {name: len(seen) for name, seen in self.history.reads.items()}
@@ -144,11 +146,11 @@ def create_topic(
     """Make it, and return when all its replicas are in sync and its leaders know that they lead. Before, they refuse
     what they are sent, and librdkafka may let a later batch overtake the one it has to send again."""
     settings = {name.replace("_", "."): value for name, value in config.items()}
-    admin = AdminClient({"bootstrap.servers": cluster.bootstrap, **QUIET})
+    admin = AdminClient({"bootstrap.servers": cluster.bootstrap_servers, **QUIET})
     new = NewTopic(topic, partitions, copies, config=settings)
     admin.create_topics([new], request_timeout=scaled(30))[topic].result(scaled(30))
     cluster.wait_in_sync(topic)
-    with blocking.connect(cluster.bootstrap) as client:
+    with blocking.connect(cluster.bootstrap_servers) as client:
         client.admin.list_offsets([TopicPartition(topic, index) for index in range(partitions)], "latest")
 
 

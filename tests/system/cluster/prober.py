@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
 
-from mansio.wire import produce
+from mansio.wire.apis import produce
 from support.machine import scaled
 from support.raw_peer import CLIENT_ID, RawPeer, batch_of
 from system.crash.kill_load import QUIET
@@ -95,7 +95,7 @@ def read_values(one: Cluster, topic: str) -> list[tuple[int, bytes]]:
     """Offsets and values of partition 0 from the beginning."""
     consumer = Consumer(
         {
-            "bootstrap.servers": one.bootstrap,
+            "bootstrap.servers": one.bootstrap_servers,
             "group.id": "reads",
             "enable.auto.commit": False,
             "auto.offset.reset": "error",

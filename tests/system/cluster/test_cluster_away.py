@@ -21,7 +21,7 @@ def test_topic_that_was_placed_on_a_killed_broker_is_served_when_that_comes_back
     """No directory was ever made, and the leader has changed (to nobody) since: that is not a lost log."""
     with cluster(tmp_path, broker_session_timeout_ms=SESSION_MS) as one:
         one.kill(3)
-        with blocking.connect(one.brokers[1].bootstrap) as client:
+        with blocking.connect(one.brokers[1].bootstrap_servers) as client:
             client.admin.create_topic("t", partitions=6, replication_factor=1)
         placed = [place.index for place in one.places("t") if place.replicas == (3,)]
         assert placed, "its session stood"

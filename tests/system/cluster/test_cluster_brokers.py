@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio import blocking
-from mansio.wire import produce
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import produce
 from support.cluster import cluster
 from support.process import ServedBroker
 from support.raw_peer import RawPeer, batch_of
@@ -161,7 +161,7 @@ def test_topic_made_anew_while_a_broker_was_away_has_nothing_of_the_old_one(
     away = one.controller()
     old = Prober(one, topic)
     old.until(one.leader(topic), {OK})
-    with blocking.connect(one.bootstrap) as client:
+    with blocking.connect(one.bootstrap_servers) as client:
         client.admin.describe_cluster()
         one.kill(away)
         client.admin.delete_topic(topic)
@@ -173,9 +173,7 @@ def test_topic_made_anew_while_a_broker_was_away_has_nothing_of_the_old_one(
     new = Prober(one, topic)
     new.until(one.leader(topic), {OK})
     one.start(away)
-    one.wait(
-        lambda: "directory of a deleted topic removed" in one.brokers[away].text(), "nothing of it is left"
-    )
+    one.wait(lambda: "orphaned_directory_removed" in one.brokers[away].text(), "nothing of it is left")
     create_topic(one, f"{topic}-too")  # it takes part again
     new.check()
     assert not {value for _, value in read_values(one, topic)} & {answer.value for answer in old.told}

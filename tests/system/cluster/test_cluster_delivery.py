@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.share.places import coordinator_key, index_of
-from mansio.state.share_records import TOPIC as STATES
-from mansio.state.share_types import ShareKey
-from mansio.wire.versions import ApiKey
+from mansio.broker.coordinator.share.state_lookup import coordinator_key, index_of
+from mansio.state.share_partition.state_records import TOPIC as STATES
+from mansio.state.share_partition.types import ShareKey
+from mansio.wire.api_versions import ApiKey
 from support.cluster import cluster
 from support.raw_peer import RawPeer, batch_of
 from support.waiting import wait_until
@@ -34,7 +34,10 @@ LETTERS = 10
 
 @pytest.fixture
 def one(tmp_path: Path) -> Iterator[Cluster]:
-    settings = {"share_state_topic_partitions": 2, "share_state_updates_per_snapshot": 40}
+    settings = {
+        "share_coordinator_state_topic_num_partitions": 2,
+        "share_coordinator_snapshot_update_records_per_snapshot": 40,
+    }
     with cluster(tmp_path, broker_session_timeout_ms=SESSION_MS, **settings) as one:
         yield one
         one.check_logs()
@@ -50,7 +53,7 @@ def load_of(one: Cluster) -> ShareLoad:
         return one.brokers[leader].kafka_port
 
     load = ShareLoad(
-        one.bootstrap,
+        one.bootstrap_servers,
         port,
         topic=WORK,
         group=GROUP,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from mansio.broker.data_kind import CLUSTERED
-from mansio.broker.doctor import examine
+from mansio.broker.maintenance.data_check import check_data_directory
+from mansio.broker.maintenance.data_dir_mode import CLUSTERED
 from mansio.errors import ConfigError
-from mansio.host import HostDisk
+from mansio.host.host import HostDisk
 from support.etcd import one_etcd
 from support.waiting import wait_until
 
@@ -49,10 +49,10 @@ def test_three_in_one_program_keep_copies_hand_over_and_come_back(
             found = [message.value for message in client.consume("t", group="g", max_records=21)]
         assert found == [b"%d" % number for number in range(21)]
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
-    assert "replica set aside" not in caplog.messages, (
+    assert "replica_fetch_failed" not in caplog.messages, (
         "a leader that does not know its role yet is nobody's business"
     )
-    examined = examine(HostDisk(), str(tmp_path / "1"))
+    examined = check_data_directory(HostDisk(), str(tmp_path / "1"))
     assert [finding.what for finding in examined.findings] == ["one of a cluster, whose metadata are in etcd"]
     assert examined.clean, "metadata in etcd are no damage here"
 

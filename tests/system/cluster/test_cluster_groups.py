@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from mansio import blocking
 from mansio.errors import Unavailable
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
 from support.cluster import cluster
 from support.machine import scaled
 from support.raw_peer import RawPeer
@@ -44,7 +44,7 @@ class Steady:
         self._topic = topic
         self._stopping = threading.Event()
         self._producer = Producer(
-            {"bootstrap.servers": one.bootstrap, "enable.idempotence": True, **IMPATIENT}
+            {"bootstrap.servers": one.bootstrap_servers, "enable.idempotence": True, **IMPATIENT}
         )
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -84,7 +84,7 @@ def coordinator_of(one: Cluster, group: str) -> int:
 
 
 def committed(one: Cluster, group: str, topic: str) -> list[int]:
-    consumer = Consumer({"bootstrap.servers": one.bootstrap, "group.id": group, **QUIET})
+    consumer = Consumer({"bootstrap.servers": one.bootstrap_servers, "group.id": group, **QUIET})
     places = [TopicPartition(topic, index) for index in range(PARTITIONS)]
     try:
         return [place.offset for place in consumer.committed(places, timeout=scaled(30))]
@@ -98,7 +98,7 @@ def one(tmp_path: Path) -> Iterator[Cluster]:
         tmp_path,
         broker_session_timeout_ms=SESSION_MS,
         group_initial_rebalance_delay_ms=0,
-        offsets_topic_partitions=4,
+        offsets_topic_num_partitions=4,
     ) as one:
         yield one
         one.check_logs()
@@ -110,8 +110,8 @@ def test_group_goes_on_after_its_coordinators_broker_is_killed(one: Cluster) -> 
     topic, group = "work", "workers"
     create_topic(one, topic, PARTITIONS)
     members: list[Member] = [
-        ConfluentMember(one.bootstrap, group, topic).join(),
-        AiokafkaMember(one.bootstrap, group, topic).join(),
+        ConfluentMember(one.bootstrap_servers, group, topic).join(),
+        AiokafkaMember(one.bootstrap_servers, group, topic).join(),
     ]
     steady = Steady(one, topic)
     try:
@@ -163,7 +163,10 @@ def test_our_own_client_commits_and_reads_on_over_the_death_of_the_coordinator(o
     steady = Steady(one, topic)
     received: list[bytes] = []
     try:
-        with blocking.connect(one.bootstrap) as client, client.consume(topic, group=group) as consumer:
+        with (
+            blocking.connect(one.bootstrap_servers) as client,
+            client.consume(topic, group=group) as consumer,
+        ):
 
             def read_until(enough: int, deadline_s: float) -> float:
                 begin = committed_at = time.monotonic()

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 __all__ = ["one"]  # the fixture
 
 
-def told_to_come_often(bootstrap: str, group: str) -> None:
+def told_to_come_often(bootstrap_servers: str, group: str) -> None:
     change = ConfigEntry("consumer.heartbeat.interval.ms", "300", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[change])
-    admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, **QUIET})
     admin.incremental_alter_configs([resource])[resource].result(scaled(30))
 
 
@@ -40,8 +40,8 @@ def test_group_of_the_new_protocol_goes_on_after_its_coordinators_broker_is_kill
     """Two members and later a classic one share the group; all that was sent is received, no commit goes back."""
     topic, group = "work", "workers"
     create_topic(one, topic, PARTITIONS)
-    told_to_come_often(one.bootstrap, group)
-    members = [NextMember(one.bootstrap, group, topic).join() for _ in range(2)]
+    told_to_come_often(one.bootstrap_servers, group)
+    members = [NextMember(one.bootstrap_servers, group, topic).join() for _ in range(2)]
     steady = Steady(one, topic)
     try:
         wait_until(lambda: all(len(member.received) > 50 for member in members), 30, "both have records")
@@ -61,7 +61,7 @@ def test_group_of_the_new_protocol_goes_on_after_its_coordinators_broker_is_kill
             GOES_ON_S_MAX,
             "commits go on",
         )
-        members.append(ConfluentMember(one.bootstrap, group, topic).join())  # type: ignore[arg-type]
+        members.append(ConfluentMember(one.bootstrap_servers, group, topic).join())  # type: ignore[arg-type]
         wait_until(lambda: len(members[-1].received) > 50, GOES_ON_S_MAX, "a classic member reads with them")
         shares = [member.assignment for member in members]
         assert sorted(index for share in shares for index in share) == list(range(PARTITIONS))

@@ -11,7 +11,7 @@ import mansio
 from mansio import TopicPartition
 from mansio.client import LeaseLost
 from mansio.errors import MansioError
-from mansio.state.share_records import TOPIC as STATES
+from mansio.state.share_partition.state_records import TOPIC as STATES
 from support.machine import scaled
 from support.receive_world import group_of, running
 from system.cluster.load import create_topic
@@ -32,7 +32,10 @@ async def described(one: Cluster) -> str:
     places = [TopicPartition("leased", index) for index in range(4)]
     lines = [str(place) for topic in ("leased", STATES, "__consumer_offsets") for place in one.places(topic)]
     try:
-        async with asyncio.timeout(scaled(DESCRIBED_SECONDS_MAX)), mansio.connect(one.bootstrap) as client:
+        async with (
+            asyncio.timeout(scaled(DESCRIBED_SECONDS_MAX)),
+            mansio.connect(one.bootstrap_servers) as client,
+        ):
             lines.append(str(await client.admin.shares.leases("leasing", places, ranges_max=5)))
             lines.append(str(await client.admin.shares.describe("leasing")))
     except (MansioError, TimeoutError) as error:
@@ -62,7 +65,10 @@ def test_a_receiver_goes_on_when_the_leader_is_killed_and_no_acknowledged_record
         acknowledged.add(place)
 
     async def scenario() -> None:
-        async with asyncio.timeout(scaled(SCENARIO_SECONDS_MAX)), mansio.connect(one.bootstrap) as client:
+        async with (
+            asyncio.timeout(scaled(SCENARIO_SECONDS_MAX)),
+            mansio.connect(one.bootstrap_servers) as client,
+        ):
             group = await group_of(client, "leasing", lock_ms=3_000, tries=10)
             receivers = [client.receive("leased", group=group, max_records=50) for _ in range(2)]
             async with running(receivers[0], handle), running(receivers[1], handle):

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from mansio.cli.dev_cluster import processes
-from mansio.cli.dev_cluster.plan import BrokerPlan, ClusterPlan, check_settings, plan_for
+from mansio.cli.broker.dev_cluster import processes
+from mansio.cli.broker.dev_cluster.plan import BrokerPlan, ClusterPlan, check_settings, plan_cluster
 from mansio.cli.main import main
 from mansio.errors import ConfigError, Unavailable
 from support.machine import scaled
@@ -47,13 +47,13 @@ while True: time.sleep(1)
 
 DRIVER = """\
 import asyncio, os, sys
-from mansio.cli.dev_cluster.plan import plan_for
-from mansio.cli.dev_cluster.processes import run_until_stopped
-from mansio.cli.common import complain
+from mansio.cli.broker.dev_cluster.plan import plan_cluster
+from mansio.cli.broker.dev_cluster.processes import run_until_stopped
+from mansio.cli.support.common import complain
 from mansio.errors import MansioError
 async def formed(plan): ...
 try:
-    plan = plan_for(os.path.abspath("cluster"), brokers=3, members=int(sys.argv[1]), first_port=None, settings={})
+    plan = plan_cluster(os.path.abspath("cluster"), brokers=3, members=int(sys.argv[1]), first_port=None, settings={})
     sys.exit(asyncio.run(run_until_stopped(plan, command=[sys.executable, "-S", "broker.py"], formed=formed)))
 except MansioError as error:
     sys.exit(complain(error.message))
@@ -191,7 +191,7 @@ def test_it_is_ready_when_a_client_sees_every_broker_and_not_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a real broker, which is a whole cluster of one and not one of two."""
-    with mansio.Broker(tmp_path / "data", kafka_listen="127.0.0.1:0") as broker:
+    with mansio.Broker(tmp_path / "data", listeners="127.0.0.1:0") as broker:
         port = int(broker.address.rpartition(":")[2])
         one = BrokerPlan(1, port, 0, "")
         asyncio.run(processes._until_formed(ClusterPlan("", (), (one,), {})))
@@ -205,7 +205,7 @@ def test_it_is_ready_when_a_client_sees_every_broker_and_not_before(
 
 def plan(directory: Path, **given: object) -> ClusterPlan:
     wanted: dict[str, object] = {"brokers": 3, "members": 1, "first_port": None, "settings": {}, **given}
-    return plan_for(str(directory), **wanted)  # type: ignore[arg-type]  # as given
+    return plan_cluster(str(directory), **wanted)  # type: ignore[arg-type]  # as given
 
 
 def test_a_directory_keeps_its_ports_and_every_port_is_used_once(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_directory_that_is_something_else_is_left_alone(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    "settings", [{"num_partitions": "many"}, {"numpartitions": "3"}, {"kafka_listen": "127.0.0.1:9092"}]
+    "settings", [{"num_partitions": "many"}, {"numpartitions": "3"}, {"listeners": "127.0.0.1:9092"}]
 )
 def test_settings_that_no_broker_takes_are_refused_before_anything_starts(settings: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=next(iter(settings))):

@@ -13,13 +13,13 @@ import grpc
 import grpc.aio
 import pytest
 
-from mansio.cluster.etcd import rpc_pb2 as rpc
-from mansio.cluster.etcd.config import EtcdConfig
-from mansio.cluster.etcd.lease import ThreadKeepAlive
-from mansio.cluster.etcd.outcomes import EtcdDenied, EtcdUnfit
-from mansio.cluster.etcd.versions import Fitness, fitness
-from mansio.cluster.metadata import Put
 from mansio.errors import ConfigError, StorageError, Unavailable
+from mansio.metadata.etcd import rpc_pb2 as rpc
+from mansio.metadata.etcd.call_outcome import EtcdDenied, EtcdUnsupported
+from mansio.metadata.etcd.config import EtcdConfig
+from mansio.metadata.etcd.lease import ThreadKeepAlive
+from mansio.metadata.etcd.versions import VersionSupport, version_support
+from mansio.metadata.metadata_store import Put
 from support.etcd import Etcd, etcd_directory, etcd_store, one_etcd
 from support.machine import scaled
 from support.places import free_port, required_tool
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
     from pathlib import Path
 
-    from mansio.cluster.metadata import Event
+    from mansio.metadata.metadata_store import Event
 
 DEADLINE_S = 30
 
@@ -36,25 +36,25 @@ DEADLINE_S = 30
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("3.5.0", Fitness.REFUSED),
-        ("3.5.0-rc.1", Fitness.REFUSED),
-        ("3.5.2", Fitness.REFUSED),
-        ("3.3.27", Fitness.REFUSED),
-        ("2.3.8", Fitness.REFUSED),
-        ("", Fitness.REFUSED),
-        ("latest", Fitness.REFUSED),
-        ("3.5.3", Fitness.OLD),
-        ("3.5.12", Fitness.OLD),
-        ("3.4.23", Fitness.OLD),
-        ("3.5.13", Fitness.GOOD),
-        ("3.5.21", Fitness.GOOD),
-        ("3.6.0", Fitness.GOOD),
-        ("3.10.1", Fitness.GOOD),
-        ("4.0.0", Fitness.GOOD),
+        ("3.5.0", VersionSupport.REFUSED),
+        ("3.5.0-rc.1", VersionSupport.REFUSED),
+        ("3.5.2", VersionSupport.REFUSED),
+        ("3.3.27", VersionSupport.REFUSED),
+        ("2.3.8", VersionSupport.REFUSED),
+        ("", VersionSupport.REFUSED),
+        ("latest", VersionSupport.REFUSED),
+        ("3.5.3", VersionSupport.OLD),
+        ("3.5.12", VersionSupport.OLD),
+        ("3.4.23", VersionSupport.OLD),
+        ("3.5.13", VersionSupport.GOOD),
+        ("3.5.21", VersionSupport.GOOD),
+        ("3.6.0", VersionSupport.GOOD),
+        ("3.10.1", VersionSupport.GOOD),
+        ("4.0.0", VersionSupport.GOOD),
     ],
 )
-def test_versions_that_lose_data_are_told_from_others(version: str, expected: Fitness) -> None:
-    assert fitness(version) is expected
+def test_versions_that_lose_data_are_told_from_others(version: str, expected: VersionSupport) -> None:
+    assert version_support(version) is expected
 
 
 @asynccontextmanager
@@ -70,7 +70,7 @@ async def pretended_etcd(version: str, cluster_id: int = 1) -> AsyncIterator[str
 
 @asynccontextmanager
 async def served(methods: dict[str, tuple[Any, Any]]) -> AsyncIterator[str]:
-    """A gRPC server with some of etcd's methods: `Service/Method` -> (what answers it, the request's type)."""
+    """A gRPC server with some of etcd's methods: `BrokerServices/Method` -> (what answers it, the request's type)."""
     server = grpc.aio.server()
     for path, (answer, request) in methods.items():
         service, method = path.split("/")
@@ -99,7 +99,7 @@ async def open_and_close(*urls: str, **options: Any) -> None:
 def test_one_bad_version_among_the_endpoints_is_refused_by_name(etcd: Etcd) -> None:
     async def main() -> None:
         async with pretended_etcd("3.5.1") as url:
-            with pytest.raises(EtcdUnfit, match=r"3\.5\.1.*3\.5\.13") as told:
+            with pytest.raises(EtcdUnsupported, match=r"3\.5\.1.*3\.5\.13") as told:
                 await open_and_close(etcd.url, url)
             assert url in told.value.message
 
@@ -111,7 +111,7 @@ def test_endpoints_of_two_etcd_clusters_are_refused(etcd: Etcd) -> None:
 
     async def main() -> None:
         async with pretended_etcd("3.6.1", cluster_id=99) as url:
-            with pytest.raises(EtcdUnfit, match="another etcd cluster"):
+            with pytest.raises(EtcdUnsupported, match="another etcd cluster"):
                 await open_and_close(url, etcd.url)
 
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
@@ -124,7 +124,7 @@ def test_old_version_is_taken_with_one_warning(caplog: pytest.LogCaptureFixture)
                 await open_and_close(old, good)
 
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))
-    assert [record.message for record in caplog.records] == ["etcd is old"]
+    assert [record.message for record in caplog.records] == ["etcd_version_old"]
 
 
 @asynccontextmanager
@@ -150,7 +150,7 @@ def test_etcd_that_tells_its_status_to_root_only_is_used_all_the_same() -> None:
         async with etcd_without_status(allowed=True) as url:
             await open_and_close(url)
             async with etcd_without_status(allowed=True, cluster_id=2) as other:
-                with pytest.raises(EtcdUnfit, match="another etcd cluster"):
+                with pytest.raises(EtcdUnsupported, match="another etcd cluster"):
                     await open_and_close(url, other)
         async with etcd_without_status(allowed=False) as url:
             with pytest.raises(EtcdDenied, match="may not do that"):

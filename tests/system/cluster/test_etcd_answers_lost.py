@@ -9,18 +9,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.cluster.etcd.channel import CALL_DEADLINE_S
-from mansio.cluster.etcd.client import CALLS_DEADLINE_S
-from mansio.cluster.metadata import Ambiguous, Compare, Put, decode, encode, transact_surely
 from mansio.errors import InvalidRequest, MessageTooLarge, Unavailable
+from mansio.metadata.etcd.channel import CALL_DEADLINE_S
+from mansio.metadata.etcd.client import CALLS_DEADLINE_S
+from mansio.metadata.metadata_store import (
+    Ambiguous,
+    Compare,
+    Put,
+    decode,
+    encode,
+    transact_resolving_ambiguity,
+)
 from support.etcd import etcd_store, one_etcd
 from support.fault_proxy import fault_proxy
 from support.machine import scaled
 from support.waiting import eventually
 
 if TYPE_CHECKING:
-    from mansio.cluster.etcd_store import EtcdStore
-    from mansio.cluster.metadata import Transacted
+    from mansio.metadata.etcd.store import EtcdStore
+    from mansio.metadata.metadata_store import TransactionResult
     from support.etcd import Etcd
 
 DEADLINE_S = 90
@@ -34,7 +41,7 @@ def fresh_key() -> str:
     return f"/lost/{next(numbers)}"
 
 
-async def put(store: EtcdStore, key: str, value: bytes = b"x") -> Transacted:
+async def put(store: EtcdStore, key: str, value: bytes = b"x") -> TransactionResult:
     return await store.transact([Compare(key, mod_revision=0)], [Put(key, value)])
 
 
@@ -92,7 +99,7 @@ def test_lost_answer_is_read_back_from_another_endpoint(etcd: Etcd) -> None:
             await store.get(key)
             proxy.lose_answers()
             put_it = [Put(key, encode({"n": 1}, "me"))]
-            done = await transact_surely(store, [Compare(key, mod_revision=0)], put_it, "me")
+            done = await transact_resolving_ambiguity(store, [Compare(key, mod_revision=0)], put_it, "me")
             assert done.succeeded
             assert store.client.endpoint == etcd.url
             entry = await store.get(key)
@@ -143,7 +150,7 @@ def test_etcd_killed_in_mid_transaction_every_answer_was_true() -> None:
     async def main() -> None:
         with one_etcd() as etcd:
             async with etcd_store(etcd.url) as store:
-                outcomes: dict[str, Transacted | Unavailable] = {}
+                outcomes: dict[str, TransactionResult | Unavailable] = {}
                 stop = asyncio.Event()
 
                 def failed() -> int:
@@ -252,7 +259,7 @@ def test_full_etcd_says_so_and_its_last_transaction_is_not_taken_for_refused() -
                 assert keys in (told, [*told, f"/full/{number:02}"])
                 compares, puts = [Compare("/more", mod_revision=0)], [Put("/more", encode({}, "me"))]
                 with pytest.raises(Ambiguous, match="full"):
-                    await transact_surely(store, compares, puts, "me")
+                    await transact_resolving_ambiguity(store, compares, puts, "me")
                 assert await store.get("/more") is None
 
     asyncio.run(asyncio.wait_for(main(), scaled(DEADLINE_S)))

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.cluster.etcd.channel import CALL_DEADLINE_S
-from mansio.cluster.etcd.config import EtcdConfig
-from mansio.cluster.etcd.lease import ThreadKeepAlive
-from mansio.cluster.metadata import Compare, LeaseEnded, Put
 from mansio.errors import Unavailable
+from mansio.metadata.etcd.channel import CALL_DEADLINE_S
+from mansio.metadata.etcd.config import EtcdConfig
+from mansio.metadata.etcd.lease import ThreadKeepAlive
+from mansio.metadata.metadata_store import Compare, LeaseExpired, Put
 from support.etcd import etcd_store
 from support.fault_proxy import fault_proxy
 from support.machine import scaled
@@ -43,9 +43,9 @@ def test_key_goes_when_its_lease_ends_and_not_before(etcd: Etcd) -> None:
             assert time.monotonic() - begun > 1.5
             assert gone.value is None
             await watch.aclose()
-            with pytest.raises(LeaseEnded):
+            with pytest.raises(LeaseExpired):
                 await store.leases.keep_alive_once(lease)
-            with pytest.raises(LeaseEnded):
+            with pytest.raises(LeaseExpired):
                 await store.transact([], [Put(key, b"x", lease)])
             assert await store.get(key) is None
             await store.leases.revoke(lease)  # harmless
@@ -75,7 +75,7 @@ def test_thread_keeps_a_lease_while_the_loop_hangs(etcd: Etcd) -> None:
             assert answers == [2.0] * 12
             assert await store.get(key) is not None
             await store.leases.revoke(lease)
-            with pytest.raises(LeaseEnded):
+            with pytest.raises(LeaseExpired):
                 await asyncio.to_thread(keeper.keep_alive_once, lease)
             assert await store.get(key) is None
             keeper.close()

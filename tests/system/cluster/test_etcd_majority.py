@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.cluster.etcd.channel import CALL_DEADLINE_S
-from mansio.cluster.etcd.client import CALLS_DEADLINE_S
-from mansio.cluster.etcd.config import EtcdConfig
-from mansio.cluster.etcd.lease import ThreadKeepAlive
-from mansio.cluster.metadata import Ambiguous, Compare, Put, encode, transact_surely
 from mansio.errors import Unavailable
+from mansio.metadata.etcd.channel import CALL_DEADLINE_S
+from mansio.metadata.etcd.client import CALLS_DEADLINE_S
+from mansio.metadata.etcd.config import EtcdConfig
+from mansio.metadata.etcd.lease import ThreadKeepAlive
+from mansio.metadata.metadata_store import Ambiguous, Compare, Put, encode, transact_resolving_ambiguity
 from support.etcd import etcd_store, three_etcds
 from support.machine import scaled
 from support.waiting import eventually
@@ -20,7 +20,7 @@ from support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio.cluster.etcd.client import Member
+    from mansio.metadata.etcd.client import Member
     from support.etcd import Etcd
 
 DEADLINE_S = 120
@@ -59,7 +59,7 @@ def test_every_member_killed_in_turn_no_write_is_lost_or_doubled(members: list[E
                 key, writer = f"/turn/{len(done):05}", f"writer of {len(done)}"
                 while True:
                     try:
-                        written = await transact_surely(
+                        written = await transact_resolving_ambiguity(
                             store, [Compare(key, mod_revision=0)], [Put(key, encode({}, writer))], writer
                         )
                     except Unavailable:

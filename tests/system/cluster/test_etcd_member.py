@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.etcd_member import child as children
-from mansio.broker.etcd_member.binary import find_program
-from mansio.broker.etcd_member.child import Child
-from mansio.broker.etcd_member.command import MemberPlan, TlsFiles, arguments
-from mansio.broker.etcd_member.health import trouble_of
-from mansio.broker.etcd_member.member import EtcdMember
-from mansio.broker.etcd_settings import etcd_config, own_member
-from mansio.config import Settings
-from mansio.config_cluster import MemberAddress, parse_members
+from mansio.config.cluster import MemberAddress, parse_members
+from mansio.config.settings import Settings
 from mansio.errors import ConfigError, Unavailable
+from mansio.node.etcd_member import child_process as children
+from mansio.node.etcd_member.child_process import ChildProcess
+from mansio.node.etcd_member.command import MemberPlan, TlsFiles, arguments
+from mansio.node.etcd_member.executable import find_program
+from mansio.node.etcd_member.health import unhealthy_reason_of
+from mansio.node.etcd_member.member import EtcdMember
+from mansio.node.etcd_settings import etcd_config, own_member
 from support.machine import scaled
 from support.places import free_port, required_tool
 from support.waiting import eventually, wait_until
@@ -62,7 +62,7 @@ def test_a_member_is_healthy_when_start_returns_comes_back_when_killed_and_is_go
         one = member(tmp_path / "etcd", address())
         await one.start(scaled(WAIT_S))
         try:
-            assert await trouble_of(one.client_url) is None
+            assert await unhealthy_reason_of(one.client_url) is None
             with pytest.raises(ConfigError, match="cannot listen on"):
                 await member(tmp_path / "other", one.plan.own).start(scaled(WAIT_S))
             first = one.pid
@@ -70,7 +70,7 @@ def test_a_member_is_healthy_when_start_returns_comes_back_when_killed_and_is_go
             await eventually(lambda: one.restarts == 1, WAIT_S)
 
             async def healthy() -> bool:
-                return await one.trouble() is None
+                return await one.unhealthy_reason() is None
 
             await eventually(healthy, WAIT_S)
             assert one.pid != first
@@ -81,7 +81,7 @@ def test_a_member_is_healthy_when_start_returns_comes_back_when_killed_and_is_go
             await one.stop()
         assert not runs(first)
         assert not runs(last)
-        assert await trouble_of(one.client_url) is not None
+        assert await unhealthy_reason_of(one.client_url) is not None
 
     asyncio.run(scenario())
 
@@ -115,7 +115,7 @@ def test_a_member_that_cannot_run_says_why_at_once(tmp_path: Path) -> None:
 def test_a_child_does_not_outlive_whoever_started_it_not_even_a_sigkill(tmp_path: Path) -> None:
     code = f"""
         import asyncio, os, signal, sys
-        from mansio.broker.etcd_member.child import Child
+        from mansio.node.etcd_member.child_process import Child
         sleeping = "import time; print('up', flush=True); time.sleep(600)"
         async def main():
             child = Child([sys.executable, "-c", sleeping], {str(tmp_path / "log")!r})
@@ -142,7 +142,7 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_wait(tmp_path: Path) -
     )
 
     async def scenario() -> None:
-        child = Child([sys.executable, "-c", code], str(tmp_path / "log"))
+        child = ChildProcess([sys.executable, "-c", code], str(tmp_path / "log"))
         await child.start()
         await eventually(lambda: "deaf" in child.output())
         assert await child.stop(0.1) == -signal.SIGKILL
@@ -160,7 +160,7 @@ def test_the_log_of_a_child_is_bounded_and_keeps_its_end(
 
     async def scenario() -> None:
         code = "print('x' * 2000 + 'end')"
-        child = Child([sys.executable, "-c", code], str(log))
+        child = ChildProcess([sys.executable, "-c", code], str(log))
         await child.start()
         await child.wait()
         child.trim_log()
@@ -219,10 +219,10 @@ def test_with_certificates_nobody_without_one_is_answered(tmp_path: Path) -> Non
         await one.start(scaled(WAIT_S))
         try:
             assert one.client_url.startswith("https://")
-            assert await one.trouble() is None
+            assert await one.unhealthy_reason() is None
             stranger = ssl.create_default_context(cafile=tls.ca_file)
-            assert await trouble_of(one.client_url, stranger) is not None
-            assert await trouble_of(own.client_url("http")) is not None
+            assert await unhealthy_reason_of(one.client_url, stranger) is not None
+            assert await unhealthy_reason_of(own.client_url("http")) is not None
         finally:
             await one.stop()
 
@@ -252,7 +252,7 @@ def test_an_old_version_is_a_warning(
     tmp_path: Path, version: str, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert find_program(program(tmp_path, version)).version == version
-    assert ("etcd is old" in caplog.messages) is warned
+    assert ("etcd_version_old" in caplog.messages) is warned
 
 
 def test_no_program_and_one_that_is_no_etcd_are_told(tmp_path: Path) -> None:
@@ -313,4 +313,4 @@ def test_from_settings_to_the_member_and_the_client(tmp_path: Path) -> None:
     made = asyncio.run(own_member(settings))
     assert made.plan.listen_host in ("127.0.0.1", "::1")
     assert made.plan.directory == f"{tmp_path}/etcd"
-    assert settings.etcd_endpoints == ("http://localhost:2479", "http://elsewhere:2379")
+    assert settings.etcd_urls == ("http://localhost:2479", "http://elsewhere:2379")

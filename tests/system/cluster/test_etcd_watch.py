@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Self
 import pytest
 import uvloop
 
-from mansio.cluster.metadata import Compacted, Delete, Put
 from mansio.errors import StorageError, Unavailable
+from mansio.metadata.metadata_store import Compacted, Delete, Put
 from support.etcd import etcd_store, one_etcd
 from support.fault_proxy import fault_proxy
 from support.machine import scaled
@@ -21,8 +21,8 @@ from support.waiting import eventually
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mansio.cluster.etcd_store import EtcdStore
-    from mansio.cluster.metadata import Event
+    from mansio.metadata.etcd.store import EtcdStore
+    from mansio.metadata.metadata_store import Event
     from support.etcd import Etcd
 
 DEADLINE_S = 90
@@ -127,8 +127,8 @@ def test_watch_leaves_a_silent_endpoint(etcd: Etcd) -> None:
 def test_quiet_watch_is_asked_for_a_sign_of_life_and_stays(
     etcd: Etcd, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("mansio.cluster.etcd.watch.HEARTBEAT_S", 0.2)
-    monkeypatch.setattr("mansio.cluster.etcd.watch.SILENCE_S", 1.0)
+    monkeypatch.setattr("mansio.metadata.etcd.watch.HEARTBEAT_S", 0.2)
+    monkeypatch.setattr("mansio.metadata.etcd.watch.SILENCE_S", 1.0)
 
     async def main() -> None:
         prefix = fresh_prefix()

@@ -7,17 +7,17 @@ import time
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
-from mansio.broker.keep_alive import KeepAlive
-from mansio.broker.loop import AsyncioScheduler
-from mansio.broker.topics import NewTopic, TopicAdmin
-from mansio.cluster.controller import Controller
-from mansio.cluster.etcd.config import EtcdConfig
-from mansio.cluster.etcd.lease import ThreadKeepAlive
-from mansio.cluster.etcd_store import EtcdStore
-from mansio.cluster.membership import Membership
-from mansio.cluster.state import ClusterState
-from mansio.config import Settings
-from mansio.host import HostClock, HostRandom
+from mansio.broker.services.topics import NewTopic, TopicService
+from mansio.config.settings import Settings
+from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.host.host import HostClock, HostRandom
+from mansio.metadata.controller.controller import Controller
+from mansio.metadata.etcd.config import EtcdConfig
+from mansio.metadata.etcd.lease import ThreadKeepAlive
+from mansio.metadata.etcd.store import EtcdStore
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.lifecycle.broker_lifecycle import BrokerLifecycle
+from mansio.node.lease_keep_alive import LeaseKeepAlive
 from support.etcd import one_etcd
 from support.machine import scaled
 from support.metadata import Host
@@ -40,10 +40,10 @@ class Member:
     async def start(self) -> Member:
         random, clock = HostRandom(), HostClock()
         self.store = await EtcdStore.open(self.config, random)
-        self.state = await ClusterState.load(self.store, "", random)
+        self.state = await MetadataImage.load(self.store, "", random)
         self.state.start(self.store, self.scheduler, shared=True)
         shared = {"store": self.store, "state": self.state, "scheduler": self.scheduler, "random": random}
-        self.membership = Membership(
+        self.membership = BrokerLifecycle(
             **shared,
             leases=self.store.leases,
             clock=clock,
@@ -61,14 +61,14 @@ class Member:
             ttl_s=TTL_S,
         )
         self.host = Host()
-        self.topics = TopicAdmin(
+        self.topics = TopicService(
             **shared,
             settings=Settings(node_id=self.node_id, etcd=self.config.endpoints[0]),
             open_partitions=self.host.open_partitions,
             close_partitions=self.host.close_partitions,
             broker_epoch=lambda: self.membership.epoch,
         )
-        self.keep_alive = KeepAlive(
+        self.keep_alive = LeaseKeepAlive(
             keep_alive_once=ThreadKeepAlive(self.config).keep_alive_once,
             current=lambda: self.membership.kept,
             on_ended=self.membership.lost,
@@ -124,7 +124,7 @@ def test_leaderships_of_a_dead_broker_and_of_one_that_stops_move_on() -> None:
             )
             assert moved_s < scaled(15)
 
-            assert await first.membership.hand_off(5000) == 0
+            assert await first.membership.transfer_leaderships(5000) == 0
             assert all(one.leader == 2 for one in first.state.topics["t"].partitions)
             await first.membership.leave()
             gone_s = await until(lambda: 1 not in second.state.brokers)

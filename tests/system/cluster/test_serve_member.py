@@ -73,7 +73,7 @@ def test_the_member_is_there_before_the_broker_and_until_after_it(serving: Servi
     serving.process.send_signal(signal.SIGTERM)
     assert serving.process.wait(scaled(30)) == 0, serving.said()
     said = serving.said()
-    order = ["etcd member ready", "broker ready", "broker stopped", "etcd member stopped"]
+    order = ["etcd_member_ready", "broker_ready", "broker_stopped", "etcd_member_stopped"]
     places = [said.index(f" {words} ") for words in order]
     assert places == sorted(places), said
     assert not listening(join)
@@ -82,11 +82,11 @@ def test_the_member_is_there_before_the_broker_and_until_after_it(serving: Servi
 def test_a_start_that_waits_for_a_majority_can_be_stopped(tmp_path: Path, join: str) -> None:
     started = Serving(tmp_path, f"{join},192.0.2.1,192.0.2.2", etcd_member=join.partition("/")[0])
     try:
-        started.wait_for("etcd member starting")
+        started.wait_for("etcd_member_starting")
         wait_until(lambda: listening(join) or started.process.poll() is not None, READY_S)
         started.process.send_signal(signal.SIGTERM)
         assert started.process.wait(scaled(30)) == 0, started.said()
-        assert "broker ready" not in started.said()
+        assert "broker_ready" not in started.said()
         assert not listening(join)
     finally:
         started.kill()
@@ -97,7 +97,7 @@ def test_a_start_without_a_majority_ends_and_says_what_is_missing(tmp_path: Path
         tmp_path,
         f"{join},192.0.2.1,192.0.2.2",
         etcd_member=join.partition("/")[0],
-        etcd_start_ms_max="1000",
+        etcd_start_timeout_ms="1000",
     )
     try:
         assert started.process.wait(scaled(READY_S)) == 1

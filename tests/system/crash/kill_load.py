@@ -40,8 +40,8 @@ IMPATIENT = {**QUIET, "reconnect.backoff.ms": 10, "reconnect.backoff.max.ms": 10
 class Load:
     """Producers, a reader and a committer on one topic of a broker that may die at any moment."""
 
-    def __init__(self, bootstrap: str, topic: str) -> None:
-        self.bootstrap = bootstrap
+    def __init__(self, bootstrap_servers: str, topic: str) -> None:
+        self.bootstrap_servers = bootstrap_servers
         self.topic = topic
         self.history = History()
         self.failures: list[str] = []
@@ -54,7 +54,7 @@ class Load:
 
     def create_topic(self, **config: str) -> None:
         settings = {name.replace("_", "."): value for name, value in config.items()}
-        admin = AdminClient({"bootstrap.servers": self.bootstrap, **QUIET})
+        admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, **QUIET})
         admin.create_topics([NewTopic(self.topic, PARTITIONS, 1, config=settings)])[self.topic].result(
             scaled(15)
         )
@@ -121,7 +121,7 @@ class Load:
     def _produce(self, name: str, how: dict[str, Any]) -> None:
         producer = Producer(
             {
-                "bootstrap.servers": self.bootstrap,
+                "bootstrap.servers": self.bootstrap_servers,
                 "linger.ms": 1,
                 "message.timeout.ms": 120_000,
                 **IMPATIENT,
@@ -153,7 +153,7 @@ class Load:
             )
 
     def _client(self) -> blocking.Client:
-        return blocking.connect(self.bootstrap, connect_timeout_ms=CONNECT_MS)
+        return blocking.connect(self.bootstrap_servers, connect_timeout_ms=CONNECT_MS)
 
     def _produce_with_mansio(self, name: str) -> None:
         """Our own client, idempotent as it is by default."""
@@ -190,7 +190,7 @@ class Load:
         seen = self.history.reads[name]
         consumer = Consumer(
             {
-                "bootstrap.servers": self.bootstrap,
+                "bootstrap.servers": self.bootstrap_servers,
                 "group.id": "reader",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
@@ -211,7 +211,12 @@ class Load:
     def _commit(self, name: str) -> None:
         """Commit growing offsets, one partition after the other, and remember which were acknowledged."""
         committer = Consumer(
-            {"bootstrap.servers": self.bootstrap, "group.id": name, "enable.auto.commit": False, **IMPATIENT}
+            {
+                "bootstrap.servers": self.bootstrap_servers,
+                "group.id": name,
+                "enable.auto.commit": False,
+                **IMPATIENT,
+            }
         )
         offset = 0
         while self._reading.is_set():
@@ -227,11 +232,11 @@ class Load:
         committer.close()
 
 
-def read_log(bootstrap: str, topic: str) -> list[Seen]:
+def read_log(bootstrap_servers: str, topic: str) -> list[Seen]:
     """Everything in the topic, per partition in order, with a fresh consumer."""
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            "bootstrap.servers": bootstrap_servers,
             "group.id": "final",
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
@@ -257,9 +262,9 @@ def read_log(bootstrap: str, topic: str) -> list[Seen]:
     return seen
 
 
-def committed_offsets(bootstrap: str, topic: str, group: str) -> dict[int, int]:
+def committed_offsets(bootstrap_servers: str, topic: str, group: str) -> dict[int, int]:
     """Partition -> the group's committed offset."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, **QUIET})
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group, **QUIET})
     wanted = [TopicPartition(topic, partition) for partition in range(PARTITIONS)]
     found = {one.partition: one.offset for one in consumer.committed(wanted, timeout=scaled(15))}
     consumer.close()

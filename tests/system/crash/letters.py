@@ -17,9 +17,9 @@ NOT_LED_YET: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.NOT_LEADER_FO
 """What a broker of a cluster says of a topic that was made just now: it has not heard of it yet."""
 
 
-def places_of_dead_letters(bootstrap: str, topic: str, group: str) -> list[Place]:
+def places_of_dead_letters(bootstrap_servers: str, topic: str, group: str) -> list[Place]:
     """The places in `topic` whose records are in its dead-letter topic, all put there by `group`."""
-    settings = {"bootstrap.servers": bootstrap, "group.id": "judge", "enable.auto.commit": False}
+    settings = {"bootstrap.servers": bootstrap_servers, "group.id": "judge", "enable.auto.commit": False}
     consumer = Consumer({**settings, "auto.offset.reset": "error", **QUIET})
     name = f"dlq.{topic}"
     try:

@@ -17,12 +17,12 @@ from random import Random
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import InvalidRecordState
-from mansio.state.share_types import ACCEPT, REJECT, RELEASE
-from mansio.wire import share_acknowledge, share_fetch
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import iterate_batches
-from mansio.wire.share_acknowledge import AckBatch, AckPartition
-from mansio.wire.versions import ApiKey
+from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import share_acknowledge, share_fetch
+from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
+from mansio.wire.batch.record_batch import iterate_batches
+from mansio.wire.batch.record_reader import read_records
 from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of
 from support.share_history import Place, ShareHistory
@@ -69,7 +69,7 @@ class ShareMember:
         self.name = name
         self.random = Random(seed)
         self.accepts_all = accepts_all
-        self.lives = itertools.count(1)
+        self.share_partitions = itertools.count(1)
         self.member = ""
         self.epoch = 0
         self.held: list[Held] = []
@@ -94,7 +94,7 @@ class ShareMember:
         self.last_told = f"{what}; epoch {self.epoch}, {len(self.held)} in hand, {now_ms():.0f} ms"
 
     def _be_born(self) -> None:
-        self.member = f"{self.name} {next(self.lives)}"
+        self.member = f"{self.name} {next(self.share_partitions)}"
         self.held = []
 
     def _round(self, peer: RawPeer) -> None:
@@ -157,7 +157,7 @@ class ShareMember:
                 for one in held:
                     code = codes.get(one.partition, -1)
                     if code == 0:
-                        self.load.history.told(one.partition, [one.offset], kind, now_ms())
+                        self.load.history.error_for_client(one.partition, [one.offset], kind, now_ms())
                     elif code == InvalidRecordState.kafka_code:
                         self.load.history.refused += 1
 
@@ -260,7 +260,7 @@ class ShareLoad:
 
     def __init__(
         self,
-        bootstrap: str,
+        bootstrap_servers: str,
         find: Callable[[], int],
         *,
         topic: str,
@@ -273,7 +273,7 @@ class ShareLoad:
     ) -> None:
         """`find`: the port of the broker that leads all of the topic now. Raises `OSError` when there is none.
         `everywhere`: the ports of all that run; `places`: more that explains why something does not go on."""
-        self.bootstrap = bootstrap
+        self.bootstrap_servers = bootstrap_servers
         self.find = find
         self.everywhere = everywhere or (lambda: {"broker": find()})
         self.places = places
@@ -468,10 +468,10 @@ class ShareLoad:
         return "\n".join([*lines, self.places()])
 
     def _described(self, peer: RawPeer) -> Any:
-        wanted = {"topic_id": self.topic_id, "partitions": list(range(self.partitions))}
-        fields = {"group_id": self.group, "topics": [wanted], "spans_max": 3}
+        acquirable_ranges = {"topic_id": self.topic_id, "partitions": list(range(self.partitions))}
+        fields = {"group_id": self.group, "topics": [acquirable_ranges], "spans_max": 3}
         return peer.call(ApiKey.DESCRIBE_LEASES, 0, fields)
 
     def dead_letters(self) -> list[Place]:
         """Where each record of the dead-letter topic comes from."""
-        return places_of_dead_letters(self.bootstrap, self.topic, self.group)
+        return places_of_dead_letters(self.bootstrap_servers, self.topic, self.group)

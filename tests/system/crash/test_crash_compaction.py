@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import ConcurrentChange, StorageError
-from mansio.log.compaction_run import End
-from mansio.log.log import Log, LogSettings
-from mansio.log.sync import Syncer
+from mansio.storage.cleaner.compaction_run import End
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.compression import Codec
-from mansio.wire.records import build_batch, check_batch, read_header
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import build_batch, check_batch, read_header
 from support.compaction import Kept, finish, records_of, start_compaction
 from support.logs import ManualBackground, ManualClock, ManualScheduler
 
 if TYPE_CHECKING:
-    from mansio.log.compaction_run import CompactionRun
+    from mansio.storage.cleaner.compaction_run import CompactionRun
 
 ROOT = "/data"
 DIRECTORY = "/data/p"
@@ -59,7 +59,7 @@ class Workload:
     def open(self) -> None:
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.syncer = Syncer(
+        self.group_commit = GroupCommit(
             self.disk,
             self.background,
             ROOT,
@@ -69,7 +69,7 @@ class Workload:
         self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
         self.promised = self.log.durable_end_offset
         self.log.on_durable = self.told
-        self.syncer.register(self.log)
+        self.group_commit.register(self.log)
 
     def told(self, durable_end_offset: int) -> None:
         self.promised = durable_end_offset
@@ -91,7 +91,7 @@ class Workload:
         log.append(batch, check_batch(batch), 0)
 
     def sync(self) -> None:
-        self.syncer.request(self.log)
+        self.group_commit.request(self.log)
         self.background.run_all()
         if self.chance.random() < 0.7:
             self.committed = self.log.durable_end_offset

@@ -13,11 +13,11 @@ from typing import NamedTuple
 import pytest
 
 from mansio.errors import CorruptLog, StorageError
-from mansio.log.log import Log, LogSettings
-from mansio.log.recovery_cut import Piece, cut_of, whole_batches
-from mansio.log.segment import base_offset_of
+from mansio.storage.log import Log, LogSettings
+from mansio.storage.recovery.quarantine import FileRange, find_batches, parse_quarantine_name
+from mansio.storage.segment import base_offset_of
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.records import read_header
+from mansio.wire.batch.record_batch import read_header
 from support.logs import ManualClock, append, check_contents, make_batch
 
 DIRECTORY = "/data/p"
@@ -76,7 +76,7 @@ def check(case: Torn, disk: SimulatedDisk) -> Log:
     if cut is not None and cut.path:
         data = disk.files()[cut.path]
         file = disk.open(cut.path)
-        found = whole_batches([Piece(file, 0, len(data))])
+        found = find_batches([FileRange(file, 0, len(data))])
         assert found[:3] >= (cut.batches, cut.first_offset, cut.last_offset)
         assert cut.batches > 0
     return log
@@ -90,7 +90,7 @@ def nothing_whole_is_gone(case: Torn, disk: SimulatedDisk) -> None:
 
 def _counts(path: str) -> bool:
     name = path.rpartition("/")[2]
-    return base_offset_of(name) is not None or cut_of(name) is not None
+    return base_offset_of(name) is not None or parse_quarantine_name(name) is not None
 
 
 def images_of(disk: SimulatedDisk, chance: random.Random) -> list[SimulatedDisk]:
@@ -101,7 +101,7 @@ def images_of(disk: SimulatedDisk, chance: random.Random) -> list[SimulatedDisk]
 
 
 def test_whole_batches_behind_damage_survive_power_losses_while_they_are_set_aside() -> None:
-    states = seed = set_aside = 0
+    states = seed = quarantine = 0
     while states < STATES:
         seed += 1
         case = torn(seed)
@@ -112,7 +112,7 @@ def test_whole_batches_behind_damage_survive_power_losses_while_they_are_set_asi
             log = check(case, disk)
             disk.on_change = None
             assert log.epoch_due == (log.recovery.cut is not None)
-            set_aside += log.recovery.cut is not None and bool(log.recovery.cut.path)
+            quarantine += log.recovery.cut is not None and bool(log.recovery.cut.path)
             images.append(disk.crash(chance))
             for image in images:
                 nothing_whole_is_gone(case, image)
@@ -137,7 +137,7 @@ def test_whole_batches_behind_damage_survive_power_losses_while_they_are_set_asi
                 states += 1 + min(2, len(again))
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
-    assert set_aside > seed // 3, "few of the damaged logs had whole batches behind the damage"
+    assert quarantine > seed // 3, "few of the damaged logs had whole batches behind the damage"
 
 
 @pytest.mark.parametrize("code", [5, 28], ids=["EIO", "ENOSPC"])
@@ -158,7 +158,7 @@ def test_any_failing_call_while_batches_are_set_aside_loses_none(code: int) -> N
             except StorageError:
                 refused += 1
             done = disk.calls < number
-            disk.fail_no_more()
+            disk.clear_failures()
             if log is not None:
                 check_contents(log, case.stored, thorough=False)
             nothing_whole_is_gone(case, disk)

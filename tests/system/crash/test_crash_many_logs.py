@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import random
 
-from mansio.log.closing import keep_house
-from mansio.log.files import FileCache
-from mansio.log.log import Log, LogSettings
-from mansio.log.opening import OpenRequest, open_logs
-from mansio.log.sync import Syncer
+from mansio.storage.file_cache import FileCache
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.flush.shutdown_flush import flush_on_shutdown
+from mansio.storage.log import Log, LogSettings
+from mansio.storage.recovery.parallel_recovery import OpenRequest, open_logs
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
     ManualBackground,
@@ -56,21 +56,21 @@ class ManyLogs:
         self.close()
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.syncer = Syncer(self.disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]  # the part of a scheduler that a syncer uses
+        self.group_commit = GroupCommit(self.disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]  # the part of a scheduler that a syncer uses
         self.logs = opened(self.disk, self.clock, len(self.written))
         for number, log in enumerate(self.logs):
             log.on_durable = lambda end, number=number: self.promised.__setitem__(number, end)  # type: ignore[misc]  # a default argument of a lambda has no type
-            self.syncer.register(log)
+            self.group_commit.register(log)
 
     def close(self) -> None:
         if not self.logs:
             return
         self.background.run_all()
         for log in self.logs:
-            self.syncer.request(log)
+            self.group_commit.request(log)
         self.background.run_all()
         if self.chance.random() < 0.5:
-            keep_house(self.disk, ROOT, self.logs)
+            flush_on_shutdown(self.disk, ROOT, self.logs)
         for log in self.logs:
             log.close(save=self.chance.random() < 0.5)
 
@@ -88,7 +88,7 @@ class ManyLogs:
 
     def sync(self) -> None:
         for log in self.logs:
-            self.syncer.request(log)
+            self.group_commit.request(log)
 
 
 def opened(disk: SimulatedDisk, clock: ManualClock, count: int) -> list[Log]:

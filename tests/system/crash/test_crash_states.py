@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import MansioError, StorageError
-from mansio.log.checkpoint import load_checkpoint
-from mansio.log.log import Log, LogSettings
-from mansio.log.scan import scan
-from mansio.log.sync import Syncer
+from mansio.storage.checkpoint import load_checkpoint
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.log import Log, LogSettings
+from mansio.storage.scan import scan
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
     ManualBackground,
@@ -64,7 +64,7 @@ class Workload:
     def open(self) -> None:
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.syncer = Syncer(
+        self.group_commit = GroupCommit(
             self.disk,
             self.background,
             ROOT,
@@ -74,7 +74,7 @@ class Workload:
         self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
         self.promised = self.log.durable_end_offset
         self.log.on_durable = self.told
-        self.syncer.register(self.log)
+        self.group_commit.register(self.log)
 
     def told(self, durable_end_offset: int) -> None:
         assert durable_end_offset > self.promised
@@ -87,7 +87,7 @@ class Workload:
                 self.write,
                 self.sync,
                 self.run_job,
-                self.tidy,
+                self.prune,
                 self.trim,
                 self.truncate,
                 self.new_leader,
@@ -113,12 +113,12 @@ class Workload:
         assert stored == self.written[-1]
 
     def sync(self, log: Log) -> None:
-        self.syncer.request(log)
+        self.group_commit.request(log)
 
     def run_job(self, log: Log) -> None:
         self.background.run_one()
 
-    def tidy(self, log: Log) -> None:
+    def prune(self, log: Log) -> None:
         self.scheduler.fire()
 
     def trim(self, log: Log) -> None:
@@ -231,7 +231,7 @@ def test_durable_records_survive_a_crash_after_any_change_of_the_disk() -> None:
 
 def test_durable_records_survive_a_crash_of_a_disk_that_is_full_now_and_then() -> None:
     """Room for records there is; checkpoints, indexes, epochs and removals find none every third time."""
-    put_back = 0
+    retry_sync = 0
     for seed in range(60):
         chance = random.Random(seed)
         disk = SimulatedDisk(can_sync_all=seed % 3 != 0)
@@ -240,11 +240,11 @@ def test_durable_records_survive_a_crash_of_a_disk_that_is_full_now_and_then() -
         seen = 0
 
         def refuse(operation: str, path: str, chance: random.Random = chance) -> int | None:
-            nonlocal put_back
+            nonlocal retry_sync
             wanted = operation in ("write", "remove") and (operation == "remove" or not path.endswith(".log"))
             if not wanted or chance.random() > 0.33:
                 return None
-            put_back += 1
+            retry_sync += 1
             return 28
 
         def crash_here(disk: SimulatedDisk = disk, workload: Workload = workload, seed: int = seed) -> None:
@@ -257,7 +257,7 @@ def test_durable_records_survive_a_crash_of_a_disk_that_is_full_now_and_then() -
         try:
             for _ in range(STEPS):
                 disk.fail_when = refuse
-                jobs = [workload.sync, workload.run_job, workload.run_job, workload.tidy]
+                jobs = [workload.sync, workload.run_job, workload.run_job, workload.prune]
                 action = chance.choice([workload.write, *jobs, workload.trim, workload.new_leader])
                 assert workload.log is not None
                 action(workload.log)
@@ -272,7 +272,7 @@ def test_durable_records_survive_a_crash_of_a_disk_that_is_full_now_and_then() -
             assert workload.log.durable_end_offset == workload.log.end_offset
         except AssertionError as error:
             raise AssertionError(f"seed {seed}, change {seen}: {error}") from error
-    assert put_back > 20
+    assert retry_sync > 20
 
 
 def run_with_failing_call(number: int, code: int, seed: int) -> int:
@@ -409,11 +409,11 @@ def test_an_index_of_records_that_did_not_survive_is_not_believed() -> None:
     log.sync()
     for tag in range(3):
         append(log, make_batch([1500 + tag], 200, 10 + tag))
-    chores = log.prepare_chores(closing=True)
-    assert chores is not None
-    chores.run(disk)  # the index of all six batches reaches the disk, the last three of them do not
+    job = log.prepare_maintenance(closing=True)
+    assert job is not None
+    job.run(disk)  # the index of all six batches reaches the disk, the last three of them do not
     disk.sync_all(ROOT)
-    disk.cut_file(f"{DIRECTORY}/{0:020d}.log", sum(len(batch) for batch in stored))
+    disk.truncate_file(f"{DIRECTORY}/{0:020d}.log", sum(len(batch) for batch in stored))
     no_snapshots = LogSettings(index_interval_bytes=1, index_snapshot_bytes=1 << 20)
     log = Log.open(disk, clock, DIRECTORY, no_snapshots)
     stored += [append(log, make_batch([900 + tag], 170, 20 + tag))[1] for tag in range(8)]

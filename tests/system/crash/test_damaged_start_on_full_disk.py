@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.log.recovery_cut import cut_of
-from mansio.wire.records import iterate_batches
+from mansio.storage.recovery.quarantine import parse_quarantine_name
+from mansio.wire.batch.record_batch import iterate_batches
 from support.process import served
 from support.raw_peer import RawPeer, batch_of
 from support.small_disk import SmallDisk
@@ -96,11 +96,11 @@ def test_killed_broker_starts_on_a_full_disk_without_destroying_what_was_acknowl
             values = end_offset_and_values(peer, "t")
             assert all(value(number) in values[number] for number in range(kept))
             assert peer.produce("t", batch_of(b"after")).error_code == 0
-        files = [path for path in directory.iterdir() if cut_of(path.name)]
+        files = [path for path in directory.iterdir() if parse_quarantine_name(path.name)]
         assert len(files) == behind
         if behind:
             data = files[0].read_bytes()
             assert all(value(number) in data for number in range(BEFORE + 3, BEFORE + AFTER))
-            assert "ERROR log cut" in broker.text()
+            assert "ERROR log_truncated" in broker.text()
         assert "Traceback" not in broker.text()
         assert broker.stop() == 0

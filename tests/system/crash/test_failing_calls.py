@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import MansioError, StorageError
-from mansio.log.log import Log, LogSettings
-from mansio.log.sync import Syncer
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from support.logs import (
     ManualBackground,
@@ -48,11 +48,11 @@ class Bench:
 
     def open(self) -> None:
         self.background, self.scheduler = ManualBackground(), ManualScheduler()
-        self.syncer = Syncer(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what a syncer needs
+        self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what a syncer needs
         self.log = Log.open(self.disk, self.clock, DIRECTORY, SETTINGS)
         self.promised = max(self.promised, self.log.durable_end_offset)
         self.log.on_durable = self.told
-        self.syncer.register(self.log)
+        self.group_commit.register(self.log)
 
     def told(self, end_offset: int) -> None:
         self.promised = max(self.promised, end_offset)
@@ -68,7 +68,7 @@ class Bench:
             except StorageError:
                 self.stored.pop()
                 raise
-            self.syncer.request(self.log)
+            self.group_commit.request(self.log)
 
     def settle(self) -> None:
         self.background.run_all()
@@ -82,7 +82,7 @@ def roll(bench: Bench) -> None:
     bench.settle()
     assert bench.log is not None
     bench.log.roll()
-    bench.syncer.request(bench.log)
+    bench.group_commit.request(bench.log)
     bench.write(2, epoch=3)
     bench.settle()
 
@@ -124,7 +124,7 @@ def recover(bench: Bench) -> None:
 def delete(bench: Bench) -> None:
     roll(bench)
     assert bench.log is not None
-    bench.syncer.forget(bench.log)
+    bench.group_commit.forget(bench.log)
     bench.stored, bench.promised = [], 0
     log, bench.log = bench.log, None
     log.delete()
@@ -154,7 +154,7 @@ def run(workload: Callable[[Bench], None], failing: dict[int, int], seed: int) -
     except StorageError:  # anything else fails the test, above all an OSError
         deleted = bench.log is None
     calls = disk.calls
-    disk.fail_no_more()
+    disk.clear_failures()
     if deleted:
         return calls  # half a deletion: the metadata say that the rest goes, too
     chance = random.Random(seed)

@@ -37,7 +37,12 @@ PROGRESS_S_MAX = 60.0
 OFTEN = 12
 """Leases, acknowledgements and releases are many: any of the first so many is it. Of the others there are few."""
 
-SETTINGS = ["--set", "share_state_updates_per_snapshot=40", "--set", "share_state_prune_interval_ms=200"]
+SETTINGS = [
+    "--set",
+    "share_coordinator_snapshot_update_records_per_snapshot=40",
+    "--set",
+    "share_coordinator_state_topic_prune_interval_ms=200",
+]
 
 
 def wait_for_progress(load: ShareLoad, accepted: int = 10) -> None:
@@ -88,7 +93,7 @@ def kill_and_judge(data: Path, seed: int) -> ShareHistory:
         with RawPeer(broker.kafka_port) as peer:
             peer.create_topic("work", 2)
         load = ShareLoad(
-            broker.bootstrap,
+            broker.bootstrap_servers,
             lambda: broker.kafka_port,
             topic="work",
             group="crew",

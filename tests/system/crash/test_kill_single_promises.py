@@ -8,7 +8,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
 from support.process import served
 from support.raw_peer import RawPeer, batch_of
@@ -66,7 +66,7 @@ def test_producer_ids_are_never_given_out_twice(tmp_path: Path) -> None:
 @pytest.mark.row("L1")
 def test_created_grown_altered_and_deleted_topics_stay_so(tmp_path: Path) -> None:
     with served(tmp_path / "data", http=False) as broker:
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET})
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **QUIET})
         topics = [
             NewTopic("kept", 3, 1, config={"retention.ms": "12345678"}),
             NewTopic("grown", 1, 1),
@@ -77,7 +77,7 @@ def test_created_grown_altered_and_deleted_topics_stay_so(tmp_path: Path) -> Non
         admin.create_partitions([NewPartitions("grown", 5)])["grown"].result(scaled(15))
         admin.delete_topics(["gone"])["gone"].result(scaled(15))
         restart_by_kill(broker)
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET})
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **QUIET})
         found = admin.list_topics(timeout=scaled(15)).topics
         counts = {name: len(topic.partitions) for name, topic in found.items() if not name.startswith("__")}
         assert counts == {"kept": 3, "grown": 5}
@@ -106,19 +106,19 @@ def test_committed_and_deleted_group_offsets_stay_so(tmp_path: Path) -> None:
     with served(tmp_path / "data", http=False) as broker:
         with RawPeer(broker.kafka_port) as peer:
             peer.create_topic("read", 2)
-        consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "group", **QUIET})
+        consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "group", **QUIET})
         wanted = [TopicPartition("read", 0, 41, "note"), TopicPartition("read", 1, 42)]
         consumer.commit(offsets=wanted, asynchronous=False)
         consumer.close()
         restart_by_kill(broker)
-        consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "group", **QUIET})
+        consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "group", **QUIET})
         found = consumer.committed([TopicPartition("read", 0), TopicPartition("read", 1)], timeout=scaled(15))
         assert [(one.offset, one.metadata or "") for one in found] == [(41, "note"), (42, "")]
         consumer.close()
-        admin = AdminClient({"bootstrap.servers": broker.bootstrap, **QUIET})
+        admin = AdminClient({"bootstrap.servers": broker.bootstrap_servers, **QUIET})
         admin.delete_consumer_groups(["group"])["group"].result(scaled(15))
         restart_by_kill(broker)
-        consumer = Consumer({"bootstrap.servers": broker.bootstrap, "group.id": "group", **QUIET})
+        consumer = Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "group", **QUIET})
         found = consumer.committed([TopicPartition("read", 0)], timeout=scaled(15))
         assert found[0].offset < 0, "no offset is left"
         consumer.close()

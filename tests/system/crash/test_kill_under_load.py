@@ -43,8 +43,8 @@ SETTINGS = ["--set", "group_initial_rebalance_delay_ms=0"]
 def judge(load: Load, broker: ServedBroker) -> Verdict:
     """Read everything from the broker as it is now and compare."""
     assert load.failures == []
-    final = read_log(broker.bootstrap, load.topic)
-    committed = committed_offsets(broker.bootstrap, load.topic, "committer")
+    final = read_log(broker.bootstrap_servers, load.topic)
+    committed = committed_offsets(broker.bootstrap_servers, load.topic, "committer")
     verdict = check(load.history, final, idempotent=load.idempotent, committed=committed)
     assert senders(final) == set(load.history.sent), "every producer got something through"
     return verdict
@@ -99,7 +99,7 @@ def kill_and_judge(data: Path, seed: int, *, noted: bool = False) -> None:
     chance = random.Random(seed)
     early = 0
     with served(data, arguments=SETTINGS, http=False) as broker:
-        load = Load(broker.bootstrap, "killed")
+        load = Load(broker.bootstrap_servers, "killed")
         load.create_topic(segment_bytes="200000")
         load.start(idempotent=2, plain=1)
         starts_to_spoil = set(chance.sample(range(KILLS), KILLS_WHILE_STARTING))
@@ -144,7 +144,7 @@ def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_mom
 @pytest.mark.row("L4", "L5", "P3", "G4")
 def test_sigterm_under_load_drains_within_5_s_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
     with served(tmp_path / "data", arguments=SETTINGS, http=False) as broker:
-        load = Load(broker.bootstrap, "stopped")
+        load = Load(broker.bootstrap_servers, "stopped")
         load.create_topic()
         load.start(idempotent=2, plain=1)
         try:

@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
-from mansio.broker.producer_hook import ProducerHook
+from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import CorruptLog, MansioError, RequestError
-from mansio.log.checkpoint import SLOT_DISTANCE_BYTES
-from mansio.log.log import Log, LogSettings
+from mansio.storage.checkpoint import SLOT_DISTANCE_BYTES
+from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.compression import Codec
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import build_batch, check_batch, iterate_batches, read_header
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import build_batch, check_batch, iterate_batches, read_header
+from mansio.wire.batch.record_reader import read_records
 from support.logs import ManualBackground, ManualClock, append, last_offset
 from support.seeds import chosen_seed
 
 if TYPE_CHECKING:
-    from mansio.wire.record_reader import Record
+    from mansio.wire.batch.record_reader import Record
 
 DIRECTORY = "/data/p"
 CASES = 1_500

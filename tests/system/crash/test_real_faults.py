@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 import mansio
-from mansio.wire import fetch
-from mansio.wire.records import iterate_batches
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import fetch
+from mansio.wire.batch.record_batch import iterate_batches
 from support.machine import scaled
 from support.process import served
 from support.raw_peer import RawPeer, batch_of, fetch_frame
@@ -168,7 +168,7 @@ def test_a_disk_that_fills_while_it_is_written_to_loses_nothing_it_acknowledged(
                     assert all(value.count(bytes([n % 251])) > 30_000 for n, value in enumerate(values)), (
                         topic
                     )
-        with mansio.blocking.connect(broker.bootstrap) as client:
+        with mansio.blocking.connect(broker.bootstrap_servers) as client:
             client.admin.delete_topic("a")
         with RawPeer(broker.kafka_port) as peer:
             wait_until(

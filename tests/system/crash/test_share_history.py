@@ -30,7 +30,7 @@ class Story:
     def says(self, member: str, kind: str, *, told: bool = True) -> Story:
         self.history.says(member, 0, [0], kind, self.now_ms)
         if told:
-            self.history.told(0, [0], kind, self.now_ms + 1)
+            self.history.error_for_client(0, [0], kind, self.now_ms + 1)
         return self.later(2)
 
     def redrives(self, redrive_id: str, offered: int) -> Story:

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from mansio.wire import fetch
-from mansio.wire.record_reader import read_records
+from mansio.wire.apis import fetch
+from mansio.wire.batch.record_reader import read_records
 from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of, fetch_frame
 from support.waiting import wait_until

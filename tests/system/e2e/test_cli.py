@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 
 class Shell:
-    """Runs `mansio` with MANSIO_BROKER set: a child forked from here, so that it need not import everything anew.
+    """Runs `mansio` with MANSIO_BOOTSTRAP_SERVERS set: a child forked from here, so that it need not import
+    everything anew.
 
     `start` is the real command in a process of its own, for what is about processes.
     """
 
     def __init__(self, broker: str) -> None:
-        self.environment = {**os.environ, "MANSIO_BROKER": broker}
+        self.environment = {**os.environ, "MANSIO_BOOTSTRAP_SERVERS": broker}
         self.errors = ""
 
     def __call__(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> str:
@@ -118,7 +119,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
 
 @pytest.fixture
 def shell(broker: ServedBroker) -> Shell:
-    return Shell(broker.bootstrap)
+    return Shell(broker.bootstrap_servers)
 
 
 @pytest.mark.row("A6", "L1")
@@ -344,7 +345,7 @@ def test_a_second_broker_on_the_same_data_or_port_is_told_so_in_one_line(
 ):
     for data, kafka, word in (
         (str(broker.data), "127.0.0.1:0", str(broker.data)),
-        (str(tmp_path), broker.bootstrap, broker.bootstrap),
+        (str(tmp_path), broker.bootstrap_servers, broker.bootstrap_servers),
     ):
         done = subprocess.run(
             [*mansio_command(), "serve", "--data", data, "--kafka", kafka, "--http", ""],

@@ -20,11 +20,13 @@ RECORDS = 40
 
 @pytest.mark.row("A6")
 def test_a_killed_brokers_directory_is_healthy_and_a_rotten_index_is_not(tmp_path: Path):
-    never = {"MANSIO_CHECKPOINT_INTERVAL_MS": "600000"}  # so that no index of a closed segment is written
+    never = {
+        "MANSIO_LOG_FLUSH_OFFSET_CHECKPOINT_INTERVAL_MS": "600000"
+    }  # so that no index of a closed segment is written
     broker = ServedBroker(tmp_path / "data", environment=never, http=False)
-    shell = Shell(broker.start().bootstrap)
+    shell = Shell(broker.start().bootstrap_servers)
     try:
-        with mansio.blocking.connect(broker.bootstrap) as client:
+        with mansio.blocking.connect(broker.bootstrap_servers) as client:
             client.admin.create_topic("t", config={"segment.bytes": "5000"})
             for number in range(RECORDS):
                 client.publish("t", random.Random(number).randbytes(1000))

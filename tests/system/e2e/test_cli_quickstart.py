@@ -34,12 +34,12 @@ def blocks() -> list[tuple[str, str]]:
 def test_every_block_of_the_quick_start_works_as_pasted(served_broker: ServedBroker):
     environment = {
         **os.environ,
-        "MANSIO_BROKER": served_broker.bootstrap,
+        "MANSIO_BOOTSTRAP_SERVERS": served_broker.bootstrap_servers,
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), str(TOOLS), os.environ["PATH"]]),
     }
     printed = []
     for language, block in blocks():
-        script = block.replace("127.0.0.1:9092", served_broker.bootstrap)
+        script = block.replace("127.0.0.1:9092", served_broker.bootstrap_servers)
         script = script.replace("http://127.0.0.1:8080", served_broker.http_url)
         command = ["sh", "-e", "-c", script] if language == "sh" else [sys.executable, "-c", script]
         done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(60), env=environment)

@@ -51,19 +51,19 @@ class Bench:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.bootstrap = f"127.0.0.1:{free_port()}"
+        self.bootstrap_servers = f"127.0.0.1:{free_port()}"
         paths = [str(Path(sys.executable).parent), str(TOOLS), os.environ.get("PATH", "")]
         self.environment = {
             **os.environ,
             "PATH": os.pathsep.join(paths),
             "PYTHONUNBUFFERED": "1",
-            "MANSIO_BROKER": self.bootstrap,
-            "MANSIO_KAFKA_LISTEN": self.bootstrap,
-            "MANSIO_HTTP_LISTEN": f"127.0.0.1:{free_port()}",
+            "MANSIO_BOOTSTRAP_SERVERS": self.bootstrap_servers,
+            "MANSIO_LISTENERS": self.bootstrap_servers,
+            "MANSIO_HTTP_LISTENER": f"127.0.0.1:{free_port()}",
         }
 
     def command(self, example: Example) -> list[str]:
-        code = example.code.replace(BOOTSTRAP, self.bootstrap)
+        code = example.code.replace(BOOTSTRAP, self.bootstrap_servers)
         if example.language == "python":
             return [sys.executable, "-W", "error", "-c", code]
         assert example.language == "sh", f"{example.name}: nobody knows how to run {example.language}"

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import mansio
 from mansio.cli.main import app
-from mansio.wire.hold import hold_group, hold_metadata
+from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group
 from support.machine import scaled
 from support.process import ServedBroker, served
 from support.waiting import wait_until
@@ -41,9 +41,9 @@ _numbers = itertools.count(1)
 def broker_in(directory: Path) -> mansio.Broker:
     return mansio.Broker(
         directory,
-        retention_check_interval_ms=20,
-        checkpoint_interval_ms=20,
-        log_cleaner_interval_ms=20,
+        log_retention_check_interval_ms=20,
+        log_flush_offset_checkpoint_interval_ms=20,
+        log_cleaner_backoff_ms=20,
         group_initial_rebalance_delay_ms=0,
     )
 
@@ -65,7 +65,7 @@ class World:
 
     def move_to(self, broker: mansio.Broker | ServedBroker) -> None:
         self.broker = broker
-        self.address = broker.bootstrap if isinstance(broker, ServedBroker) else broker.address
+        self.address = broker.bootstrap_servers if isinstance(broker, ServedBroker) else broker.address
         self.admin = AdminClient({"bootstrap.servers": self.address, **QUIET})
         self.producer = Producer({"bootstrap.servers": self.address, "linger.ms": 0, **QUIET})
 
@@ -81,9 +81,9 @@ class World:
             assert self.producer.flush(scaled(10)) == 0
 
     def commit(self, offset: int) -> None:
-        group = hold_group(self.pipeline)
+        group = pipeline_group(self.pipeline)
         consumer = Consumer({"bootstrap.servers": self.address, "group.id": group, **QUIET})
-        place = TopicPartition(self.topic, 0, offset, hold_metadata("q"))
+        place = TopicPartition(self.topic, 0, offset, encode_hold_metadata("q"))
         consumer.commit(offsets=[place], asynchronous=False)
         consumer.close()
 
@@ -123,7 +123,9 @@ class World:
         wait_until(lambda: service.retention is not None and service.retention.counts.checks > begun + 1)
 
     def release(self, *arguments: str) -> Any:
-        return CliRunner().invoke(app, ["pipeline", "release", *arguments, "--broker", self.address])
+        return CliRunner().invoke(
+            app, ["pipeline", "release", *arguments, "--bootstrap-servers", self.address]
+        )
 
 
 def test_retention_stops_at_the_hold_over_a_restart_until_it_is_released(tmp_path: Path) -> None:
@@ -155,7 +157,7 @@ def test_a_hold_survives_kill_9_of_the_broker_and_so_does_its_release(tmp_path: 
     """Nothing is deleted in the first life. In the next two retention looks from the first moment on, and is known to
     have gone through all topics when records are gone from one that nobody holds."""
     broker = ServedBroker(tmp_path / "data", http=False)
-    broker.environment["MANSIO_RETENTION_CHECK_INTERVAL_MS"] = "3600000"
+    broker.environment["MANSIO_LOG_RETENTION_CHECK_INTERVAL_MS"] = "3600000"
     try:
         broker.start()
         held, free = World(broker, **EVERYTHING_GOES), World(broker, **EVERYTHING_GOES)
@@ -165,7 +167,7 @@ def test_a_hold_survives_kill_9_of_the_broker_and_so_does_its_release(tmp_path: 
         held.commit(3)
         for life in ("held", "released"):
             broker.kill()
-            broker.environment["MANSIO_RETENTION_CHECK_INTERVAL_MS"] = "20"
+            broker.environment["MANSIO_LOG_RETENTION_CHECK_INTERVAL_MS"] = "20"
             broker.start()
             for one in (held, free):
                 one.move_to(broker)
@@ -192,7 +194,15 @@ def test_delete_records_is_refused_while_a_pipeline_needs_them(broker: mansio.Br
             ].result(scaled(10))
         assert refused.value.args[0].code() == KafkaError.POLICY_VIOLATION
     for arguments in ((), ("--dry-run",)):
-        command = ["topic", "delete-records", world.topic, "--before", "3", "--broker", broker.address]
+        command = [
+            "topic",
+            "delete-records",
+            world.topic,
+            "--before",
+            "3",
+            "--bootstrap-servers",
+            broker.address,
+        ]
         told = CliRunner().invoke(app, [*command, "--output", "json", *arguments])
         (row,) = json.loads(told.stdout)
         assert f"pipeline {world.pipeline} still needs the records from offset 2 on" in row["error"]
@@ -217,22 +227,22 @@ def test_compaction_leaves_what_a_pipeline_has_not_read(broker: mansio.Broker) -
 
 
 def test_a_hold_broken_by_its_limit_is_seen_in_health_and_metrics(tmp_path: Path) -> None:
-    often = {"MANSIO_RETENTION_CHECK_INTERVAL_MS": "20"}
+    often = {"MANSIO_LOG_RETENTION_CHECK_INTERVAL_MS": "20"}
     with served(tmp_path / "data", environment=often) as process:
-        admin = AdminClient({"bootstrap.servers": process.bootstrap, **QUIET})
+        admin = AdminClient({"bootstrap.servers": process.bootstrap_servers, **QUIET})
         config = {**EVERYTHING_GOES, "mansio.hold.bytes.max": "2500"}
         admin.create_topics([NewTopic("t", 1, 1, config=config)])["t"].result(scaled(10))
-        group = hold_group("slow")
-        consumer = Consumer({"bootstrap.servers": process.bootstrap, "group.id": group, **QUIET})
-        consumer.commit(offsets=[TopicPartition("t", 0, 0, hold_metadata("q"))], asynchronous=False)
-        producer = Producer({"bootstrap.servers": process.bootstrap, "linger.ms": 0, **QUIET})
+        group = pipeline_group("slow")
+        consumer = Consumer({"bootstrap.servers": process.bootstrap_servers, "group.id": group, **QUIET})
+        consumer.commit(offsets=[TopicPartition("t", 0, 0, encode_hold_metadata("q"))], asynchronous=False)
+        producer = Producer({"bootstrap.servers": process.bootstrap_servers, "linger.ms": 0, **QUIET})
         for _ in range(8):
             producer.produce("t", VALUE, timestamp=1)
             assert producer.flush(scaled(10)) == 0
 
         def warning() -> dict[str, Any] | None:
             ready = _http(process.http_port, "/health/ready")
-            found = [one for one in json.loads(ready)["warnings"] if one["reason"] == "hold_broken"]
+            found = [one for one in json.loads(ready)["warnings"] if one["reason"] == "hold_released"]
             return found[0] if found else None
 
         assert wait_until(lambda: warning() is not None)
@@ -242,13 +252,13 @@ def test_a_hold_broken_by_its_limit_is_seen_in_health_and_metrics(tmp_path: Path
         assert "pipeline 'slow' is at offset 0 of t-0" in found["detail"]
         assert "mansio.hold.bytes.max" in found["detail"]
         numbers = _http(process.http_port, "/metrics")
-        assert 'mansio_hold_breaks_total{reason="bytes"} 1.0' in numbers
+        assert 'mansio_released_holds_total{reason="bytes"} 1.0' in numbers
         assert "mansio_holds 1.0" in numbers
-        assert "mansio_broken_holds 1.0" in numbers
-        consumer.commit(offsets=[TopicPartition("t", 0, 8, hold_metadata("q"))], asynchronous=False)
+        assert "mansio_holds_behind_log_start 1.0" in numbers
+        consumer.commit(offsets=[TopicPartition("t", 0, 8, encode_hold_metadata("q"))], asynchronous=False)
         assert wait_until(lambda: warning() is None)
         consumer.close()
-    assert process.output.read_text().count("ERROR hold broken pipeline=slow topic=t partition=0") == 1
+    assert process.output.read_text().count("ERROR hold_released pipeline=slow topic=t partition=0") == 1
 
 
 def _http(port: int, path: str) -> str:

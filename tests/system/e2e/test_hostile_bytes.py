@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 from crc32c import crc32c
 
-from mansio.wire import messages, produce
+from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.apis import produce
+from mansio.wire.codec import messages
 from mansio.wire.headers import request_header
-from mansio.wire.versions import OFFERED, ApiKey
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed, produce_frame
 from support.waiting import wait_until
@@ -116,7 +117,7 @@ def test_each_of_them_is_logged_and_no_flood_of_them_floods_the_log(view: Watche
         end_own_connection(view, threat)
 
     def told() -> int:
-        lines = [line for line in view.lines if "connection closed" in line]
+        lines = [line for line in view.lines if "connection_closed" in line]
         assert all("peer=127.0.0.1" in line and len(line) < 400 for line in lines), lines
         return sum(1 + int(line.rpartition("held_back=")[2]) if "held_back=" in line else 1 for line in lines)
 
@@ -321,4 +322,4 @@ def test_frames_byte_by_byte_are_understood(view: Watched) -> None:
         assert found is not None
         assert b"slow" in found
     # Lines about connections may be of those that ended before: they are held back for a second.
-    assert [line for line in view.lines if " INFO " not in line and "connection closed" not in line] == []
+    assert [line for line in view.lines if " INFO " not in line and "connection_closed" not in line] == []

@@ -21,9 +21,9 @@ from crc32c import crc32c
 
 import mansio
 from mansio.errors import CorruptMessage, InvalidRecord
-from mansio.wire.compression import Codec, compress
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.batch.compression import Codec, compress
 from mansio.wire.headers import unsigned_varint
-from mansio.wire.versions import ApiKey
 from support.machine import scaled
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of
@@ -111,7 +111,7 @@ def batch_with(codec: Codec, count: int, packed: bytes) -> bytes:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    arguments = ["--set", "frame_bytes_max=41943040"]
+    arguments = ["--set", "socket_request_max_bytes=41943040"]
     with served(tmp_path_factory.mktemp("bombs") / "data", arguments=arguments, http=False) as running:
         settle(running)
         yield running
@@ -136,8 +136,8 @@ def processor_s(pid: int) -> float:
     return float(used.user + used.system)
 
 
-async def consume_one(bootstrap: str, topic: str) -> None:
-    async with mansio.connect(bootstrap) as client, client.consume(topic) as consumer:
+async def consume_one(bootstrap_servers: str, topic: str) -> None:
+    async with mansio.connect(bootstrap_servers) as client, client.consume(topic) as consumer:
         async for _ in consumer:
             return
 
@@ -161,7 +161,7 @@ def test_bomb_harms_nobody(view: Watched, bomb: str) -> None:
         assert peer.end_offset(compacted) == 0
     assert view.memory.growth - before < GROWTH_BYTES_MAX
     with pytest.raises((InvalidRecord, CorruptMessage)):
-        asyncio.run(asyncio.wait_for(consume_one(view.broker.bootstrap, plain), scaled(10)))
+        asyncio.run(asyncio.wait_for(consume_one(view.broker.bootstrap_servers, plain), scaled(10)))
 
 
 NAMES = str.maketrans({" ": "-", ",": None})
@@ -172,7 +172,7 @@ def test_client_opens_only_what_its_setting_allows(broker: ServedBroker) -> None
 
     async def read(batch_bytes_max: int) -> int:
         async with (
-            mansio.connect(broker.bootstrap) as client,
+            mansio.connect(broker.bootstrap_servers) as client,
             client.consume("zeros", to_end=True, batch_bytes_max=batch_bytes_max) as consumer,
         ):
             return sum([len(message.value or b"") async for message in consumer])

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.connection import ANSWERS_PER_SEND, CROWDED_BYTES_MAX
-from mansio.broker.embedded import EmbeddedBroker
-from mansio.broker.receive_memory import SMALL_FRAME_BYTES
-from mansio.wire import messages
+from mansio.api.kafka.server.connection import ANSWERS_PER_SEND, CONGESTED_BYTES_MAX
+from mansio.api.kafka.server.request_memory_pool import SMALL_FRAME_BYTES
+from mansio.node.embedded import EmbeddedBroker
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.codec import messages
 from mansio.wire.headers import request_header
-from mansio.wire.versions import ApiKey
 from support.machine import scaled
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame
@@ -57,10 +57,10 @@ def descriptors() -> Iterator[int]:
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     settings = {
-        "connections_max": 6000,
+        "max_connections": 6000,
         "in_flight_bytes_per_connection_max": IN_FLIGHT,
-        "in_flight_bytes_max": IN_FLIGHT,
-        "frame_bytes_max": FRAME_BYTES,
+        "queued_max_request_bytes": IN_FLIGHT,
+        "socket_request_max_bytes": FRAME_BYTES,
     }
     arguments = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     with served(tmp_path_factory.mktemp("crowds") / "data", arguments=arguments, http=False) as running:
@@ -133,7 +133,9 @@ def push(peer: RawPeer, data: bytes) -> None:
 def test_crowd_that_never_reads_shares_one_bound(tmp_path: Path) -> None:
     """Twelve deaf clients, each of which may hold all there is, if it were alone."""
     with (
-        EmbeddedBroker(tmp_path, in_flight_bytes_max=MIB, in_flight_bytes_per_connection_max=MIB) as broker,
+        EmbeddedBroker(
+            tmp_path, queued_max_request_bytes=MIB, in_flight_bytes_per_connection_max=MIB
+        ) as broker,
         ExitStack() as stack,
     ):
         port = int(broker.address.rpartition(":")[2])
@@ -149,7 +151,9 @@ def test_crowd_that_never_reads_shares_one_bound(tmp_path: Path) -> None:
         with RawPeer(port) as honest:
             while rounds < 200:
                 rounds += len(answer_to(honest, METADATA)) > 0
-                assert server.unsent_bytes < MIB + 12 * (CROWDED_BYTES_MAX + ANSWERS_PER_SEND * answer_bytes)
+                assert server.unsent_bytes < MIB + 12 * (
+                    CONGESTED_BYTES_MAX + ANSWERS_PER_SEND * answer_bytes
+                )
         stack.close()
         wait_until(lambda: server.unsent_bytes == 0, 20, "what waited for the peers is forgotten")
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.wire import fetch, messages
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import fetch
+from mansio.wire.codec import messages
 from mansio.wire.headers import request_header
-from mansio.wire.versions import ApiKey
 from support.machine import scaled
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed, produce_frame
@@ -40,8 +41,8 @@ PIPELINED = 1000
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     settings = {
         "in_flight_bytes_per_connection_max": IN_FLIGHT_PER_CONNECTION,
-        "in_flight_bytes_max": IN_FLIGHT,
-        "frame_bytes_max": FRAME_BYTES,
+        "queued_max_request_bytes": IN_FLIGHT,
+        "socket_request_max_bytes": FRAME_BYTES,
     }
     arguments = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     with served(tmp_path_factory.mktemp("peers") / "data", arguments=arguments, http=False) as running:

@@ -30,7 +30,7 @@ def numbers(broker: ServedBroker) -> dict[str, float]:
 def test_metrics_follow_what_happens(served_broker: ServedBroker):
     before = numbers(served_broker)
     assert before["mansio_partitions"] == 0
-    with blocking.connect(served_broker.bootstrap) as client:
+    with blocking.connect(served_broker.bootstrap_servers) as client:
         client.admin.create_topic("counted", partitions=2)
         client.publish("counted", b"x" * 500, partition=1)
     after = numbers(served_broker)
@@ -56,6 +56,6 @@ def test_ready_while_it_serves_and_after_a_pause_it_says_the_loop_stood_still(se
         answer = httpx.get(f"{served_broker.http_url}/health/ready", timeout=scaled(10))
         return {reason["reason"] for reason in answer.json()["reasons"]}
 
-    wait_until(lambda: reasons() == {"loop_stalled"}, 10, "the stall is reported")
+    wait_until(lambda: reasons() == {"event_loop_stalled"}, 10, "the stall is reported")
     assert httpx.get(f"{served_broker.http_url}/health/live", timeout=scaled(10)).status_code == 200
     assert served_broker.stop() == 0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from mansio.client.producer import ProducerOptions
+from mansio.client.producer.producer import ProducerOptions
 from support.machine import scaled
 from support.process import ServedBroker
 from support.waiting import wait_until
@@ -63,18 +63,18 @@ async def everything(
 
 
 async def work(broker: ServedBroker, partitions: int) -> None:
-    async with mansio.connect(broker.bootstrap) as client:
+    async with mansio.connect(broker.bootstrap_servers) as client:
         for topic in TOPICS:
             await client.admin.create_topic(topic, partitions=partitions)
         await fill(client, partitions, b"first ")
     broker.kill()
     restart(broker)
-    async with mansio.connect(broker.bootstrap) as client:
+    async with mansio.connect(broker.bootstrap_servers) as client:
         await fill(client, partitions, b"second ")
         assert descriptors(broker) < len(TOPICS) * partitions + 200  # one for each segment that is written to
     assert broker.stop() == 0
     restart(broker)
-    async with mansio.connect(broker.bootstrap) as client:
+    async with mansio.connect(broker.bootstrap_servers) as client:
         found = await everything(client, partitions, 2)
     assert found == {
         (topic, index): [b"first %d" % index, b"second %d" % index]

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
-from mansio.cli.notify import SystemdNotifier
-from mansio.config import SPECIFICATIONS
+from mansio.cli.broker.systemd_notify import SystemdNotifier
+from mansio.config.settings import SPECIFICATIONS
 from support.documents import metrics_of_a_cluster
 from support.machine import scaled
 from support.places import ROOT
@@ -87,13 +87,13 @@ def test_service_manager_hears_ready_alive_and_stopping_and_a_hung_loop_falls_si
 
 def test_without_a_service_manager_nothing_is_told_and_nothing_breaks(tmp_path: Path) -> None:
     notifier = SystemdNotifier({})
-    notifier.beat()
+    notifier.heartbeat()
     notifier.ready("x")
     notifier.close()
     gone = SystemdNotifier({"NOTIFY_SOCKET": str(tmp_path / "gone"), "WATCHDOG_USEC": "30000000"})
     gone.ready("x")
-    gone.beat()
-    assert gone.beat_s <= scaled(10)
+    gone.heartbeat()
+    assert gone.heartbeat_interval_s <= scaled(10)
     gone.close()
 
 
@@ -101,7 +101,7 @@ def test_watchdog_of_another_process_is_not_fed(manager: Manager) -> None:
     environment = {"NOTIFY_SOCKET": str(manager.path), "WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}
     notifier = SystemdNotifier(environment)
     notifier.ready("x")
-    notifier.beat()
+    notifier.heartbeat()
     notifier.close()
     assert manager.listen() == ["READY=1", "STATUS=x"]
 
@@ -129,8 +129,8 @@ def test_every_line_of_a_broker_is_an_event_and_hostile_peers_get_few_of_them(tm
     assert " ready " in ready
     events = [line for line in lines if line != ready]
     assert all(LINE.fullmatch(line) for line in events), events
-    assert any(" INFO broker ready kafka=127.0.0.1:" in line for line in events)
-    closed = [line for line in events if "connection closed" in line]
+    assert any(" INFO broker_ready kafka=127.0.0.1:" in line for line in events)
+    closed = [line for line in events if "connection_closed" in line]
     assert 1 <= len(closed) <= 15 + took_s
     said = len(closed) + sum(int(count) for count in re.findall(r"held_back=(\d+)", "\n".join(closed)))
     assert said == 200, "what was held back is counted"
@@ -158,7 +158,7 @@ def test_json_lines_are_json_to_the_last(tmp_path: Path) -> None:
         assert broker.stop() == 0
         lines = [line for line in broker.text().splitlines() if not line.startswith("mansio ")]
     events = [json.loads(line) for line in lines]
-    assert {"broker ready", "connection closed"} <= {event["event"] for event in events}
+    assert {"broker_ready", "connection_closed"} <= {event["event"] for event in events}
     assert all({"time", "level", "event", "logger"} <= set(event) for event in events)
     assert re.search(r'^mansio_log_lines_total\{level="warning"\} [1-9]', text, re.MULTILINE)
     assert re.search(r'^mansio_connections_closed_total\{reason="[A-Za-z]+"\} 3\.0', text, re.MULTILINE)
@@ -168,7 +168,7 @@ def test_no_record_and_no_secret_is_in_the_log_at_any_level(tmp_path: Path) -> N
     import mansio
 
     with served(tmp_path / "data", arguments=["--set", "log_level=debug"]) as broker:
-        with mansio.blocking.connect(broker.bootstrap) as client:
+        with mansio.blocking.connect(broker.bootstrap_servers) as client:
             client.admin.create_topic("t")
             client.publish("t", b"my-secret-value", key=b"my-secret-key")
             with pytest.raises(mansio.MansioError):
@@ -193,7 +193,7 @@ def run_example(name: str, broker: ServedBroker, directory: Path) -> subprocess.
     return subprocess.run(
         ["sh", "-euc", code],
         cwd=directory,
-        env={**os.environ, "PATH": commands, "MANSIO_BROKER": broker.bootstrap},
+        env={**os.environ, "PATH": commands, "MANSIO_BOOTSTRAP_SERVERS": broker.bootstrap_servers},
         capture_output=True,
         text=True,
         timeout=scaled(60),
@@ -210,7 +210,7 @@ def test_backup_restore_and_doctor_work_as_the_document_says(tmp_path: Path) -> 
             assert {"ready", "reasons", "disk"} <= set(
                 json.loads(run_example("health", broker, tmp_path).stdout)
             )
-        with mansio.blocking.connect(broker.bootstrap) as client:
+        with mansio.blocking.connect(broker.bootstrap_servers) as client:
             client.admin.create_topic("t")
             client.publish("t", b"kept")
         quotas = run_example("quotas", broker, tmp_path)
@@ -229,7 +229,7 @@ def test_backup_restore_and_doctor_work_as_the_document_says(tmp_path: Path) -> 
             done = run_example(name, broker, tmp_path)
             assert done.returncode == 0, f"{name}: {done.stdout}{done.stderr}"
         assert "Nothing is wrong." in done.stdout
-    with served(tmp_path / "restored") as again, mansio.blocking.connect(again.bootstrap) as client:
+    with served(tmp_path / "restored") as again, mansio.blocking.connect(again.bootstrap_servers) as client:
         client.publish("t", b"and more")
         assert f'topic="t"}} {2.0}' in httpx.get(f"{again.http_url}/metrics", timeout=scaled(10)).text
 
@@ -237,7 +237,10 @@ def test_backup_restore_and_doctor_work_as_the_document_says(tmp_path: Path) -> 
 def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: ServedBroker) -> None:
     import mansio
 
-    with mansio.blocking.connect(served_broker.bootstrap) as client, pytest.raises(mansio.MansioError):
+    with (
+        mansio.blocking.connect(served_broker.bootstrap_servers) as client,
+        pytest.raises(mansio.MansioError),
+    ):
         client.admin.delete_topic("missing")  # some error, so that errors are shown
 
     def scraped() -> str:
@@ -257,14 +260,14 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         "log_corrupt",
         "partition_not_open",
         "metadata_failed",
-        "loop_stalled",
+        "event_loop_stalled",
         "disk_low",
         "disk_full",
         "corrupt_batch",
-        "log_cut",
-        "hold_broken",
-        "holds_unknown",
-        "dead_letters_waiting",
+        "log_truncated",
+        "hold_released",
+        "holds_not_loaded",
+        "dead_letters_pending",
     }
     rooms = [ROOT / "src" / "mansio" / "api" / "http" / "cluster_numbers.py"]
     rooms += (ROOT / "src" / "mansio" / "cluster").rglob("*.py")
@@ -274,7 +277,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         for found in re.findall(r'"([a-z_]+)"|\bOutcome\.([A-Z_]+)', one.read_text())
         for word in found
     }
-    words = settings - set(SPECIFICATIONS) - reasons - {"disk_silent", "held_back"}
+    words = settings - set(SPECIFICATIONS) - reasons - {"disk_unresponsive", "held_back"}
     assert words - of_a_cluster == set()
 
 

@@ -12,9 +12,9 @@ import httpx
 import pytest
 
 import mansio
-from mansio.wire import fetch
-from mansio.wire.records import iterate_batches
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import fetch
+from mansio.wire.batch.record_batch import iterate_batches
 from support.machine import scaled
 from support.process import served
 from support.raw_peer import RawPeer, batch_of, fetch_frame
@@ -79,8 +79,8 @@ def test_damage_that_readers_meet_is_one_line_a_number_and_a_reason_in_health(tm
             file.write(b"\x7f")
         for _ in range(5):
             assert fetch_error(peer, "t", 2) == CORRUPT_MESSAGE
-        (line,) = lines(broker, "corrupt batch")
-        assert " ERROR corrupt batch topic=t partition=0 offset=2 " in line
+        (line,) = lines(broker, "corrupt_batch")
+        assert " ERROR corrupt_batch topic=t partition=0 offset=2 " in line
         assert path.name in line, "the file is named"
         assert counter(broker, "mansio_corrupt_batches_total") == 5
         (warning,) = warned(broker, "corrupt_batch")
@@ -88,7 +88,7 @@ def test_damage_that_readers_meet_is_one_line_a_number_and_a_reason_in_health(tm
         assert "5 times" in warning["detail"]
         after = health(broker)
         assert (after["status"], after["ready"], after["degraded"]) == (200, True, True)
-        with mansio.blocking.connect(broker.bootstrap) as client:
+        with mansio.blocking.connect(broker.bootstrap_servers) as client:
             client.admin.delete_topic("t")
         assert warned(broker, "corrupt_batch") == [], "it went with the topic"
 
@@ -101,7 +101,7 @@ def test_a_refused_write_says_whether_the_disk_is_full_or_the_log_failed_or_is_d
     faults.write_text("")
     command = [sys.executable, FAULTY_SERVE, str(faults)]
     with served(tmp_path / "data", command=command) as broker:
-        with RawPeer(broker.kafka_port) as peer, mansio.blocking.connect(broker.bootstrap) as client:
+        with RawPeer(broker.kafka_port) as peer, mansio.blocking.connect(broker.bootstrap_servers) as client:
             for topic in ("full", "bad", "rotten"):
                 peer.create_topic(topic)
                 assert peer.produce(topic, batch_of(b"before")).error_code == 0
@@ -119,7 +119,7 @@ def test_a_refused_write_says_whether_the_disk_is_full_or_the_log_failed_or_is_d
             faults.write_text("")
             assert peer.produce("full", batch_of(b"after")).error_code == 0
             assert warned(broker, "disk_full") == [], "at once"
-            assert [len(lines(broker, event)) for event in ("disk full", "disk has room again")] == [1, 1]
+            assert [len(lines(broker, event)) for event in ("disk_full", "disk_space_available")] == [1, 1]
 
             faults.write_text("sync EIO /bad.\n")
             for _ in range(2):  # the write whose sync failed, and one after it
@@ -135,7 +135,7 @@ def test_a_refused_write_says_whether_the_disk_is_full_or_the_log_failed_or_is_d
         assert broker.stop() == 0
         segment_of(broker, "rotten").write_bytes(b"")
         broker.start()
-        with RawPeer(broker.kafka_port) as peer, mansio.blocking.connect(broker.bootstrap) as client:
+        with RawPeer(broker.kafka_port) as peer, mansio.blocking.connect(broker.bootstrap_servers) as client:
             refused = peer.produce("rotten", batch_of(b"x"))
             assert refused.error_code == STORAGE_ERROR
             assert refused.error_message is not None
@@ -164,13 +164,13 @@ def test_full_disk_shows_at_once_and_a_new_group_reads_when_there_is_room(tmp_pa
         found: list[bytes] = []
 
         def read() -> None:
-            with mansio.blocking.connect(broker.bootstrap) as client:
+            with mansio.blocking.connect(broker.bootstrap_servers) as client:
                 found.extend(
                     message.value
                     for message in client.consume("t", group="g", max_records=1, from_="earliest")
                 )
 
-        with mansio.blocking.connect(broker.bootstrap) as client:
+        with mansio.blocking.connect(broker.bootstrap_servers) as client:
             alone = client.consume("t", from_="earliest", max_records=1)
             assert [message.value for message in alone] == [b"value"], "without a group"
         reader = threading.Thread(target=read, daemon=True)
@@ -194,11 +194,11 @@ def test_what_the_start_cut_is_in_health_and_numbers(tmp_path: Path) -> None:
         with segment_of(broker, "t").open("ab") as file:
             file.write(batch_of(b"torn" * 100)[:300])
         broker.start()
-        (warning,) = warned(broker, "log_cut")
+        (warning,) = warned(broker, "log_truncated")
         assert (warning["topic"], warning["partition"]) == ("t", 0)
         assert "300 bytes" in warning["detail"]
-        assert counter(broker, "mansio_log_cuts_total") == 1
-        assert counter(broker, "mansio_log_cut_bytes_total") == 300
+        assert counter(broker, "mansio_log_truncations_total") == 1
+        assert counter(broker, "mansio_log_truncated_bytes_total") == 300
         assert broker.stop() == 0
         broker.start()
         assert not health(broker)["degraded"], "said until the next start"
@@ -207,7 +207,7 @@ def test_what_the_start_cut_is_in_health_and_numbers(tmp_path: Path) -> None:
 @pytest.mark.row("O2", "T5")
 def test_what_administrators_change_is_a_line_each_and_so_are_the_stop_and_its_end(tmp_path: Path) -> None:
     with served(tmp_path / "data", http=False) as broker:
-        with mansio.blocking.connect(broker.bootstrap) as client:
+        with mansio.blocking.connect(broker.bootstrap_servers) as client:
             client.admin.create_topic("t", partitions=2)
             client.admin.create_partitions("t", 3)
             client.admin.alter_topic_config("t", {"retention.ms": "5000"})
@@ -217,13 +217,13 @@ def test_what_administrators_change_is_a_line_each_and_so_are_the_stop_and_its_e
         assert broker.stop() == 0
         text = broker.text()
         for line in (
-            r" INFO topic created topic=t id=\S+ partitions=2",
-            r" INFO partitions added topic=t partitions_before=2 partitions=3",
-            r' INFO topic settings changed topic=t changed="?retention.ms=5000"?',
-            r' INFO quota changed entity="client_id=app" values="producer_byte_rate=1000000"',
-            r" INFO topic deleted topic=t id=\S+",
-            r" INFO broker stopping drain_ms=5000",
-            r" INFO broker stopped node=1",
+            r" INFO topic_created topic=t id=\S+ partitions=2",
+            r" INFO partitions_added topic=t partitions_before=2 partitions=3",
+            r' INFO topic_settings_changed topic=t changed="?retention.ms=5000"?',
+            r' INFO quota_changed entity="client_id=app" values="producer_byte_rate=1000000"',
+            r" INFO topic_deleted topic=t id=\S+",
+            r" INFO broker_stopping drain_ms=5000",
+            r" INFO broker_stopped node=1",
         ):
             assert len(re.findall(line + "$", text, re.MULTILINE)) == 1, line
         assert "a secret" not in text
@@ -231,7 +231,7 @@ def test_what_administrators_change_is_a_line_each_and_so_are_the_stop_and_its_e
 
 @pytest.mark.row("A6")
 def test_topic_of_group_offsets_keeps_what_groups_depend_on(tmp_path: Path) -> None:
-    with mansio.Broker(tmp_path, offsets_topic_partitions=1) as broker:
+    with mansio.Broker(tmp_path, offsets_topic_num_partitions=1) as broker:
         with mansio.blocking.connect(broker.address) as client:
             client.admin.create_topic("t")
             client.admin.reset_offsets("g", ["t"], to="latest")

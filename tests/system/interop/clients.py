@@ -57,7 +57,7 @@ def as_sent(got: Sequence[Got]) -> list[Item]:
 
 
 def confluent_write(
-    bootstrap: str,
+    bootstrap_servers: str,
     topic: str,
     items: Sequence[Item],
     *,
@@ -67,7 +67,7 @@ def confluent_write(
 ) -> list[int]:
     producer = Producer(
         {
-            "bootstrap.servers": bootstrap,
+            "bootstrap.servers": bootstrap_servers,
             "compression.type": codec,
             "linger.ms": 20,
             "message.max.bytes": 100_000_000,
@@ -95,9 +95,9 @@ def confluent_write(
     return offsets
 
 
-def confluent_read(bootstrap: str, topic: str, count: int, *, partitions: int = 1) -> list[Got]:
+def confluent_read(bootstrap_servers: str, topic: str, count: int, *, partitions: int = 1) -> list[Got]:
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "none", "enable.auto.commit": False, **QUIET}
+        {"bootstrap.servers": bootstrap_servers, "group.id": "none", "enable.auto.commit": False, **QUIET}
     )
     consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
     got: list[Got] = []
@@ -117,7 +117,7 @@ def confluent_read(bootstrap: str, topic: str, count: int, *, partitions: int = 
 
 
 def kafka_python_write(
-    bootstrap: str,
+    bootstrap_servers: str,
     topic: str,
     items: Sequence[Item],
     *,
@@ -126,7 +126,7 @@ def kafka_python_write(
     **options: Any,
 ) -> list[int]:
     producer = KafkaProducer(
-        bootstrap_servers=bootstrap,
+        bootstrap_servers=bootstrap_servers,
         compression_type=None if codec == "none" else codec,
         linger_ms=20,
         max_request_size=100_000_000,
@@ -143,8 +143,10 @@ def kafka_python_write(
         producer.close(5)
 
 
-def kafka_python_read(bootstrap: str, topic: str, count: int, *, partitions: int = 1) -> list[Got]:
-    consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", fetch_max_wait_ms=100)
+def kafka_python_read(bootstrap_servers: str, topic: str, count: int, *, partitions: int = 1) -> list[Got]:
+    consumer = KafkaConsumer(
+        bootstrap_servers=bootstrap_servers, auto_offset_reset="earliest", fetch_max_wait_ms=100
+    )
     wanted = [KafkaPythonPartition(topic, partition) for partition in range(partitions)]
     consumer.assign(wanted)
     consumer.seek_to_beginning(*wanted)
@@ -164,7 +166,7 @@ def kafka_python_read(bootstrap: str, topic: str, count: int, *, partitions: int
 
 
 def aiokafka_write(
-    bootstrap: str,
+    bootstrap_servers: str,
     topic: str,
     items: Sequence[Item],
     *,
@@ -174,7 +176,7 @@ def aiokafka_write(
 ) -> list[int]:
     async def write() -> list[int]:
         producer = AIOKafkaProducer(
-            bootstrap_servers=bootstrap,
+            bootstrap_servers=bootstrap_servers,
             compression_type=None if codec == "none" else codec,
             linger_ms=20,
             max_request_size=100_000_000,
@@ -196,10 +198,10 @@ def aiokafka_write(
     return asyncio.run(write())
 
 
-def aiokafka_read(bootstrap: str, topic: str, count: int, *, partitions: int = 1) -> list[Got]:
+def aiokafka_read(bootstrap_servers: str, topic: str, count: int, *, partitions: int = 1) -> list[Got]:
     async def read() -> list[Got]:
         consumer = AIOKafkaConsumer(
-            bootstrap_servers=bootstrap, auto_offset_reset="earliest", fetch_max_wait_ms=100
+            bootstrap_servers=bootstrap_servers, auto_offset_reset="earliest", fetch_max_wait_ms=100
         )
         await consumer.start()
         try:
@@ -224,9 +226,9 @@ class KcatFailedError(Exception):
     """kcat ended with an error; this is what it said."""
 
 
-def kcat(bootstrap: str, *arguments: str, stdin: bytes = b"") -> bytes:
+def kcat(bootstrap_servers: str, *arguments: str, stdin: bytes = b"") -> bytes:
     """Run kcat and return its output; raise with what it said when it fails."""
-    command = [required_tool("kcat"), "-b", bootstrap, *arguments]
+    command = [required_tool("kcat"), "-b", bootstrap_servers, *arguments]
     done = subprocess.run(
         command, input=stdin, capture_output=True, timeout=scaled(2 * DEADLINE_S), check=False
     )
@@ -236,7 +238,7 @@ def kcat(bootstrap: str, *arguments: str, stdin: bytes = b"") -> bytes:
 
 
 def kcat_write(
-    bootstrap: str,
+    bootstrap_servers: str,
     topic: str,
     items: Sequence[Item],
     *,
@@ -253,7 +255,7 @@ def kcat_write(
     more = [part for setting in settings for part in ("-X", setting)]
     place = [] if partition < 0 else ["-p", str(partition)]
     kcat(
-        bootstrap,
+        bootstrap_servers,
         "-P",
         "-t",
         topic,
@@ -268,9 +270,9 @@ def kcat_write(
     return []
 
 
-def kcat_read(bootstrap: str, topic: str, count: int, *, partitions: int = 1) -> list[Got]:
+def kcat_read(bootstrap_servers: str, topic: str, count: int, *, partitions: int = 1) -> list[Got]:
     place = ["-p", "0"] if partitions == 1 else []
-    out = kcat(bootstrap, "-C", "-t", topic, *place, "-o", "beginning", "-c", str(count), "-e", "-J")
+    out = kcat(bootstrap_servers, "-C", "-t", topic, *place, "-o", "beginning", "-c", str(count), "-e", "-J")
     got = []
     for line in out.decode().splitlines():
         one = json.loads(line)

@@ -19,7 +19,7 @@ from support.process import ServedBroker, served
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SETTINGS = {"group_initial_rebalance_delay_ms": 100, "group_session_timeout_ms_min": 1000}
+SETTINGS = {"group_initial_rebalance_delay_ms": 100, "group_min_session_timeout_ms": 1000}
 ARGUMENTS = [part for name, value in SETTINGS.items() for part in ("--set", f"{name}={value}")]
 
 _numbers = itertools.count(1)
@@ -38,8 +38,8 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
 
 
 @pytest.fixture(scope="session")
-def bootstrap(broker: ServedBroker) -> str:
-    return broker.bootstrap
+def bootstrap_servers(broker: ServedBroker) -> str:
+    return broker.bootstrap_servers
 
 
 @pytest.fixture
@@ -49,15 +49,15 @@ def unique() -> str:
 
 
 @pytest.fixture
-def make_topic(bootstrap: str, unique: str) -> Callable[..., str]:
+def make_topic(bootstrap_servers: str, unique: str) -> Callable[..., str]:
     """Create a topic and return its name: `make_topic(3, max_message_bytes="1000")`."""
     return lambda partitions=1, **config: create_topic(
-        bootstrap, f"{unique}-{next(_numbers)}", partitions, **config
+        bootstrap_servers, f"{unique}-{next(_numbers)}", partitions, **config
     )
 
 
-def create_topic(bootstrap: str, name: str, partitions: int = 1, **config: str) -> str:
+def create_topic(bootstrap_servers: str, name: str, partitions: int = 1, **config: str) -> str:
     settings = {key.replace("_", "."): value for key, value in config.items()}
-    admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, **QUIET})
     admin.create_topics([NewTopic(name, partitions, 1, config=settings)])[name].result(15)
     return name

@@ -32,8 +32,8 @@ MOVE_DEADLINE_S = 40.0
 class Member:
     """A member of `group`, reading `topic`. `options` go to the client as they are."""
 
-    def __init__(self, bootstrap: str, group: str, topic: str, **options: Any) -> None:
-        self.bootstrap = bootstrap
+    def __init__(self, bootstrap_servers: str, group: str, topic: str, **options: Any) -> None:
+        self.bootstrap_servers = bootstrap_servers
         self.group = group
         self.topic = topic
         self.options = options
@@ -78,7 +78,7 @@ class ConfluentMember(Member):
     def _run(self) -> None:
         consumer = Consumer(
             {
-                "bootstrap.servers": self.bootstrap,
+                "bootstrap.servers": self.bootstrap_servers,
                 "group.id": self.group,
                 "auto.offset.reset": "earliest",
                 "session.timeout.ms": SESSION_MS,
@@ -115,7 +115,7 @@ class KafkaPythonMember(Member):
     def _run(self) -> None:
         consumer = KafkaConsumer(
             self.topic,
-            bootstrap_servers=self.bootstrap,
+            bootstrap_servers=self.bootstrap_servers,
             group_id=self.group,
             auto_offset_reset="earliest",
             heartbeat_interval_ms=HEARTBEAT_MS,
@@ -150,7 +150,7 @@ class AiokafkaMember(Member):
                 member._assigned(one.partition for one in assigned)
 
         consumer = AIOKafkaConsumer(
-            bootstrap_servers=self.bootstrap,
+            bootstrap_servers=self.bootstrap_servers,
             group_id=self.group,
             auto_offset_reset="earliest",
             session_timeout_ms=SESSION_MS,

@@ -40,10 +40,10 @@ class ShareMember:
     """See the module. `explicit`: it says of each record what becomes of it."""
 
     def __init__(
-        self, bootstrap: str, group: str, topic: str, *, explicit: bool = False, **options: Any
+        self, bootstrap_servers: str, group: str, topic: str, *, explicit: bool = False, **options: Any
     ) -> None:
         config = {
-            "bootstrap.servers": bootstrap,
+            "bootstrap.servers": bootstrap_servers,
             "group.id": group,
             "share.acknowledgement.mode": "explicit" if explicit else "implicit",
             "log_level": 0,
@@ -104,9 +104,9 @@ class ShareMember:
 
 
 @contextmanager
-def member(bootstrap: str, group: str, topic: str, **options: Any) -> Iterator[ShareMember]:
+def member(bootstrap_servers: str, group: str, topic: str, **options: Any) -> Iterator[ShareMember]:
     """A member that is gone afterwards."""
-    one = ShareMember(bootstrap, group, topic, **options)
+    one = ShareMember(bootstrap_servers, group, topic, **options)
     try:
         yield one
     finally:

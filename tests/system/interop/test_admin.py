@@ -50,13 +50,13 @@ NEVER_COMMITTED = -1001
 
 
 @pytest.fixture
-def confluent(bootstrap: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+def confluent(bootstrap_servers: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap_servers, **QUIET})
 
 
 @pytest.fixture
-def kafka_python(bootstrap: str) -> Iterator[KafkaAdminClient]:
-    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+def kafka_python(bootstrap_servers: str) -> Iterator[KafkaAdminClient]:
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers)
     yield admin
     admin.close()
 
@@ -204,16 +204,16 @@ def test_topic_settings_with_kafka_python(
 
 @pytest.mark.row("A1")
 def test_cluster_is_described_alike_by_all(
-    confluent: AdminClient, kafka_python: KafkaAdminClient, bootstrap: str
+    confluent: AdminClient, kafka_python: KafkaAdminClient, bootstrap_servers: str
 ) -> None:
     first = confluent.describe_cluster().result(scaled(10))
     second = kafka_python.describe_cluster()
     assert first.cluster_id == second["cluster_id"]
     assert first.controller.id == second["controller_id"]
-    port = int(bootstrap.rpartition(":")[2])
+    port = int(bootstrap_servers.rpartition(":")[2])
     assert [(one.host, one.port) for one in first.nodes] == [("127.0.0.1", port)]
     assert [(one["host"], one["port"]) for one in second["brokers"]] == [("127.0.0.1", port)]
-    listing = kcat(bootstrap, "-L").decode()
+    listing = kcat(bootstrap_servers, "-L").decode()
     assert f"127.0.0.1:{port}" in listing
     assert "1 brokers" in listing
 
@@ -228,10 +228,12 @@ def test_broker_settings_are_described(confluent: AdminClient) -> None:
 
 @pytest.mark.row("G4", "A1")
 def test_group_life_with_confluent_kafka(
-    confluent: AdminClient, bootstrap: str, make_topic: Callable[..., str], unique: str
+    confluent: AdminClient, bootstrap_servers: str, make_topic: Callable[..., str], unique: str
 ) -> None:
     topic = make_topic(2)
-    member = ConfluentMember(bootstrap, unique, topic, **{"partition.assignment.strategy": "range"}).join()
+    member = ConfluentMember(
+        bootstrap_servers, unique, topic, **{"partition.assignment.strategy": "range"}
+    ).join()
     try:
         wait_for_shares([member], 2)
         listed = {one.group_id: one for one in confluent.list_consumer_groups().result(scaled(10)).valid}
@@ -258,18 +260,18 @@ def test_group_life_with_confluent_kafka(
     confluent.delete_consumer_groups([unique])[unique].result(scaled(10))
     assert unique not in {one.group_id for one in confluent.list_consumer_groups().result(scaled(10)).valid}
     assert failure(confluent.delete_consumer_groups([unique])[unique]) == KafkaError.GROUP_ID_NOT_FOUND
-    reader = Consumer({"bootstrap.servers": bootstrap, "group.id": unique, **QUIET})
+    reader = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": unique, **QUIET})
     assert reader.committed([TopicPartition(topic, 0)], timeout=scaled(10))[0].offset == NEVER_COMMITTED
     reader.close()
 
 
 @pytest.mark.row("G4", "A1")
 def test_group_life_with_kafka_python(
-    kafka_python: KafkaAdminClient, bootstrap: str, make_topic: Callable[..., str], unique: str
+    kafka_python: KafkaAdminClient, bootstrap_servers: str, make_topic: Callable[..., str], unique: str
 ) -> None:
     admin = kafka_python
     topic = make_topic(2)
-    member = KafkaPythonMember(bootstrap, unique, topic).join()
+    member = KafkaPythonMember(bootstrap_servers, unique, topic).join()
     try:
         wait_for_shares([member], 2)
         described = admin.describe_groups([unique])[unique]
@@ -294,12 +296,12 @@ def test_group_life_with_kafka_python(
 
 @pytest.mark.row("A1")
 def test_offsets_are_listed_by_their_special_names(
-    confluent: AdminClient, bootstrap: str, make_topic: Callable[..., str]
+    confluent: AdminClient, bootstrap_servers: str, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic()
     times = [1_700_000_000_000, 1_700_000_009_000, 1_700_000_004_000]
     for at in times:
-        confluent_write(bootstrap, topic, [Item(None, b"v", (), at)])
+        confluent_write(bootstrap_servers, topic, [Item(None, b"v", (), at)])
     place = TopicPartition(topic, 0)
     for specification, offset in (
         (OffsetSpec.earliest(), 0),
@@ -312,8 +314,8 @@ def test_offsets_are_listed_by_their_special_names(
         assert found.offset == offset, specification
 
 
-def test_transactional_producer_is_refused_at_once_and_for_good(bootstrap: str) -> None:
-    producer = Producer({**QUIET, "bootstrap.servers": bootstrap, "transactional.id": "t"})
+def test_transactional_producer_is_refused_at_once_and_for_good(bootstrap_servers: str) -> None:
+    producer = Producer({**QUIET, "bootstrap.servers": bootstrap_servers, "transactional.id": "t"})
     with pytest.raises(KafkaException) as refused:
         producer.init_transactions(20)
     error = refused.value.args[0]

@@ -51,7 +51,7 @@ from kafka.errors import (
 )
 
 import mansio
-from mansio.wire.versions import OFFERED, ApiKey
+from mansio.wire.api_versions import OFFERED, ApiKey
 from support.machine import scaled
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
@@ -71,20 +71,20 @@ NO_REASSIGNMENT_IN_PROGRESS = 85
 
 
 @pytest.fixture
-def confluent(bootstrap: str) -> AdminClient:
-    return AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+def confluent(bootstrap_servers: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap_servers, **QUIET})
 
 
 @pytest.fixture
-def kafka_python(bootstrap: str) -> Iterator[KafkaAdminClient]:
-    admin = KafkaAdminClient(bootstrap_servers=bootstrap)
+def kafka_python(bootstrap_servers: str) -> Iterator[KafkaAdminClient]:
+    admin = KafkaAdminClient(bootstrap_servers=bootstrap_servers)
     yield admin
     admin.close()
 
 
 @pytest.fixture
-def raw(bootstrap: str) -> Iterator[RawPeer]:
-    with RawPeer(int(bootstrap.rpartition(":")[2])) as peer:
+def raw(bootstrap_servers: str) -> Iterator[RawPeer]:
+    with RawPeer(int(bootstrap_servers.rpartition(":")[2])) as peer:
         yield peer
 
 
@@ -218,10 +218,10 @@ def test_kafka_python_asks_for_elections_and_moves(
 
 @pytest.mark.row("A1")
 def test_log_directories_tell_the_size_of_every_partition(
-    kafka_python: KafkaAdminClient, bootstrap: str, make_topic: Callable[..., str]
+    kafka_python: KafkaAdminClient, bootstrap_servers: str, make_topic: Callable[..., str]
 ) -> None:
     topic, other = make_topic(2), make_topic()
-    confluent_write(bootstrap, topic, [Item(None, b"x" * 10_000)], partition=1)
+    confluent_write(bootstrap_servers, topic, [Item(None, b"x" * 10_000)], partition=1)
 
     def sizes(wanted: Any) -> dict[tuple[str, int], int]:
         (directory,) = kafka_python.describe_log_dirs(wanted)[0]["log_dirs"]
@@ -242,10 +242,12 @@ def test_log_directories_tell_the_size_of_every_partition(
 
 @pytest.mark.row("A1")
 def test_producers_are_described_by_id_epoch_and_sequence(
-    kafka_python: KafkaAdminClient, bootstrap: str, make_topic: Callable[..., str]
+    kafka_python: KafkaAdminClient, bootstrap_servers: str, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic(2)
-    kafka_python_write(bootstrap, topic, [Item(None, b"%d" % n) for n in range(5)], enable_idempotence=True)
+    kafka_python_write(
+        bootstrap_servers, topic, [Item(None, b"%d" % n) for n in range(5)], enable_idempotence=True
+    )
     places = [KafkaPythonPartition(topic, 0), KafkaPythonPartition(topic, 1)]
     found = kafka_python.describe_producers(places)
     (producer,) = found[places[0]].active_producers
@@ -392,14 +394,14 @@ def test_what_a_console_asks_when_it_opens_is_answered(
 
 
 @pytest.mark.row("A1")
-def test_kcat_lists_and_queries(bootstrap: str, make_topic: Callable[..., str]) -> None:
+def test_kcat_lists_and_queries(bootstrap_servers: str, make_topic: Callable[..., str]) -> None:
     topic = make_topic(2)
-    confluent_write(bootstrap, topic, [Item(None, b"v", (), 1_700_000_000_000)])
-    listed = kcat(bootstrap, "-L", "-t", topic, "-J").decode()
+    confluent_write(bootstrap_servers, topic, [Item(None, b"v", (), 1_700_000_000_000)])
+    listed = kcat(bootstrap_servers, "-L", "-t", topic, "-J").decode()
     assert f'"topic":"{topic}"' in listed
     assert listed.count('"leader":1') == 2
-    assert "offset 1" in kcat(bootstrap, "-Q", "-t", f"{topic}:0:-1").decode()
-    assert "offset 0" in kcat(bootstrap, "-Q", "-t", f"{topic}:0:1600000000000").decode()
+    assert "offset 1" in kcat(bootstrap_servers, "-Q", "-t", f"{topic}:0:-1").decode()
+    assert "offset 0" in kcat(bootstrap_servers, "-Q", "-t", f"{topic}:0:1600000000000").decode()
 
 
 # Quotas, measured with clients that know of pauses
@@ -416,14 +418,14 @@ def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a broker that gives every client id RATE bytes/s each way."""
     directory: Path = tmp_path_factory.mktemp("limited") / "data"
     with (
-        mansio.Broker(directory, kafka_listen="127.0.0.1:0", quota_burst_ms=BURST_MS) as broker,
+        mansio.Broker(directory, listeners="127.0.0.1:0", quota_burst_ms=BURST_MS) as broker,
         mansio.blocking.connect(broker.address) as client,
     ):
         client.admin.create_topic("t")
         for _ in range(ITEMS):
             client.publish("t", b"x" * ITEM_BYTES)  # a batch each
         values = {"producer_byte_rate": RATE, "consumer_byte_rate": RATE}
-        client.admin.quotas.set(client_id=mansio.client.admin_quotas.DEFAULT, values=values)
+        client.admin.quotas.set(client_id=mansio.client.admin.admin_quotas.DEFAULT, values=values)
         yield broker.address
 
 

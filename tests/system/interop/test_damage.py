@@ -12,8 +12,8 @@ from kafka import TopicPartition as KafkaPythonPartition
 
 import mansio
 from mansio.errors import CorruptMessage, StorageError
-from mansio.wire import fetch
-from mansio.wire.records import HEADER_BYTES, iterate_batches
+from mansio.wire.apis import fetch
+from mansio.wire.batch.record_batch import HEADER_BYTES, iterate_batches
 from support.machine import scaled
 from support.raw_peer import RawPeer, fetch_frame
 from system.interop.clients import QUIET

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 import mansio
-from mansio.cli import group_shares
+from mansio.cli.admin import group_shares
 from support.machine import scaled
 from support.process import served
 from support.waiting import wait_until
@@ -34,8 +34,8 @@ SETTINGS = {
 }
 
 
-def prepare(bootstrap: str, group: str, topic: str, count: int) -> None:
-    admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+def prepare(bootstrap_servers: str, group: str, topic: str, count: int) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, **QUIET})
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in SETTINGS.items()
@@ -43,16 +43,16 @@ def prepare(bootstrap: str, group: str, topic: str, count: int) -> None:
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
     for done in admin.incremental_alter_configs([resource]).values():
         done.result(scaled(10))
-    producer = Producer({"bootstrap.servers": bootstrap, "compression.type": "lz4", **QUIET})
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "compression.type": "lz4", **QUIET})
     for at in range(count):
         producer.produce(topic, f"v{at}", f"k{at}", headers=[("own", b"\x00\xff"), ("nothing", None)])
     assert producer.flush(scaled(10)) == 0
 
 
-def read(bootstrap: str, topic: str, count: int) -> list[Message]:
+def read(bootstrap_servers: str, topic: str, count: int) -> list[Message]:
     """So many records of partition 0, from the beginning."""
     consumer = Consumer(
-        {"bootstrap.servers": bootstrap, "group.id": "reader", "enable.auto.commit": False, **QUIET}
+        {"bootstrap.servers": bootstrap_servers, "group.id": "reader", "enable.auto.commit": False, **QUIET}
     )
     try:
         consumer.assign([TopicPartition(topic, 0, 0)])
@@ -88,13 +88,13 @@ def take(one: ShareMember, count: int, how: str) -> None:
     ],
 )
 def test_what_a_stock_consumer_gives_up_is_a_dead_letter_with_kafkas_headers(
-    bootstrap: str, make_topic: Callable[..., str], unique: str, how: str, times: int, message: str
+    bootstrap_servers: str, make_topic: Callable[..., str], unique: str, how: str, times: int, message: str
 ) -> None:
     topic = make_topic(1)
-    prepare(bootstrap, unique, topic, 3)
-    with member(bootstrap, unique, topic, explicit=True) as one:
+    prepare(bootstrap_servers, unique, topic, 3)
+    with member(bootstrap_servers, unique, topic, explicit=True) as one:
         take(one, 3 * times, how)
-        found = read(bootstrap, f"dlq.{topic}", 3)
+        found = read(bootstrap_servers, f"dlq.{topic}", 3)
     assert [(each.key(), each.value()) for each in found] == [
         (f"k{at}".encode(), f"v{at}".encode()) for at in range(3)
     ]
@@ -117,16 +117,16 @@ def test_what_a_stock_consumer_gives_up_is_a_dead_letter_with_kafkas_headers(
 
 @pytest.mark.row("D4")
 def test_a_redriven_record_comes_to_its_group_again(
-    bootstrap: str, make_topic: Callable[..., str], unique: str
+    bootstrap_servers: str, make_topic: Callable[..., str], unique: str
 ) -> None:
     topic = make_topic(1)
-    prepare(bootstrap, unique, topic, 3)
+    prepare(bootstrap_servers, unique, topic, 3)
     with (
-        member(bootstrap, unique, topic, explicit=True) as one,
-        mansio.blocking.connect(bootstrap) as client,
+        member(bootstrap_servers, unique, topic, explicit=True) as one,
+        mansio.blocking.connect(bootstrap_servers) as client,
     ):
         take(one, 3, "REJECT")
-        assert len(read(bootstrap, f"dlq.{topic}", 3)) == 3
+        assert len(read(bootstrap_servers, f"dlq.{topic}", 3)) == 3
         partition = mansio.TopicPartition(topic, 0)
         found = client.admin.shares.redrive(unique, partition, redrive_id="r", offsets=[(1, 1)])
         assert found.offered == 1
@@ -139,19 +139,19 @@ def test_a_redriven_record_comes_to_its_group_again(
 
 @pytest.mark.row("D4")
 def test_a_share_group_is_described_with_its_leases_and_what_is_dead(
-    bootstrap: str, make_topic: Callable[..., str], unique: str, capsys: pytest.CaptureFixture[str]
+    bootstrap_servers: str, make_topic: Callable[..., str], unique: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topic = make_topic(1)
-    prepare(bootstrap, unique, topic, 5)
+    prepare(bootstrap_servers, unique, topic, 5)
 
     async def describe() -> dict[str, Any] | None:
-        async with mansio.connect(bootstrap) as client:
+        async with mansio.connect(bootstrap_servers) as client:
             assert await group_shares.description(client, "nobody") is None
             return await group_shares.description(client, unique)
 
-    with member(bootstrap, unique, topic, explicit=True, **{"max.poll.records": 2}) as one:
+    with member(bootstrap_servers, unique, topic, explicit=True, **{"max.poll.records": 2}) as one:
         take(one, 2, "REJECT")
-        assert len(read(bootstrap, f"dlq.{topic}", 2)) == 2
+        assert len(read(bootstrap_servers, f"dlq.{topic}", 2)) == 2
         held = one.poll(1)
         found = asyncio.run(describe())
     assert found is not None
@@ -171,14 +171,14 @@ def test_each_is_there_once_when_the_broker_is_killed_on_the_way(tmp_path: Path)
     count = 600
     with served(tmp_path / "data", arguments=ARGUMENTS, http=False) as broker:
         for round_ in range(2):
-            topic = create_topic(broker.bootstrap, f"killed-{round_}", 1)
-            prepare(broker.bootstrap, "g", topic, count)
-            with member(broker.bootstrap, "g", topic, explicit=True) as one:
+            topic = create_topic(broker.bootstrap_servers, f"killed-{round_}", 1)
+            prepare(broker.bootstrap_servers, "g", topic, count)
+            with member(broker.bootstrap_servers, "g", topic, explicit=True) as one:
                 take(one, count, "REJECT")
                 broker.kill()
             broker.start()
             partition = mansio.TopicPartition(topic, 0)
-            with mansio.blocking.connect(broker.bootstrap) as client:
+            with mansio.blocking.connect(broker.bootstrap_servers) as client:
 
                 def all_dead() -> bool:
                     found = client.admin.shares.leases("g", [partition])[partition]  # noqa: B023
@@ -187,7 +187,7 @@ def test_each_is_there_once_when_the_broker_is_killed_on_the_way(tmp_path: Path)
                 wait_until(all_dead, DEADLINE_S)
                 letters = mansio.TopicPartition(f"dlq.{topic}", 0)
                 assert client.admin.list_offsets([letters])[letters].offset == count
-            found = read(broker.bootstrap, letters.topic, count)
+            found = read(broker.bootstrap_servers, letters.topic, count)
             offsets = [dict(each.headers())["__dlq.errors.offset"] for each in found]
             assert offsets == [str(at).encode() for at in range(count)]
         assert "Traceback" not in broker.text()
@@ -196,10 +196,10 @@ def test_each_is_there_once_when_the_broker_is_killed_on_the_way(tmp_path: Path)
 @pytest.mark.row("D4")
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "kcat"])
 def test_apis_that_only_mansio_has_disturb_no_client(
-    name: str, bootstrap: str, make_topic: Callable[..., str]
+    name: str, bootstrap_servers: str, make_topic: Callable[..., str]
 ) -> None:
     """They are announced with the others, under numbers no client knows (KIP-35)."""
     topic = make_topic(1)
     items = [Item(b"k", b"v%d" % at) for at in range(3)]
-    WRITERS[name](bootstrap, topic, items)
-    assert as_sent(READERS[name](bootstrap, topic, 3)) == items
+    WRITERS[name](bootstrap_servers, topic, items)
+    assert as_sent(READERS[name](bootstrap_servers, topic, 3)) == items

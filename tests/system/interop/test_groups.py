@@ -16,7 +16,7 @@ from kafka import TopicPartition as KafkaPythonPartition
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor as KafkaPythonRange
 
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
 from support.places import required_tool
 from support.raw_peer import RawPeer
@@ -56,18 +56,18 @@ def enter(members: ExitStack, member: Member) -> Member:
     return member.join()
 
 
-def publish(bootstrap: str, topic: str, round_: str, count: int = 40) -> set[bytes]:
+def publish(bootstrap_servers: str, topic: str, round_: str, count: int = 40) -> set[bytes]:
     """Write `count` values, spread over the partitions; return them."""
     values = [f"{round_} {n}".encode() for n in range(count)]
     for partition in range(PARTITIONS):
         items = [Item(None, value) for value in values[partition::PARTITIONS]]
-        confluent_write(bootstrap, topic, items, partition=partition)
+        confluent_write(bootstrap_servers, topic, items, partition=partition)
     return set(values)
 
 
-def committed(bootstrap: str, group: str, topic: str, partitions: int = PARTITIONS) -> list[int]:
+def committed(bootstrap_servers: str, group: str, topic: str, partitions: int = PARTITIONS) -> list[int]:
     """The group's committed offset of each partition."""
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": group, **QUIET})
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": group, **QUIET})
     wanted = [TopicPartition(topic, partition) for partition in range(partitions)]
     found = [one.offset for one in consumer.committed(wanted, timeout=scaled(30))]
     consumer.close()
@@ -113,26 +113,26 @@ PAIRS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
 @pytest.mark.row("G1", "G4", "A1")
 @pytest.mark.parametrize("pair", PAIRS)
 def test_second_member_joins_and_leaves_and_everything_is_delivered(
-    bootstrap: str, topic: str, unique: str, members: ExitStack, pair: str
+    bootstrap_servers: str, topic: str, unique: str, members: ExitStack, pair: str
 ) -> None:
     first_client, first_options, second_client, second_options = PAIRS[pair]
-    expected = publish(bootstrap, topic, "alone")
-    first = enter(members, MEMBERS[first_client](bootstrap, unique, topic, **first_options))
+    expected = publish(bootstrap_servers, topic, "alone")
+    first = enter(members, MEMBERS[first_client](bootstrap_servers, unique, topic, **first_options))
     wait_for_shares([first], 4)
     wait_for_values([first], expected)
 
-    second = enter(members, MEMBERS[second_client](bootstrap, unique, topic, **second_options))
+    second = enter(members, MEMBERS[second_client](bootstrap_servers, unique, topic, **second_options))
     wait_for_shares([first, second], 2, 2)
-    expected |= publish(bootstrap, topic, "together")
+    expected |= publish(bootstrap_servers, topic, "together")
     wait_for_values([first, second], expected)
     assert second.received, "the second member did its part"
 
     second.leave()
     wait_for_shares([first], 4)
-    expected |= publish(bootstrap, topic, "alone again")
+    expected |= publish(bootstrap_servers, topic, "alone again")
     wait_for_values([first, second], expected)
     first.leave()
-    assert committed(bootstrap, unique, topic) == [30] * PARTITIONS, "leaving commits what was read"
+    assert committed(bootstrap_servers, unique, topic) == [30] * PARTITIONS, "leaving commits what was read"
     received = first.values + second.values
     assert len(received) == len(expected), "members that leave in order leave no duplicates"
     for member in (first, second):
@@ -143,15 +143,15 @@ def test_second_member_joins_and_leaves_and_everything_is_delivered(
 
 @pytest.mark.row("G1")
 def test_member_that_is_killed_gives_up_its_partitions_after_its_session(
-    bootstrap: str, topic: str, unique: str, members: ExitStack
+    bootstrap_servers: str, topic: str, unique: str, members: ExitStack
 ) -> None:
     range_only = {"partition.assignment.strategy": "range"}
-    first = enter(members, ConfluentMember(bootstrap, unique, topic, **range_only))
+    first = enter(members, ConfluentMember(bootstrap_servers, unique, topic, **range_only))
     wait_for_shares([first], 4)
     settings = ["session.timeout.ms=1500", "heartbeat.interval.ms=200", "partition.assignment.strategy=range"]
     more = [part for setting in settings for part in ("-X", setting)]
     doomed = subprocess.Popen(
-        [required_tool("kcat"), "-b", bootstrap, *more, "-G", unique, topic],
+        [required_tool("kcat"), "-b", bootstrap_servers, *more, "-G", unique, topic],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -161,55 +161,63 @@ def test_member_that_is_killed_gives_up_its_partitions_after_its_session(
         doomed.kill()
         doomed.wait()
     wait_for_shares([first], 4)
-    wait_for_values([first], publish(bootstrap, topic, "after the funeral"))
+    wait_for_values([first], publish(bootstrap_servers, topic, "after the funeral"))
 
 
 @pytest.mark.row("G1")
 def test_static_member_that_restarts_finds_its_partitions_and_nobody_rebalances(
-    bootstrap: str, topic: str, unique: str, members: ExitStack
+    bootstrap_servers: str, topic: str, unique: str, members: ExitStack
 ) -> None:
     options = {"partition.assignment.strategy": "range", "session.timeout.ms": LONG_SESSION_MS}
     first = enter(
-        members, ConfluentMember(bootstrap, unique, topic, **{"group.instance.id": "one", **options})
+        members, ConfluentMember(bootstrap_servers, unique, topic, **{"group.instance.id": "one", **options})
     )
     second = enter(
-        members, ConfluentMember(bootstrap, unique, topic, **{"group.instance.id": "two", **options})
+        members, ConfluentMember(bootstrap_servers, unique, topic, **{"group.instance.id": "two", **options})
     )
     wait_for_shares([first, second], 2, 2)
     share = second.assignment
     changes = len(first.assignments)
     second.leave()
     again = enter(
-        members, ConfluentMember(bootstrap, unique, topic, **{"group.instance.id": "two", **options})
+        members, ConfluentMember(bootstrap_servers, unique, topic, **{"group.instance.id": "two", **options})
     )
     wait_for_shares([first, again], 2, 2)
     assert again.assignment == share
-    wait_for_values([first, again], publish(bootstrap, topic, "static"))
+    wait_for_values([first, again], publish(bootstrap_servers, topic, "static"))
     assert len(first.assignments) == changes, "the other member noticed nothing"
 
 
 @pytest.mark.row("G1")
 def test_static_member_across_clients_keeps_its_share_over_a_restart(
-    bootstrap: str, topic: str, unique: str, members: ExitStack
+    bootstrap_servers: str, topic: str, unique: str, members: ExitStack
 ) -> None:
     options = {"session_timeout_ms": LONG_SESSION_MS}
-    first = enter(members, KafkaPythonMember(bootstrap, unique, topic, group_instance_id="one", **options))
-    second = enter(members, KafkaPythonMember(bootstrap, unique, topic, group_instance_id="two", **options))
+    first = enter(
+        members, KafkaPythonMember(bootstrap_servers, unique, topic, group_instance_id="one", **options)
+    )
+    second = enter(
+        members, KafkaPythonMember(bootstrap_servers, unique, topic, group_instance_id="two", **options)
+    )
     wait_for_shares([first, second], 2, 2)
     share = second.assignment
     second.leave()
-    again = enter(members, KafkaPythonMember(bootstrap, unique, topic, group_instance_id="two", **options))
+    again = enter(
+        members, KafkaPythonMember(bootstrap_servers, unique, topic, group_instance_id="two", **options)
+    )
     wait_for_shares([first, again], 2, 2)
     assert again.assignment == share
 
 
 @pytest.mark.row("G1")
 def test_second_holder_of_an_instance_id_fences_the_first(
-    bootstrap: str, topic: str, unique: str, members: ExitStack
+    bootstrap_servers: str, topic: str, unique: str, members: ExitStack
 ) -> None:
-    first = enter(members, ConfluentMember(bootstrap, unique, topic, **{"group.instance.id": "same"}))
+    first = enter(members, ConfluentMember(bootstrap_servers, unique, topic, **{"group.instance.id": "same"}))
     wait_for_shares([first], 4)
-    second = enter(members, ConfluentMember(bootstrap, unique, topic, **{"group.instance.id": "same"}))
+    second = enter(
+        members, ConfluentMember(bootstrap_servers, unique, topic, **{"group.instance.id": "same"})
+    )
     wait_until(lambda: first.failure, 30, "the first is told")
     assert "fenced" in str(first.failure).lower()
     wait_for_shares([second], 4)
@@ -217,12 +225,12 @@ def test_second_holder_of_an_instance_id_fences_the_first(
 
 @pytest.mark.row("G1")
 def test_commit_of_an_expelled_member_is_refused(
-    bootstrap: str, topic: str, unique: str, members: ExitStack
+    bootstrap_servers: str, topic: str, unique: str, members: ExitStack
 ) -> None:
     """The generation fences: a member that stopped polling cannot move the group's offset any more."""
     first = KafkaConsumer(
         topic,
-        bootstrap_servers=bootstrap,
+        bootstrap_servers=bootstrap_servers,
         group_id=unique,
         enable_auto_commit=False,
         session_timeout_ms=6000,
@@ -232,7 +240,7 @@ def test_commit_of_an_expelled_member_is_refused(
     wait_until(lambda: first.poll(timeout_ms=50) is not None and len(first.assignment()) == 4, 30, "joined")
     generation = first.group_metadata()
     options = {"partition.assignment.strategy": "range", "enable.auto.commit": False}
-    second = enter(members, ConfluentMember(bootstrap, unique, topic, **options))
+    second = enter(members, ConfluentMember(bootstrap_servers, unique, topic, **options))
 
     def shared() -> bool:
         """Both have joined: closed in the middle of that, kafka-python takes half a minute."""
@@ -248,7 +256,7 @@ def test_commit_of_an_expelled_member_is_refused(
         "member_id": generation.member_id,
         "topics": [{"name": topic, "partitions": [partition]}],
     }
-    with RawPeer(int(bootstrap.rpartition(":")[2])) as peer:
+    with RawPeer(int(bootstrap_servers.rpartition(":")[2])) as peer:
         answer = peer.call(ApiKey.OFFSET_COMMIT, 8, stale)
         assert answer.topics[0].partitions[0].error_code == illegal_generation
         stranger = {**stale, "member_id": "somebody else"}
@@ -256,20 +264,20 @@ def test_commit_of_an_expelled_member_is_refused(
         assert answer.topics[0].partitions[0].error_code == unknown_member
     first.close()
     second.leave()
-    assert committed(bootstrap, unique, topic)[0] < 0
+    assert committed(bootstrap_servers, unique, topic)[0] < 0
 
 
 @pytest.mark.row("G4")
 @pytest.mark.parametrize("writer", PYTHON_CLIENTS)
 def test_offset_committed_by_one_client_is_read_by_all(
-    bootstrap: str, topic: str, unique: str, writer: str
+    bootstrap_servers: str, topic: str, unique: str, writer: str
 ) -> None:
     if writer == "confluent-kafka":
-        consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": unique, **QUIET})
+        consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": unique, **QUIET})
         consumer.commit(offsets=[TopicPartition(topic, 1, 17, "a note")], asynchronous=False)
         consumer.close()
     elif writer == "kafka-python":
-        second = KafkaConsumer(bootstrap_servers=bootstrap, group_id=unique, enable_auto_commit=False)
+        second = KafkaConsumer(bootstrap_servers=bootstrap_servers, group_id=unique, enable_auto_commit=False)
         second.assign([KafkaPythonPartition(topic, 1)])
         second.commit({KafkaPythonPartition(topic, 1): OffsetAndMetadata(17, "a note", -1)})
         second.close()
@@ -277,7 +285,7 @@ def test_offset_committed_by_one_client_is_read_by_all(
 
         async def commit() -> None:
             consumer = AIOKafkaConsumer(
-                bootstrap_servers=bootstrap, group_id=unique, enable_auto_commit=False
+                bootstrap_servers=bootstrap_servers, group_id=unique, enable_auto_commit=False
             )
             await consumer.start()
             consumer.assign([AiokafkaPartition(topic, 1)])
@@ -286,17 +294,17 @@ def test_offset_committed_by_one_client_is_read_by_all(
 
         asyncio.run(commit())
 
-    first = Consumer({"bootstrap.servers": bootstrap, "group.id": unique, **QUIET})
+    first = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": unique, **QUIET})
     found = first.committed([TopicPartition(topic, 1), TopicPartition(topic, 2)], timeout=scaled(30))
     assert [(one.offset, one.metadata or "") for one in found] == [(17, "a note"), (-1001, "")]
     first.close()
-    second = KafkaConsumer(bootstrap_servers=bootstrap, group_id=unique)
+    second = KafkaConsumer(bootstrap_servers=bootstrap_servers, group_id=unique)
     assert second.committed(KafkaPythonPartition(topic, 1)) == 17
     assert second.committed(KafkaPythonPartition(topic, 2)) is None
     second.close()
 
     async def third() -> tuple[int | None, int | None]:
-        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=unique)
+        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap_servers, group_id=unique)
         await consumer.start()
         consumer.assign([AiokafkaPartition(topic, partition) for partition in (1, 2)])
         found = [await consumer.committed(AiokafkaPartition(topic, partition)) for partition in (1, 2)]
@@ -309,29 +317,31 @@ def test_offset_committed_by_one_client_is_read_by_all(
 @pytest.mark.row("G4")
 @pytest.mark.parametrize("reset", ["earliest", "latest"])
 def test_group_without_offsets_begins_where_it_asks_to(
-    bootstrap: str, topic: str, unique: str, members: ExitStack, reset: str
+    bootstrap_servers: str, topic: str, unique: str, members: ExitStack, reset: str
 ) -> None:
-    before = publish(bootstrap, topic, "before")
-    member = enter(members, ConfluentMember(bootstrap, unique, topic, **{"auto.offset.reset": reset}))
+    before = publish(bootstrap_servers, topic, "before")
+    member = enter(members, ConfluentMember(bootstrap_servers, unique, topic, **{"auto.offset.reset": reset}))
     wait_for_shares([member], 4)
     if reset == "latest":
         # Its positions are looked up after the assignment; only what comes later is certain to be seen.
         probes = 0
         while not member.received:
-            publish(bootstrap, topic, f"probe {(probes := probes + 1)}", PARTITIONS)
+            publish(bootstrap_servers, topic, f"probe {(probes := probes + 1)}", PARTITIONS)
             assert probes < 100
-    after = publish(bootstrap, topic, "after")
+    after = publish(bootstrap_servers, topic, "after")
     wait_for_values([member], after | (before if reset == "earliest" else set()))
     if reset == "latest":
         assert not before & set(member.values)
 
 
 @pytest.mark.row("G4")
-def test_position_out_of_range_resets_as_the_consumer_says(bootstrap: str, topic: str, unique: str) -> None:
-    publish(bootstrap, topic, "few", 8)
+def test_position_out_of_range_resets_as_the_consumer_says(
+    bootstrap_servers: str, topic: str, unique: str
+) -> None:
+    publish(bootstrap_servers, topic, "few", 8)
     consumer = Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            "bootstrap.servers": bootstrap_servers,
             "group.id": unique,
             "auto.offset.reset": "error",
             "fetch.wait.max.ms": 50,

@@ -65,10 +65,10 @@ def test_partitions_that_stay_are_delivered_without_a_pause_while_members_join_l
 def changed(data: Path, kind: str) -> tuple[WatchedGroup, WatchedGroup]:
     """A group through its three changes, and the control beside it."""
     with served(data, environment=ENVIRONMENT, http=False) as broker:
-        topic = create_topic(broker.bootstrap, "steady", PARTITIONS)
+        topic = create_topic(broker.bootstrap_servers, "steady", PARTITIONS)
         with (
-            Load(broker.bootstrap, topic, PARTITIONS, INTERVAL_S) as load,
-            watched(kind, broker.bootstrap, load, "abc", "d", group="g") as (group, control),
+            Load(broker.bootstrap_servers, topic, PARTITIONS, INTERVAL_S) as load,
+            watched(kind, broker.bootstrap_servers, load, "abc", "d", group="g") as (group, control),
         ):
             group.join("d")
             group.leave("a")

@@ -15,9 +15,9 @@ from kafka import KafkaConsumer
 from kafka import TopicPartition as KafkaPythonPartition
 from kafka.errors import MessageSizeTooLargeError as KafkaPythonTooLarge
 
-from mansio.client.partitioner import partition_for_key
-from mansio.wire import fetch
-from mansio.wire.records import iterate_batches
+from mansio.client.producer.partitioner import partition_for_key
+from mansio.wire.apis import fetch
+from mansio.wire.batch.record_batch import iterate_batches
 from support.machine import scaled
 from support.raw_peer import RawPeer, fetch_frame
 from system.interop.clients import (
@@ -67,11 +67,11 @@ def test_every_client_reads_what_every_client_writes_in(
     written: list[Item] = []
     for name, write in WRITERS.items():
         items = text_items(name)
-        write(broker.bootstrap, topic, items, codec=codec)
+        write(broker.bootstrap_servers, topic, items, codec=codec)
         written += items
     assert stored_codecs(broker, topic) == {codec}, "stored as sent"
     for name, read in READERS.items():
-        got = read(broker.bootstrap, topic, len(written))
+        got = read(broker.bootstrap_servers, topic, len(written))
         assert [one.offset for one in got] == list(range(len(written))), name
         assert as_sent(got) == written, name
 
@@ -79,7 +79,7 @@ def test_every_client_reads_what_every_client_writes_in(
 @pytest.mark.row("L2")
 @pytest.mark.parametrize("writer", PYTHON_CLIENTS)
 def test_null_empty_and_binary_keys_values_and_headers_survive(
-    bootstrap: str, make_topic: Callable[..., str], writer: str
+    bootstrap_servers: str, make_topic: Callable[..., str], writer: str
 ) -> None:
     binary = bytes(range(256)) * 4
     items = [
@@ -92,31 +92,33 @@ def test_null_empty_and_binary_keys_values_and_headers_survive(
     if writer == "confluent-kafka":  # the others refuse these themselves
         items += [Item(b"k", b"v", (("null", None),), T0_MS + 5), Item(None, None, (), T0_MS)]
     topic = make_topic()
-    WRITERS[writer](bootstrap, topic, items)
+    WRITERS[writer](bootstrap_servers, topic, items)
     for name in PYTHON_CLIENTS:
-        got = READERS[name](bootstrap, topic, len(items))
+        got = READERS[name](bootstrap_servers, topic, len(items))
         assert [one.item for one in got] == items, name
 
 
 @pytest.mark.row("L2")
-def test_kcat_writes_nulls_that_others_read_as_nulls(bootstrap: str, make_topic: Callable[..., str]) -> None:
+def test_kcat_writes_nulls_that_others_read_as_nulls(
+    bootstrap_servers: str, make_topic: Callable[..., str]
+) -> None:
     topic = make_topic()
-    WRITERS["kcat"](bootstrap, topic, [Item(b"key", None), Item(None, b"value")])
+    WRITERS["kcat"](bootstrap_servers, topic, [Item(b"key", None), Item(None, b"value")])
     for name in READERS:
-        got = READERS[name](bootstrap, topic, 2)
+        got = READERS[name](bootstrap_servers, topic, 2)
         assert as_sent(got) == [Item(b"key", None), Item(None, b"value")], name
 
 
 @pytest.mark.row("L2")
 def test_log_append_time_is_the_brokers_for_every_reader(
-    bootstrap: str, make_topic: Callable[..., str]
+    bootstrap_servers: str, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic(message_timestamp_type="LogAppendTime")
     for writer in PYTHON_CLIENTS:
-        WRITERS[writer](bootstrap, topic, [Item(b"k", b"v" * 300, (), T0_MS)], codec="gzip")
+        WRITERS[writer](bootstrap_servers, topic, [Item(b"k", b"v" * 300, (), T0_MS)], codec="gzip")
     seen = set()
     for name in READERS:
-        times = [one.timestamp_ms for one in READERS[name](bootstrap, topic, len(PYTHON_CLIENTS))]
+        times = [one.timestamp_ms for one in READERS[name](bootstrap_servers, topic, len(PYTHON_CLIENTS))]
         assert min(times) > T0_MS + 1_000_000, name
         seen.add(tuple(times))
     assert len(seen) == 1, "all readers see the same times"
@@ -125,19 +127,19 @@ def test_log_append_time_is_the_brokers_for_every_reader(
 @pytest.mark.row("P5", "L4")
 @pytest.mark.parametrize("writer", list(WRITERS))
 def test_record_near_the_limit_is_kept_and_one_above_gets_the_clients_own_error(
-    bootstrap: str, make_topic: Callable[..., str], writer: str
+    bootstrap_servers: str, make_topic: Callable[..., str], writer: str
 ) -> None:
     topic = make_topic(max_message_bytes=str(LIMIT_BYTES))
     near = b"n" * (LIMIT_BYTES - BATCH_OVERHEAD_BYTES)
-    WRITERS[writer](bootstrap, topic, [Item(b"near", near)])
+    WRITERS[writer](bootstrap_servers, topic, [Item(b"near", near)])
     with pytest.raises((KafkaException, KafkaPythonTooLarge, AiokafkaTooLarge, KcatFailedError)) as caught:
-        WRITERS[writer](bootstrap, topic, [Item(b"above", b"a" * LIMIT_BYTES)])
+        WRITERS[writer](bootstrap_servers, topic, [Item(b"above", b"a" * LIMIT_BYTES)])
     if isinstance(caught.value, KafkaException):
         assert caught.value.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE
     if isinstance(caught.value, KcatFailedError):
         assert "too large" in str(caught.value)
     for name in READERS:
-        assert as_sent(READERS[name](bootstrap, topic, 1)) == [Item(b"near", near)], name
+        assert as_sent(READERS[name](bootstrap_servers, topic, 1)) == [Item(b"near", near)], name
 
 
 @pytest.mark.row("P3")
@@ -155,8 +157,8 @@ def test_idempotent_producers_write_each_record_once_in_order(
 ) -> None:
     topic = make_topic()
     items = [Item(b"%d" % n, b"value %d" % n) for n in range(300)]
-    WRITERS[writer](broker.bootstrap, topic, items, **how)
-    assert as_sent(READERS["confluent-kafka"](broker.bootstrap, topic, 300)) == items
+    WRITERS[writer](broker.bootstrap_servers, topic, items, **how)
+    assert as_sent(READERS["confluent-kafka"](broker.bootstrap_servers, topic, 300)) == items
     with RawPeer(broker.kafka_port) as peer:
         assert peer.end_offset(topic) == 300
         peer.send(fetch_frame(topic))
@@ -169,19 +171,19 @@ def test_idempotent_producers_write_each_record_once_in_order(
 @pytest.mark.row("L4")
 @pytest.mark.parametrize("acks", ["0", "1", "all"])
 def test_every_level_of_acks_is_taken_and_readable(
-    bootstrap: str, make_topic: Callable[..., str], acks: str
+    bootstrap_servers: str, make_topic: Callable[..., str], acks: str
 ) -> None:
     topic = make_topic()
     items = [Item(b"%d" % n, b"value") for n in range(20)]
     number = acks if acks == "all" else int(acks)
-    WRITERS["confluent-kafka"](bootstrap, topic, items, acks=acks)
-    WRITERS["kafka-python"](bootstrap, topic, items, acks=number, enable_idempotence=False)
-    assert as_sent(READERS["aiokafka"](bootstrap, topic, 40)) == items * 2
+    WRITERS["confluent-kafka"](bootstrap_servers, topic, items, acks=acks)
+    WRITERS["kafka-python"](bootstrap_servers, topic, items, acks=number, enable_idempotence=False)
+    assert as_sent(READERS["aiokafka"](bootstrap_servers, topic, 40)) == items * 2
 
 
 @pytest.mark.row("P1")
 def test_same_key_goes_to_the_same_partition_with_every_client(
-    bootstrap: str, make_topic: Callable[..., str]
+    bootstrap_servers: str, make_topic: Callable[..., str]
 ) -> None:
     partitions = 7
     chance = random.Random(7)
@@ -198,18 +200,20 @@ def test_same_key_goes_to_the_same_partition_with_every_client(
         "kcat": {"partition": -1, "topic.partitioner": "murmur2_random"},
     }.items():
         topic = make_topic(partitions)
-        WRITERS[name](bootstrap, topic, items, **how)
-        got = READERS["confluent-kafka"](bootstrap, topic, len(items), partitions=partitions)
+        WRITERS[name](bootstrap_servers, topic, items, **how)
+        got = READERS["confluent-kafka"](bootstrap_servers, topic, len(items), partitions=partitions)
         assert {one.item.key: one.partition for one in got} == expected, name
 
 
 @pytest.mark.row("G4")
-def test_every_client_finds_the_same_offsets_by_time(bootstrap: str, make_topic: Callable[..., str]) -> None:
+def test_every_client_finds_the_same_offsets_by_time(
+    bootstrap_servers: str, make_topic: Callable[..., str]
+) -> None:
     topic = make_topic()
     times = [T0_MS + 1000 * n for n in range(30)]
     for part, codec in ((times[:15], "none"), (times[15:], "lz4")):
         WRITERS["confluent-kafka"](
-            bootstrap, topic, [Item(None, b"v" * 50, (), at) for at in part], codec=codec
+            bootstrap_servers, topic, [Item(None, b"v" * 50, (), at) for at in part], codec=codec
         )
     wanted = {
         T0_MS - 5: 0,
@@ -221,7 +225,7 @@ def test_every_client_finds_the_same_offsets_by_time(bootstrap: str, make_topic:
     }
     beyond = T0_MS + 29_001
 
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "times", **QUIET})
+    consumer = Consumer({"bootstrap.servers": bootstrap_servers, "group.id": "times", **QUIET})
     for at, offset in wanted.items():
         assert (
             consumer.offsets_for_times([TopicPartition(topic, 0, at)], timeout=scaled(10))[0].offset == offset
@@ -230,7 +234,7 @@ def test_every_client_finds_the_same_offsets_by_time(bootstrap: str, make_topic:
     assert consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=scaled(10)) == (0, 30)
     consumer.close()
 
-    second = KafkaConsumer(bootstrap_servers=bootstrap)
+    second = KafkaConsumer(bootstrap_servers=bootstrap_servers)
     place = KafkaPythonPartition(topic, 0)
     for at, offset in wanted.items():
         assert second.offsets_for_times({place: at})[place].offset == offset
@@ -239,7 +243,7 @@ def test_every_client_finds_the_same_offsets_by_time(bootstrap: str, make_topic:
     second.close()
 
     async def third() -> None:
-        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap)
+        consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap_servers)
         await consumer.start()
         place = AiokafkaPartition(topic, 0)
         for at, offset in wanted.items():
@@ -250,5 +254,7 @@ def test_every_client_finds_the_same_offsets_by_time(bootstrap: str, make_topic:
         await consumer.stop()
 
     asyncio.run(third())
-    out = kcat(bootstrap, "-C", "-t", topic, "-p", "0", "-o", f"s@{T0_MS + 20_000}", "-c", "1", "-f", "%o")
+    out = kcat(
+        bootstrap_servers, "-C", "-t", topic, "-p", "0", "-o", f"s@{T0_MS + 20_000}", "-c", "1", "-f", "%o"
+    )
     assert out == b"20"

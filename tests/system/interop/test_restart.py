@@ -44,17 +44,17 @@ def _quiet_clients() -> Iterator[None]:
 @pytest.mark.parametrize("way", ["stop", "kill"])
 def test_members_and_producers_of_all_clients_go_on_after_a_restart(tmp_path: Path, way: str) -> None:
     with served(tmp_path / "data", arguments=ARGUMENTS, http=False) as broker:
-        topic = create_topic(broker.bootstrap, "restarted", PARTITIONS)
+        topic = create_topic(broker.bootstrap_servers, "restarted", PARTITIONS)
         first = Producer(
             {
-                "bootstrap.servers": broker.bootstrap,
+                "bootstrap.servers": broker.bootstrap_servers,
                 "enable.idempotence": True,
                 "reconnect.backoff.max.ms": 200,
                 **QUIET,
             }
         )
         second = KafkaProducer(
-            bootstrap_servers=broker.bootstrap, acks="all", retries=100, reconnect_backoff_max_ms=200
+            bootstrap_servers=broker.bootstrap_servers, acks="all", retries=100, reconnect_backoff_max_ms=200
         )
 
         def publish(round_: str) -> set[bytes]:
@@ -68,7 +68,7 @@ def test_members_and_producers_of_all_clients_go_on_after_a_restart(tmp_path: Pa
             second.flush(scaled(20))
             return set(values)
 
-        members = {name: make(broker.bootstrap, name, topic) for name, make in MEMBERS.items()}
+        members = {name: make(broker.bootstrap_servers, name, topic) for name, make in MEMBERS.items()}
         try:
             for member in members.values():
                 member.join()
@@ -92,11 +92,11 @@ def test_members_and_producers_of_all_clients_go_on_after_a_restart(tmp_path: Pa
             for member in members.values():
                 member.stopping.set()
             second.close(5)
-        read = READERS["confluent-kafka"](broker.bootstrap, topic, 2 * COUNT, partitions=PARTITIONS)
+        read = READERS["confluent-kafka"](broker.bootstrap_servers, topic, 2 * COUNT, partitions=PARTITIONS)
         assert {one.item.value for one in read} == expected
         for name in members:
-            assert committed(broker.bootstrap, name, topic, PARTITIONS) == [COUNT] * PARTITIONS, name
-            newcomer = MEMBERS[name](broker.bootstrap, name, topic).join()
+            assert committed(broker.bootstrap_servers, name, topic, PARTITIONS) == [COUNT] * PARTITIONS, name
+            newcomer = MEMBERS[name](broker.bootstrap_servers, name, topic).join()
             wait_for_shares([newcomer], PARTITIONS)
             newcomer.leave()
             assert newcomer.received == [], "everything was committed: nothing comes twice"
@@ -106,15 +106,15 @@ def test_members_and_producers_of_all_clients_go_on_after_a_restart(tmp_path: Pa
 @pytest.mark.row("L2", "L3", "L5")
 def test_everything_is_read_after_a_restart_as_it_was_before(tmp_path: Path) -> None:
     with served(tmp_path / "data", arguments=ARGUMENTS, http=False) as broker:
-        topic = create_topic(broker.bootstrap, "kept", segment_bytes="20000")
+        topic = create_topic(broker.bootstrap_servers, "kept", segment_bytes="20000")
         items = [Item(b"%d" % n, b"value %d " % n * 20, (("n", b"%d" % n),)) for n in range(400)]
         for begin in range(0, 400, 40):
-            confluent_write(broker.bootstrap, topic, items[begin : begin + 40], codec="none")
-        before = READERS["confluent-kafka"](broker.bootstrap, topic, 400)
+            confluent_write(broker.bootstrap_servers, topic, items[begin : begin + 40], codec="none")
+        before = READERS["confluent-kafka"](broker.bootstrap_servers, topic, 400)
         assert as_sent(before) == items
         assert broker.stop() == 0
         broker.start()
         for name, read in READERS.items():
-            assert read(broker.bootstrap, topic, 400) == before, name
-        offsets = confluent_write(broker.bootstrap, topic, items[:1])
+            assert read(broker.bootstrap_servers, topic, 400) == before, name
+        offsets = confluent_write(broker.bootstrap_servers, topic, items[:1])
         assert offsets == [400], "offsets go on where they were"

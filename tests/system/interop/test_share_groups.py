@@ -28,16 +28,16 @@ SETTINGS = {
 }
 
 
-def write(bootstrap: str, topic: str, values: Sequence[str], partition: int = 0) -> None:
+def write(bootstrap_servers: str, topic: str, values: Sequence[str], partition: int = 0) -> None:
     """One batch for every ten of them, so that leases end within batches, too."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0, **QUIET})
+    producer = Producer({"bootstrap.servers": bootstrap_servers, "linger.ms": 0, **QUIET})
     for begin in range(0, len(values), 10):
         for value in values[begin : begin + 10]:
             producer.produce(topic, value.encode(), partition=partition)
         assert producer.flush(scaled(10)) == 0
 
 
-def alter(bootstrap: str, group: str, **settings: str) -> None:
+def alter(bootstrap_servers: str, group: str, **settings: str) -> None:
     entries = [
         ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         for name, value in {
@@ -45,7 +45,7 @@ def alter(bootstrap: str, group: str, **settings: str) -> None:
             **{key.replace("_", "."): value for key, value in settings.items()},
         }.items()
     ]
-    admin = AdminClient({"bootstrap.servers": bootstrap, **QUIET})
+    admin = AdminClient({"bootstrap.servers": bootstrap_servers, **QUIET})
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
     for done in admin.incremental_alter_configs([resource]).values():
         done.result(scaled(10))
@@ -69,29 +69,29 @@ def offsets(given: Sequence[Given]) -> list[int]:
 
 @pytest.mark.row("D1")
 def test_what_was_polled_before_counts_as_accepted_and_nobody_gets_it_again(
-    bootstrap: str, unique: str, make_topic: Callable[..., str]
+    bootstrap_servers: str, unique: str, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic()
-    alter(bootstrap, unique, share_record_lock_duration_ms="60000")
+    alter(bootstrap_servers, unique, share_record_lock_duration_ms="60000")
     values = [f"v{n}" for n in range(50)]
-    write(bootstrap, topic, values)
-    with member(bootstrap, unique, topic) as first:
+    write(bootstrap_servers, topic, values)
+    with member(bootstrap_servers, unique, topic) as first:
         assert [each.value for each in first.poll(50)] == values
         first.commit_well()
         first.close()
-    with member(bootstrap, unique, topic) as second:
-        write(bootstrap, topic, ["later"])
+    with member(bootstrap_servers, unique, topic) as second:
+        write(bootstrap_servers, topic, ["later"])
         assert second.poll(1) == [Given(0, 50, "later", 1)]
 
 
 @pytest.mark.row("D1")
 def test_each_record_is_accepted_released_or_rejected_by_itself(
-    bootstrap: str, unique: str, make_topic: Callable[..., str]
+    bootstrap_servers: str, unique: str, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic()
-    alter(bootstrap, unique, share_record_lock_duration_ms="60000")
-    write(bootstrap, topic, [f"v{n}" for n in range(10)])
-    with member(bootstrap, unique, topic, explicit=True) as one:
+    alter(bootstrap_servers, unique, share_record_lock_duration_ms="60000")
+    write(bootstrap_servers, topic, [f"v{n}" for n in range(10)])
+    with member(bootstrap_servers, unique, topic, explicit=True) as one:
         given = one.poll(10)
         assert [each[1:] for each in given] == [(n, f"v{n}", 1) for n in range(10)]
         one.acknowledge(given[0::3], "ACCEPT")
@@ -102,40 +102,40 @@ def test_each_record_is_accepted_released_or_rejected_by_itself(
         assert [each[1:] for each in again] == [(n, f"v{n}", 2) for n in (1, 4, 7)], "after their rest"
         one.acknowledge(again, "ACCEPT")
         one.commit_well()
-        write(bootstrap, topic, ["later"])
+        write(bootstrap_servers, topic, ["later"])
         assert offsets(one.poll(1)) == [10], "nothing else comes again"
 
 
 @pytest.mark.row("D1", "D2")
 def test_a_record_comes_as_often_as_the_limit_says(
-    bootstrap: str, unique: str, make_topic: Callable[..., str]
+    bootstrap_servers: str, unique: str, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic()
-    alter(bootstrap, unique, share_delivery_count_limit="3", mansio_retry_backoff_ms="0")
-    write(bootstrap, topic, ["poison", "good"])
+    alter(bootstrap_servers, unique, share_delivery_count_limit="3", mansio_retry_backoff_ms="0")
+    write(bootstrap_servers, topic, ["poison", "good"])
     counts = []
-    with member(bootstrap, unique, topic, explicit=True) as one:
+    with member(bootstrap_servers, unique, topic, explicit=True) as one:
         for _ in range(3):
             given = one.poll(1)
             counts += [each.deliveries for each in given if each.offset == 0]
             one.acknowledge([each for each in given if each.offset == 0], "RELEASE")
             one.acknowledge([each for each in given if each.offset], "ACCEPT")
             one.commit_well()
-        write(bootstrap, topic, ["later"])
+        write(bootstrap_servers, topic, ["later"])
         assert offsets(one.poll(1)) == [2]
     assert counts == [1, 2, 3]
 
 
 @pytest.mark.row("D2")
 def test_a_lease_that_ends_is_another_members_and_a_late_ack_is_refused(
-    bootstrap: str, unique: str, make_topic: Callable[..., str]
+    bootstrap_servers: str, unique: str, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic()
-    alter(bootstrap, unique, share_record_lock_duration_ms=str(LOCK_MS))
-    write(bootstrap, topic, [f"v{n}" for n in range(5)])
+    alter(bootstrap_servers, unique, share_record_lock_duration_ms=str(LOCK_MS))
+    write(bootstrap_servers, topic, [f"v{n}" for n in range(5)])
     with (
-        member(bootstrap, unique, topic, explicit=True) as slow,
-        member(bootstrap, unique, topic, explicit=True) as quick,
+        member(bootstrap_servers, unique, topic, explicit=True) as slow,
+        member(bootstrap_servers, unique, topic, explicit=True) as quick,
     ):
         held = slow.poll(5)
         began = time.monotonic()
@@ -148,21 +148,21 @@ def test_a_lease_that_ends_is_another_members_and_a_late_ack_is_refused(
         assert any(error is not None and "INVALID_RECORD_STATE" in error for error in late.values()), late
         quick.acknowledge(again, "ACCEPT")
         quick.commit_well()
-        write(bootstrap, topic, ["later"])
+        write(bootstrap_servers, topic, ["later"])
         assert offsets(quick.poll(1)) == [5]
 
 
 @pytest.mark.row("D1")
 def test_two_members_share_the_records_of_one_partition(
-    bootstrap: str, unique: str, make_topic: Callable[..., str]
+    bootstrap_servers: str, unique: str, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic()
-    alter(bootstrap, unique, share_record_lock_duration_ms="60000")
-    write(bootstrap, topic, [f"v{n}" for n in range(60)])
+    alter(bootstrap_servers, unique, share_record_lock_duration_ms="60000")
+    write(bootstrap_servers, topic, [f"v{n}" for n in range(60)])
     options = {"explicit": True, "max.poll.records": 10}
     with (
-        member(bootstrap, unique, topic, **options) as one,
-        member(bootstrap, unique, topic, **options) as other,
+        member(bootstrap_servers, unique, topic, **options) as one,
+        member(bootstrap_servers, unique, topic, **options) as other,
     ):
         first, second = one.poll(1), other.poll(1)
         assert first, "both are given records while neither has acknowledged any"
@@ -178,15 +178,15 @@ def test_two_members_share_the_records_of_one_partition(
 
 @pytest.mark.row("D1", "D2")
 def test_two_groups_of_one_topic_do_not_touch_each_other(
-    bootstrap: str, unique: str, make_topic: Callable[..., str]
+    bootstrap_servers: str, unique: str, make_topic: Callable[..., str]
 ) -> None:
     topic = make_topic()
     for group in (f"{unique}-a", f"{unique}-b"):
-        alter(bootstrap, group, share_record_lock_duration_ms="60000")
-    write(bootstrap, topic, [f"v{n}" for n in range(20)])
+        alter(bootstrap_servers, group, share_record_lock_duration_ms="60000")
+    write(bootstrap_servers, topic, [f"v{n}" for n in range(20)])
     with (
-        member(bootstrap, f"{unique}-a", topic, explicit=True) as one,
-        member(bootstrap, f"{unique}-b", topic, explicit=True) as other,
+        member(bootstrap_servers, f"{unique}-a", topic, explicit=True) as one,
+        member(bootstrap_servers, f"{unique}-b", topic, explicit=True) as other,
     ):
         held = one.poll(20)
         assert offsets(held) == list(range(20))
@@ -195,25 +195,25 @@ def test_two_groups_of_one_topic_do_not_touch_each_other(
         one.acknowledge(held, "RELEASE")
         one.commit_well()
         assert {each.deliveries for each in drain(one, 20)} == {2}
-        write(bootstrap, topic, ["later"])
+        write(bootstrap_servers, topic, ["later"])
         assert offsets(other.poll(1)) == [20]
 
 
 @pytest.mark.row("D2")
 @pytest.mark.parametrize("way", ["close", "kill"])
 def test_what_a_member_had_is_free_at_once_when_it_goes(
-    bootstrap: str, unique: str, make_topic: Callable[..., str], way: str
+    bootstrap_servers: str, unique: str, make_topic: Callable[..., str], way: str
 ) -> None:
     topic = make_topic()
-    alter(bootstrap, unique, share_record_lock_duration_ms="60000")
-    write(bootstrap, topic, [f"v{n}" for n in range(5)])
-    with member(bootstrap, unique, topic, explicit=True) as goes:
+    alter(bootstrap_servers, unique, share_record_lock_duration_ms="60000")
+    write(bootstrap_servers, topic, [f"v{n}" for n in range(5)])
+    with member(bootstrap_servers, unique, topic, explicit=True) as goes:
         assert len(goes.poll(5)) == 5
         if way == "close":
             goes.close()
         else:
             goes.kill()
-        with member(bootstrap, unique, topic, explicit=True) as stays:
+        with member(bootstrap_servers, unique, topic, explicit=True) as stays:
             assert [(each.offset, each.deliveries) for each in stays.poll(5)] == [(n, 2) for n in range(5)]
 
 
@@ -221,10 +221,10 @@ def test_what_a_member_had_is_free_at_once_when_it_goes(
 def test_acks_and_leases_and_counts_outlive_a_broker_that_is_killed(tmp_path: Path) -> None:
     with served(tmp_path / "data", arguments=ARGUMENTS, http=False) as broker:
         group = "g"
-        topic = create_topic(broker.bootstrap, "leased", 1)
-        alter(broker.bootstrap, group, share_record_lock_duration_ms="4000")
-        write(broker.bootstrap, topic, [f"v{n}" for n in range(30)])
-        with member(broker.bootstrap, group, topic, explicit=True, **{"max.poll.records": 10}) as one:
+        topic = create_topic(broker.bootstrap_servers, "leased", 1)
+        alter(broker.bootstrap_servers, group, share_record_lock_duration_ms="4000")
+        write(broker.bootstrap_servers, topic, [f"v{n}" for n in range(30)])
+        with member(broker.bootstrap_servers, group, topic, explicit=True, **{"max.poll.records": 10}) as one:
             accepted = one.poll(10)
             one.acknowledge(accepted, "ACCEPT")
             one.commit_well()
@@ -232,12 +232,12 @@ def test_acks_and_leases_and_counts_outlive_a_broker_that_is_killed(tmp_path: Pa
             broker.kill()
         broker.start()
         began = time.monotonic()
-        with member(broker.bootstrap, group, topic, explicit=True) as two:
+        with member(broker.bootstrap_servers, group, topic, explicit=True) as two:
             rest = drain(two, 30 - len(accepted))
             assert time.monotonic() - began > 2, "leased still, for all that is known: their lease began anew"
             assert sorted(offsets(rest)) == sorted(set(range(30)) - set(offsets(accepted)))
             again = {each.offset for each in rest if each.deliveries == 2}
             assert again == set(offsets(held))
-            write(broker.bootstrap, topic, ["later"])
+            write(broker.bootstrap_servers, topic, ["later"])
             assert offsets(two.poll(1)) == [30], "nothing else was left"
         assert "Traceback" not in broker.text()

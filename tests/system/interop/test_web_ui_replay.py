@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.wire.records import build_batch
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.batch.record_batch import build_batch
 from support.process import served
 from support.raw_peer import RawPeer
 from support.replay import codes, replayed

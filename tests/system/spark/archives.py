@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mansio.spark.lake.catalog import open_table
-from mansio.spark.pipelines.archive import Archived, ArchiveJob, archive
+from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.jobs.archive import ArchiveJob, ArchiveResult, archive
 from system.spark.topics import contents
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from mansio.spark.pipelines.archive import Progress
+    from mansio.spark.jobs.archive import Progress
     from support.process import ServedBroker
 
 
@@ -28,10 +28,15 @@ def archive_once(
     warehouse: Path,
     records_max: int = 1_000_000,
     report: Callable[[Progress], None] | None = None,
-) -> Archived:
+) -> ArchiveResult:
     """What `mansio pipeline archive TOPIC --once` does, under the name `archive-TOPIC`."""
     job = ArchiveJob(
-        topic, str(warehouse), broker.bootstrap, f"archive-{topic}", is_once=True, records_max=records_max
+        topic,
+        str(warehouse),
+        broker.bootstrap_servers,
+        f"archive-{topic}",
+        is_once=True,
+        records_max=records_max,
     )
     return archive(spark, job, report)
 
@@ -48,7 +53,7 @@ def archived(warehouse: Path, topic: str) -> pa.Table:
 def assert_archived(broker: ServedBroker, warehouse: Path, topic: str) -> None:
     """The table has what the log has, field by field."""
     rows = archived(warehouse, topic)
-    log = contents(broker.bootstrap, topic)
+    log = contents(broker.bootstrap_servers, topic)
     assert rows["__partition"].to_pylist() == [message.partition for message in log]
     assert rows["__offset"].to_pylist() == [message.offset for message in log]
     assert rows["key"].to_pylist() == [message.key for message in log]

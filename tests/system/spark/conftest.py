@@ -69,7 +69,7 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def broker_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
-    """The one broker of this room, in its own process; `.bootstrap` is its address."""
+    """The one broker of this room, in its own process; `.bootstrap_servers` is its address."""
     broker = ServedBroker(tmp_path_factory.mktemp("broker") / "data")
     try:
         yield broker.start()

@@ -8,7 +8,7 @@ import zipfile
 from functools import cache
 from typing import TYPE_CHECKING
 
-from mansio.cli.demo.flights import data_file
+from mansio_demo.flights import data_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

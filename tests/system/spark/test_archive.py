@@ -9,10 +9,10 @@ import pytest
 import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.errors import DataLoss
-from mansio.spark.lake.catalog import open_table
-from mansio.spark.lake.layout import LostRange
-from mansio.spark.pipelines.archive import ArchiveJob, archive
-from mansio.wire.hold import hold_group
+from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.table_format import LostRange
+from mansio.spark.jobs.archive import ArchiveJob, archive
+from mansio.wire.internal_records.hold_metadata import pipeline_group
 from support.archive_tables import Archive
 from system.spark.archives import archive_once, assert_archived
 from system.spark.topics import create, publish
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from mansio.spark.pipelines.archive import Progress
+    from mansio.spark.jobs.archive import Progress
     from support.process import ServedBroker
 
 
 def test_archive_goes_on_where_the_table_ends_with_partitions_added_since_and_keeps_every_field(
     spark: SparkSession, broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    topic = create(broker_process.bootstrap, topic_name("in"), partitions=2)
-    with mansio.blocking.connect(broker_process.bootstrap) as client:
+    topic = create(broker_process.bootstrap_servers, topic_name("in"), partitions=2)
+    with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
         client.publish_many(
             topic,
             [
@@ -44,10 +44,10 @@ def test_archive_goes_on_where_the_table_ends_with_partitions_added_since_and_ke
     assert (first.records, first.offsets) == (3, {0: 2, 1: 1})
     assert_archived(broker_process, tmp_path, topic)
 
-    publish(broker_process.bootstrap, topic, [(None, b"%d" % n) for n in range(30)], partition=1)
-    with mansio.blocking.connect(broker_process.bootstrap) as client:
+    publish(broker_process.bootstrap_servers, topic, [(None, b"%d" % n) for n in range(30)], partition=1)
+    with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
         client.admin.create_partitions(topic, 3)
-    publish(broker_process.bootstrap, topic, [(b"new", b"partition")], partition=2)
+    publish(broker_process.bootstrap_servers, topic, [(b"new", b"partition")], partition=2)
     told: list[Progress] = []
     second = archive_once(spark, broker_process, topic, tmp_path, records_max=16, report=told.append)
     assert second.offsets == {0: 2, 1: 31, 2: 1}
@@ -56,8 +56,8 @@ def test_archive_goes_on_where_the_table_ends_with_partitions_added_since_and_ke
     assert second.batches >= 2
     assert_archived(broker_process, tmp_path, topic)
 
-    with mansio.blocking.connect(broker_process.bootstrap) as client:
-        lag = client.admin.group_lag(hold_group(f"archive-{topic}"))
+    with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
+        lag = client.admin.group_lag(pipeline_group(f"archive-{topic}"))
     assert {place.partition: entry.lag for place, entry in lag.items()} == {0: 0, 1: 0, 2: 0}
     assert archive_once(spark, broker_process, topic, tmp_path).records == 0
 
@@ -65,14 +65,16 @@ def test_archive_goes_on_where_the_table_ends_with_partitions_added_since_and_ke
 def test_records_deleted_before_they_were_archived_are_an_error(
     spark: SparkSession, broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    topic = create(broker_process.bootstrap, topic_name("in"))
-    publish(broker_process.bootstrap, topic, [(None, b"%d" % n) for n in range(10)])
+    topic = create(broker_process.bootstrap_servers, topic_name("in"))
+    publish(broker_process.bootstrap_servers, topic, [(None, b"%d" % n) for n in range(10)])
     table = Archive(tmp_path, topic)
     table.add(table.open(), {0: 5})
-    with mansio.blocking.connect(broker_process.bootstrap) as client:
+    with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
         client.admin.delete_records([mansio.TopicPartition(topic, 0)], before=8)
     with pytest.raises(DataLoss, match="records 5 to 7 of partition 0"):
         archive_once(spark, broker_process, topic, tmp_path)
-    job = ArchiveJob(topic, str(tmp_path), broker_process.bootstrap, "p", is_once=True, accepts_loss=True)
+    job = ArchiveJob(
+        topic, str(tmp_path), broker_process.bootstrap_servers, "p", is_once=True, accept_loss=True
+    )
     assert archive(spark, job).records == 2
     assert open_table(None, str(tmp_path), topic).lost() == (LostRange(0, 5, 8),)

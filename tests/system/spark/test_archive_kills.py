@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mansio.spark.lake.catalog import open_table
+from mansio.spark.iceberg.catalog import open_table
 from support import lake_archiver
 from support.lake import checksum, expected, held
 

@@ -8,11 +8,11 @@ import pytest
 
 import mansio
 from mansio.errors import ConfigError, DataLoss
-from mansio.spark.lake.errors import ForeignTable
-from mansio.spark.lake.layout import LostRange
-from mansio.spark.pipelines import archive as archives
-from mansio.spark.pipelines.archive import ArchiveJob
-from mansio.wire.hold import hold_group
+from mansio.spark.iceberg.errors import NotAnArchiveTable
+from mansio.spark.iceberg.table_format import LostRange
+from mansio.spark.jobs import archive as archives
+from mansio.spark.jobs.archive import ArchiveJob
+from mansio.wire.internal_records.hold_metadata import pipeline_group
 from support.archive_tables import Archive
 from system.spark.topics import create, publish
 
@@ -27,23 +27,23 @@ def test_first_records_of_an_added_partition_that_are_gone_are_an_error(
     broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     """The table never knew them, and it was there before they were."""
-    topic = create(broker_process.bootstrap, topic_name("in"))
+    topic = create(broker_process.bootstrap_servers, topic_name("in"))
     table = Archive(tmp_path, topic)
     table.add(table.open(), {0: 0})
-    with mansio.blocking.connect(broker_process.bootstrap) as client:
+    with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
         client.admin.create_partitions(topic, 2)
-    publish(broker_process.bootstrap, topic, [(None, b"%d" % n) for n in range(9)], partition=1)
+    publish(broker_process.bootstrap_servers, topic, [(None, b"%d" % n) for n in range(9)], partition=1)
 
-    def start(*, accepts_loss: bool = False) -> dict[int, int]:
-        job = ArchiveJob(topic, str(tmp_path), broker_process.bootstrap, "p", accepts_loss=accepts_loss)
-        return archives._Run(None, job, lambda _progress: None, lambda: False)._start()  # type: ignore[arg-type]
+    def start(*, accept_loss: bool = False) -> dict[int, int]:
+        job = ArchiveJob(topic, str(tmp_path), broker_process.bootstrap_servers, "p", accept_loss=accept_loss)
+        return archives._ArchiveRun(None, job, lambda _progress: None, lambda: False)._start()  # type: ignore[arg-type]
 
     assert start() == {0: 0, 1: 0}
-    with mansio.blocking.connect(broker_process.bootstrap) as client:
+    with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
         client.admin.delete_records([mansio.TopicPartition(topic, 1)], before=4)
     with pytest.raises(DataLoss, match="records 0 to 3 of partition 1"):
         start()
-    assert start(accepts_loss=True) == {0: 0, 1: 4}
+    assert start(accept_loss=True) == {0: 0, 1: 4}
     assert table.open().lost() == (LostRange(1, 0, 4),)
 
 
@@ -51,46 +51,46 @@ def test_archive_into_another_table_is_refused_the_name_until_it_is_released(
     broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:
     """They would share their offsets, which hold back deletion: the slower one would lose records."""
-    topic = create(broker_process.bootstrap, topic_name("in"))
+    topic = create(broker_process.bootstrap_servers, topic_name("in"))
     one, other = (
-        archives._Run(
+        archives._ArchiveRun(
             None,  # type: ignore[arg-type]
-            ArchiveJob(topic, str(tmp_path / place), broker_process.bootstrap, f"archive-{topic}"),
+            ArchiveJob(topic, str(tmp_path / place), broker_process.bootstrap_servers, f"archive-{topic}"),
             lambda _progress: None,
             lambda: False,
         )
         for place in ("one", "other")
     )
     for _ in range(2):
-        one._check_name({0: 0})
+        one._check_pipeline_name({0: 0})
         one._publish({0: 0})
     with pytest.raises(ConfigError, match=rf"--name.*mansio pipeline release archive-{topic}"):
-        other._check_name({0: 0})
-    with mansio.blocking.connect(broker_process.bootstrap) as client:
-        client.admin.delete_group(hold_group(f"archive-{topic}"))
-    other._check_name({0: 0})
+        other._check_pipeline_name({0: 0})
+    with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
+        client.admin.delete_group(pipeline_group(f"archive-{topic}"))
+    other._check_pipeline_name({0: 0})
 
 
 def test_topic_that_was_made_again_does_not_go_into_the_old_table(
     broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    topic = create(broker_process.bootstrap, topic_name("in"))
-    job = ArchiveJob(topic, str(tmp_path), broker_process.bootstrap, "p")
-    archives._Run(None, job, lambda _progress: None, lambda: False)  # type: ignore[arg-type]
-    with mansio.blocking.connect(broker_process.bootstrap) as client:
+    topic = create(broker_process.bootstrap_servers, topic_name("in"))
+    job = ArchiveJob(topic, str(tmp_path), broker_process.bootstrap_servers, "p")
+    archives._ArchiveRun(None, job, lambda _progress: None, lambda: False)  # type: ignore[arg-type]
+    with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
         client.admin.delete_topic(topic)
-    create(broker_process.bootstrap, topic)
-    with pytest.raises(ForeignTable, match="earlier topic"):
-        archives._Run(None, job, lambda _progress: None, lambda: False)  # type: ignore[arg-type]
+    create(broker_process.bootstrap_servers, topic)
+    with pytest.raises(NotAnArchiveTable, match="earlier topic"):
+        archives._ArchiveRun(None, job, lambda _progress: None, lambda: False)  # type: ignore[arg-type]
 
 
 def test_what_a_topic_had_deleted_before_its_archive_was_begun_is_no_loss(
     broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:
-    topic = create(broker_process.bootstrap, topic_name("in"))
-    publish(broker_process.bootstrap, topic, [(None, b"%d" % n) for n in range(9)])
-    with mansio.blocking.connect(broker_process.bootstrap) as client:
+    topic = create(broker_process.bootstrap_servers, topic_name("in"))
+    publish(broker_process.bootstrap_servers, topic, [(None, b"%d" % n) for n in range(9)])
+    with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
         client.admin.delete_records([mansio.TopicPartition(topic, 0)], before=4)
-    job = ArchiveJob(topic, str(tmp_path), broker_process.bootstrap, "p")
-    run = archives._Run(None, job, lambda _progress: None, lambda: False)  # type: ignore[arg-type]
+    job = ArchiveJob(topic, str(tmp_path), broker_process.bootstrap_servers, "p")
+    run = archives._ArchiveRun(None, job, lambda _progress: None, lambda: False)  # type: ignore[arg-type]
     assert run._start() == {0: 4}

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import TopicRecreated
-from mansio.spark import table_sink
-from mansio.spark.lake.catalog import open_table
-from mansio.spark.stretches import StretchSource, as_row, from_rows
-from mansio.spark.table_sink import TableWriter, sink_options
+from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.sink import iceberg_sink
+from mansio.spark.sink.iceberg_sink import IcebergStreamWriter, sink_options
+from mansio.spark.source.range_source import RangeSource, as_row, from_rows
 from system.spark.archives import assert_archived
 from system.spark.topics import create, publish
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from mansio.spark.ranges import Range
+    from mansio.spark.source.read_plan import TaskRange
     from support.process import ServedBroker
 
 RECORDS = 40
@@ -33,35 +33,40 @@ class Context:
     """In place of Spark's."""
 
     def getLocalProperty(self, name: str) -> str:  # noqa: N802  # as Spark calls it
-        return {table_sink.BATCH_PROPERTY: "0", table_sink.QUERY_PROPERTY: "q"}[name]
+        return {iceberg_sink.BATCH_PROPERTY: "0", iceberg_sink.QUERY_PROPERTY: "q"}[name]
 
 
 class Task:
     """The archive of a topic of two partitions, without Spark."""
 
     def __init__(self, broker: ServedBroker, topic: str, place: Path) -> None:
-        self.topic = create(broker.bootstrap, topic, partitions=2)
+        self.topic = create(broker.bootstrap_servers, topic, partitions=2)
         for partition in ENDS:
-            publish(broker.bootstrap, topic, [(b"k", b"%d" % n) for n in range(RECORDS)], partition=partition)
+            publish(
+                broker.bootstrap_servers,
+                topic,
+                [(b"k", b"%d" % n) for n in range(RECORDS)],
+                partition=partition,
+            )
         self.warehouse = place / "lake"
         table = open_table(None, str(self.warehouse), topic, create=True)
-        source = {"broker": broker.bootstrap, "subscribe": topic, "startingOffsets": "earliest"}
-        self.reader = StretchSource(source).streamReader(None)  # type: ignore[arg-type]  # asks for no schema
+        source = {"broker": broker.bootstrap_servers, "subscribe": topic, "startingOffsets": "earliest"}
+        self.reader = RangeSource(source).streamReader(None)  # type: ignore[arg-type]  # asks for no schema
         options = sink_options(table, str(self.warehouse), None, dict.fromkeys(ENDS, 0), source)
         self.checkpoint = place / "checkpoint"
-        self.writer = TableWriter({**options, "checkpointLocation": f"file://{self.checkpoint}"})
+        self.writer = IcebergStreamWriter({**options, "checkpointLocation": f"file://{self.checkpoint}"})
         (self.checkpoint / "offsets").mkdir(parents=True)
         (self.checkpoint / "metadata").write_text(json.dumps({"id": "q"}))
         noted = json.dumps({topic: {str(partition): end for partition, end in ENDS.items()}})
         (self.checkpoint / "offsets" / "0").write_text(f"v1\n{{}}\n{noted}")
 
-    def planned(self) -> list[Range]:
+    def planned(self) -> list[TaskRange]:
         """The first batch, of all there is."""
         start = self.reader.initialOffset()
         end = self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
         return list(self.reader.partitions(start, end))  # type: ignore[arg-type]  # that is what they are
 
-    def rows(self, stretches: list[Range]) -> list[pa.RecordBatch]:
+    def rows(self, stretches: list[TaskRange]) -> list[pa.RecordBatch]:
         """What Spark gets for them, in tasks."""
         return [row for one in stretches for row in pickle.loads(pickle.dumps(self.reader)).read(one)]
 
@@ -76,7 +81,7 @@ def task(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Task]:
-    monkeypatch.setattr(table_sink.TaskContext, "get", Context)
+    monkeypatch.setattr(iceberg_sink.TaskContext, "get", Context)
     one = Task(broker_process, topic_name("in"), tmp_path)
     yield one
     one.reader.stop()

@@ -10,11 +10,11 @@ import pytest
 import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.errors import UnreadableRecords
-from mansio.spark.lake.catalog import open_table
-from mansio.spark.lake.dead_letters import open_dead_letters
-from mansio.spark.lake.layout import LostRange
-from mansio.spark.lake.scan import scan
-from mansio.spark.pipelines.archive import ArchiveJob, archive
+from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.dead_letters import open_dead_letters
+from mansio.spark.iceberg.table_format import LostRange
+from mansio.spark.iceberg.table_scan import scan
+from mansio.spark.jobs.archive import ArchiveJob, archive
 from support.spark_source import Topic
 
 if TYPE_CHECKING:
@@ -32,14 +32,14 @@ def test_records_that_cannot_be_read_are_an_error_or_are_listed_and_kept_apart(
     here = Topic(broker_process, topic_name("in"))
     here.fill(10)
     marker = f"header of {here.name}"
-    with mansio.blocking.connect(here.bootstrap) as client:
+    with mansio.blocking.connect(here.bootstrap_servers) as client:
         client.publish_many(
             here.name,
             [OutgoingRecord(b"%d" % n, headers=[("fine" if n % 4 else marker, b"x")]) for n in range(10, 20)],
         )
     here.fill(5, first=20)
     here.damage(marker.encode(), b"\xff" + marker.encode()[1:], seal=True)
-    job = ArchiveJob(here.name, str(tmp_path), here.bootstrap, here.name, is_once=True)
+    job = ArchiveJob(here.name, str(tmp_path), here.bootstrap_servers, here.name, is_once=True)
     with pytest.raises(UnreadableRecords, match=r"offsets 12 to 12 of partition 0 .* --on-unreadable skip"):
         archive(spark, job)
     done = archive(spark, replace(job, on_unreadable="dead-letter"))

@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from mansio.cli.demo.delays import Mean, differences, picture
-from mansio.cli.demo.pipeline import tell
+from mansio_demo.delay_chart import Mean, chart_svg, differences
+from mansio_demo.pipeline_demo import run_demo
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +24,7 @@ def test_the_demo_finds_every_number_right(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plot = tmp_path / "delays.svg"
-    code = asyncio.run(tell(COUNT, str(plot)))
+    code = asyncio.run(run_demo(COUNT, str(plot)))
     shown = capsys.readouterr().out
     assert code == 0, shown
     assert "7,332 flights until November" in shown
@@ -48,4 +48,4 @@ def test_a_wrong_mean_a_lost_flight_and_a_missing_carrier_are_differences() -> N
         ("AA", 2),
         ("EV", 1),
     ]
-    ElementTree.fromstring(picture(expected, "t"))
+    ElementTree.fromstring(chart_svg(expected, "t"))

@@ -15,14 +15,14 @@ import mansio
 from mansio.client import ProducerOptions
 from mansio.client.types import OutgoingRecord
 from mansio.errors import ConnectionLost, DataLoss, TopicRecreated, UnreadableRecords
-from mansio.spark import fetch
-from mansio.spark.batch_reader import BatchReader
-from mansio.spark.door import close_doors, door
-from mansio.spark.fetch import fetch_range
-from mansio.spark.range_reader import read_range
-from mansio.spark.ranges import Range
-from mansio.spark.salvage import offsets_said
-from mansio.wire.records import iterate_batches
+from mansio.spark.source import fetch
+from mansio.spark.source.bad_records import parse_error_offsets
+from mansio.spark.source.batch_reader import BatchReader
+from mansio.spark.source.fetch import fetch_range
+from mansio.spark.source.read_plan import TaskRange
+from mansio.spark.source.task_reader import read_range
+from mansio.spark.sync_client import close_sync_clients, sync_client
+from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
 from support.places import free_port
@@ -40,7 +40,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     try:
         yield served.start()
     finally:
-        close_doors()
+        close_sync_clients()
         served.kill()
 
 
@@ -49,7 +49,7 @@ def topic(broker: ServedBroker, request: pytest.FixtureRequest) -> Callable[...,
     return lambda **more: Topic(broker, request.node.name.split("[")[0][:100], **more)
 
 
-def offsets_between(answers: list[fetch.Fetched]) -> tuple[int, int]:
+def offsets_between(answers: list[fetch.FetchedBatches]) -> tuple[int, int]:
     """The first and the last offset of the batches that came."""
     headers = [header for answer in answers for _, header in iterate_batches(answer.records)]
     for before, after in pairwise(headers):
@@ -61,7 +61,7 @@ def test_a_stretch_comes_in_whole_batches_and_small_answers(topic: Callable[...,
     """None is missing between them, and none comes that lies behind the stretch."""
     here = topic()
     here.fill(3_000, size=100, together=50)
-    way, one = door(here.bootstrap), TopicPartition(here.name, 0)
+    way, one = sync_client(here.bootstrap_servers), TopicPartition(here.name, 0)
     answers = list(fetch_range(way, one, 70, 2_020, fetch_bytes=20_000))
     assert len(answers) > 5
     assert all(0 < len(answer.records) <= 20_000 for answer in answers)
@@ -74,7 +74,11 @@ def test_a_stretch_comes_in_whole_batches_and_small_answers(topic: Callable[...,
 def test_a_batch_larger_than_an_answer_comes_alone(topic: Callable[..., Topic]) -> None:
     here = topic()
     here.fill(3, size=30_000, together=1)
-    answers = list(fetch_range(door(here.bootstrap), TopicPartition(here.name, 0), 0, 3, fetch_bytes=1_024))
+    answers = list(
+        fetch_range(
+            sync_client(here.bootstrap_servers), TopicPartition(here.name, 0), 0, 3, fetch_bytes=1_024
+        )
+    )
     assert [offsets_between([answer]) for answer in answers] == [(0, 0), (1, 1), (2, 2)]
 
 
@@ -84,14 +88,16 @@ def test_the_next_answer_is_asked_for_before_this_one_is_used(
     here = topic()
     here.fill(300, size=1_000, together=10)
     asked: list[int] = []
-    attempt = fetch._Asking.attempt
+    attempt = fetch._RangeFetcher.attempt
 
-    async def counted(self: fetch._Asking, offset: int, size: int) -> fetch._Answer:
+    async def counted(self: fetch._RangeFetcher, offset: int, size: int) -> fetch._FetchResult:
         asked.append(offset)
         return await attempt(self, offset, size)
 
-    monkeypatch.setattr(fetch._Asking, "attempt", counted)
-    reading = fetch_range(door(here.bootstrap), TopicPartition(here.name, 0), 0, 300, fetch_bytes=50_000)
+    monkeypatch.setattr(fetch._RangeFetcher, "attempt", counted)
+    reading = fetch_range(
+        sync_client(here.bootstrap_servers), TopicPartition(here.name, 0), 0, 300, fetch_bytes=50_000
+    )
     first = next(reading)
     assert len(asked) == 2
     assert asked[1] == offsets_between([first])[1] + 1
@@ -101,7 +107,9 @@ def test_the_next_answer_is_asked_for_before_this_one_is_used(
 def test_a_reader_that_stops_early_leaves_a_door_that_works(topic: Callable[..., Topic]) -> None:
     here = topic()
     here.fill(500, size=1_000, together=10)
-    reading = fetch_range(door(here.bootstrap), TopicPartition(here.name, 0), 0, 500, fetch_bytes=20_000)
+    reading = fetch_range(
+        sync_client(here.bootstrap_servers), TopicPartition(here.name, 0), 0, 500, fetch_bytes=20_000
+    )
     next(reading)
     reading.close()
     assert offsets_of(here.rows()) == list(range(500))
@@ -111,11 +119,11 @@ def test_a_slow_query_does_not_fail_by_the_answer_that_waited_for_it(
     topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was asked ahead is looked at when the query comes back, which may be after any deadline."""
-    monkeypatch.setattr("mansio.spark.door.REQUEST_TIMEOUT_MS", 1_000)
+    monkeypatch.setattr("mansio.spark.sync_client.REQUEST_TIMEOUT_MS", 1_000)
     here = topic()
     here.fill(300, size=1_000, together=10)
-    close_doors()
-    way, one = door(here.bootstrap), TopicPartition(here.name, 0)
+    close_sync_clients()
+    way, one = sync_client(here.bootstrap_servers), TopicPartition(here.name, 0)
     answers = []
     for answer in fetch_range(way, one, 0, 300, fetch_bytes=100_000):
         answers.append(answer)
@@ -123,29 +131,29 @@ def test_a_slow_query_does_not_fail_by_the_answer_that_waited_for_it(
             time.sleep(1.5)
     assert len(answers) > 2
     assert offsets_between(answers) == (0, 299)
-    close_doors()
+    close_sync_clients()
 
 
 def test_a_forked_process_opens_a_door_of_its_own(topic: Callable[..., Topic]) -> None:
     """Spark's workers are forked; the parent's sockets are not theirs."""
     here = topic()
     here.fill(10)
-    before = door(here.bootstrap)
+    before = sync_client(here.bootstrap_servers)
     child = os.fork()
     if child == 0:
         gc.freeze()  # what other tests threw away is not ours to collect
-        mine = door(here.bootstrap)
+        mine = sync_client(here.bootstrap_servers)
         right = mine is not before and offsets_of(here.rows()) == list(range(10))
         os._exit(0 if right else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert door(here.bootstrap) is before
+    assert sync_client(here.bootstrap_servers) is before
     assert offsets_of(here.rows()) == list(range(10))
 
 
 def test_records_that_were_deleted_are_a_loss_that_names_the_offset(topic: Callable[..., Topic]) -> None:
     here = topic()
     here.fill(100)
-    one = Range(here.name, 0, 20, 90)
+    one = TaskRange(here.name, 0, 20, 90)
     here.trim(before=50)
     with pytest.raises(DataLoss, match=r"offset 20 of partition 0 of .* is gone: the log begins at 50"):
         list(read_range(here.options(), ("offset",), one))
@@ -160,9 +168,9 @@ def test_a_log_that_ends_before_the_stretch_is_a_loss(
     here = topic()
     here.fill(10)
     with pytest.raises(DataLoss, match="ends at offset 10, but offset 20 was asked for"):
-        list(read_range(here.options(), ("offset",), Range(here.name, 0, 5, 20)))
+        list(read_range(here.options(), ("offset",), TaskRange(here.name, 0, 5, 20)))
     with pytest.raises(DataLoss, match="ends at offset 10, but offset 15 was asked for"):
-        list(read_range(here.options(), ("offset",), Range(here.name, 0, 15, 20)))
+        list(read_range(here.options(), ("offset",), TaskRange(here.name, 0, 15, 20)))
 
 
 def test_a_leader_that_knows_less_than_the_one_before_for_a_moment_is_asked_again(
@@ -172,17 +180,17 @@ def test_a_leader_that_knows_less_than_the_one_before_for_a_moment_is_asked_agai
     request that went ahead, by the one in earnest, and once more."""
     here = topic()
     here.fill(10)
-    judge = fetch._Asking._has_stayed_short
+    judge = fetch._RangeFetcher._is_log_end_stable
     missed: list[int] = []
 
-    def note(asking: fetch._Asking, offset: int) -> bool:
+    def note(asking: fetch._RangeFetcher, offset: int) -> bool:
         missed.append(offset)
         if len(missed) == 3:
             here.fill(10, first=10)
         return judge(asking, offset)
 
-    monkeypatch.setattr(fetch._Asking, "_has_stayed_short", note)
-    answers = list(fetch_range(door(here.bootstrap), TopicPartition(here.name, 0), 0, 20))
+    monkeypatch.setattr(fetch._RangeFetcher, "_is_log_end_stable", note)
+    answers = list(fetch_range(sync_client(here.bootstrap_servers), TopicPartition(here.name, 0), 0, 20))
     assert offsets_between(answers) == (0, 19)
     assert set(missed) == {10}
 
@@ -196,9 +204,9 @@ def test_another_topic_of_the_same_name_is_not_read(topic: Callable[..., Topic])
     here.delete()
     again = topic()
     again.fill(20, first=1_000)
-    with mansio.blocking.connect(here.bootstrap) as client:
+    with mansio.blocking.connect(here.bootstrap_servers) as client:
         new_id = client.admin.describe_topic(here.name).topic_id
-    planned_elsewhere = Range(here.name, 0, 0, 20, new_id)
+    planned_elsewhere = TaskRange(here.name, 0, 0, 20, new_id)
     rows = sum(batch.num_rows for batch in reader.read(planned_elsewhere))
     assert rows == 20, "what this process knew of the old topic was no hindrance"
     with pytest.raises(TopicRecreated, match="deleted and made anew"):
@@ -215,12 +223,16 @@ def test_a_partition_is_read_by_a_process_that_knew_the_topic_without_it(topic: 
     here = topic()
     here.fill(3)
     options = here.options()
-    assert sum(batch.num_rows for batch in read_range(options, ("offset",), Range(here.name, 0, 0, 3))) == 3
+    assert (
+        sum(batch.num_rows for batch in read_range(options, ("offset",), TaskRange(here.name, 0, 0, 3))) == 3
+    )
     here.grow(3)
     here.fill(4, partition=2)
-    assert sum(batch.num_rows for batch in read_range(options, ("offset",), Range(here.name, 2, 0, 4))) == 4
+    assert (
+        sum(batch.num_rows for batch in read_range(options, ("offset",), TaskRange(here.name, 2, 0, 4))) == 4
+    )
     with pytest.raises(DataLoss, match="partition 3 of"):
-        list(read_range(options, ("offset",), Range(here.name, 3, 0, 4)))
+        list(read_range(options, ("offset",), TaskRange(here.name, 3, 0, 4)))
 
 
 def test_reading_goes_on_when_the_broker_was_away(tmp_path: Path) -> None:
@@ -230,7 +242,7 @@ def test_reading_goes_on_when_the_broker_was_away(tmp_path: Path) -> None:
         here = Topic(served, "t")
         here.fill(2_000, size=500, together=50)
         reading = read_range(
-            here.options(fetchBytes="50000", rowsPerBatch="50"), ("offset",), Range("t", 0, 0, 2_000)
+            here.options(fetchBytes="50000", rowsPerBatch="50"), ("offset",), TaskRange("t", 0, 0, 2_000)
         )
         seen = next(reading).column("offset").to_pylist()
         assert served.stop() == 0
@@ -238,14 +250,14 @@ def test_reading_goes_on_when_the_broker_was_away(tmp_path: Path) -> None:
         seen += [value for batch in reading for value in batch.column("offset").to_pylist()]
         assert seen == list(range(2_000))
     finally:
-        close_doors()
+        close_sync_clients()
         served.kill()
 
 
 def test_no_broker_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mansio.spark.door.CONNECT_TIMEOUT_MS", 200)
+    monkeypatch.setattr("mansio.spark.sync_client.CONNECT_TIMEOUT_MS", 200)
     with pytest.raises(ConnectionLost, match="cannot connect to"):
-        door(f"127.0.0.1:{free_port()}")
+        sync_client(f"127.0.0.1:{free_port()}")
 
 
 def test_batches_handed_on_are_neither_small_nor_large(topic: Callable[..., Topic]) -> None:
@@ -255,7 +267,7 @@ def test_batches_handed_on_are_neither_small_nor_large(topic: Callable[..., Topi
         read_range(
             here.options(fetchBytes="20000", rowsPerBatch="1000"),
             ("offset", "value"),
-            Range(here.name, 0, 0, 5_000),
+            TaskRange(here.name, 0, 0, 5_000),
         )
     )
     assert all(500 < batch.num_rows <= 1_500 for batch in batches[:-1])
@@ -264,7 +276,7 @@ def test_batches_handed_on_are_neither_small_nor_large(topic: Callable[..., Topi
         read_range(
             here.options(fetchBytes="20000", batchBytes="65536"),
             ("offset", "value"),
-            Range(here.name, 0, 0, 5_000),
+            TaskRange(here.name, 0, 0, 5_000),
         )
     )
     assert len(by_bytes) >= 5
@@ -275,16 +287,19 @@ def test_a_small_answer_that_holds_very_much_is_opened_bit_by_bit(topic: Callabl
     """Compressed to a hundredth: one answer is the whole topic, and Spark gets it in batches of the size it wants."""
     here = topic()
     with (
-        mansio.blocking.connect(here.bootstrap) as client,
+        mansio.blocking.connect(here.bootstrap_servers) as client,
         client.producer(ProducerOptions(codec="zstd")) as producer,
     ):
         producer.publish_many(here.name, [bytes(10_000)] * 1_500)
-    assert len(list(fetch_range(door(here.bootstrap), TopicPartition(here.name, 0), 0, 1_500))) == 1
+    assert (
+        len(list(fetch_range(sync_client(here.bootstrap_servers), TopicPartition(here.name, 0), 0, 1_500)))
+        == 1
+    )
     pool = pa.default_memory_pool()
     before = pool.bytes_allocated()
     offsets, highest = [], 0
     for batch in read_range(
-        here.options(batchBytes="1MB"), ("value", "offset"), Range(here.name, 0, 0, 1_500)
+        here.options(batchBytes="1MB"), ("value", "offset"), TaskRange(here.name, 0, 0, 1_500)
     ):
         offsets += batch.column("offset").to_pylist()
         highest = max(highest, pool.bytes_allocated() - before)
@@ -318,7 +333,7 @@ def test_damaged_records_suspend_are_skipped_or_become_rows(topic: Callable[...,
 def test_a_record_that_is_wrong_in_itself_costs_no_other(topic: Callable[..., Topic]) -> None:
     """Its batch is sound; only the name of its header is no text, which not all readers look at."""
     here = topic()
-    with mansio.blocking.connect(here.bootstrap) as client:
+    with mansio.blocking.connect(here.bootstrap_servers) as client:
         names = ["fine"] * 40
         names[3] = names[30] = "bad-name"
         client.publish_many(
@@ -338,4 +353,4 @@ def test_a_record_that_is_wrong_in_itself_costs_no_other(topic: Callable[..., To
         3: (b"3", None),
         30: (b"30", None),
     }
-    assert [offsets_said(row["error"]) for row in dead.values()] == [(3, 3), (30, 30)]
+    assert [parse_error_offsets(row["error"]) for row in dead.values()] == [(3, 3), (30, 30)]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.spark.pipelines.run import RunJob, run
+from mansio.spark.jobs.run import PipelineJob, run
 from support.places import ROOT
 from system.spark.flights import flights, records, weather
 from system.spark.topics import contents, create, publish
@@ -31,8 +31,8 @@ EXAMPLES = ROOT / "examples" / "pipelines"
 def inputs(broker_process: ServedBroker) -> None:
     """The topics by the names that the examples use; one partition, so that the year goes by in order."""
     for topic, rows in (("flights", flights()), ("weather", weather())):
-        create(broker_process.bootstrap, topic)
-        publish(broker_process.bootstrap, topic, records(rows))
+        create(broker_process.bootstrap_servers, topic)
+        publish(broker_process.bootstrap_servers, topic, records(rows))
 
 
 @pytest.fixture
@@ -43,17 +43,17 @@ def example(
 
     def run_it(name: str, **more: Any) -> list[tuple[bytes | None, dict[str, Any]]]:
         target = topic_name("out")
-        job = RunJob(
+        job = PipelineJob(
             file=str(EXAMPLES / f"{name}.py"),
             name=target,
-            bootstrap=broker_process.bootstrap,
+            bootstrap_servers=broker_process.bootstrap_servers,
             checkpoint=str(tmp_path / "checkpoint"),
             topic=target,
             is_once=True,
             **more,
         )
         run(spark, job)
-        found = contents(broker_process.bootstrap, target)
+        found = contents(broker_process.bootstrap_servers, target)
         return [(message.key, json.loads(message.value or b"")) for message in found]
 
     return run_it

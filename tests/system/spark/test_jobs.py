@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import mansio
-from mansio.spark.lake.layout import OFFSET, PARTITION, TABLE_SCHEMA, TIMESTAMP
-from mansio.spark.lake.scan import scan
-from mansio.spark.pipelines.compact import compact
-from mansio.spark.pipelines.hot_keys import count_topic, judge
-from mansio.spark.pipelines.schema_check import ORIGIN_HEADER, REASON_HEADER, check_topic
+from mansio.spark.iceberg.table_format import OFFSET, PARTITION, TABLE_SCHEMA, TIMESTAMP
+from mansio.spark.iceberg.table_scan import scan
+from mansio.spark.jobs.compact import compact
+from mansio.spark.jobs.hot_keys import assess_skew, count_topic
+from mansio.spark.jobs.schema_check import ORIGIN_HEADER, REASON_HEADER, check_topic
 from support.archive_tables import FIRST_US, STEP_US, Archive, row, rows_of
 from system.spark.topics import contents, create, publish
 
@@ -40,18 +40,20 @@ def test_heaviest_keys_of_a_zipf_topic_are_found_and_even_keys_are_no_alarm(
     even = [b"%d" % chance.randrange(3_000) for _ in range(12_000)]
     counted = []
     for role, keys in (("lopsided", lopsided), ("even", even)):
-        topic = create(broker_process.bootstrap, topic_name(role), PARTITIONS)
-        publish(broker_process.bootstrap, topic, [*((key, b"v" * 10) for key in keys), (None, b"v")])
+        topic = create(broker_process.bootstrap_servers, topic_name(role), PARTITIONS)
+        publish(broker_process.bootstrap_servers, topic, [*((key, b"v" * 10) for key in keys), (None, b"v")])
         counted.append(
-            count_topic(spark, topic, broker_process.bootstrap, PARTITIONS, is_by_bytes=role == "even")
+            count_topic(
+                spark, topic, broker_process.bootstrap_servers, PARTITIONS, is_by_bytes=role == "even"
+            )
         )
     expected = sorted(Counter(lopsided).items(), key=lambda item: (-item[1], item[0]))
     assert [(one.key, one.records) for one in counted[0].top] == expected[:20]
     assert (counted[0].records, counted[0].keys) == (20_001, len(expected))
-    assert judge(counted[0]).hot[0].key == b"key-0000"
+    assert assess_skew(counted[0]).hot[0].key == b"key-0000"
     assert counted[1].bytes == 120_001
     assert sum(one.records for one in counted[1].partitions) == 12_001
-    assert not judge(counted[1]).is_alarm
+    assert not assess_skew(counted[1]).is_alarm
 
 
 @pytest.mark.row("S12")
@@ -67,16 +69,25 @@ def test_bad_records_are_counted_by_what_is_wrong_and_put_apart_with_the_reason(
         None,
         b'{"id": "x"}',
     )
-    topic, quarantine = create(broker_process.bootstrap, topic_name("in")), topic_name("made-by-the-check")
-    publish(broker_process.bootstrap, topic, [(b"k%d" % place, value) for place, value in enumerate(values)])
-    report = check_topic(spark, topic, broker_process.bootstrap, schema, quarantine=quarantine)
-    assert (report.records, report.without_value, report.bad) == (200, 1, 4)
+    topic, quarantine = (
+        create(broker_process.bootstrap_servers, topic_name("in")),
+        topic_name("made-by-the-check"),
+    )
+    publish(
+        broker_process.bootstrap_servers,
+        topic,
+        [(b"k%d" % place, value) for place, value in enumerate(values)],
+    )
+    report = check_topic(spark, topic, broker_process.bootstrap_servers, schema, quarantine=quarantine)
+    assert (report.records, report.without_value, report.invalid) == (200, 1, 4)
     assert [(one.place, one.rule, one.records, one.offset) for one in report.groups] == [
         ("$.id", "required", 2, 20),
         ("$", "json", 1, 10),
         ("$.id", "type", 1, 40),
     ]
-    apart = sorted(contents(broker_process.bootstrap, quarantine), key=lambda one: int((one.key or b"")[1:]))
+    apart = sorted(
+        contents(broker_process.bootstrap_servers, quarantine), key=lambda one: int((one.key or b"")[1:])
+    )
     assert [(one.key, one.value) for one in apart] == [
         (b"k%d" % place, values[place]) for place in (10, 20, 21, 40)
     ]
@@ -85,7 +96,7 @@ def test_bad_records_are_counted_by_what_is_wrong_and_put_apart_with_the_reason(
         f"{topic}/0/{place}".encode() for place in (10, 20, 21, 40)
     ]
     assert headers[3][REASON_HEADER] == b"$.id: 'x' is not of type 'integer'"
-    with mansio.blocking.connect(broker_process.bootstrap) as client:
+    with mansio.blocking.connect(broker_process.bootstrap_servers) as client:
         kept_ms = client.admin.describe_config(quarantine)["retention.ms"].value
     assert kept_ms == "-1", "they have the times they had"
 

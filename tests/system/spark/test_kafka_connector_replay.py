@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from mansio.wire.records import build_batch
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.batch.record_batch import build_batch
 from support.places import ROOT
 from support.process import served
 from support.raw_peer import RawPeer

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from mansio.spark.lake.catalog import open_table
-from mansio.spark.pipelines.run import RunJob, run
-from mansio.wire.hold import hold_group
+from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.jobs.run import PipelineJob, run
+from mansio.wire.internal_records.hold_metadata import pipeline_group
 from support.pipeline_process import PipelineProcess
 from system.spark.archives import archive_once, assert_archived
 from system.spark.topics import contents, create, publish
@@ -54,7 +54,7 @@ class Job:
 
     def __init__(self, broker: ServedBroker, topic: str, place: Path) -> None:
         self.broker, self.place = broker, place
-        self.source = create(broker.bootstrap, topic, PARTITIONS)
+        self.source = create(broker.bootstrap_servers, topic, PARTITIONS)
         self.published = 0
         self.started: list[PipelineProcess] = []
         place.mkdir()
@@ -62,7 +62,7 @@ class Job:
     def publish(self, count: int) -> None:
         """That many more records; a value is the record's number."""
         numbers = range(self.published, self.published + count)
-        publish(self.broker.bootstrap, self.source, [(b"%d" % (n % 50), b"%d" % n) for n in numbers])
+        publish(self.broker.bootstrap_servers, self.source, [(b"%d" % (n % 50), b"%d" % n) for n in numbers])
         self.published += count
 
     def words(self) -> list[str]:
@@ -70,7 +70,7 @@ class Job:
         raise NotImplementedError
 
     def start(self) -> PipelineProcess:
-        words = [*self.words(), "--broker", self.broker.bootstrap, "--master", "local[2]"]
+        words = [*self.words(), "--bootstrap-servers", self.broker.bootstrap_servers, "--master", "local[2]"]
         words += ["--max-records", str(BATCH), "--trigger", "0.1"]
         turn = str(self.turn(len(self.started)))
         self.started.append(PipelineProcess(self.place, words, {"TURN": turn}))
@@ -117,7 +117,7 @@ class Copy(Job):
 
     def __init__(self, broker: ServedBroker, topic: str, target: str, place: Path) -> None:
         super().__init__(broker, topic, place)
-        self.target = create(broker.bootstrap, target, PARTITIONS)
+        self.target = create(broker.bootstrap_servers, target, PARTITIONS)
         (place / "random.py").write_text(FILE)
 
     def words(self) -> list[str]:
@@ -125,26 +125,28 @@ class Copy(Job):
 
     def done(self) -> int:
         """How many records are in the target."""
-        return len(contents(self.broker.bootstrap, self.target))
+        return len(contents(self.broker.bootstrap_servers, self.target))
 
     def finish(self, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
         """The last start goes to the end; then each record is there, and twice at most what was under way at a kill."""
         monkeypatch.setenv("TURN", str(self.place))
-        job = RunJob(
+        job = PipelineJob(
             file=str(self.place / "random.py"),
             name="random",
-            bootstrap=self.broker.bootstrap,
+            bootstrap_servers=self.broker.bootstrap_servers,
             checkpoint=str(self.place / "checkpoints" / "random"),
             inputs=(self.source,),
             topic=self.target,
             is_once=True,
         )
         assert run(spark, job).lag == 0
-        seen = Counter(int(message.value or b"") for message in contents(self.broker.bootstrap, self.target))
+        seen = Counter(
+            int(message.value or b"") for message in contents(self.broker.bootstrap_servers, self.target)
+        )
         assert sorted(seen) == list(range(self.published))
         assert seen.total() - self.published <= len(self.started) * UNDER_WAY * BATCH
-        with mansio.blocking.connect(self.broker.bootstrap) as client:
-            lags = client.admin.group_lag(hold_group("random"))
+        with mansio.blocking.connect(self.broker.bootstrap_servers) as client:
+            lags = client.admin.group_lag(pipeline_group("random"))
         assert [lag.lag for place, lag in lags.items() if place.topic == self.source] == [0] * PARTITIONS
 
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 from typing import TYPE_CHECKING
 
-from mansio.spark.listener import OffsetPublisher
+from mansio.spark.jobs.progress_listener import OffsetPublisher
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
 from support.places import mansio_command
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def command(broker: ServedBroker, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*mansio_command(), *words, "--broker", broker.bootstrap, "--output", "json"],
+        [*mansio_command(), *words, "--bootstrap-servers", broker.bootstrap_servers, "--output", "json"],
         capture_output=True,
         text=True,
         timeout=scaled(30),
@@ -31,9 +31,9 @@ def command(broker: ServedBroker, *words: str) -> subprocess.CompletedProcess[st
 def test_lag_is_what_was_published_against_the_end_of_the_log_and_the_group_says_the_same(
     broker_process: ServedBroker, topic_name: Callable[[str], str]
 ) -> None:
-    topic, name = create(broker_process.bootstrap, topic_name("in"), 2), topic_name("pipeline")
-    publish(broker_process.bootstrap, topic, [(None, b"x")] * 10, partition=1)
-    publisher = OffsetPublisher(name, broker_process.bootstrap)
+    topic, name = create(broker_process.bootstrap_servers, topic_name("in"), 2), topic_name("pipeline")
+    publish(broker_process.bootstrap_servers, topic, [(None, b"x")] * 10, partition=1)
+    publisher = OffsetPublisher(name, broker_process.bootstrap_servers)
     publisher.publish({TopicPartition(topic, 0): 0, TopicPartition(topic, 1): 3}, "query")
     publisher.publish({TopicPartition(topic, 1): 4}, "query")
     publisher.close()

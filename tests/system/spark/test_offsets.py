@@ -11,12 +11,12 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from mansio.errors import ConfigError, DataLoss, MansioError, TopicRecreated
-from mansio.link.deletion import delete_records
-from mansio.link.offsets import commit_offsets
-from mansio.spark import stream_reader
-from mansio.spark.door import close_doors, door
-from mansio.spark.offsets import from_json, resolve, to_json
+from mansio.net.offsets import commit_offsets
+from mansio.net.record_deletion import delete_records
 from mansio.spark.options import SourceOptions
+from mansio.spark.source import stream_reader
+from mansio.spark.source.offsets import from_json, resolve, to_json
+from mansio.spark.sync_client import close_sync_clients, sync_client
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
 from support.process import ServedBroker
@@ -25,7 +25,7 @@ from support.spark_source import Topic, numbers_of, read_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mansio.spark.stream_reader import StreamReader
+    from mansio.spark.source.stream_reader import StreamReader
 
 ALL = ReadAllAvailable()
 BEGAN_MS = 1_700_000_000_000
@@ -37,7 +37,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedBroker]:
     try:
         yield served.start()
     finally:
-        close_doors()
+        close_sync_clients()
         served.kill()
 
 
@@ -56,8 +56,8 @@ def ten(broker: ServedBroker) -> Topic:
     here.fill(10, times=[BEGAN_MS + 1_000 * number for number in range(10)])
     with_two_gone = TopicPartition("ten", 0)
 
-    way = door(here.bootstrap)
-    way.run(delete_records(way.cluster, {with_two_gone: 2}, timeout_ms=10_000))
+    client = sync_client(here.bootstrap_servers)
+    client.run(delete_records(client.cluster, {with_two_gone: 2}, timeout_ms=10_000))
     return here
 
 
@@ -111,7 +111,7 @@ MEANINGS: list[tuple[dict[str, str], tuple[int, int], tuple[int, int]]] = [
 def test_options_mean_offsets(
     ten: Topic, options: dict[str, str], first: tuple[int, int], second: tuple[int, int]
 ) -> None:
-    found = resolve(door(ten.bootstrap), ten.options(**options))
+    found = resolve(sync_client(ten.bootstrap_servers), ten.options(**options))
     assert {partition.partition: (one.start, one.end) for partition, one in found.items()} == {
         0: first,
         1: second,
@@ -154,7 +154,7 @@ def test_offsets_that_cannot_be_meant_are_refused(
     ten: Topic, options: dict[str, str], kind: type[MansioError], said: str
 ) -> None:
     with pytest.raises(kind) as refused:
-        resolve(door(ten.bootstrap), ten.options(**options))
+        resolve(sync_client(ten.bootstrap_servers), ten.options(**options))
     assert said in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -163,12 +163,12 @@ def test_subscriptions_name_topics_match_them_or_assign_partitions(topic: Callab
     one, two = topic("-1", 2), topic("-2", 1)
 
     def read(**options: str) -> list[TopicPartition]:
-        way = door(one.bootstrap)
-        return sorted(resolve(way, SourceOptions.parse({"broker": one.bootstrap, **options})))
+        client = sync_client(one.bootstrap_servers)
+        return sorted(resolve(client, SourceOptions.parse({"broker": one.bootstrap_servers, **options})))
 
-    way = door(one.bootstrap)
-    way.run(
-        commit_offsets(way.cluster, "any", {TopicPartition(one.name, 0): 0})
+    client = sync_client(one.bootstrap_servers)
+    client.run(
+        commit_offsets(client.cluster, "any", {TopicPartition(one.name, 0): 0})
     )  # makes the broker's own topic
     both = [TopicPartition(one.name, 0), TopicPartition(one.name, 1), TopicPartition(two.name, 0)]
     assert read(subscribe=f"{two.name},{one.name}") == both
@@ -227,8 +227,8 @@ def test_first_batch_that_is_run_again_begins_where_it_began(topic: Callable[...
         again = here.stream(startingOffsets=starting)
         assert numbers_of(read_all(again, again.partitions(again.initialOffset(), end))) == seen
         assert batch(again, end)[1] == [8, 9]
-        way = door(here.bootstrap)
-        way.run(delete_records(way.cluster, {TopicPartition(here.name, 0): 7}, timeout_ms=10_000))
+        client = sync_client(here.bootstrap_servers)
+        client.run(delete_records(client.cluster, {TopicPartition(here.name, 0): 7}, timeout_ms=10_000))
         last = here.stream(startingOffsets=starting)
         with pytest.raises(DataLoss):
             read_all(last, last.partitions(last.initialOffset(), end))
@@ -315,9 +315,9 @@ def test_new_partitions_are_read_from_their_beginning_and_again_alike_after_a_re
     assert numbers_of(read_all(restarted, restarted.partitions(first, end))) == seen
     here.grow(3)
     here.fill(4, partition=2)
-    way = door(here.bootstrap)
+    client = sync_client(here.bootstrap_servers)
 
-    way.run(delete_records(way.cluster, {TopicPartition(here.name, 2): 2}, timeout_ms=10_000))
+    client.run(delete_records(client.cluster, {TopicPartition(here.name, 2): 2}, timeout_ms=10_000))
     with pytest.raises(
         DataLoss, match=r"partition 2 of .* is new to this query and already begins at offset 2"
     ):
@@ -399,18 +399,18 @@ def test_a_topic_deleted_while_it_is_asked_about_is_told_soon(
     topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the question which partitions there are, and that for their ends."""
-    monkeypatch.setattr("mansio.spark.offsets.PATIENCE_S", 0.2)
+    monkeypatch.setattr("mansio.spark.source.offsets.LIST_OFFSETS_TIMEOUT_S", 0.2)
     here = topic()
     here.fill(5)
     reader = here.stream()
     end, _ = batch(reader, reader.initialOffset())
-    find, finds = reader._find, []
+    find, finds = reader._find_partitions, []
 
     def found_and_deleted(**how: bool) -> Any:
         finds.append(find(**how))
         if len(finds) == 1:
             here.delete()
-            door(here.bootstrap).cluster.mark_stale([here.name])
+            sync_client(here.bootstrap_servers).cluster.mark_stale([here.name])
         return finds[-1]
 
     monkeypatch.setattr(reader, "_find", found_and_deleted)

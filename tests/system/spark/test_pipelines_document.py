@@ -86,11 +86,11 @@ def test_the_examples_of_the_document_work_in_their_order(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MANSIO_BROKER", broker_process.bootstrap)
+    monkeypatch.setenv("MANSIO_BOOTSTRAP_SERVERS", broker_process.bootstrap_servers)
     found = examples("docs/PIPELINES.md")
     assert list(found) == list(EXPECTED)
     for name, (language, code) in found.items():
-        code = code.replace(BOOTSTRAP, broker_process.bootstrap)
+        code = code.replace(BOOTSTRAP, broker_process.bootstrap_servers)
         code = re.sub(r'(--warehouse |")lake\b', rf"\g<1>{tmp_path}/lake", code)
         if name.endswith(".py"):
             (tmp_path / name).write_text(code)
@@ -129,6 +129,6 @@ def command(line: str) -> str:
 def test_the_example_of_the_readme_reads_a_stream(spark: SparkSession, broker_process: ServedBroker) -> None:
     language, code = examples("README.md")["spark"]
     assert language == "python"
-    flights = execute(code.replace(BOOTSTRAP, broker_process.bootstrap))["flights"]
+    flights = execute(code.replace(BOOTSTRAP, broker_process.bootstrap_servers))["flights"]
     assert flights.isStreaming
     assert {"key", "value", "partition", "offset"} <= set(flights.columns)

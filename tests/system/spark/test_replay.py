@@ -12,11 +12,11 @@ import mansio
 from mansio.cli.main import main
 from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import InvalidRequest, PolicyViolation
-from mansio.spark.lake.moments import Moment, at_time
-from mansio.spark.lake.rewrite import rewrite
-from mansio.spark.lake.scan import Selection
-from mansio.spark.pipelines import replay as replaying
-from mansio.spark.pipelines.replay import held_count, replay
+from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
+from mansio.spark.iceberg.table_scan import Selection
+from mansio.spark.iceberg.time_travel import TableVersion, version_at
+from mansio.spark.jobs import replay as replaying
+from mansio.spark.jobs.replay import count_present, replay
 from support.archive_tables import Archive, archived, row
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mansio.client.types import Message
-    from mansio.spark.lake.catalog import LakeTable
+    from mansio.spark.iceberg.catalog import ArchiveTable
     from support.process import ServedBroker
 
 PARTITIONS = 3
@@ -43,8 +43,8 @@ def records() -> Iterator[OutgoingRecord]:
         )
 
 
-def contents(bootstrap: str, topic: str) -> list[Message]:
-    with mansio.blocking.connect(bootstrap) as client:
+def contents(bootstrap_servers: str, topic: str) -> list[Message]:
+    with mansio.blocking.connect(bootstrap_servers) as client:
         every = [TopicPartition(topic, one.index) for one in client.admin.describe_topic(topic).partitions]
         with client.consume(every, from_="earliest", to_end=True) as consumer:
             return sorted(consumer, key=lambda message: (message.partition, message.offset))
@@ -59,29 +59,31 @@ def what(messages: list[Message]) -> list[Any]:
 
 
 @pytest.fixture
-def bootstrap(broker_process: ServedBroker) -> str:
-    return broker_process.bootstrap
+def bootstrap_servers(broker_process: ServedBroker) -> str:
+    return broker_process.bootstrap_servers
 
 
 @pytest.fixture
-def source(bootstrap: str, topic_name: Callable[[str], str]) -> str:
+def source(bootstrap_servers: str, topic_name: Callable[[str], str]) -> str:
     topic = topic_name("source")
-    with mansio.blocking.connect(bootstrap) as client:
+    with mansio.blocking.connect(bootstrap_servers) as client:
         client.admin.create_topic(topic, partitions=PARTITIONS, config={"retention.ms": "-1"})
         client.publish_many(topic, list(records()))
     return topic
 
 
 @pytest.fixture
-def archive(bootstrap: str, source: str, tmp_path: Path) -> Archive:
+def archive(bootstrap_servers: str, source: str, tmp_path: Path) -> Archive:
     """The whole topic, archived in batches of 20 records of each partition."""
-    with mansio.blocking.connect(bootstrap) as client:
+    with mansio.blocking.connect(bootstrap_servers) as client:
         topic_id = client.admin.describe_topic(source).topic_id.hex()
     made = Archive(tmp_path / "warehouse", source, topic_id)
     table = made.open()
     messages = {
         partition: list(group)
-        for partition, group in itertools.groupby(contents(bootstrap, source), key=lambda one: one.partition)
+        for partition, group in itertools.groupby(
+            contents(bootstrap_servers, source), key=lambda one: one.partition
+        )
     }
     for begin in range(0, 100, 20):
         batch = {partition: some[begin : begin + 20] for partition, some in messages.items()}
@@ -90,40 +92,40 @@ def archive(bootstrap: str, source: str, tmp_path: Path) -> Archive:
 
 
 @pytest.fixture
-def table(archive: Archive) -> LakeTable:
+def table(archive: Archive) -> ArchiveTable:
     return archive.open()
 
 
-def delete_everything(bootstrap: str, topic: str) -> None:
-    with mansio.blocking.connect(bootstrap) as client:
+def delete_everything(bootstrap_servers: str, topic: str) -> None:
+    with mansio.blocking.connect(bootstrap_servers) as client:
         every = [TopicPartition(topic, one.index) for one in client.admin.describe_topic(topic).partitions]
         client.admin.delete_records(every, before="latest")
 
 
 def test_everything_that_expired_comes_back_identical_and_a_second_run_adds_nothing(
-    bootstrap: str, source: str, table: LakeTable, topic_name: Callable[[str], str]
+    bootstrap_servers: str, source: str, table: ArchiveTable, topic_name: Callable[[str], str]
 ) -> None:
     target = topic_name("target")
-    before = what(contents(bootstrap, source))
-    delete_everything(bootstrap, source)
-    assert contents(bootstrap, source) == []
-    first = replay(table, bootstrap, target)
-    assert (first.held, first.written) == (0, 300)
-    assert what(contents(bootstrap, target)) == before
-    second = replay(table, bootstrap, target)
-    assert (second.held, second.written) == (300, 0)
-    assert what(contents(bootstrap, target)) == before
+    before = what(contents(bootstrap_servers, source))
+    delete_everything(bootstrap_servers, source)
+    assert contents(bootstrap_servers, source) == []
+    first = replay(table, bootstrap_servers, target)
+    assert (first.already_present, first.written) == (0, 300)
+    assert what(contents(bootstrap_servers, target)) == before
+    second = replay(table, bootstrap_servers, target)
+    assert (second.already_present, second.written) == (300, 0)
+    assert what(contents(bootstrap_servers, target)) == before
 
 
 def test_a_replay_that_died_goes_on_where_it_stopped_also_when_others_wrote_meanwhile(
-    bootstrap: str,
+    bootstrap_servers: str,
     source: str,
-    table: LakeTable,
+    table: ArchiveTable,
     topic_name: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     target = topic_name("target")
-    before = what(contents(bootstrap, source))
+    before = what(contents(bootstrap_servers, source))
     monkeypatch.setattr(replaying, "ROWS_AT_ONCE", 16)
 
     rounds = itertools.count()
@@ -133,31 +135,31 @@ def test_a_replay_that_died_goes_on_where_it_stopped_also_when_others_wrote_mean
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        replay(table, bootstrap, target, progress=die)
-    written = len(contents(bootstrap, target))
+        replay(table, bootstrap_servers, target, progress=die)
+    written = len(contents(bootstrap_servers, target))
     assert 0 < written < 300
-    with mansio.blocking.connect(bootstrap) as client:
+    with mansio.blocking.connect(bootstrap_servers) as client:
         client.publish_many(target, [OutgoingRecord(b"from others", partition=1)] * 5)
-    report = replay(table, bootstrap, target)
-    assert (report.held, report.written) == (written, 300 - written)
-    found = [one for one in contents(bootstrap, target) if one.value != b"from others"]
+    report = replay(table, bootstrap_servers, target)
+    assert (report.already_present, report.written) == (written, 300 - written)
+    found = [one for one in contents(bootstrap_servers, target) if one.value != b"from others"]
     assert what(found) == before
 
 
 def test_a_topic_is_replayed_into_itself(
-    bootstrap: str, source: str, archive: Archive, table: LakeTable
+    bootstrap_servers: str, source: str, archive: Archive, table: ArchiveTable
 ) -> None:
     """The originals, where they are still there, are not taken for copies; nor are copies that were archived taken for
     originals, though one file may hold both."""
-    before = what(contents(bootstrap, source))
-    with mansio.blocking.connect(bootstrap) as client:
+    before = what(contents(bootstrap_servers, source))
+    with mansio.blocking.connect(bootstrap_servers) as client:
         client.admin.delete_records([TopicPartition(source, 0)], before=50)
     with pytest.raises(InvalidRequest, match="takes in the copies too"):
-        replay(table, bootstrap, source)
-    then = Moment(0, ends={0: 100, 1: 100, 2: 100})
-    assert replay(table, bootstrap, source, moment=then).written == 300
-    assert replay(table, bootstrap, source, moment=then).written == 0
-    found = contents(bootstrap, source)
+        replay(table, bootstrap_servers, source)
+    then = TableVersion(0, ends={0: 100, 1: 100, 2: 100})
+    assert replay(table, bootstrap_servers, source, version=then).written == 300
+    assert replay(table, bootstrap_servers, source, version=then).written == 0
+    found = contents(bootstrap_servers, source)
     copies = [one for one in found if one.offset >= 100]
     assert what(copies) == before
     archive.add(
@@ -167,54 +169,54 @@ def test_a_topic_is_replayed_into_itself(
             for partition in range(3)
         },
     )
-    rewrite(table)
-    assert replay(table, bootstrap, source, moment=then).written == 0
+    rewrite_data_files(table)
+    assert replay(table, bootstrap_servers, source, version=then).written == 0
     with pytest.raises(InvalidRequest, match="takes in the copies too"):
-        replay(table, bootstrap, source, moment=at_time(table, 2 * FIRST_MS))
+        replay(table, bootstrap_servers, source, version=version_at(table, 2 * FIRST_MS))
 
 
 def test_times_partitions_and_moments_choose_what_is_replayed(
-    bootstrap: str, source: str, table: LakeTable, topic_name: Callable[[str], str]
+    bootstrap_servers: str, source: str, table: ArchiveTable, topic_name: Callable[[str], str]
 ) -> None:
-    before = contents(bootstrap, source)
+    before = contents(bootstrap_servers, source)
     low, high = FIRST_MS + 100_000, FIRST_MS + 200_000
     chosen = Selection(partitions=frozenset({0, 2}), from_us=low * 1000, to_us=high * 1000)
-    replay(table, bootstrap, topic_name("chosen"), chosen)
-    assert what(contents(bootstrap, topic_name("chosen"))) == what(
+    replay(table, bootstrap_servers, topic_name("chosen"), chosen)
+    assert what(contents(bootstrap_servers, topic_name("chosen"))) == what(
         [one for one in before if one.partition != 1 and low <= one.timestamp_ms < high]
     )
-    replay(table, bootstrap, topic_name("once"), moment=Moment(0, ends={0: 30, 1: 0, 2: 7}))
-    assert what(contents(bootstrap, topic_name("once"))) == what(
+    replay(table, bootstrap_servers, topic_name("once"), version=TableVersion(0, ends={0: 30, 1: 0, 2: 7}))
+    assert what(contents(bootstrap_servers, topic_name("once"))) == what(
         [one for one in before if one.offset < {0: 30, 1: 0, 2: 7}[one.partition]]
     )
 
 
 def test_without_deleted_records_only_what_the_topic_still_has_is_replayed(
-    bootstrap: str, source: str, table: LakeTable, topic_name: Callable[[str], str]
+    bootstrap_servers: str, source: str, table: ArchiveTable, topic_name: Callable[[str], str]
 ) -> None:
     target = topic_name("target")
-    with mansio.blocking.connect(bootstrap) as client:
+    with mansio.blocking.connect(bootstrap_servers) as client:
         client.admin.delete_records([TopicPartition(source, 0), TopicPartition(source, 2)], before=60)
-    still_there = what(contents(bootstrap, source))
-    replay(table, bootstrap, target, include_deleted=False)
-    assert what(contents(bootstrap, target)) == still_there
-    with mansio.blocking.connect(bootstrap) as client:
+    without_deleted = what(contents(bootstrap_servers, source))
+    replay(table, bootstrap_servers, target, include_deleted=False)
+    assert what(contents(bootstrap_servers, target)) == without_deleted
+    with mansio.blocking.connect(bootstrap_servers) as client:
         client.admin.delete_topic(source)
-    assert replay(table, bootstrap, topic_name("other"), include_deleted=False).written == 0
+    assert replay(table, bootstrap_servers, topic_name("other"), include_deleted=False).written == 0
 
 
 def test_a_topic_that_was_made_anew_has_deleted_everything_that_was_archived(
-    bootstrap: str, source: str, archive: Archive, topic_name: Callable[[str], str]
+    bootstrap_servers: str, source: str, archive: Archive, topic_name: Callable[[str], str]
 ) -> None:
-    with mansio.blocking.connect(bootstrap) as client:
+    with mansio.blocking.connect(bootstrap_servers) as client:
         client.admin.delete_topic(source)
         client.admin.create_topic(source, partitions=PARTITIONS, config={"retention.ms": "-1"})
-    assert replay(archive.open(), bootstrap, topic_name("target"), include_deleted=False).written == 0
-    assert replay(archive.open(), bootstrap, topic_name("target")).written == 300
-    then = Moment(0, ends={0: 100, 1: 100, 2: 100})
+    assert replay(archive.open(), bootstrap_servers, topic_name("target"), include_deleted=False).written == 0
+    assert replay(archive.open(), bootstrap_servers, topic_name("target")).written == 300
+    then = TableVersion(0, ends={0: 100, 1: 100, 2: 100})
     for _ in range(2):  # back into the topic of the same name, whose offsets are not those of the archive
-        replay(archive.open(), bootstrap, source, moment=then)
-    assert len(contents(bootstrap, source)) == 300
+        replay(archive.open(), bootstrap_servers, source, version=then)
+    assert len(contents(bootstrap_servers, source)) == 300
 
 
 @pytest.mark.parametrize(
@@ -228,9 +230,9 @@ def test_a_topic_that_was_made_anew_has_deleted_everything_that_was_archived(
     ],
 )
 def test_a_target_that_would_not_keep_the_records_is_refused_before_anything_is_written(
-    bootstrap: str,
+    bootstrap_servers: str,
     archive: Archive,
-    table: LakeTable,
+    table: ArchiveTable,
     topic_name: Callable[[str], str],
     config: dict[str, str],
     partitions: int,
@@ -239,15 +241,15 @@ def test_a_target_that_would_not_keep_the_records_is_refused_before_anything_is_
     # A record that has no time hides not how old the others are.
     archive.add(table, {0: [row(0, 100, __timestamp=replaying.NO_TIME_US)]})
     target = topic_name("target")
-    with mansio.blocking.connect(bootstrap) as client:
+    with mansio.blocking.connect(bootstrap_servers) as client:
         client.admin.create_topic(target, partitions=partitions, config=config)
     with pytest.raises(refused[0], match=refused[1]):
-        replay(table, bootstrap, target)
-    assert contents(bootstrap, target) == []
+        replay(table, bootstrap_servers, target)
+    assert contents(bootstrap_servers, target) == []
 
 
 def test_a_day_is_replayed_from_the_command_line(
-    bootstrap: str,
+    bootstrap_servers: str,
     source: str,
     archive: Archive,
     topic_name: Callable[[str], str],
@@ -255,8 +257,8 @@ def test_a_day_is_replayed_from_the_command_line(
 ) -> None:
     target = topic_name("target")
     low, high = FIRST_MS + 50_000, FIRST_MS + 150_000
-    wanted = [one for one in contents(bootstrap, source) if low <= one.timestamp_ms < high]
-    delete_everything(bootstrap, source)
+    wanted = [one for one in contents(bootstrap_servers, source) if low <= one.timestamp_ms < high]
+    delete_everything(bootstrap_servers, source)
 
     def run(*arguments: str) -> tuple[object, str, str]:
         given = [
@@ -265,8 +267,8 @@ def test_a_day_is_replayed_from_the_command_line(
             source,
             "-w",
             str(archive.warehouse),
-            "--broker",
-            bootstrap,
+            "--bootstrap-servers",
+            bootstrap_servers,
             "--to",
             target,
         ]
@@ -281,7 +283,7 @@ def test_a_day_is_replayed_from_the_command_line(
         code, out, err = run(*day, "--include-deleted")
         assert code == 0, err
         assert sum(one["written"] for one in json.loads(out)) == written
-    assert what(contents(bootstrap, target)) == what(wanted)
+    assert what(contents(bootstrap_servers, target)) == what(wanted)
     assert run("--from-time", str(high), "--to-time", str(low))[0] == 2
 
 
@@ -289,7 +291,7 @@ def test_what_is_there_is_counted_in_order_and_whatever_lies_between() -> None:
     def rows(text: str) -> Iterator[Any]:
         return iter([(0, None, letter.encode(), ()) for letter in text])
 
-    for wanted, present, held in [
+    for wanted, present, already_present in [
         ("abc", "", 0),
         ("abc", "abc", 3),
         ("abc", "xaxxbx", 2),
@@ -298,4 +300,4 @@ def test_what_is_there_is_counted_in_order_and_whatever_lies_between() -> None:
         ("", "abc", 0),
         ("ab", "abab", 2),
     ]:
-        assert held_count(rows(wanted), rows(present)) == held
+        assert count_present(rows(wanted), rows(present)) == already_present

@@ -10,9 +10,9 @@ import pytest
 
 import mansio
 from mansio.errors import TopicRecreated
-from mansio.spark.pipelines.binding import Binding, CheckpointMismatch, bind
-from mansio.spark.pipelines.run import PipelineFailed, Progress, RunJob, run
-from mansio.wire.hold import hold_group, parse_hold
+from mansio.spark.jobs.checkpoint_binding import CheckpointBinding, CheckpointMismatch, bind
+from mansio.spark.jobs.run import PipelineFailed, PipelineJob, Progress, run
+from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group
 from mansio.wire.topic_partition import TopicPartition
 from system.spark.topics import contents, create, publish
 
@@ -44,15 +44,15 @@ def transform(frame):
 
 
 @pytest.fixture
-def job(broker_process: ServedBroker, topic_name: TopicName, tmp_path: Path) -> RunJob:
+def job(broker_process: ServedBroker, topic_name: TopicName, tmp_path: Path) -> PipelineJob:
     """The pipeline SHOUT from a topic of two partitions to one that is not there yet."""
-    source = create(broker_process.bootstrap, topic_name("in"), 2)
+    source = create(broker_process.bootstrap_servers, topic_name("in"), 2)
     file = tmp_path / "shout.py"
     file.write_text(SHOUT)
-    return RunJob(
+    return PipelineJob(
         file=str(file),
         name=topic_name("pipeline"),
-        bootstrap=broker_process.bootstrap,
+        bootstrap_servers=broker_process.bootstrap_servers,
         checkpoint=str(tmp_path / "checkpoint"),
         inputs=(source,),
         topic=topic_name("out"),
@@ -61,12 +61,16 @@ def job(broker_process: ServedBroker, topic_name: TopicName, tmp_path: Path) -> 
     )
 
 
-def fill(job: RunJob, begin: int, end: int) -> None:
-    publish(job.bootstrap, job.inputs[0], [(b"%d" % place, b"no %d" % place) for place in range(begin, end)])
+def fill(job: PipelineJob, begin: int, end: int) -> None:
+    publish(
+        job.bootstrap_servers,
+        job.inputs[0],
+        [(b"%d" % place, b"no %d" % place) for place in range(begin, end)],
+    )
 
 
 def test_pipeline_goes_on_where_it_ended_and_shows_as_a_group_without_lag(
-    spark: SparkSession, job: RunJob
+    spark: SparkSession, job: PipelineJob
 ) -> None:
     fill(job, 0, 100)
     said: list[Progress] = []
@@ -79,22 +83,22 @@ def test_pipeline_goes_on_where_it_ended_and_shows_as_a_group_without_lag(
     assert run(spark, job).records == 30
     assert run(spark, job).records == 0
     assert job.topic is not None
-    found = contents(job.bootstrap, job.topic)
+    found = contents(job.bootstrap_servers, job.topic)
     assert sorted(json.loads(one.value or b"")["said"] for one in found) == sorted(
         f"NO {n}!" for n in range(130)
     )
     assert {one.partition for one in found} == {0, 1}, "the target has as many partitions as the input"
-    with mansio.blocking.connect(job.bootstrap) as client:
-        lags = client.admin.group_lag(hold_group(job.name))
-        committed = client.admin.group_offsets(hold_group(job.name))
+    with mansio.blocking.connect(job.bootstrap_servers) as client:
+        lags = client.admin.group_lag(pipeline_group(job.name))
+        committed = client.admin.group_offsets(pipeline_group(job.name))
     assert sum(lag.committed or 0 for lag in lags.values()) == 130
     assert [lag.lag for lag in lags.values()] == [0, 0]
-    assert all(parse_hold(offset.metadata) is not None for offset in committed.values())
+    assert all(parse_hold_metadata(offset.metadata) is not None for offset in committed.values())
     assert set(committed) == {TopicPartition(job.inputs[0], index) for index in (0, 1)}
 
 
 def test_stream_runs_until_it_is_told_to_stop_and_into_a_table_it_writes_exactly_once(
-    spark: SparkSession, job: RunJob, tmp_path: Path
+    spark: SparkSession, job: PipelineJob, tmp_path: Path
 ) -> None:
     fill(job, 0, 100)
     table = str(tmp_path / "table")
@@ -111,14 +115,14 @@ def test_stream_runs_until_it_is_told_to_stop_and_into_a_table_it_writes_exactly
 
 
 def test_start_that_was_killed_while_it_bound_its_checkpoint_is_repeated(
-    spark: SparkSession, job: RunJob, tmp_path: Path
+    spark: SparkSession, job: PipelineJob, tmp_path: Path
 ) -> None:
     """Files of that name are all it can have left."""
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     for name in (".mansio.json.partial", "..mansio.json.partial.crc"):
         (checkpoint / name).write_bytes(b"{")
-    own = Binding(job.name, {job.inputs[0]: "aa"}, job.target)
+    own = CheckpointBinding(job.name, {job.inputs[0]: "aa"}, job.target)
     for _ in range(2):
         bind(spark, str(checkpoint), own)
     assert json.loads((checkpoint / "mansio.json").read_text())["topics"] == own.topics
@@ -127,26 +131,26 @@ def test_start_that_was_killed_while_it_bound_its_checkpoint_is_repeated(
 
 
 def test_checkpoint_of_something_else_is_refused_and_a_topic_made_anew_is_noticed(
-    spark: SparkSession, job: RunJob, broker_process: ServedBroker, topic_name: TopicName
+    spark: SparkSession, job: PipelineJob, broker_process: ServedBroker, topic_name: TopicName
 ) -> None:
     fill(job, 0, 10)
     run(spark, job)
-    other = create(broker_process.bootstrap, topic_name("other"))
+    other = create(broker_process.bootstrap_servers, topic_name("other"))
     with pytest.raises(
         CheckpointMismatch, match=f"is of {job.inputs[0]}, not of {other}: give another checkpoint"
     ):
         run(spark, dataclasses.replace(job, inputs=(other,)))
     with pytest.raises(CheckpointMismatch, match="is of writing topic"):
         run(spark, dataclasses.replace(job, topic=other))
-    with mansio.blocking.connect(job.bootstrap) as client:
+    with mansio.blocking.connect(job.bootstrap_servers) as client:
         client.admin.delete_topic(job.inputs[0])
-    create(job.bootstrap, job.inputs[0], 2)
+    create(job.bootstrap_servers, job.inputs[0], 2)
     with pytest.raises(TopicRecreated, match="was deleted and created again"):
         run(spark, job)
 
 
 def test_what_fails_in_the_users_function_is_one_line(
-    spark: SparkSession, job: RunJob, tmp_path: Path
+    spark: SparkSession, job: PipelineJob, tmp_path: Path
 ) -> None:
     fill(job, 0, 10)
     file = tmp_path / "fail.py"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.client.partitioner import partition_for_key
+from mansio.client.producer.partitioner import partition_for_key
 from support.machine import scaled
 from system.spark.topics import contents, create, publish
 
@@ -37,7 +37,7 @@ def last_line(error: BaseException) -> str:
 def test_every_column_of_a_dataframe_arrives_as_the_record_it_says(
     spark: SparkSession, broker_process: ServedBroker, topic_name: TopicName
 ) -> None:
-    first, second = (create(broker_process.bootstrap, topic_name(role), 3) for role in ("a", "b"))
+    first, second = (create(broker_process.bootstrap_servers, topic_name(role), 3) for role in ("a", "b"))
     frame = spark.range(3_000).selectExpr(
         f"if(id % 2 = 0, '{first}', '{second}') topic",
         "if(id % 10 = 0, null, concat('key ', id)) key",
@@ -47,13 +47,13 @@ def test_every_column_of_a_dataframe_arrives_as_the_record_it_says(
         f"if(id % 3 = 0, {HEADERS}, null) headers",
         "id offset",
     )
-    frame.repartition(2).write.format("mansio").option("broker", broker_process.bootstrap).mode(
+    frame.repartition(2).write.format("mansio").option("broker", broker_process.bootstrap_servers).mode(
         "append"
     ).save()
     found = {
         int(message.value): message
         for topic in (first, second)
-        for message in contents(broker_process.bootstrap, topic)
+        for message in contents(broker_process.bootstrap_servers, topic)
     }
     assert sorted(found) == list(range(3_000))
     for place, message in found.items():
@@ -64,11 +64,11 @@ def test_every_column_of_a_dataframe_arrives_as_the_record_it_says(
         assert message.partition == (2 if place % 5 == 0 else partition_for_key(message.key or b"", 3))
 
 
-def run_once(frame: DataFrame, bootstrap: str, topic: str, checkpoint: Path) -> StreamingQuery:
+def run_once(frame: DataFrame, bootstrap_servers: str, topic: str, checkpoint: Path) -> StreamingQuery:
     query = (
         frame.select("key", "value", "timestamp")
         .writeStream.format("mansio")
-        .options(broker=bootstrap, topic=topic, checkpointLocation=str(checkpoint))
+        .options(broker=bootstrap_servers, topic=topic, checkpointLocation=str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )
@@ -79,23 +79,28 @@ def run_once(frame: DataFrame, bootstrap: str, topic: str, checkpoint: Path) -> 
 def test_stream_writes_each_record_once_until_a_batch_has_to_be_run_again_and_then_at_least_once(
     spark: SparkSession, broker_process: ServedBroker, topic_name: TopicName, tmp_path: Path
 ) -> None:
-    bootstrap, checkpoint = broker_process.bootstrap, tmp_path / "checkpoint"
-    source, target = create(bootstrap, topic_name("in"), 2), create(bootstrap, topic_name("out"), 2)
-    publish(bootstrap, source, [(b"%d" % place, b"%d" % place) for place in range(500)])
+    bootstrap_servers, checkpoint = broker_process.bootstrap_servers, tmp_path / "checkpoint"
+    source, target = (
+        create(bootstrap_servers, topic_name("in"), 2),
+        create(bootstrap_servers, topic_name("out"), 2),
+    )
+    publish(bootstrap_servers, source, [(b"%d" % place, b"%d" % place) for place in range(500)])
     frame = (
         spark.readStream.format("mansio")
-        .options(broker=bootstrap, subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger="200")
+        .options(
+            broker=bootstrap_servers, subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger="200"
+        )
         .load()
     )
-    run_once(frame, bootstrap, target, checkpoint)
-    assert sorted(int(message.value) for message in contents(bootstrap, target)) == list(range(500))
-    query = run_once(frame, bootstrap, target, checkpoint)
-    assert len(contents(bootstrap, target)) == 500, "a restart without news writes nothing"
+    run_once(frame, bootstrap_servers, target, checkpoint)
+    assert sorted(int(message.value) for message in contents(bootstrap_servers, target)) == list(range(500))
+    query = run_once(frame, bootstrap_servers, target, checkpoint)
+    assert len(contents(bootstrap_servers, target)) == 500, "a restart without news writes nothing"
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     for path in (last, checkpoint / "commits" / f".{last.name}.crc"):
         path.unlink(missing_ok=True)
-    run_once(frame, bootstrap, target, checkpoint)
-    after = [int(message.value) for message in contents(bootstrap, target)]
+    run_once(frame, bootstrap_servers, target, checkpoint)
+    after = [int(message.value) for message in contents(bootstrap_servers, target)]
     assert set(after) == set(range(500))
     assert 500 < len(after) <= 700, "the last batch, and only that, is there twice"
     assert query.exception() is None
@@ -114,5 +119,5 @@ def test_what_cannot_be_written_is_refused_in_one_line_that_says_what_to_do(
 ) -> None:
     writer = spark.range(1).selectExpr(*columns).write.format("mansio").mode("append")
     with pytest.raises(Exception, match="mansio") as caught:
-        writer.options(broker=broker_process.bootstrap, topic=topic).save()
+        writer.options(broker=broker_process.bootstrap_servers, topic=topic).save()
     assert re.search(said, last_line(caught.value)), last_line(caught.value)

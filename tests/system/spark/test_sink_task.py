@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from mansio.client.partitioner import partition_for_key
+from mansio.client.producer.partitioner import partition_for_key
 from mansio.errors import InvalidRequest, MessageTooLarge, UnknownTopicOrPartition
-from mansio.spark.door import Door
 from mansio.spark.options import SinkOptions
-from mansio.spark.sink_protocol import NOTHING_WRITTEN
-from mansio.spark.task_sender import TaskSender
-from mansio.wire.versions import ApiKey
+from mansio.spark.sink.commit_protocol import NOTHING_WRITTEN
+from mansio.spark.sink.task_sender import TaskSender
+from mansio.spark.sync_client import SyncClient
+from mansio.wire.api_versions import ApiKey
 from support.places import free_port
 from support.process import ServedBroker
 from system.spark.cutting_proxy import losing_answers
@@ -40,26 +40,28 @@ def rows(count: int = ROWS) -> pa.RecordBatch:
 
 
 @pytest.fixture
-def opened(broker_process: ServedBroker) -> Iterator[Door]:
-    door = Door(broker_process.bootstrap)
-    yield door
-    door.close()
+def opened(broker_process: ServedBroker) -> Iterator[SyncClient]:
+    sync_client = SyncClient(broker_process.bootstrap_servers)
+    yield sync_client
+    sync_client.close()
 
 
-def options(bootstrap: str, **more: str) -> SinkOptions:
-    return SinkOptions.parse({"broker": bootstrap, "topic": "x", **more})
+def options(bootstrap_servers: str, **more: str) -> SinkOptions:
+    return SinkOptions.parse({"broker": bootstrap_servers, "topic": "x", **more})
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
 def test_rows_go_where_every_kafka_client_puts_their_keys_in_order_and_the_report_says_where(
-    broker_process: ServedBroker, opened: Door, topic_name: TopicName, compression: str
+    broker_process: ServedBroker, opened: SyncClient, topic_name: TopicName, compression: str
 ) -> None:
-    topic = create(broker_process.bootstrap, topic_name("out"), PARTITIONS)
-    sender = TaskSender(opened, options(broker_process.bootstrap, compression=compression, batchBytes="4096"))
+    topic = create(broker_process.bootstrap_servers, topic_name("out"), PARTITIONS)
+    sender = TaskSender(
+        opened, options(broker_process.bootstrap_servers, compression=compression, batchBytes="4096")
+    )
     sender.send(topic, rows())
     sender.send(topic, rows())
     report = sender.finish()
-    found = contents(broker_process.bootstrap, topic)
+    found = contents(broker_process.bootstrap_servers, topic)
     assert len(found) == report.rows == 2 * ROWS
     for written in report.ranges:
         here = [message for message in found if message.partition == written.partition]
@@ -72,18 +74,18 @@ def test_rows_go_where_every_kafka_client_puts_their_keys_in_order_and_the_repor
 
 def test_lost_answers_neither_lose_nor_double_nor_reorder_records(tmp_path: Path) -> None:
     port = free_port()
-    broker = ServedBroker(tmp_path / "data", arguments=["--set", f"kafka_advertise=127.0.0.1:{port}"])
+    broker = ServedBroker(tmp_path / "data", arguments=["--set", f"advertised_listeners=127.0.0.1:{port}"])
     lost = frozenset({1, 3, 4, 8})
     try:
         broker.start()
         with losing_answers(port, broker.kafka_port, ApiKey.PRODUCE, lost) as proxy:
             address = f"127.0.0.1:{port}"
             topic = create(address, "out", PARTITIONS)
-            door = Door(address)
-            sender = TaskSender(door, options(address, batchBytes="4096"))
+            sync_client = SyncClient(address)
+            sender = TaskSender(sync_client, options(address, batchBytes="4096"))
             sender.send(topic, rows())
             report = sender.finish()
-            door.close()
+            sync_client.close()
             found = contents(address, topic)
             assert proxy.seen > max(lost), "all planned losses have happened"
     finally:
@@ -95,13 +97,13 @@ def test_lost_answers_neither_lose_nor_double_nor_reorder_records(tmp_path: Path
 
 
 def test_row_that_no_retry_can_store_fails_the_task_at_once(
-    broker_process: ServedBroker, opened: Door, topic_name: TopicName
+    broker_process: ServedBroker, opened: SyncClient, topic_name: TopicName
 ) -> None:
-    topic = create(broker_process.bootstrap, topic_name("out"), 2, max_message_bytes="2000")
-    sender = TaskSender(opened, options(broker_process.bootstrap))
+    topic = create(broker_process.bootstrap_servers, topic_name("out"), 2, max_message_bytes="2000")
+    sender = TaskSender(opened, options(broker_process.bootstrap_servers))
     with pytest.raises(MessageTooLarge, match=topic):
         sender.send(topic, pa.RecordBatch.from_pydict({"value": [b"x" * 5_000]}))
-    sender.give_up()
+    sender.abort()
     with pytest.raises(InvalidRequest, match="partition 2 of a topic that has 2"):
         sender.send(
             topic, pa.RecordBatch.from_pydict({"value": [b"x"], "partition": pa.array([2], pa.int32())})

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def read(spark: SparkSession, broker_process: ServedBroker) -> Callable[..., DataFrame]:
     def reading(topic: Topic, schema: str = "", **options: str) -> DataFrame:
-        reader = spark.read.format("mansio").option("broker", broker_process.bootstrap)
+        reader = spark.read.format("mansio").option("broker", broker_process.bootstrap_servers)
         if schema:
             reader = reader.schema(schema)
         return reader.option("subscribe", topic.name).options(**options).load()
@@ -36,7 +36,7 @@ def test_all_that_a_record_holds_arrives_in_sparks_types(
     read: Callable[..., DataFrame], broker_process: ServedBroker, topic_name: Callable[[str], str]
 ) -> None:
     topic = Topic(broker_process, topic_name("in"), 2)
-    with mansio.blocking.connect(topic.bootstrap) as client:
+    with mansio.blocking.connect(topic.bootstrap_servers) as client:
         client.publish_many(
             topic.name,
             [

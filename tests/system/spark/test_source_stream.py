@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 
-from mansio.link.offsets import fetch_offsets
-from mansio.spark.door import door
+from mansio.net.offsets import fetch_offsets
+from mansio.spark.sync_client import sync_client
 from support.machine import scaled
 from support.spark_source import Topic
 from support.waiting import wait_until
@@ -38,7 +38,7 @@ class Streams:
 
     def start(self, topic: Topic, trigger: dict[str, Any], **options: str) -> StreamingQuery:
         options = {
-            "broker": topic.bootstrap,
+            "broker": topic.bootstrap_servers,
             "subscribe": topic.name,
             "startingOffsets": "earliest",
             **options,
@@ -128,7 +128,7 @@ def test_a_running_stream_finds_new_partitions_and_shows_its_lag_as_a_group(
     topic.fill(1)
     wait_until(lambda: streams.read() == pairs(11, 0, 5), DEADLINE_S, "the records of a new partition")
 
-    way = door(topic.bootstrap)
+    way = sync_client(topic.bootstrap_servers)
 
     def published() -> dict[int, int]:
         found = way.run(fetch_offsets(way.cluster, f"mansio.pipeline.{topic.name}"))

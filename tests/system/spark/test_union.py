@@ -10,11 +10,11 @@ import pytest
 import mansio
 from mansio.client.types import OutgoingRecord, TopicPartition
 from mansio.errors import ConfigError, InvalidRequest, TopicRecreated
-from mansio.link.offsets import LATEST
-from mansio.spark.lake.rewrite import rewrite
-from mansio.spark.lake.scan import Selection, scan
+from mansio.net.offsets import LATEST
+from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
+from mansio.spark.iceberg.table_scan import Selection, scan
+from mansio.spark.jobs.topic_table import _unarchived_ranges, read_topic_as_table
 from mansio.spark.options import SourceOptions
-from mansio.spark.pipelines.union import _live_ranges, read_topic_as_table
 from support.archive_tables import Archive, archived
 
 if TYPE_CHECKING:
@@ -34,10 +34,10 @@ FIRST_MS = 1_700_000_000_000
 class Case:
     """A topic, its archive, and what both together must hold."""
 
-    def __init__(self, bootstrap: str, topic: str, warehouse: Path) -> None:
-        self.bootstrap = bootstrap
+    def __init__(self, bootstrap_servers: str, topic: str, warehouse: Path) -> None:
+        self.bootstrap_servers = bootstrap_servers
         self.topic = topic
-        with mansio.blocking.connect(bootstrap) as client:
+        with mansio.blocking.connect(bootstrap_servers) as client:
             client.admin.create_topic(topic, partitions=PARTITIONS, config={"retention.ms": "-1"})
             topic_id = client.admin.describe_topic(topic).topic_id.hex()
         self.archive = Archive(warehouse, topic, topic_id)
@@ -48,7 +48,7 @@ class Case:
     def publish(self, count: int) -> None:
         """More records, a second apart, in all partitions."""
         first = len(self.everything)
-        with mansio.blocking.connect(self.bootstrap) as client:
+        with mansio.blocking.connect(self.bootstrap_servers) as client:
             client.publish_many(
                 self.topic,
                 [
@@ -80,12 +80,12 @@ class Case:
         self.archive.add(self.archive.open(), batch)
 
     def delete_before(self, ends: dict[int, int]) -> None:
-        with mansio.blocking.connect(self.bootstrap) as client:
+        with mansio.blocking.connect(self.bootstrap_servers) as client:
             for partition, end in ends.items():
                 client.admin.delete_records([TopicPartition(self.topic, partition)], before=end)
 
     def read(self, spark: SparkSession, selection: Selection | None = None, **options: str) -> DataFrame:
-        given = {"broker": self.bootstrap, "includeHeaders": "true", **options}
+        given = {"broker": self.bootstrap_servers, "includeHeaders": "true", **options}
         return read_topic_as_table(spark, self.topic, self.table, given, selection or Selection())
 
 
@@ -117,7 +117,7 @@ def expected(messages: list[Message]) -> list[Any]:
 
 @pytest.fixture
 def case(broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path) -> Case:
-    return Case(broker_process.bootstrap, topic_name("union"), tmp_path / "ware{house} 1")
+    return Case(broker_process.bootstrap_servers, topic_name("union"), tmp_path / "ware{house} 1")
 
 
 def test_the_read_equals_the_whole_log_at_every_cut_while_the_archive_moves_on(
@@ -133,7 +133,7 @@ def test_the_read_equals_the_whole_log_at_every_cut_while_the_archive_moves_on(
     moved = frames[1]
     case.publish(10)
     case.archive_up_to({0: 33, 1: 32})
-    rewrite(case.archive.open(), 1 << 20)
+    rewrite_data_files(case.archive.open(), 1 << 20)
     assert held(moved) == expected(case.everything)
     # What is archived may be deleted from the log; what is not is still there.
     case.delete_before({0: 33, 1: 32})
@@ -160,7 +160,7 @@ def test_the_two_halves_meet_without_a_gap_or_an_overlap_wherever_the_cut_is(cas
             sorted((one.partition, one.offset) for one in case.everything if one.timestamp_ms >= low),
         ),
     ]
-    options = SourceOptions.parse({"broker": case.bootstrap, "subscribe": case.topic})
+    options = SourceOptions.parse({"broker": case.bootstrap_servers, "subscribe": case.topic})
     latest = RECORDS // PARTITIONS
     for cut in (0, 1, 2, 9, 11, 12, 13, 17, 18, 19, 24, 25, 26, 29, 30):
         if cut:
@@ -174,7 +174,7 @@ def test_the_two_halves_meet_without_a_gap_or_an_overlap_wherever_the_cut_is(cas
                     batch.column("__partition").to_pylist(), batch.column("__offset").to_pylist(), strict=True
                 )
             ]
-            for partition, part in _live_ranges(case.table, options, selection).items():
+            for partition, part in _unarchived_ranges(case.table, options, selection).items():
                 end = latest if part.end == LATEST else part.end
                 found += [(partition, offset) for offset in range(max(part.start, 0), end)]
             assert sorted(found) == wanted, f"cut {cut}, {selection}"
@@ -229,10 +229,10 @@ def test_what_neither_half_has_is_told_also_where_times_are_chosen(case: Case) -
     case.archive_up_to({0: 15, 1: 15})
     case.delete_before({0: 20})
     case.table.refresh()
-    options = SourceOptions.parse({"broker": case.bootstrap, "subscribe": case.topic})
+    options = SourceOptions.parse({"broker": case.bootstrap_servers, "subscribe": case.topic})
     for young in (33, 50, 10**6):
         since = Selection(from_us=(FIRST_MS + young * 1000) * 1000)
-        ranges = _live_ranges(case.table, options, since)
+        ranges = _unarchived_ranges(case.table, options, since)
         assert ranges[0].start == 15, "the source finds these gone"
         assert ranges[1].start > 15, "nothing is missing here"
 
@@ -241,7 +241,7 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_archived_one(
     spark: SparkSession, case: Case
 ) -> None:
     case.archive_up_to({0: 5, 1: 5})
-    with mansio.blocking.connect(case.bootstrap) as client:
+    with mansio.blocking.connect(case.bootstrap_servers) as client:
         client.admin.delete_topic(case.topic)
         client.admin.create_topic(case.topic, partitions=PARTITIONS)
         client.publish_many(
@@ -254,24 +254,24 @@ def test_a_topic_that_was_made_anew_is_not_taken_for_the_archived_one(
 def test_a_topic_made_anew_does_not_go_on_an_archive_though_losses_are_accepted(case: Case) -> None:
     case.archive_up_to({0: 5, 1: 5})
     case.table.refresh()
-    with mansio.blocking.connect(case.bootstrap) as client:
+    with mansio.blocking.connect(case.bootstrap_servers) as client:
         client.admin.delete_topic(case.topic)
         client.admin.create_topic(case.topic, partitions=PARTITIONS)
         client.publish_many(
             case.topic, [OutgoingRecord(b"other", partition=index % 2) for index in range(20)]
         )
     options = SourceOptions.parse(
-        {"broker": case.bootstrap, "subscribe": case.topic, "failOnDataLoss": "false"}
+        {"broker": case.bootstrap_servers, "subscribe": case.topic, "failOnDataLoss": "false"}
     )
     with pytest.raises(TopicRecreated, match="does not go on where the table ends"):
-        _live_ranges(case.table, options, Selection())
+        _unarchived_ranges(case.table, options, Selection())
 
 
 def test_partitions_added_since_the_last_batch_are_read_from_their_beginning(
     spark: SparkSession, case: Case
 ) -> None:
     case.archive_up_to({0: 15, 1: 15})
-    with mansio.blocking.connect(case.bootstrap) as client:
+    with mansio.blocking.connect(case.bootstrap_servers) as client:
         client.admin.create_partitions(case.topic, 3)
         client.publish_many(case.topic, [OutgoingRecord(b"new", partition=2)] * 3)
     assert case.read(spark).where("partition = 2").count() == 3
@@ -283,4 +283,4 @@ def test_options_that_choose_records_are_refused(spark: SparkSession, case: Case
         with pytest.raises(ConfigError, match=f"option {name} is not for"):
             case.read(spark, **{name: "earliest"})
     with pytest.raises(InvalidRequest, match="is the archive of"):
-        read_topic_as_table(spark, "another", case.table, {"broker": case.bootstrap})
+        read_topic_as_table(spark, "another", case.table, {"broker": case.bootstrap_servers})

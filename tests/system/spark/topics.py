@@ -13,23 +13,23 @@ if TYPE_CHECKING:
     from mansio.client.types import Message
 
 
-def create(bootstrap: str, topic: str, partitions: int = 1, **config: str) -> str:
+def create(bootstrap_servers: str, topic: str, partitions: int = 1, **config: str) -> str:
     """Create a topic and return its name; settings with `_` for `.`: `retention_ms="1000"`."""
     settings = {name.replace("_", "."): value for name, value in config.items()}
-    with mansio.blocking.connect(bootstrap) as client:
+    with mansio.blocking.connect(bootstrap_servers) as client:
         client.admin.create_topic(topic, partitions=partitions, config=settings)
     return topic
 
 
 def publish(
-    bootstrap: str,
+    bootstrap_servers: str,
     topic: str,
     records: Iterable[tuple[bytes | None, bytes | None]],
     partition: int | None = None,
     timestamp_ms: int | None = None,
 ) -> None:
     """Publish (key, value) pairs; they are acknowledged when this returns."""
-    with mansio.blocking.connect(bootstrap) as client:
+    with mansio.blocking.connect(bootstrap_servers) as client:
         client.publish_many(
             topic,
             [
@@ -39,7 +39,7 @@ def publish(
         )
 
 
-def contents(bootstrap: str, topic: str) -> list[Message]:
+def contents(bootstrap_servers: str, topic: str) -> list[Message]:
     """All records of a topic, by partition and offset."""
-    with mansio.blocking.connect(bootstrap) as client, client.consume(topic, to_end=True) as consumer:
+    with mansio.blocking.connect(bootstrap_servers) as client, client.consume(topic, to_end=True) as consumer:
         return sorted(consumer, key=lambda message: (message.partition, message.offset))

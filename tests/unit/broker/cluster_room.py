@@ -5,20 +5,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.coordinators.groups import GroupCoordinator, GroupSettings
-from mansio.broker.coordinators.store import java_string_hash
-from mansio.broker.coordinators.subscriptions import Subscriptions
-from mansio.cluster.model import BrokerState
+from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
+from mansio.broker.coordinator.group.group_store import java_string_hash
+from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from mansio.errors import NotLeaderOrFollower
+from mansio.metadata.model import BrokerState
 from unit.broker.groups_room import MemoryPartition, VirtualScheduler
 from unit.broker.test_groups import Broker, Chance
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mansio.cluster.model import Topic
     from mansio.errors import MansioError
-    from mansio.state.group_records import CommittedOffset
+    from mansio.metadata.model import Topic
+    from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 
 PARTITIONS = 3
 
@@ -32,8 +32,8 @@ class RolePartition(MemoryPartition):
         super().__init__(scheduler, batches)
         self.index = index
         self.leader_epoch = leader_epoch
-        self.leads = True
-        self.outdated = False
+        self.is_leader = True
+        self.is_leadership_uncertain = False
         self.closed = False
         self.on_read: Callable[[int], object] = lambda _: None
 
@@ -43,12 +43,12 @@ class RolePartition(MemoryPartition):
             yield batch
 
     def append(self, batch: bytes, *, internal: bool = False, urgent: bool = True) -> Any:
-        if not self.leads:
+        if not self.is_leader:
             raise NotLeaderOrFollower
         return super().append(batch, internal=internal, urgent=urgent)
 
     def step_down(self) -> None:
-        self.leads = False
+        self.is_leader = False
         for _, promise in self.waits:
             if not promise.done():
                 promise.set_exception(NotLeaderOrFollower("another broker leads"))
@@ -72,7 +72,7 @@ class ClusterBroker(Broker):
             end_offset=lambda *_: None,
             on_offset=lambda group, topic, index, what: self.told.__setitem__((group, topic, index), what),
             places=cluster,
-            subscriptions=Subscriptions(cluster.live),
+            subscriptions=TopicResolver(cluster.live),
         )
         self.scheduler.run(self.groups.start(()))
 
@@ -82,7 +82,7 @@ class ClusterBroker(Broker):
 
 
 class GroupCluster:
-    """See the module. It is its own `GroupPlaces`; node 1 to 3 lead partition 0 to 2 when the topic is made."""
+    """See the module. It is its own `CoordinatorLookup`; node 1 to 3 lead partition 0 to 2 when the topic is made."""
 
     def __init__(self, brokers: int = 3) -> None:
         self.scheduler = VirtualScheduler()
@@ -122,7 +122,7 @@ class GroupCluster:
         """The leader hears of its role."""
         self.brokers[self.leaders[index]].groups.role_changed(self.partitions[index])
 
-    # GroupPlaces
+    # CoordinatorLookup
 
     def partition_count(self) -> int:
         return len(self.partitions)

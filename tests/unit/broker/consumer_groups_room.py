@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from mansio.broker.coordinators.groups import GroupCoordinator, GroupSettings
-from mansio.broker.coordinators.subscriptions import Subscriptions
-from mansio.broker.handlers import configs as config_handlers
-from mansio.broker.handlers import consumer_groups as consumer_handlers
-from mansio.cluster.model import LIVE, PartitionState, Topic, TopicChange
-from mansio.wire.versions import ApiKey
+from mansio.api.kafka.handlers import configs as config_handlers
+from mansio.api.kafka.handlers import consumer_groups as consumer_handlers
+from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
+from mansio.broker.coordinator.group.topic_resolver import TopicResolver
+from mansio.metadata.model import LIVE, PartitionState, Topic, TopicChange
+from mansio.wire.api_versions import ApiKey
 from unit.broker import test_groups
 from unit.broker.groups_room import MemoryPartition, VirtualScheduler
 from unit.broker.test_groups import Broker, Chance
@@ -77,7 +77,7 @@ class ConsumerBroker(Broker):
         self.given = settings
         self.catalogue = catalogue or Catalogue(t=4)
         self.overrides: dict[str, Mapping[str, str]] = {}
-        subscriptions = Subscriptions(self.catalogue.live)
+        subscriptions = TopicResolver(self.catalogue.live)
         self.catalogue.listeners = [subscriptions.changed]
         self.groups = GroupCoordinator(
             settings=GroupSettings(**settings),
@@ -135,7 +135,7 @@ class Member:
         self.owned: frozenset[Place] = frozenset()
         self.interval_ms = 0
         self.error = 0
-        self.says_owned = self.says_all = False
+        self.says_owned = self.is_full_request = False
 
     def request(self) -> dict[str, Any]:
         fields: dict[str, Any] = {
@@ -148,7 +148,7 @@ class Member:
             fields["instance_id"] = self.instance_id
         if self.epoch == 0:
             self.owned = frozenset()
-        if self.epoch >= 0 and (self.epoch == 0 or self.says_all):
+        if self.epoch >= 0 and (self.epoch == 0 or self.is_full_request):
             fields |= {
                 "rebalance_timeout_ms": REBALANCE_MS,
                 "subscribed_topic_names": self.topics,
@@ -181,7 +181,7 @@ class Member:
 
     def answered(self, answer: Any) -> int:
         self.error = answer.error_code
-        self.says_owned = self.says_all = False
+        self.says_owned = self.is_full_request = False
         if self.error in JOINS_AGAIN:
             self.epoch, self.owned = 0, frozenset()
         elif self.error == 0:
@@ -190,7 +190,7 @@ class Member:
             if answer.assignment is not None:
                 self._take(answer.assignment.topic_partitions)
         else:
-            self.says_all = True  # the answer before may have got lost
+            self.is_full_request = True  # the answer before may have got lost
         return self.error
 
     def _take(self, topics: Any) -> None:

@@ -10,25 +10,25 @@ import base64
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.broker import Broker
-from mansio.broker.share.dead_letter_targets import Targets
-from mansio.broker.share.dead_letters import DeadLetters
-from mansio.cluster.topic_plan import NewTopic
-from mansio.config import Settings
+from mansio.broker.coordinator.share.dead_letter_manager import DeadLetterManager
+from mansio.broker.coordinator.share.dead_letter_topics import DeadLetterTopics
+from mansio.config.settings import Settings
 from mansio.errors import MansioError
-from mansio.state.share_partition import SharePartition
-from mansio.state.share_types import REJECT, Backoff, Settle, ShareKey, ShareSettings
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import build_batch, iterate_batches
+from mansio.metadata.topic_plan import NewTopic
+from mansio.node.broker import Broker
+from mansio.state.share_partition.machine import SharePartition
+from mansio.state.share_partition.types import REJECT, AcknowledgementBatch, Backoff, ShareKey, ShareSettings
+from mansio.wire.batch.record_batch import build_batch, iterate_batches
+from mansio.wire.batch.record_reader import read_records
 from support.share_memory import MemoryPersister
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence
     from pathlib import Path
 
-    from mansio.broker.partition import Partition
-    from mansio.state.share_types import Update
-    from mansio.wire.record_reader import Record
+    from mansio.broker.partition.partition import Partition
+    from mansio.state.share_partition.types import Update
+    from mansio.wire.batch.record_reader import Record
 
 MEMBER = "member-7"
 SETTINGS = ShareSettings(
@@ -36,7 +36,7 @@ SETTINGS = ShareSettings(
     delivery_limit=5,
     locks_max=10_000,
     ranges_max=10_000,
-    horizon_step=20_000,
+    lease_bound_step=20_000,
     ordered=False,
     renew=True,
     dead_letters=True,
@@ -50,7 +50,7 @@ class Live:
     def __init__(self, room: Room, key: ShareKey) -> None:
         self.room = room
         self.key = key
-        self.core: SharePartition
+        self.state_machine: SharePartition
         self.is_dropped = False
 
     async def load(self) -> Live:
@@ -60,7 +60,7 @@ class Live:
         state = await room.persister.read(self.key, 0)
         assert state is not None
         partition = room.partition_by_id(self.key)
-        self.core = SharePartition(
+        self.state_machine = SharePartition(
             self.key,
             SETTINGS,
             state,
@@ -71,11 +71,11 @@ class Live:
             now_ms=0.0,
             wall_ms=room.wall_ms(),
         )
-        room.lives[self.key] = self
-        room.dead_letters.opened(self, state.producer)
+        room.share_partitions[self.key] = self
+        room.dead_letters.on_loaded(self, state.producer)
         return self
 
-    async def perform(self, update: Update) -> None:
+    async def persist(self, update: Update) -> None:
         try:
             await self.room.persister.write(self.key, 0, 0, update)
         except MansioError:
@@ -83,7 +83,7 @@ class Live:
             raise
         if self.is_dropped:
             return
-        letters = self.core.settled(update.token)
+        letters = self.state_machine.persisted(update.token)
         if letters:
             self.room.dead_letters.add(self, letters)
 
@@ -93,29 +93,29 @@ class Live:
 
     def drop(self) -> None:
         self.is_dropped = True
-        self.room.lives.pop(self.key, None)
-        self.room.dead_letters.dropped(self)
+        self.room.share_partitions.pop(self.key, None)
+        self.room.dead_letters.on_closed(self)
 
     async def lease(self, first: int, last: int) -> None:
         """Until they are leased: the horizon may have to move first."""
         for _ in range(3):
-            tick = self.core.tick(0.0, self.room.wall_ms(), 0.5)
+            tick = self.state_machine.tick(0.0, self.room.wall_ms(), 0.5)
             if tick is not None:
-                await self.perform(tick)
-        self.core.wanted(MEMBER, 10_000, last + 1, 0.0)
-        got, update = self.core.acquire(
+                await self.persist(tick)
+        self.state_machine.acquirable_ranges(MEMBER, 10_000, last + 1, 0.0)
+        got, update = self.state_machine.acquire(
             MEMBER, [(first, last)], 10_000, strict=True, batch_ends=(), now_ms=0.0
         )
         assert update is not None, got
-        await self.perform(update)
+        await self.persist(update)
 
     async def reject(self, first: int, last: int, reason: str = "it is poison") -> None:
         """Lease these and reject them."""
         await self.lease(first, last)
-        said = [Settle(first, last, bytes([REJECT]), reason=reason)]
-        update = self.core.settle(MEMBER, said, 0.0, self.room.wall_ms(), 0.5)
+        said = [AcknowledgementBatch(first, last, bytes([REJECT]), reason=reason)]
+        update = self.state_machine.acknowledge(MEMBER, said, 0.0, self.room.wall_ms(), 0.5)
         assert update is not None
-        await self.perform(update)
+        await self.persist(update)
 
 
 class Room:
@@ -126,17 +126,17 @@ class Room:
         self.service = broker.service
         self.persister = persister
         self.configs: dict[str, str] = {}  # of every group
-        self.lives: dict[ShareKey, Live] = {}
+        self.share_partitions: dict[ShareKey, Live] = {}
         self.made: list[int] = []
         self.appended: list[bytes] = []
         self.renew()
 
     def renew(self) -> None:
         """As after a crash of the process, but for the logs."""
-        for live in list(self.lives.values()):
-            live.drop()
+        for share_partition in list(self.share_partitions.values()):
+            share_partition.drop()
         service = self.service
-        self.targets = Targets(
+        self.targets = DeadLetterTopics(
             node_id=service.settings.node_id,
             topics=service.topics,
             partitions=service.partitions,
@@ -144,7 +144,7 @@ class Room:
             overrides=lambda _: self.configs,
             prefix="dlq.",
         )
-        self.dead_letters = DeadLetters(
+        self.dead_letters = DeadLetterManager(
             targets=self.targets,
             topics=service.topics,
             partitions=service.partitions,
@@ -163,7 +163,7 @@ class Room:
     def key(self, group: str = "g", topic: str = "t", index: int = 0) -> ShareKey:
         return ShareKey(group, self.service.topics.find(topic).topic_id.bytes, index)
 
-    async def live(self, group: str = "g", topic: str = "t", index: int = 0) -> Live:
+    async def share_partition(self, group: str = "g", topic: str = "t", index: int = 0) -> Live:
         return await Live(self, self.key(group, topic, index)).load()
 
     def partition(self, topic: str = "t", index: int = 0) -> Partition:
@@ -212,7 +212,7 @@ def expected_ids(key: ShareKey, offsets: Sequence[int], deliveries: int = 1) -> 
 @asynccontextmanager
 async def room_in(directory: Path, persister: MemoryPersister | None = None) -> AsyncIterator[Room]:
     """A broker on this directory; the state of share partitions is the persister's."""
-    settings = Settings(kafka_listen="127.0.0.1:0", http_listen="", data_dir=str(directory))
+    settings = Settings(listeners="127.0.0.1:0", http_listener="", data_dir=str(directory))
     broker = Broker(settings)
     await broker.start()
     try:

@@ -12,7 +12,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mansio.wire.records import read_header
+from mansio.wire.batch.record_batch import read_header
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Generator, Iterator
@@ -167,13 +167,14 @@ class VirtualScheduler:
     def close(self) -> None: ...
 
 
-class Appended(NamedTuple):
+class AppendResult(NamedTuple):
     base_offset: int
     end_offset: int
 
 
 class MemoryPartition:
-    """Has what `internal_topic.InternalPartition` asks for. With `holds` on, nothing becomes durable until `sync`."""
+    """Has what `internal_topic.CoordinatorPartition` asks for. With `holds` on, nothing becomes durable until
+    `sync`."""
 
     def __init__(self, scheduler: VirtualScheduler, batches: list[bytes] | None = None) -> None:
         self.scheduler = scheduler
@@ -190,7 +191,7 @@ class MemoryPartition:
     def log(self) -> MemoryPartition:
         return self
 
-    def append(self, batch: bytes, *, internal: bool = False, urgent: bool = True) -> Appended:
+    def append(self, batch: bytes, *, internal: bool = False, urgent: bool = True) -> AppendResult:
         assert internal
         if self.refuses is not None:
             raise self.refuses
@@ -199,7 +200,7 @@ class MemoryPartition:
         self.end_offset += read_header(batch).record_count
         if not self.holds:
             self.scheduler.call_soon(self.sync)
-        return Appended(base_offset, self.end_offset)
+        return AppendResult(base_offset, self.end_offset)
 
     def committed(self, end_offset: int) -> Promise:
         promise = self.scheduler.promise()

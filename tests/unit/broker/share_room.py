@@ -8,16 +8,17 @@ import itertools
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.broker import Broker
-from mansio.broker.share.share_partitions import SharePartitions
-from mansio.broker.share.wiring import first_offset
-from mansio.cluster.share_group_config import share_settings
-from mansio.cluster.topic_plan import NewTopic
-from mansio.config import Settings
-from mansio.wire import messages, share_acknowledge, share_fetch
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import build_batch, iterate_batches
-from mansio.wire.share_acknowledge import AckBatch, AckPartition
+from mansio.broker.coordinator.share.factory import first_offset
+from mansio.broker.coordinator.share.share_partition_manager import SharePartitionManager
+from mansio.config.settings import Settings
+from mansio.config.share_group_config import share_settings
+from mansio.metadata.topic_plan import NewTopic
+from mansio.node.broker import Broker
+from mansio.wire.apis import share_acknowledge, share_fetch
+from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
+from mansio.wire.batch.record_batch import build_batch, iterate_batches
+from mansio.wire.batch.record_reader import read_records
+from mansio.wire.codec import messages
 from support.machine import scaled
 from support.share_memory import MemoryPersister
 
@@ -25,9 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from mansio.broker.partition import Partition
-    from mansio.wire.share_acknowledge import ShareAcknowledgeResponse
-    from mansio.wire.share_fetch import ShareFetchResponse, SharePartitionData
+    from mansio.broker.partition.partition import Partition
+    from mansio.wire.apis.share_acknowledge import ShareAcknowledgeResponse
+    from mansio.wire.apis.share_fetch import ShareFetchResponse, SharePartitionData
 
 DEADLINE_S = 20.0
 CONFIGS = {
@@ -115,7 +116,7 @@ class Peer:
         if not error_code and epoch is None:
             self.epoch += 1
 
-    async def ask(self, key: int, version: int, fields: dict[str, Any]) -> Any:
+    async def call_and_rearm(self, key: int, version: int, fields: dict[str, Any]) -> Any:
         """Any other API."""
         frame = messages.encode_request(key, version, next(self._correlation), "peer", fields)
         return messages.decode_response_frame(key, version, await self.send(frame))[1]
@@ -127,9 +128,9 @@ class Room:
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
         self.service = broker.service
-        self.address = broker.kafka_address
+        self.address = broker.listener_address
         self.peers: list[Peer] = []
-        self.memory: MemoryPersister
+        self.known_state: MemoryPersister
 
     @property
     def topic_id(self) -> bytes:
@@ -143,10 +144,10 @@ class Room:
         """Keep the state of share partitions in memory from now on, where it can be made to fail."""
         service = self.service
         configs = {**CONFIGS, **configs}
-        self.memory = MemoryPersister(service.scheduler)
-        service.shares = SharePartitions(
+        self.known_state = MemoryPersister(service.scheduler)
+        service.shares = SharePartitionManager(
             find=service.partitions.find,
-            persister=self.memory,
+            persister=self.known_state,
             settings=lambda _group, _partition: share_settings(configs, takes_dead_letters=False)._replace(
                 lock_ms=lock_ms
             ),
@@ -156,7 +157,7 @@ class Room:
             random=self.broker.machine.random if hasattr(self.broker, "machine") else _Even(),
             sessions_max=sessions_max,
         )
-        return self.memory
+        return self.known_state
 
     async def peer(self, member: str = "m1", group: str = "g", version: int = 2) -> Peer:
         one = await Peer(self, member, group, version).open()
@@ -198,7 +199,7 @@ def offsets(part: SharePartitionData) -> list[int]:
 
 @asynccontextmanager
 async def room_in(directory: Path) -> AsyncIterator[Room]:
-    broker = Broker(Settings(kafka_listen="127.0.0.1:0", http_listen="", data_dir=str(directory)))
+    broker = Broker(Settings(listeners="127.0.0.1:0", http_listener="", data_dir=str(directory)))
     await broker.start()
     room = Room(broker)
     try:

@@ -9,10 +9,14 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker.coordinators.places import ClusterPlaces
-from mansio.cluster.metadata import Keys
-from mansio.cluster.metadata_response import TopicEncoder
-from mansio.cluster.model import (
+from mansio.broker.coordinator.coordinator_lookup import ClusterCoordinatorLookup
+from mansio.config.settings import Settings
+from mansio.errors import ConcurrentChange, UnknownTopicOrPartition
+from mansio.metadata.controller.controller_plan import ClusterView, preferred_election, unclean_election
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.metadata_response import TopicEncoder
+from mansio.metadata.metadata_store import Keys
+from mansio.metadata.model import (
     ACTIVE,
     DRAINING,
     FENCED,
@@ -23,16 +27,12 @@ from mansio.cluster.model import (
     Registration,
     Topic,
 )
-from mansio.cluster.plan import View, preferred, unclean
-from mansio.cluster.state import ClusterState
-from mansio.config import Settings
-from mansio.errors import ConcurrentChange, UnknownTopicOrPartition
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
 from unit.broker.groups_room import VirtualScheduler
 from unit.broker.test_topics_handlers import LISTENER, Peer, each_version
 
 if TYPE_CHECKING:
-    from mansio.wire.messages import Struct
+    from mansio.wire.codec.messages import Struct
 
 OWN = 1
 OK, UNKNOWN_TOPIC, NO_LEADER_NOW, TIMED_OUT, BAD_REQUEST, BROKER_NOT_AVAILABLE = 0, 3, 5, 7, 42, 8
@@ -52,7 +52,7 @@ class World:
     def __init__(
         self, partitions: list[PartitionState], *, alive: tuple[int, ...] = (1, 2, 3), name: str = "t"
     ) -> None:
-        self.state = ClusterState("c" * 22, Keys("c" * 22))
+        self.state = MetadataImage("c" * 22, Keys("c" * 22))
         for node_id in (1, 2, 3):
             self.state.registrations[node_id] = Registration(ACTIVE if node_id in alive else FENCED, 1)
         for node_id in alive:
@@ -113,8 +113,12 @@ class PlanController:
             raise self.fail
         state = self._world.state
         topic = state.topics[name]
-        view = View(state.brokers, state.registrations, state.topics, {})
-        change = preferred(view, topic, index) if node_id is None else unclean(view, topic, index, node_id)
+        view = ClusterView(state.brokers, state.registrations, state.topics, {})
+        change = (
+            preferred_election(view, topic, index)
+            if node_id is None
+            else unclean_election(view, topic, index, node_id)
+        )
         if change is None:
             return topic.partitions[index]
         partitions = list(topic.partitions)
@@ -336,7 +340,7 @@ def test_a_move_is_refused_with_where_the_partition_stays() -> None:
 def test_a_group_is_coordinated_by_the_leader_in_the_session_it_was_chosen_in() -> None:
     partitions = [partition(2), partition(3), partition(1, epoch=3), partition(-1)]
     world = World(partitions, alive=(1, 2), name="__consumer_offsets")
-    places = ClusterPlaces(world.state)
+    places = ClusterCoordinatorLookup(world.state)
     assert places.partition_count() == 4
     leaders = [places.leader(index) for index in range(5)]
     assert [None if one is None else one.node_id for one in leaders] == [2, None, None, None, None]

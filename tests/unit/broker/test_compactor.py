@@ -6,16 +6,16 @@ import errno
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from mansio.broker.append_rules import AppendRules
-from mansio.broker.compactor import Compactor
-from mansio.broker.partition import Partition
-from mansio.cluster import topic_config
-from mansio.log.log import Log
-from mansio.log.settings import LogSettings
-from mansio.log.sync import Syncer
-from mansio.state.replica import ReplicaProgress
+from mansio.broker.maintenance.log_cleaner import LogCleaner
+from mansio.broker.partition.append_validation import AppendRules
+from mansio.broker.partition.partition import Partition
+from mansio.config import topic_config
+from mansio.state.replica import ReplicationProgress
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.log import Log
+from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.records import TimestampType, build_batch
+from mansio.wire.batch.record_batch import TimestampType, build_batch
 from unit.broker.groups_room import VirtualScheduler
 
 if TYPE_CHECKING:
@@ -33,12 +33,12 @@ class World:
         self.disk = SimulatedDisk()
         self.scheduler = VirtualScheduler()
         loop: Any = self.scheduler  # clock and worker as well
-        self.syncer = Syncer(self.disk, loop, "data", scheduler=loop)
+        self.group_commit = GroupCommit(self.disk, loop, "data", scheduler=loop)
         self.settings = topic_config.resolve(
             {"cleanup.policy": "compact", "min.cleanable.dirty.ratio": "0.01", **settings}, {}, 1
         )
         self.partitions = [self._partition(n) for n in range(partitions)]
-        self.compactor = Compactor(
+        self.log_cleaner = LogCleaner(
             self.partitions,
             disk=self.disk,
             clock=loop,
@@ -52,15 +52,15 @@ class World:
     def _partition(self, index: int) -> Partition:
         loop: Any = self.scheduler
         log = Log.open(self.disk, loop, f"data/t-{index}", LogSettings(segment_bytes=300), leader_epoch=3)
-        self.syncer.register(log)
+        self.group_commit.register(log)
         partition = Partition(
             topic="t",
             topic_id=TOPIC,
             index=index,
             broker_id=1,
             log=log,
-            syncer=self.syncer,
-            replica=ReplicaProgress(1, 3, frozenset({1}), log.durable_end_offset),
+            group_commit=self.group_commit,
+            replica=ReplicationProgress(1, 3, frozenset({1}), log.durable_end_offset),
             rules=RULES,
             clock=loop,
             scheduler=loop,
@@ -83,15 +83,15 @@ class World:
 
 
 def started(world: World) -> World:
-    world.compactor.start()
+    world.log_cleaner.start()
     world.look(rounds=3)
     return world
 
 
 def test_the_world_is_compacted_when_nothing_fails() -> None:
     world = started(World(2))
-    assert world.compactor.counts.swaps >= 2
-    assert not world.compactor.uncleanable
+    assert world.log_cleaner.counts.swaps >= 2
+    assert not world.log_cleaner.uncleanable
 
 
 def test_it_stops_although_a_swap_finds_no_room() -> None:
@@ -99,7 +99,7 @@ def test_it_stops_although_a_swap_finds_no_room() -> None:
     world.swap_finds_no_room()
     started(world)
     assert world.partitions[0].log.compaction.busy
-    world.scheduler.run(world.compactor.stop(), limit_ms=1000)
+    world.scheduler.run(world.log_cleaner.stop(), limit_ms=1000)
 
 
 def test_a_topic_can_be_left_although_a_swap_finds_no_room_and_is_not_taken_up_again() -> None:
@@ -107,11 +107,11 @@ def test_a_topic_can_be_left_although_a_swap_finds_no_room_and_is_not_taken_up_a
     world.swap_finds_no_room()
     started(world)
     assert world.partitions[0].log.compaction.busy
-    world.scheduler.run(world.compactor.leave(TOPIC), limit_ms=1000)
-    runs = world.compactor.counts.runs
+    world.scheduler.run(world.log_cleaner.leave(TOPIC), limit_ms=1000)
+    runs = world.log_cleaner.counts.runs
     world.disk.fail_when = None
     world.look(rounds=3)
-    assert world.compactor.counts.runs == runs
+    assert world.log_cleaner.counts.runs == runs
 
 
 def test_a_swap_without_room_is_tried_now_and_then_only() -> None:
@@ -148,7 +148,7 @@ def test_no_descriptor_to_close_a_segment_with_is_no_reason_to_give_a_partition_
     log.sync()
     world.fail(errno.EMFILE, "open", lambda path: path.endswith(".log"))
     world.look(rounds=8)
-    assert world.compactor.uncleanable == {}
+    assert world.log_cleaner.uncleanable == {}
     world.disk.fail_when = None
     world.look(rounds=8)
     assert log.compaction.state.cleaned_end_offset == log.end_offset

@@ -79,7 +79,7 @@ def test_a_new_coordinator_tells_nothing_that_it_may_lose_again() -> None:
     cluster.tell(HOME)
     cluster.scheduler.turn()
     first.broker = cluster.brokers[OTHER]
-    first.says_all = True
+    first.is_full_request = True
     asking = first.begin()
     assert not asking.done()
     after.sync()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mansio.broker.coordinators.assignor_loading import load_assignors
+from mansio.broker.coordinator.group.assignor_loading import load_assignors
 from mansio.errors import ConfigError, NotEnoughReplicas, StorageError
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
 from unit.broker.consumer_groups_room import (
     FENCED_EPOCH,
     GROUP_NOT_FOUND,
@@ -336,15 +336,15 @@ def test_offsets_of_topics_that_members_read_are_kept_and_those_of_an_empty_grou
     for _ in range(5):
         broker.scheduler.pass_time(20_000)
         member.beat()
-    assert broker.scheduler.run(broker.groups.expiry.expire()) == 1  # nobody reads u
+    assert broker.scheduler.run(broker.groups.offset_expiration.expire()) == 1  # nobody reads u
     assert broker.committed() == {("t", 0): 5}
     member.leave()
     broker.scheduler.pass_time(30_000)
     assert (
-        broker.scheduler.run(broker.groups.expiry.expire()) == 0
+        broker.scheduler.run(broker.groups.offset_expiration.expire()) == 0
     )  # it has no members for half a minute only
     broker.scheduler.pass_time(40_000)
-    assert broker.scheduler.run(broker.groups.expiry.expire()) == 1
+    assert broker.scheduler.run(broker.groups.offset_expiration.expire()) == 1
     assert "g" not in broker.groups.store.entries
     assert broker.restarted().describe_consumer().error_code == GROUP_NOT_FOUND
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mansio.errors import StorageError
-from mansio.state.classic_group import ClassicGroup
-from mansio.state.consumer_group import ConsumerGroup
-from mansio.wire.consumer_protocol import decode_assignment
-from mansio.wire.versions import ApiKey
+from mansio.state.classic_group.group import ClassicGroup
+from mansio.state.consumer_group.group import ConsumerGroup
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.internal_records.consumer_protocol import decode_assignment
 from unit.broker.consumer_groups_room import UNKNOWN_MEMBER, ConsumerBroker, Member, settle_down
 from unit.broker.test_groups import code
 
@@ -137,7 +137,7 @@ def test_a_classic_member_in_a_consumer_group_has_its_own_session() -> None:
 
 def test_the_records_of_a_change_of_protocol_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of them would be another group."""
-    monkeypatch.setattr("mansio.broker.internal_topic.RECORDS_PER_BATCH", 2)
+    monkeypatch.setattr("mansio.broker.coordinator.runtime.RECORDS_PER_BATCH", 2)
     broker = ConsumerBroker()
     broker.stable()
     batches = len(broker.home.stored)

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mansio.broker.coordinators.store import java_string_hash
-from mansio.broker.internal_load import RECORDS_PER_TURN, UPDATES_PER_TURN
-from mansio.broker.internal_topic import LOAD_ATTEMPTS_MAX, LOAD_LATER_MS_MAX, InternalTopic
-from mansio.broker.view_checkpoint import CheckpointRoom
+from mansio.broker.coordinator.checkpoint import CheckpointStorage
+from mansio.broker.coordinator.group.group_store import java_string_hash
+from mansio.broker.coordinator.loader import RECORDS_PER_YIELD, UPDATES_PER_YIELD
+from mansio.broker.coordinator.runtime import LOAD_ATTEMPTS_MAX, LOAD_BACKOFF_MS_MAX, CoordinatorRuntime
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,
@@ -20,7 +20,7 @@ from mansio.errors import (
     NotEnoughReplicasAfterAppend,
 )
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
 from unit.broker.cluster_room import PARTITIONS, GroupCluster, RolePartition, group_in
 from unit.broker.groups_room import VirtualScheduler
 from unit.broker.test_groups import ASSIGNMENT, SUBSCRIPTION, code, commit_fields
@@ -92,7 +92,7 @@ def test_of_many_that_come_at_once_one_makes_the_topic_and_nobody_waits_for_ever
         await turn
         return []
 
-    topic = InternalTopic(
+    topic = CoordinatorRuntime(
         "__views",
         view=DictView(),
         create=create,
@@ -332,7 +332,7 @@ def test_nothing_of_a_group_goes_on_where_it_was(caplog: pytest.LogCaptureFixtur
     cluster.scheduler.turn()
     assert syncing.result().error_code == NOT_COORDINATOR
     timers = [each for each in cluster.scheduler._timers if not each[2].cancelled]
-    assert not [each for each in timers if each[3] == old.groups.effects.wake]
+    assert not [each for each in timers if each[3] == old.groups.effects.timer_expired]
     cluster.scheduler.pass_time(120_000)
     assert len(before.stored) == stored
     assert not old.groups.store.entries
@@ -374,9 +374,9 @@ def test_a_coordinator_that_may_be_none_any_more_tells_no_offsets() -> None:
     broker = cluster.brokers[LEADER]
     broker.commit(5)
     cluster.scheduler.turn()
-    cluster.partitions[HOME].outdated = True
+    cluster.partitions[HOME].is_leadership_uncertain = True
     assert offsets_of(broker).error_code == NOT_COORDINATOR
-    cluster.partitions[HOME].outdated = False
+    cluster.partitions[HOME].is_leadership_uncertain = False
     assert broker.committed() == {("t", 0): 5}
 
 
@@ -463,7 +463,7 @@ class Views:
     def __init__(self, **options: Any) -> None:
         self.scheduler = VirtualScheduler()
         self.view = UnloadableView()
-        self.topic = InternalTopic(
+        self.topic = CoordinatorRuntime(
             "__views",
             view=self.view,
             create=self.create,
@@ -481,7 +481,7 @@ class Views:
         partition = RolePartition(self.scheduler, index, epoch)
         writer = Writer(self.scheduler, partition)
         for key, value in values.items():
-            writer.write([(key, b"old")] * (RECORDS_PER_TURN // 2))
+            writer.write([(key, b"old")] * (RECORDS_PER_YIELD // 2))
             writer.write([(key, value)])
         partition.sync()
         return partition
@@ -489,7 +489,7 @@ class Views:
 
 class Writer:
     def __init__(self, scheduler: VirtualScheduler, partition: RolePartition) -> None:
-        self.topic = InternalTopic(
+        self.topic = CoordinatorRuntime(
             "__views",
             view=UnloadableView(),
             create=lambda: None,  # type: ignore[arg-type,return-value]  # not called
@@ -539,14 +539,14 @@ def test_while_the_log_is_read_every_request_is_told_to_wait_and_nothing_shows()
 
 def test_a_log_that_is_kept_record_by_record_is_loaded_in_short_turns() -> None:
     """Opening and folding each takes long, and a loop that hangs for longer than a session lasts loses its roles."""
-    views = Views(every_record=True)
+    views = Views(replays_every_record=True)
     partition = RolePartition(views.scheduler, 0, 0)
     writer = Writer(views.scheduler, partition)
-    for number in range(3 * UPDATES_PER_TURN):
+    for number in range(3 * UPDATES_PER_YIELD):
         writer.write([(b"key", b"%d" % number)])
     partition.sync()
     read, turns = [0], [0]
-    breathe = views.topic._breathe
+    breathe = views.topic._yield_to_loop
 
     async def breathing() -> None:
         turns.append(read[0])
@@ -556,12 +556,12 @@ def test_a_log_that_is_kept_record_by_record_is_loaded_in_short_turns() -> None:
         read[0] = number
 
     partition.on_read = count
-    views.topic._breathe = breathing  # type: ignore[method-assign]
+    views.topic._yield_to_loop = breathing  # type: ignore[method-assign]
     views.topic.lead(0, partition, 0)
     views.scheduler.turn()
-    assert views.view.values[0] == {b"key": b"%d" % (3 * UPDATES_PER_TURN - 1)}
+    assert views.view.values[0] == {b"key": b"%d" % (3 * UPDATES_PER_YIELD - 1)}
     turns.append(read[0])
-    assert max(after - before for before, after in itertools.pairwise(turns)) <= UPDATES_PER_TURN
+    assert max(after - before for before, after in itertools.pairwise(turns)) <= UPDATES_PER_YIELD
 
 
 def test_a_leadership_that_ends_while_it_is_loaded_leaves_nothing_and_reads_no_further() -> None:
@@ -605,8 +605,8 @@ def test_a_flurry_of_roles_ends_in_the_last_one(turns: int) -> None:
     flurry(logs)
     views.scheduler.pass_time(1000)
     assert views.view.values == [values(b"d"), {}]
-    assert views.topic.leads(0, logs[3], 3)
-    assert not views.topic.leads(0, logs[3], 2)
+    assert views.topic.is_leader(0, logs[3], 3)
+    assert not views.topic.is_leader(0, logs[3], 2)
     views.topic.check_loaded(0)
 
 
@@ -665,12 +665,12 @@ def test_a_log_that_stays_unreadable_is_refused_and_tried_ever_more_rarely_until
     assert len(reads) == LOAD_ATTEMPTS_MAX
     assert views.view.values == [{}, values(b"b")], "the next one waits for the first attempts only"
     views.scheduler.pass_time(3_600_000)
-    assert 3600 <= len(reads) * LOAD_LATER_MS_MAX / 1000 <= 3600 + 600
+    assert 3600 <= len(reads) * LOAD_BACKOFF_MS_MAX / 1000 <= 3600 + 600
     assert [record.message for record in caplog.records] == ["view not loaded"] * len(reads)
     with pytest.raises(CoordinatorNotAvailable, match="damaged"):
         views.topic.check_loaded(0)
     partition.on_read = lambda _: None
-    views.scheduler.pass_time(LOAD_LATER_MS_MAX)
+    views.scheduler.pass_time(LOAD_BACKOFF_MS_MAX)
     views.topic.check_loaded(0)
     assert views.view.values == [values(b"a"), values(b"b")]
 
@@ -688,7 +688,7 @@ def test_a_log_that_was_unreadable_is_not_tried_again_for_a_leadership_that_is_o
     views.topic.lead(0, partition, 0)
     views.scheduler.pass_time(900)
     views.topic.resign(0)
-    views.scheduler.pass_time(10 * LOAD_LATER_MS_MAX)
+    views.scheduler.pass_time(10 * LOAD_BACKOFF_MS_MAX)
     assert len(reads) == LOAD_ATTEMPTS_MAX
 
 
@@ -697,8 +697,8 @@ def test_no_checkpoint_is_written_or_believed_in_a_cluster() -> None:
     disk = SimulatedDisk()
     single = VirtualScheduler()
     partition = RolePartition(single, 0, 0)
-    room = CheckpointRoom(disk, single, "data/views", 1)
-    alone = InternalTopic(
+    room = CheckpointStorage(disk, single, "data/views", 1)
+    alone = CoordinatorRuntime(
         "__views",
         view=UnloadableView(),
         create=lambda: None,  # type: ignore[arg-type,return-value]  # not called
@@ -721,4 +721,4 @@ def test_no_checkpoint_is_written_or_believed_in_a_cluster() -> None:
     views.scheduler.turn()
     views.scheduler.run(views.topic.close())
     assert disk.read_file("data/views/__views-0.checkpoint") == before
-    assert views.topic.replay_start(0) is None  # so compaction need not keep tombstones for it
+    assert views.topic.replay_start_offset(0) is None  # so compaction need not keep tombstones for it

@@ -6,20 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.coordinators.groups import GroupCoordinator, GroupSettings
-from mansio.broker.coordinators.offsets import OffsetToCommit
+from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
+from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
 from mansio.errors import MansioError
 from mansio.testing.scheduler import SimulatedRandom
 from support.replicas import Cluster
 
 if TYPE_CHECKING:
-    from mansio.broker.partition import Partition
-    from mansio.cluster.model import PartitionState
+    from mansio.broker.partition.partition import Partition
+    from mansio.metadata.model import PartitionState
     from support.replicas import Node
 
 
 class OnePartition:
-    """`GroupPlaces` of a topic with one partition; the test knows who leads it."""
+    """`CoordinatorLookup` of a topic with one partition; the test knows who leads it."""
 
     def partition_count(self) -> int:
         return 1

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from mansio.broker import internal_topic
-from mansio.broker.coordinators.store import java_string_hash
+from mansio.broker.coordinator import runtime
+from mansio.broker.coordinator.group.group_store import java_string_hash
 from mansio.errors import CoordinatorNotAvailable
-from mansio.wire.records import build_batch
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.batch.record_batch import build_batch
 from unit.broker.consumer_groups_room import ConsumerBroker, Member
 from unit.broker.test_groups import PARTITIONS, Broker
 from unit.broker.test_internal_topic import Room
@@ -79,7 +79,7 @@ def test_what_no_load_would_read_is_not_written_and_the_group_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One batch that is too large would keep every group of its partition from being loaded ever again."""
-    monkeypatch.setattr(internal_topic, "BATCH_OUTPUT_BYTES_MAX", 20_000)
+    monkeypatch.setattr(runtime, "BATCH_OUTPUT_BYTES_MAX", 20_000)
     broker = ConsumerBroker()
     small = Member(broker, "a")
     assert small.beat() == 0

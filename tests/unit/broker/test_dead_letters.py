@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.peers import LinkPeers
-from mansio.broker.producer_hook import ProducerHook
-from mansio.broker.share.dead_letter_targets import Targets
-from mansio.cluster.topic_config import Change, Operation
+from mansio.broker.coordinator.share.dead_letter_topics import DeadLetterTopics
+from mansio.broker.partition.producer_hook import ProducerHook
+from mansio.config.topic_config import Change, Operation
 from mansio.errors import (
     ConnectionLost,
     CoordinatorNotAvailable,
@@ -22,10 +21,11 @@ from mansio.errors import (
     UnknownProducerId,
 )
 from mansio.logs import FIELDS
-from mansio.state import dead_letter
-from mansio.state.share_types import REJECT, Settle
-from mansio.wire.compression import Codec
-from mansio.wire.records import build_batch
+from mansio.net.peer_connections import PeerConnections
+from mansio.state.share_partition import dead_letter_queue
+from mansio.state.share_partition.types import REJECT, AcknowledgementBatch
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import build_batch
 from support.machine import scaled
 from support.waiting import eventually
 from unit.broker.dead_letters_room import MEMBER, Room, expected_ids, headers, ids, room_in
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from mansio.broker.share.dead_letter_targets import Target
+    from mansio.broker.coordinator.share.dead_letter_topics import DeadLetterPartition
     from mansio.errors import MansioError
 
 DEADLINE_S = 20.0
@@ -42,10 +42,10 @@ DEADLINE_S = 20.0
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letter, "RETRY_MS", 5)
-    monkeypatch.setattr(dead_letter, "RETRY_MAX_MS", 20)
-    monkeypatch.setattr("mansio.broker.share.dead_letters.RETRY_MS", 5)
-    monkeypatch.setattr("mansio.broker.share.dead_letters.RETRY_MAX_MS", 20)
+    monkeypatch.setattr(dead_letter_queue, "RETRY_MS", 5)
+    monkeypatch.setattr(dead_letter_queue, "RETRY_MAX_MS", 20)
+    monkeypatch.setattr("mansio.broker.coordinator.share.dead_letter_manager.RETRY_MS", 5)
+    monkeypatch.setattr("mansio.broker.coordinator.share.dead_letter_manager.RETRY_MAX_MS", 20)
 
 
 def run(check: Callable[[Room], Awaitable[None]], tmp_path: Path) -> None:
@@ -69,8 +69,8 @@ def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp
     async def check(room: Room) -> None:
         await room.topic(partitions=3, max_message_bytes="70000")
         await room.write(*records(4), index=2)
-        live = await room.live(index=2)
-        await live.reject(1, 2, "no such flight")
+        share_partition = await room.share_partition(index=2)
+        await share_partition.reject(1, 2, "no such flight")
         await settled(room)
         found = room.letters(index=2)
         assert [(one.key, one.value[:2]) for one in found] == [(b"k1", b"v1"), (b"k2", b"v2")]
@@ -88,9 +88,9 @@ def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp
             "mansio-dlq-first-ms",
             "mansio-dlq-reason",
         ]
-        told = headers(first)
-        assert told.pop("mansio-dlq-first-ms").isdigit()
-        assert told == {
+        error_for_client = headers(first)
+        assert error_for_client.pop("mansio-dlq-first-ms").isdigit()
+        assert error_for_client == {
             "own": "h1",
             "__dlq.errors.topic": "t",
             "__dlq.errors.partition": "2",
@@ -98,7 +98,7 @@ def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp
             "__dlq.errors.group": "g",
             "__dlq.errors.delivery.count": "1",
             "__dlq.errors.message": "Offset rejected by client.",
-            "mansio-dlq-id": expected_ids(live.key, [1])[0],
+            "mansio-dlq-id": expected_ids(share_partition.key, [1])[0],
             "mansio-dlq-consumer": "member-7",
             "mansio-dlq-reason": "no such flight",
         }
@@ -110,7 +110,7 @@ def test_a_rejected_record_is_in_the_topic_as_it_was_with_where_it_came_from(tmp
             "message.timestamp.type": "CreateTime",
             "retention.ms": str(14 * 24 * 3600 * 1000),
         }
-        assert room.dead(live.key) == [(1, 2)]
+        assert room.dead(share_partition.key) == [(1, 2)]
         assert room.dead_letters.counts.written == 2
 
     run(check, tmp_path)
@@ -129,32 +129,34 @@ def test_exactly_one_dead_letter_when_the_state_cannot_be_stored(
     async def check(room: Room) -> None:
         await room.topic()
         await room.write(*records(6))
-        live = await room.live()
-        await live.lease(0, 5)
-        key = live.key
+        share_partition = await room.share_partition()
+        await share_partition.lease(0, 5)
+        key = share_partition.key
         room.persister.fail(nth + 1, CoordinatorNotAvailable("away"), stored=stored)
         done = nth + 1 if stored else nth
         try:
-            await live_reject(live, 0, 3)
+            await live_reject(share_partition, 0, 3)
         except CoordinatorNotAvailable:
             assert nth == 0
-        await eventually(lambda: live.is_dropped)
+        await eventually(lambda: share_partition.is_dropped)
         room.renew()
-        live = await room.live()
+        share_partition = await room.share_partition()
         if done == 0:  # nobody was told that they are rejected
             assert room.letters() == []
-            await live_reject(live, 0, 3)
+            await live_reject(share_partition, 0, 3)
         await settled(room)
         assert ids(room.letters()) == expected_ids(key, range(4))
         assert room.dead(key) == [(0, 3)]
-        assert live.core.counts(0.0).archiving == 0
+        assert share_partition.state_machine.counts(0.0).archiving == 0
 
     run(check, tmp_path)
 
 
-async def live_reject(live: Any, first: int, last: int) -> None:
-    update = live.core.settle(MEMBER, [Settle(first, last, bytes([REJECT]))], 0.0, live.room.wall_ms(), 0.5)
-    await live.perform(update)
+async def live_reject(share_partition: Any, first: int, last: int) -> None:
+    update = share_partition.state_machine.settle(
+        MEMBER, [AcknowledgementBatch(first, last, bytes([REJECT]))], 0.0, share_partition.room.wall_ms(), 0.5
+    )
+    await share_partition.persist(update)
 
 
 @pytest.mark.parametrize(
@@ -181,10 +183,10 @@ def test_exactly_one_dead_letter_when_the_append_fails(
                 await room.write(*records(6))
                 times = 1_000_000 if killed else 2
                 failing = Failing(monkeypatch, room, times=times, there=there, error=error)
-                live = await room.live()
-                key = live.key
-                await live.reject(0, 1)
-                await live.reject(3, 5)
+                share_partition = await room.share_partition()
+                key = share_partition.key
+                await share_partition.reject(0, 1)
+                await share_partition.reject(3, 5)
                 await eventually(lambda: failing.failed >= 2)
                 if not killed:
                     await settled(room)
@@ -193,7 +195,7 @@ def test_exactly_one_dead_letter_when_the_append_fails(
                 room.dead_letters.close()
             monkeypatch.undo()
             async with room_in(tmp_path, persister) as room:
-                await room.live()
+                await room.share_partition()
                 await settled(room)
                 assert ids(room.letters()) == expected_ids(key, [0, 1, 3, 4, 5])
                 assert room.dead(key) == [(0, 1), (3, 5)]
@@ -210,7 +212,7 @@ class Failing:
         self.failed = 0
         append = type(room.targets).append
 
-        async def failing(targets: Any, target: Target, data: bytes) -> None:
+        async def failing(targets: Any, target: DeadLetterPartition, data: bytes) -> None:
             if self.failed >= times:
                 await append(targets, target, data)
                 return
@@ -231,13 +233,15 @@ def test_a_defect_costs_the_queue_and_not_the_dead_letters(
         await room.topic()
         await room.write(*records(4))
         Failing(monkeypatch, room, times=1, there=True, error=KeyError("a defect"))
-        live = await room.live()
-        await live.reject(0, 3)
-        await eventually(lambda: live.is_dropped, DEADLINE_S, "it is given up, for another one to be loaded")
-        live = await room.live()
+        share_partition = await room.share_partition()
+        await share_partition.reject(0, 3)
+        await eventually(
+            lambda: share_partition.is_dropped, DEADLINE_S, "it is given up, for another one to be loaded"
+        )
+        share_partition = await room.share_partition()
         await settled(room)
-        assert ids(room.letters()) == expected_ids(live.key, range(4))
-        assert room.dead(live.key) == [(0, 3)]
+        assert ids(room.letters()) == expected_ids(share_partition.key, range(4))
+        assert room.dead(share_partition.key) == [(0, 3)]
         assert "dead letters failed" in caplog.messages
 
     run(check, tmp_path)
@@ -247,7 +251,7 @@ def test_two_groups_have_each_their_own_dead_letters(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
         await room.topic()
         await room.write(*records(3))
-        one, other = await room.live("a"), await room.live("b")
+        one, other = await room.share_partition("a"), await room.share_partition("b")
         await one.reject(0, 1)
         await other.reject(1, 2)
         await settled(room)
@@ -261,12 +265,12 @@ def test_two_groups_have_each_their_own_dead_letters(tmp_path: Path) -> None:
 def test_partitions_with_their_first_dead_letters_at_once_make_the_topic_once(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
         await room.topic("t", partitions=4)
-        lives = []
+        share_partitions = []
         for index in range(4):
             await room.write(*records(1), index=index)
-            lives.append(await room.live(index=index))
-            await lives[-1].lease(0, 0)
-        await asyncio.gather(*(live_reject(live, 0, 0) for live in lives))
+            share_partitions.append(await room.share_partition(index=index))
+            await share_partitions[-1].lease(0, 0)
+        await asyncio.gather(*(live_reject(share_partition, 0, 0) for share_partition in share_partitions))
         await settled(room)
         assert room.dead_letters.counts.written == 4
         assert room.dead_letters.counts.failures == 0
@@ -285,10 +289,10 @@ def test_letters_come_in_order_in_batches_like_those_of_their_records(
     async def check(room: Room) -> None:
         await room.topic()
         await room.write(*records(count, size=size), codec=codec)
-        live = await room.live()
-        await live.reject(0, count - 1)
+        share_partition = await room.share_partition()
+        await share_partition.reject(0, count - 1)
         await settled(room)
-        assert ids(room.letters()) == expected_ids(live.key, range(count))
+        assert ids(room.letters()) == expected_ids(share_partition.key, range(count))
         found = list(room.partition("dlq.t").log.batch_headers(0))
         assert [(each.record_count, each.codec) for each in found] == [(size, codec) for size in batches]
 
@@ -301,8 +305,8 @@ def test_a_record_too_large_for_the_target_comes_without_its_value(tmp_path: Pat
         await room.topic("small", errors_deadletterqueue_group_enable="true", max_message_bytes="6000")
         room.configs["errors.deadletterqueue.topic.name"] = "small"
         await room.write((b"k0", b"a" * 3000, []), (b"k1", b"b" * 9000, []), (b"k2", b"c" * 3000, []))
-        live = await room.live()
-        await live.reject(0, 2)
+        share_partition = await room.share_partition()
+        await share_partition.reject(0, 2)
         await settled(room)
         found = room.letters("small")
         assert [(one.key, one.value and len(one.value)) for one in found] == [
@@ -329,28 +333,32 @@ TAKES, SIZE = "errors.deadletterqueue.group.enable", "max.message.bytes"
     ids=["too small for anything", "takes no dead letters"],
 )
 def test_a_target_that_cannot_be_used_gets_none_and_says_so_until_it_can(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, configs: dict[str, str], trouble: str, mended: Change
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    configs: dict[str, str],
+    last_error: str,
+    mended: Change,
 ) -> None:
     async def check(room: Room) -> None:
         await room.topic()
         await room.topic("own", **{name.replace(".", "_"): value for name, value in configs.items()})
         room.configs["errors.deadletterqueue.topic.name"] = "own"
         await room.write(*records(2))
-        live = await room.live()
+        share_partition = await room.share_partition()
         with caplog.at_level(logging.WARNING):
-            await live.reject(0, 1)
+            await share_partition.reject(0, 1)
             await eventually(lambda: room.dead_letters.counts.failures >= 2)
         assert room.letters("own") == []
         assert room.dead_letters.waiting == 2
-        assert trouble in room.dead_letters.trouble_of(live.key)
-        told = next(one for one in caplog.records if one.message == "dead letter not written")
-        assert getattr(told, FIELDS)["group"] == "g"
-        assert getattr(told, FIELDS)["topic"] == "t"
-        assert live.core.counts(0.0).archiving == 2
+        assert last_error in room.dead_letters.last_error_of(share_partition.key)
+        error_for_client = next(one for one in caplog.records if one.message == "dead letter not written")
+        assert getattr(error_for_client, FIELDS)["group"] == "g"
+        assert getattr(error_for_client, FIELDS)["topic"] == "t"
+        assert share_partition.state_machine.counts(0.0).archiving == 2
         await room.service.topics.alter_configs("own", [mended])
         await settled(room)
-        assert ids(room.letters("own")) == expected_ids(live.key, [0, 1])
-        assert room.dead_letters.trouble_of(live.key) == ""
+        assert ids(room.letters("own")) == expected_ids(share_partition.key, [0, 1])
+        assert room.dead_letters.last_error_of(share_partition.key) == ""
 
     run(check, tmp_path)
 
@@ -360,28 +368,28 @@ def test_what_failed_is_tried_again_at_once_when_the_target_or_the_group_is_anot
 ) -> None:
     """However long it would rest."""
     for name in ("RETRY_MS", "RETRY_MAX_MS"):
-        monkeypatch.setattr(dead_letter, name, 600_000)
-        monkeypatch.setattr(f"mansio.broker.share.dead_letters.{name}", 600_000)
+        monkeypatch.setattr(dead_letter_queue, name, 600_000)
+        monkeypatch.setattr(f"mansio.broker.coordinator.share.dead_letter_manager.{name}", 600_000)
 
     async def check(room: Room) -> None:
         await room.topic()
         await room.topic("own")
         room.service.topics.state.on_change(room.dead_letters.topic_changed)
         await room.write(*records(3))
-        live = await room.live()
+        share_partition = await room.share_partition()
         failing = Failing(monkeypatch, room, times=1, there=False)  # it has its place, and could not be sent
-        await live.reject(0, 0)
+        await share_partition.reject(0, 0)
         await eventually(lambda: failing.failed == 1)
         await room.service.topics.alter_configs("dlq.t", [Change("retention.ms", Operation.SET, "1000000")])
         await settled(room)
         room.configs["errors.deadletterqueue.topic.name"] = "own"  # which does not take dead letters
-        await live.reject(1, 1)
-        await eventually(lambda: room.dead_letters.trouble_of(live.key))
+        await share_partition.reject(1, 1)
+        await eventually(lambda: room.dead_letters.last_error_of(share_partition.key))
         room.configs.clear()
         room.dead_letters.settings_changed("another group")
         room.dead_letters.settings_changed("g")
         await settled(room)
-        assert ids(room.letters()) == expected_ids(live.key, [0, 1])
+        assert ids(room.letters()) == expected_ids(share_partition.key, [0, 1])
 
     run(check, tmp_path)
 
@@ -393,16 +401,16 @@ def test_a_target_that_forgot_the_producer_gets_them_in_a_higher_epoch(
     async def check(room: Room) -> None:
         await room.topic()
         await room.write(*records(4))
-        live = await room.live()
-        await live.reject(0, 1)
+        share_partition = await room.share_partition()
+        await share_partition.reject(0, 1)
         await settled(room)
         Failing(monkeypatch, room, times=1, there=False, error=error)
-        await live.reject(2, 3)
+        await share_partition.reject(2, 3)
         await settled(room)
-        assert ids(room.letters()) == expected_ids(live.key, range(4))
+        assert ids(room.letters()) == expected_ids(share_partition.key, range(4))
         epochs = [header.producer_epoch for header in room.partition("dlq.t").log.batch_headers(0)]
         assert epochs == [0, 1]
-        producer = room.persister.state(live.key).producer  # type: ignore[union-attr]
+        producer = room.persister.state(share_partition.key).producer  # type: ignore[union-attr]
         assert producer is not None
         assert producer.epoch == 1
 
@@ -417,17 +425,17 @@ def test_a_target_deleted_and_made_anew_gets_what_was_on_its_way(
     async def check(room: Room) -> None:
         await room.topic()
         await room.write(*records(6))
-        live = await room.live()
-        await live.reject(0, 1)
+        share_partition = await room.share_partition()
+        await share_partition.reject(0, 1)
         await settled(room)
         before = room.service.topics.find("dlq.t")
         failing = Failing(monkeypatch, room, times=3, there=True)
-        await live.reject(2, 5)
+        await share_partition.reject(2, 5)
         await eventually(lambda: failing.failed >= 1)
         await room.service.topics.delete(before)
         await settled(room)
         assert room.service.topics.find("dlq.t").topic_id != before.topic_id
-        assert ids(room.letters()) == expected_ids(live.key, range(2, 6))
+        assert ids(room.letters()) == expected_ids(share_partition.key, range(2, 6))
 
     run(check, tmp_path)
 
@@ -441,18 +449,18 @@ def test_a_producer_that_the_target_forgot_is_looked_for_before_a_repeat(
         await room.topic()
         await room.write(*records(3))
         Failing(monkeypatch, room, times=1_000_000, there=True)
-        live = await room.live()
-        await live.reject(0, 2)
+        share_partition = await room.share_partition()
+        await share_partition.reject(0, 2)
         await eventually(lambda: len(room.letters()) == 3)
-        live.drop()
+        share_partition.drop()
         monkeypatch.undo()
-        hook = room.partition("dlq.t").plugged_in(ProducerHook)
+        hook = room.partition("dlq.t").find_hook(ProducerHook)
         assert hook is not None
         assert hook.table.expire(room.wall_ms() + 48 * 3_600_000) == 1
-        await room.live()
+        await room.share_partition()
         await settled(room)
-        assert ids(room.letters()) == expected_ids(live.key, range(3))
-        assert room.dead(live.key) == [(0, 2)]
+        assert ids(room.letters()) == expected_ids(share_partition.key, range(3))
+        assert room.dead(share_partition.key) == [(0, 2)]
 
     run(check, tmp_path)
 
@@ -465,14 +473,14 @@ def test_what_left_the_log_meanwhile_has_a_letter_that_says_so(
         for record in records(4):
             await room.write(record)
         failing = Failing(monkeypatch, room, times=1_000_000, there=False)
-        live = await room.live()
-        await live.reject(0, 3)
+        share_partition = await room.share_partition()
+        await share_partition.reject(0, 3)
         await eventually(lambda: failing.failed >= 1)
         await room.partition().delete_records(2)
         monkeypatch.undo()
         await settled(room)
         found = room.letters()
-        assert ids(found) == expected_ids(live.key, range(4))
+        assert ids(found) == expected_ids(share_partition.key, range(4))
         assert [one.key for one in found] == [None, None, b"k2", b"k3"]
         assert headers(found[0])["mansio-dlq-value-omitted"] == "it is in the log no more"
         assert "own" not in headers(found[0])
@@ -485,8 +493,8 @@ def test_a_group_may_have_no_copies(tmp_path: Path) -> None:
         await room.topic()
         room.configs["errors.deadletterqueue.copy.record.enable"] = "false"
         await room.write(*records(1))
-        live = await room.live()
-        await live.reject(0, 0)
+        share_partition = await room.share_partition()
+        await share_partition.reject(0, 0)
         await settled(room)
         (found,) = room.letters()
         assert (found.key, found.value) == (None, None)
@@ -499,23 +507,23 @@ def test_a_group_may_have_no_copies(tmp_path: Path) -> None:
 def far(monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker of the dead letters believes to be another than the one that leads their topic, and reaches that over
     its port."""
-    made = Targets.__init__
+    made = DeadLetterTopics.__init__
 
-    def made_far(targets: Targets, **given: Any) -> None:
-        peers = LinkPeers(lambda node_id: PORTS.get(node_id))
+    def made_far(targets: DeadLetterTopics, **given: Any) -> None:
+        peers = PeerConnections(lambda node_id: PORTS.get(node_id))
         made(targets, **{**given, "node_id": 99, "peers": peers})
         OPENED.append(peers)
 
-    monkeypatch.setattr(Targets, "__init__", made_far)
+    monkeypatch.setattr(DeadLetterTopics, "__init__", made_far)
 
 
 PORTS: dict[int, tuple[str, int]] = {}
-OPENED: list[LinkPeers] = []
+OPENED: list[PeerConnections] = []
 
 
 def run_far(check: Callable[[Room], Awaitable[None]], tmp_path: Path) -> None:
     async def far_check(room: Room) -> None:
-        PORTS[1] = (room.broker.kafka_address.host, room.broker.kafka_address.port)
+        PORTS[1] = (room.broker.listener_address.host, room.broker.listener_address.port)
         try:
             await check(room)
         finally:
@@ -534,28 +542,28 @@ def test_a_target_that_another_broker_leads_gets_each_once(
     async def check(room: Room) -> None:
         await room.topic()
         await room.write(*records(6))
-        live = await room.live()
-        await live.reject(0, 1)
+        share_partition = await room.share_partition()
+        await share_partition.reject(0, 1)
         await settled(room)
         with monkeypatch.context() as patch:
             failing = Failing(patch, room, times=1, there=True)
-            await live.reject(2, 3)
+            await share_partition.reject(2, 3)
             await settled(room)
             assert failing.failed == 1
-        assert ids(room.letters()) == expected_ids(live.key, range(4))
+        assert ids(room.letters()) == expected_ids(share_partition.key, range(4))
         with monkeypatch.context() as patch:
             Failing(patch, room, times=1_000_000, there=True)
-            await live.reject(4, 5)
+            await share_partition.reject(4, 5)
             await eventually(lambda: len(room.letters()) == 6)
-            live.drop()
-        hook = room.partition("dlq.t").plugged_in(ProducerHook)
+            share_partition.drop()
+        hook = room.partition("dlq.t").find_hook(ProducerHook)
         assert hook is not None
         hook.table.expire(room.wall_ms() + 48 * 3_600_000)
-        monkeypatch.setattr(dead_letter, "FORGOTTEN_MS", -1)
-        await room.live()
+        monkeypatch.setattr(dead_letter_queue, "UNKNOWN_AFTER_MS", -1)
+        await room.share_partition()
         await settled(room)
-        assert ids(room.letters()) == expected_ids(live.key, range(6))
-        assert room.dead(live.key) == [(0, 5)]
+        assert ids(room.letters()) == expected_ids(share_partition.key, range(6))
+        assert room.dead(share_partition.key) == [(0, 5)]
 
     run_far(check, tmp_path)
 
@@ -565,11 +573,11 @@ def test_what_another_broker_refuses_is_understood(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
         await room.topic()
         await room.write(*records(2))
-        live = await room.live()
-        await live.reject(0, 0)
+        share_partition = await room.share_partition()
+        await share_partition.reject(0, 0)
         await settled(room)
         target = room.targets.by_id(room.key(topic="dlq.t").topic_id, 0)
-        producer = room.persister.state(live.key).producer  # type: ignore[union-attr]
+        producer = room.persister.state(share_partition.key).producer  # type: ignore[union-attr]
         assert producer is not None
 
         def batch(epoch: int, sequence: int) -> bytes:

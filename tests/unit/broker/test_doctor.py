@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 import mansio
-from mansio.broker.doctor import Diagnosis, Progress, examine
-from mansio.broker.share import boot_mark
-from mansio.cli.doctor import strip_states
+from mansio.broker.coordinator.share import boot_id_file
+from mansio.broker.maintenance.data_check import DataCheckReport, Progress, check_data_directory
+from mansio.cli.broker.data_check import damage_map
 from mansio.cli.main import main
 from mansio.errors import DataDirectoryLocked, StorageError
-from mansio.host import HostDisk
-from mansio.log.inspection_report import BadStretch, Finding, LogReport, Severity
-from mansio.log.segment import walk
-from mansio.wire.records import HEADER_BYTES
+from mansio.host.host import HostDisk
+from mansio.storage.inspect.report import BadRange, Finding, LogReport, Severity
+from mansio.storage.segment import walk
+from mansio.wire.batch.record_batch import HEADER_BYTES
 from support.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory with a topic of five segments, committed offsets and snapshots of producers."""
     data = tmp_path_factory.mktemp("doctor") / "data"
     with (
-        mansio.Broker(data, offsets_topic_partitions=1) as broker,
+        mansio.Broker(data, offsets_topic_num_partitions=1) as broker,
         mansio.blocking.connect(broker.address) as client,
     ):
         client.admin.create_topic("t", config={"segment.bytes": "12000"})
@@ -59,11 +59,11 @@ def segments_of(data: Path) -> list[Path]:
     return sorted(log_of(data).glob("*.log"))
 
 
-def diagnose(data: Path, *, repair: bool = False) -> Diagnosis:
-    return examine(HostDisk(), str(data), repair=repair)
+def diagnose(data: Path, *, repair: bool = False) -> DataCheckReport:
+    return check_data_directory(HostDisk(), str(data), repair=repair)
 
 
-def worst(diagnosis: Diagnosis) -> list[Finding]:
+def worst(diagnosis: DataCheckReport) -> list[Finding]:
     return [finding for finding in diagnosis.each_finding() if finding.severity is not NOTE]
 
 
@@ -92,7 +92,7 @@ def test_healthy_directory_is_clean_and_all_of_it_was_read(data: Path) -> None:
     assert len(segments_of(data)) >= 4
     total: list[int] = []
     read: list[int] = []
-    diagnosis = examine(HostDisk(), str(data), progress=Progress(total.append, read.append))
+    diagnosis = check_data_directory(HostDisk(), str(data), progress=Progress(total.append, read.append))
     assert diagnosis.clean
     assert list(diagnosis.each_finding()) == []
     (report,) = [one.log for one in diagnosis.partitions if one.topic == "t"]
@@ -201,7 +201,7 @@ def test_torn_tail_above_the_checkpoint_is_a_note(data: Path) -> None:
     assert [finding.severity for finding in diagnosis.each_finding()] == [NOTE]
     assert diagnosis.clean
     (report,) = [one.log for one in diagnosis.partitions if one.topic == "t"]
-    assert [stretch.torn for stretch in report.bad_stretches] == [True]
+    assert [stretch.torn for stretch in report.bad_ranges] == [True]
 
 
 def test_room_ahead_of_the_batches_is_nothing_to_tell(data: Path) -> None:
@@ -253,16 +253,16 @@ def test_any_flip_in_any_file_is_named(data: Path, seed: int) -> None:
 def test_offsets_that_compaction_took_are_not_missed_and_damage_in_what_is_left_is(tmp_path: Path) -> None:
     data = tmp_path / "data"
     with (
-        mansio.Broker(data, log_cleaner_interval_ms=50, checkpoint_interval_ms=10) as broker,
+        mansio.Broker(data, log_cleaner_backoff_ms=50, log_flush_offset_checkpoint_interval_ms=10) as broker,
         mansio.blocking.connect(broker.address) as client,
     ):
         config = {"cleanup.policy": "compact", "segment.bytes": "3000", "min.cleanable.dirty.ratio": "0.01"}
         client.admin.create_topic("t", config=config)
         for number in range(RECORDS):
             client.publish("t", b"x" * 100, key=str(number % 7).encode())
-        compactor = broker.broker.service.compactor
-        assert compactor is not None
-        wait_until(lambda: compactor.counts.records_dropped > RECORDS // 2, 20, "the log is compacted")
+        log_cleaner = broker.broker.service.log_cleaner
+        assert log_cleaner is not None
+        wait_until(lambda: log_cleaner.counts.records_dropped > RECORDS // 2, 20, "the log is compacted")
     diagnosis = diagnose(data)
     assert [finding for finding in worst(diagnosis) if finding.severity is DAMAGE] == []
     (report,) = [one.log for one in diagnosis.partitions if one.topic == "t"]
@@ -325,7 +325,7 @@ def lose_index(data: Path) -> Path:
 
 
 def swap_indexes(data: Path) -> Path:
-    from mansio.log.index import load_index
+    from mansio.storage.index import load_index
 
     disk = HostDisk()
     path = sorted(log_of(data).glob("*.index"))[1]
@@ -407,7 +407,7 @@ def test_repaired_index_leads_readers_around_the_damage(data: Path) -> None:
     diagnose(data, repair=True)
     after = known[3][1]
     disk = HostDisk()
-    from mansio.log.log import Log
+    from mansio.storage.log import Log
     from support.logs import ManualClock
 
     log = Log.open(disk, ManualClock(), str(log_of(data)))
@@ -449,7 +449,7 @@ def test_missing_partition_and_strange_directories_are_told(data: Path) -> None:
 
 
 def test_what_share_groups_keep_there_is_no_stranger(data: Path) -> None:
-    (data / boot_mark.NAME).write_text("a start of the machine")
+    (data / boot_id_file.NAME).write_text("a start of the machine")
     assert list(diagnose(data).each_finding()) == []
 
 
@@ -497,8 +497,8 @@ def test_command_that_cannot_tell_exits_with_2(tmp_path: Path, capsys: pytest.Ca
 
 def test_strip_shows_the_smallest_damage_and_never_more_cells_than_there_are() -> None:
     log = LogReport("d", size_bytes=10**12)
-    log.bad_stretches = [BadStretch(5, 6, False), BadStretch(10**12 - 1, 10**12, True)]
-    states = strip_states(log, 10)
+    log.bad_ranges = [BadRange(5, 6, False), BadRange(10**12 - 1, 10**12, True)]
+    states = damage_map(log, 10)
     assert states == ["damaged", *["good"] * 8, "torn"]
 
 

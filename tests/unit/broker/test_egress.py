@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.egress import SLICE_BYTES_MIN, Egress
-from mansio.broker.loop import new_event_loop
-from mansio.host import HostDisk
-from mansio.log.log import LogSlice
+from mansio.api.kafka.server.socket_writer import SLICE_BYTES_MIN, SocketWriter
+from mansio.host.asyncio_loop import new_event_loop
+from mansio.host.host import HostDisk
+from mansio.storage.log import LogSlice
 from support.machine import scaled
 
 if TYPE_CHECKING:
@@ -74,12 +74,14 @@ def test_bytes_and_file_slices_arrive_in_order_and_whole_at_a_slow_reader(
         loop = asyncio.get_running_loop()
         room = asyncio.Event()
         ours, theirs = pair
-        egress = Egress(loop, ours.fileno(), scratch, room.set, lambda error: pytest.fail(str(error)))
+        socket_writer = SocketWriter(
+            loop, ours.fileno(), scratch, room.set, lambda error: pytest.fail(str(error))
+        )
         while pieces:  # in several sends, while the reader lags behind
             count = chance.randrange(1, 6)
-            egress.send(pieces[:count])
+            socket_writer.send(pieces[:count])
             del pieces[:count]
-        assert egress.waiting_bytes > 0, "the reader is meant to be slower than the sender"
+        assert socket_writer.waiting_bytes > 0, "the reader is meant to be slower than the sender"
         received = hashlib.sha256()
         left = total
         while left:
@@ -88,9 +90,9 @@ def test_bytes_and_file_slices_arrive_in_order_and_whole_at_a_slow_reader(
             left -= len(data)
         async with asyncio.timeout(scaled(20)):
             await room.wait()
-        assert egress.waiting_bytes == 0
+        assert socket_writer.waiting_bytes == 0
         assert received.hexdigest() == expected.hexdigest()
-        egress.close()
+        socket_writer.close()
 
     run_on_new_loop(work())
 
@@ -103,11 +105,13 @@ def test_what_is_around_a_slice_leaves_with_it_so_that_a_reader_is_woken_once(tm
     async def work(ours: socket.socket, theirs: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         scratch = memoryview(bytearray(3 * SLICE_BYTES_MIN))
-        egress = Egress(loop, ours.fileno(), scratch, lambda: None, lambda error: pytest.fail(str(error)))
-        egress.send([b"front", slice_of(tmp_path / "segment", 1, SLICE_BYTES_MIN), b"end"])
+        socket_writer = SocketWriter(
+            loop, ours.fileno(), scratch, lambda: None, lambda error: pytest.fail(str(error))
+        )
+        socket_writer.send([b"front", slice_of(tmp_path / "segment", 1, SLICE_BYTES_MIN), b"end"])
         assert theirs.recv(1 << 20) == b"front" + content[1 : 1 + SLICE_BYTES_MIN] + b"end"
-        assert egress.waiting_bytes == egress.held_bytes == 0
-        egress.close()
+        assert socket_writer.waiting_bytes == socket_writer.held_bytes == 0
+        socket_writer.close()
 
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
@@ -121,13 +125,15 @@ def test_a_peer_that_is_gone_is_reported_once_and_nothing_more_is_sent(
     async def work() -> None:
         errors: list[OSError] = []
         ours, theirs = pair
-        egress = Egress(asyncio.get_running_loop(), ours.fileno(), None, lambda: None, errors.append)
+        socket_writer = SocketWriter(
+            asyncio.get_running_loop(), ours.fileno(), None, lambda: None, errors.append
+        )
         theirs.close()
-        egress.send([b"hello"])
+        socket_writer.send([b"hello"])
         assert len(errors) == 1
-        egress.close()
-        egress.send([b"after the end"])
-        assert egress.waiting_bytes == 0
+        socket_writer.close()
+        socket_writer.send([b"after the end"])
+        assert socket_writer.waiting_bytes == 0
 
     run_on_new_loop(work())
 
@@ -140,13 +146,15 @@ def test_a_file_that_is_shorter_than_promised_ends_the_connection_instead_of_sen
 
     async def work() -> None:
         errors: list[OSError] = []
-        egress = Egress(asyncio.get_running_loop(), pair[0].fileno(), scratch, lambda: None, errors.append)
-        egress.send([b"header", slice_of(tmp_path / "segment", 0, SLICE_BYTES_MIN)])
+        socket_writer = SocketWriter(
+            asyncio.get_running_loop(), pair[0].fileno(), scratch, lambda: None, errors.append
+        )
+        socket_writer.send([b"header", slice_of(tmp_path / "segment", 0, SLICE_BYTES_MIN)])
         async with asyncio.timeout(scaled(20)):
             while not errors:  # noqa: ASYNC110 - the error comes within some turns of the loop
                 await asyncio.sleep(0)
         assert "ends before byte" in str(errors[0])
-        egress.close()
+        socket_writer.close()
 
     run_on_new_loop(work())
 
@@ -160,7 +168,7 @@ def test_a_piece_of_no_bytes_holds_up_nobody(
     ours, theirs = pair
 
     async def send() -> None:
-        out = Egress(asyncio.get_running_loop(), ours.fileno(), scratch, lambda: None, lambda _: None)
+        out = SocketWriter(asyncio.get_running_loop(), ours.fileno(), scratch, lambda: None, lambda _: None)
         for pieces in ([b"", b""], [b"", piece], [b"a", piece, b""]):
             out.send(pieces)
             while out.waiting_pieces:

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import mansio.broker.coordinators.group_settings
-from mansio.broker.context import RequestContext
-from mansio.broker.coordinators.group_settings import GroupConfigs
-from mansio.broker.handlers import configs as handlers
-from mansio.cluster import group_config, metadata
-from mansio.cluster.config_entries import Source
-from mansio.cluster.metadata import Put
-from mansio.cluster.state import ClusterState
-from mansio.cluster.topic_config import Change, Operation
-from mansio.config import Settings
+import mansio.broker.coordinator.group.group_config_manager
+from mansio.api.kafka.handlers import configs as handlers
+from mansio.api.kafka.server.request_context import RequestContext
+from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
+from mansio.config import group_config
+from mansio.config.config_entries import Source
+from mansio.config.settings import Settings
+from mansio.config.topic_config import Change, Operation
 from mansio.errors import InvalidConfig, InvalidGroupId, InvalidRequest, PolicyViolation
-from mansio.host import HostRandom
-from mansio.wire import messages
+from mansio.host.host import HostRandom
+from mansio.metadata import metadata_store
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.metadata_store import Put
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.codec import messages
 from mansio.wire.headers import read_request_header
-from mansio.wire.versions import ApiKey
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
 
@@ -34,13 +35,13 @@ SESSION, INTERVAL = "consumer.session.timeout.ms", "consumer.heartbeat.interval.
 SETTINGS = Settings(group_consumer_session_timeout_ms=30_000)
 
 
-def configs_of(admin: Admin, state: ClusterState) -> GroupConfigs:
-    return GroupConfigs(
+def configs_of(admin: Admin, state: MetadataImage) -> GroupConfigManager:
+    return GroupConfigManager(
         store=admin.store, state=state, scheduler=admin.scheduler, random=HostRandom(), settings=SETTINGS
     )
 
 
-def run(check: Callable[[Admin, GroupConfigs], Awaitable[None]]) -> None:
+def run(check: Callable[[Admin, GroupConfigManager], Awaitable[None]]) -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(scaled(DEADLINE_SECONDS)),
@@ -56,7 +57,7 @@ def change(name: str, value: str | None) -> Change:
     return Change(name, Operation.DELETE if value is None else Operation.SET, value)
 
 
-async def call(admin: Admin, configs: GroupConfigs, api: ApiKey, version: int, **fields: Any) -> Any:
+async def call(admin: Admin, configs: GroupConfigManager, api: ApiKey, version: int, **fields: Any) -> Any:
     """A request through the wire codec and its handler."""
     service: Any = SimpleNamespace(
         group_configs=configs, topics=SimpleNamespace(state=admin.state), settings=SimpleNamespace(node_id=1)
@@ -76,7 +77,7 @@ async def call(admin: Admin, configs: GroupConfigs, api: ApiKey, version: int, *
 
 
 def test_changes_at_the_same_time_are_all_kept_and_told() -> None:
-    async def check(admin: Admin, configs: GroupConfigs) -> None:
+    async def check(admin: Admin, configs: GroupConfigManager) -> None:
         told: list[str] = []
         admin.state.on_group_config_change(told.append)
         await asyncio.gather(
@@ -88,7 +89,7 @@ def test_changes_at_the_same_time_are_all_kept_and_told() -> None:
         assert configs.overrides("a/b%") == {INTERVAL: "600"}
         assert configs.groups() == ["a/b%", "g"]
         assert sorted(set(told)) == ["a/b%", "g"]
-        late = await ClusterState.load(admin.store, "", HostRandom())
+        late = await MetadataImage.load(admin.store, "", HostRandom())
         assert configs_of(admin, late).groups() == ["a/b%", "g"]
         await configs.alter("a/b%", [change(INTERVAL, None)])
         late._relist(await admin.store.list(late.keys.prefix))
@@ -111,7 +112,7 @@ def test_changes_at_the_same_time_are_all_kept_and_told() -> None:
 def test_what_would_do_nothing_is_refused(
     name: str, value: str | None, error: type[Exception], said: str
 ) -> None:
-    async def check(admin: Admin, configs: GroupConfigs) -> None:
+    async def check(admin: Admin, configs: GroupConfigManager) -> None:
         del admin
         with pytest.raises(error, match=said):
             await configs.alter("g", [change(name, value)])
@@ -121,7 +122,7 @@ def test_what_would_do_nothing_is_refused(
 
 
 def test_a_heartbeat_interval_that_is_longer_than_the_session_is_refused() -> None:
-    async def check(admin: Admin, configs: GroupConfigs) -> None:
+    async def check(admin: Admin, configs: GroupConfigManager) -> None:
         del admin
         with pytest.raises(InvalidConfig, match="not less than"):
             await configs.alter("g", [change(SESSION, "6000"), change(INTERVAL, "6000")])
@@ -138,9 +139,9 @@ def test_a_heartbeat_interval_that_is_longer_than_the_session_is_refused() -> No
 def test_as_many_groups_as_are_allowed_have_settings_and_those_can_be_changed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(mansio.broker.coordinators.group_settings, "GROUPS_MAX", 1)
+    monkeypatch.setattr(mansio.broker.coordinator.group.group_config_manager, "GROUPS_MAX", 1)
 
-    async def check(admin: Admin, configs: GroupConfigs) -> None:
+    async def check(admin: Admin, configs: GroupConfigManager) -> None:
         del admin
         await configs.alter("g", [change(SESSION, "6000")])
         with pytest.raises(PolicyViolation):
@@ -152,9 +153,9 @@ def test_as_many_groups_as_are_allowed_have_settings_and_those_can_be_changed(
 
 
 def test_what_another_version_has_kept_is_not_in_force_and_can_be_removed() -> None:
-    async def check(admin: Admin, configs: GroupConfigs) -> None:
+    async def check(admin: Admin, configs: GroupConfigManager) -> None:
         key = admin.state.keys.group_config("g")
-        put = Put(key, metadata.encode({"configs": {"streams.session.timeout.ms": "1"}}, "w"))
+        put = Put(key, metadata_store.encode({"configs": {"streams.session.timeout.ms": "1"}}, "w"))
         done = await admin.store.transact([], [put])
         await admin.state.reached(done.revision, admin.scheduler)
         assert {entry.name for entry in configs.describe("g")} == set(group_config.SETTINGS)
@@ -165,7 +166,7 @@ def test_what_another_version_has_kept_is_not_in_force_and_can_be_removed() -> N
 
 
 def test_clients_see_where_a_value_comes_from_and_set_it_both_ways() -> None:
-    async def check(admin: Admin, configs: GroupConfigs) -> None:
+    async def check(admin: Admin, configs: GroupConfigManager) -> None:
         async def shown() -> dict[str, tuple[str, int]]:
             resource = {"resource_type": GROUP, "resource_name": "g", "configuration_keys": None}
             answer = await call(admin, configs, ApiKey.DESCRIBE_CONFIGS, 4, resources=[resource])
@@ -200,7 +201,7 @@ def test_clients_see_where_a_value_comes_from_and_set_it_both_ways() -> None:
 
 
 def test_what_has_settings_is_listed_by_type() -> None:
-    async def check(admin: Admin, configs: GroupConfigs) -> None:
+    async def check(admin: Admin, configs: GroupConfigManager) -> None:
         await configs.alter("g", [change(SESSION, "9000")])
 
         async def listed(version: int, **fields: Any) -> list[tuple[str, int]]:

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from mansio.broker.context import RequestContext
-from mansio.broker.coordinators.groups import GroupCoordinator, GroupSettings
-from mansio.broker.coordinators.store import java_string_hash
-from mansio.broker.handlers import groups as group_handlers
-from mansio.broker.handlers import offsets as offset_handlers
+from mansio.api.kafka.handlers import groups as group_handlers
+from mansio.api.kafka.handlers import offsets as offset_handlers
+from mansio.api.kafka.server.request_context import RequestContext
+from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
+from mansio.broker.coordinator.group.group_store import java_string_hash
 from mansio.errors import StorageError
-from mansio.wire import messages
-from mansio.wire.versions import OFFERED, ApiKey
+from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.codec import messages
 from unit.broker.groups_room import MemoryPartition, VirtualScheduler
 
 GROUP_APIS = {

@@ -10,12 +10,18 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from mansio.broker.hold_hook import HoldHook
-from mansio.broker.holds import BYTES, DISK, TIME, DiskLimit, Holds
+from mansio.broker.partition.retention_hold_hook import RetentionHoldHook
+from mansio.broker.partition.retention_holds import BYTES, DISK, TIME, HoldDiskLimit, RetentionHolds
 from mansio.errors import PolicyViolation
 from mansio.logs import FIELDS
-from mansio.state.group_records import CommittedOffset
-from mansio.wire.hold import QUERY_CHARACTERS_MAX, hold_group, hold_metadata, parse_hold, pipeline_of
+from mansio.wire.internal_records.hold_metadata import (
+    QUERY_CHARACTERS_MAX,
+    encode_hold_metadata,
+    parse_hold_metadata,
+    pipeline_group,
+    pipeline_of,
+)
+from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 from support.logs import ManualBackground, ManualScheduler
 from support.tiers import examples
 from unit.broker.test_retention import MINUTE_MS, World
@@ -31,19 +37,19 @@ class HeldWorld(World):
         super().__init__(
             EVERYTHING_GOES | {name.replace("_", "."): value for name, value in settings.items()}
         )
-        self.holds = Holds()
+        self.holds = RetentionHolds()
         self.loaded = True
         self.holds.follow(lambda: self.loaded)
-        self.hook = HoldHook(self.partition, self.holds, self.clock)
-        self.partition.plug_in(self.hook, on_path=False)
+        self.hook = RetentionHoldHook(self.partition, self.holds, self.clock)
+        self.partition.add_hook(self.hook, on_data_path=False)
 
     def commit(self, offset: int, *, pipeline: str = PIPELINE, metadata: str | None = None) -> None:
-        marked = hold_metadata("q") if metadata is None else metadata
+        marked = encode_hold_metadata("q") if metadata is None else metadata
         committed = CommittedOffset(offset, -1, marked, self.clock.wall_ms())
-        self.holds.note(hold_group(pipeline), "t", 0, committed)
+        self.holds.note(pipeline_group(pipeline), "t", 0, committed)
 
     def release(self, pipeline: str = PIPELINE) -> None:
-        self.holds.note(hold_group(pipeline), "t", 0, None)
+        self.holds.note(pipeline_group(pipeline), "t", 0, None)
 
     def start_after_check(self) -> int:
         self.pass_time(10)
@@ -92,7 +98,9 @@ def test_only_groups_with_the_prefix_hold() -> None:
     world = HeldWorld()
     world.fill(3)
     for group in ("mansio.pipeline.", "mansio.pipelin.x", "x"):
-        world.holds.note(group, "t", 0, CommittedOffset(0, -1, hold_metadata(""), world.clock.wall_ms()))
+        world.holds.note(
+            group, "t", 0, CommittedOffset(0, -1, encode_hold_metadata(""), world.clock.wall_ms())
+        )
     assert world.start_after_check() == 3
 
 
@@ -111,9 +119,7 @@ def test_nothing_goes_before_the_holds_are_known(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.ERROR):
         assert world.start_after_check() == world.start_after_check() == 0
     assert world.holds.unknown
-    assert [one.message for one in caplog.records] == [
-        "nothing is deleted: the offsets of groups, which may hold records, are not loaded"
-    ]
+    assert [one.message for one in caplog.records] == ["retention_blocked_offsets_not_loaded"]
     with pytest.raises(PolicyViolation, match="not known yet"):
         world.hook.check_deletion(2)
     world.commit(3)
@@ -134,10 +140,10 @@ def test_the_limit_of_bytes_breaks_a_hold_by_whole_segments_and_says_so_once(
         assert world.start_after_check() == 3, "three segments of about 970 bytes fit"
         world.fill(1)
         assert world.start_after_check() == 4
-    (line,) = lines(caplog, "hold broken")
+    (line,) = lines(caplog, "hold_released")
     assert (line["pipeline"], line["topic"], line["partition"]) == (PIPELINE, "t", 0)
     assert (line["offset"], line["start"], line["reason"]) == (1, 3, BYTES)
-    assert world.holds.broken_times == {BYTES: 1, TIME: 0, DISK: 0}
+    assert world.holds.released_counts == {BYTES: 1, TIME: 0, DISK: 0}
     (broken,) = world.holds.broken()
     assert (broken.offset, broken.start) == (1, 4)
     with caplog.at_level(logging.INFO):
@@ -145,7 +151,7 @@ def test_the_limit_of_bytes_breaks_a_hold_by_whole_segments_and_says_so_once(
         assert list(world.holds.broken()), "still behind the start of the log"
         world.commit(4)
         assert not list(world.holds.broken())
-    assert len(lines(caplog, "hold is back")) == 1
+    assert len(lines(caplog, "hold_restored")) == 1
 
 
 def test_a_pipeline_that_is_silent_for_too_long_holds_only_what_is_young(
@@ -160,7 +166,7 @@ def test_a_pipeline_that_is_silent_for_too_long_holds_only_what_is_young(
     world.pass_time(2 * MINUTE_MS)
     with caplog.at_level(logging.ERROR):
         assert world.start_after_check() == 3, "two are younger than an hour"
-    (line,) = lines(caplog, "hold broken")
+    (line,) = lines(caplog, "hold_released")
     assert line["reason"] == TIME
 
 
@@ -187,7 +193,7 @@ def test_a_full_disk_breaks_holds_loudly_and_a_later_commit_is_as_good_as_any(
     free = [100]
     scheduler, background = ManualScheduler(), ManualBackground()
     checks: list[None] = []
-    limit = DiskLimit(
+    limit = HoldDiskLimit(
         world.holds,
         scheduler=scheduler,  # type: ignore[arg-type]  # enough of one
         background=background,
@@ -210,9 +216,9 @@ def test_a_full_disk_breaks_holds_loudly_and_a_later_commit_is_as_good_as_any(
         scheduler.fire()
         background.run_all()
     assert [one.message for one in caplog.records if "hold" in one.message] == [
-        "holds do not count: the disk is nearly full",
-        "hold broken",
-        "holds count again",
+        "holds_ignored_disk_full",
+        "hold_released",
+        "holds_enforced",
     ]
     world.fill(2)
     world.commit(5)
@@ -240,12 +246,12 @@ def test_deleting_records_that_a_pipeline_needs_is_refused_and_names_it() -> Non
 
 def test_the_mark_says_who_committed_within_the_room_that_offsets_have() -> None:
     for query in ("", "q", "ü" * 1000, '"\\\n' * 500, "\U0001f600" * 1000):
-        metadata = hold_metadata(query)
+        metadata = encode_hold_metadata(query)
         assert len(metadata.encode()) <= 4096
-        found = parse_hold(metadata)
+        found = parse_hold_metadata(metadata)
         assert found is not None
         assert found.query == query[:QUERY_CHARACTERS_MAX]
-    assert pipeline_of(hold_group("a.b")) == "a.b"
+    assert pipeline_of(pipeline_group("a.b")) == "a.b"
     assert pipeline_of("a.b") is None
 
 

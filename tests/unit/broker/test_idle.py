@@ -5,17 +5,17 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from mansio.broker.connection import Connection
-from mansio.wire.frames import new_scratch
+from mansio.api.kafka.server.connection import Connection
+from mansio.wire.framing import new_scratch
 
 IDLE_S = 5.0
 
 
 def connection() -> Any:
     """One that said something at the beginning of time, and waits for nothing."""
-    limits = SimpleNamespace(frame_bytes_max=100)
+    limits = SimpleNamespace(socket_request_max_bytes=100)
     made = Connection(cast("Any", SimpleNamespace(limits=limits, receive_scratch=new_scratch())))
-    made._egress = cast("Any", SimpleNamespace(waiting_bytes=0))
+    made._socket_writer = cast("Any", SimpleNamespace(waiting_bytes=0))
     return made
 
 
@@ -33,9 +33,9 @@ def test_who_says_nothing_is_idle_unless_a_request_is_being_worked_on() -> None:
 def test_who_takes_nothing_of_its_answers_is_idle_whatever_it_has_asked_for() -> None:
     one = connection()
     one.queue(cast("Any", SimpleNamespace(pieces=None)))
-    one._egress.waiting_bytes = 1000
+    one._socket_writer.waiting_bytes = 1000
     assert [is_idle(one, 100.0), is_idle(one, 104.0)] == [False, False]
-    one._egress.waiting_bytes = 999
+    one._socket_writer.waiting_bytes = 999
     assert [is_idle(one, 105.0), is_idle(one, 109.0), is_idle(one, 111.0)] == [False, False, True]
     one.last_active = 110.0
     assert not is_idle(one, 112.0), "who still asks takes answers: it is chance that as much waits as before"

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.internal_load import RECORDS_PER_TURN
-from mansio.broker.internal_topic import InternalTopic
-from mansio.broker.view_checkpoint import CheckpointRoom, decode_checkpoint, encode_checkpoint
+from mansio.broker.coordinator.checkpoint import CheckpointStorage, decode_checkpoint, encode_checkpoint
+from mansio.broker.coordinator.loader import RECORDS_PER_YIELD
+from mansio.broker.coordinator.runtime import CoordinatorRuntime
 from mansio.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, CorruptLog, StorageError
 from mansio.testing.disk import SimulatedDisk
 from unit.broker.groups_room import MemoryPartition, VirtualScheduler
@@ -55,8 +55,8 @@ class Room:
         self.created = 0
         room = None
         if disk is not None:
-            room = CheckpointRoom(disk, self.scheduler, "data/views", interval_bytes)
-        self.topic = InternalTopic(
+            room = CheckpointStorage(disk, self.scheduler, "data/views", interval_bytes)
+        self.topic = CoordinatorRuntime(
             "__views",
             view=self.view,
             create=self.create,
@@ -224,9 +224,9 @@ def test_a_write_during_a_checkpoint_is_in_it_only_once_it_is_durable() -> None:
     disk = SimulatedDisk()
     room = Room(disk=disk).begin()
     room.write(b"first", b"1")
-    room.topic.append(0, [(b"%d" % number, b"old") for number in range(RECORDS_PER_TURN)])
+    room.topic.append(0, [(b"%d" % number, b"old") for number in range(RECORDS_PER_YIELD)])
     room.scheduler.turn()
-    last = b"%d" % (RECORDS_PER_TURN - 1)
+    last = b"%d" % (RECORDS_PER_YIELD - 1)
 
     def write_late() -> None:
         room.partitions[0].holds = True
@@ -234,7 +234,7 @@ def test_a_write_during_a_checkpoint_is_in_it_only_once_it_is_durable() -> None:
 
     checkpoints = room.topic._checkpoints
     assert checkpoints is not None
-    room.scheduler.spawn(checkpoints.write(room.topic._held[0]), name="checkpoint")
+    room.scheduler.spawn(checkpoints.write(room.topic._contexts[0]), name="checkpoint")
     room.scheduler.call_soon(write_late)  # between the first slice of the snapshot and the second
     room.scheduler.turn()
     assert room.view.values[0][last] == b"not durable"
@@ -252,7 +252,7 @@ def test_a_bad_checkpoint_costs_time_and_nothing_else(harm: str, caplog: pytest.
     if harm == "flip":
         disk.flip_bit(path, 150)
     elif harm == "cut":
-        disk.cut_file(path, 20)
+        disk.truncate_file(path, 20)
     else:
         room.partitions[0].stored.pop()  # the log lost its end: the checkpoint is not of this log any more
         room.partitions[0].high_watermark = 4
@@ -293,13 +293,13 @@ def test_compaction_is_told_from_where_on_deletions_are_still_to_be_read() -> No
     first = Room(partitions, disk=disk, scheduler=scheduler).begin()
     first.write(b"gone", b"1")
     first.write(b"kept", b"1")
-    assert first.topic.replay_start(0) == 0
+    assert first.topic.replay_start_offset(0) == 0
     first.scheduler.run(first.topic.close())
-    assert first.topic.replay_start(0) == 2
+    assert first.topic.replay_start_offset(0) == 2
     again = Room(partitions, disk=disk, scheduler=scheduler).begin()
-    assert again.topic.replay_start(0) == 2
+    assert again.topic.replay_start_offset(0) == 2
     again.write(b"gone", None)
-    assert again.topic.replay_start(0) == 2
+    assert again.topic.replay_start_offset(0) == 2
     assert Room(partitions, disk=disk, scheduler=scheduler).begin().view.values[0] == {b"kept": b"1"}
 
 

@@ -7,12 +7,12 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from mansio.broker.keep_alive import KeepAlive
-from mansio.broker.loop import AsyncioScheduler
-from mansio.cluster.metadata import LeaseEnded
-from mansio.cluster.session import Session
 from mansio.errors import Unavailable
-from mansio.host import HostClock
+from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.host.host import HostClock
+from mansio.metadata.lifecycle.session import Session
+from mansio.metadata.metadata_store import LeaseExpired
+from mansio.node.lease_keep_alive import LeaseKeepAlive
 from support.machine import scaled
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Store:
 
 
 class Kept:
-    """A running `KeepAlive` and the session it keeps."""
+    """A running `LeaseKeepAlive` and the session it keeps."""
 
     def __init__(self) -> None:
         self.store = Store()
@@ -49,7 +49,7 @@ class Kept:
         self.session = Session(7, TTL_S, self.clock.monotonic())
         self.session.epoch = 1
         self.ended: list[Session] = []
-        self.keep_alive = KeepAlive(
+        self.keep_alive = LeaseKeepAlive(
             keep_alive_once=self.store.keep_alive_once,
             current=lambda: self.session,
             on_ended=self.ended.append,
@@ -138,7 +138,7 @@ def test_answer_that_takes_long_counts_from_when_it_was_asked_for() -> None:
 
 def test_end_of_a_lease_is_told_once_on_the_loop() -> None:
     async def check(kept: Kept) -> None:
-        kept.store.error = LeaseEnded()
+        kept.store.error = LeaseExpired()
         await kept.until(lambda: bool(kept.ended))
         await asyncio.sleep(TTL_S / 2)
         assert kept.ended == [kept.session]

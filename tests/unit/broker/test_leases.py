@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.api.http import share_numbers
-from mansio.broker.broker import Broker
-from mansio.broker.share import share_partitions
+from mansio.api.http import metrics_share
+from mansio.broker.coordinator.share import share_partition_manager
 from mansio.client import connect
 from mansio.client.types import TopicPartition
-from mansio.cluster.topic_config import Change, Operation
-from mansio.cluster.topic_plan import NewTopic
-from mansio.config import Settings
+from mansio.config.settings import Settings
+from mansio.config.topic_config import Change, Operation
 from mansio.errors import (
     FencedLeaderEpoch,
     FencedStateEpoch,
@@ -26,9 +24,11 @@ from mansio.errors import (
     NonEmptyGroup,
     NotLeaderOrFollower,
 )
-from mansio.state import dead_letter
-from mansio.state.share_types import ACCEPT, REJECT, RELEASE, RENEW
-from mansio.wire.versions import ApiKey
+from mansio.metadata.topic_plan import NewTopic
+from mansio.node.broker import Broker
+from mansio.state.share_partition import dead_letter_queue
+from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
+from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
 from support.waiting import eventually
 
@@ -59,25 +59,35 @@ class World:
 
     async def lease(self, first: int, last: int, member: str = "m1", group: str = "g", index: int = 0) -> Any:
         """As a fetch would: these offsets are the member's."""
-        live = self.service.shares.find(group, self.topic_id, index)
-        core = await live.loaded()
+        share_partition = self.service.shares.find(group, self.topic_id, index)
+        state_machine = await share_partition.loaded()
 
         async def due() -> bool:
-            now_ms, wall_ms = live.now_ms(), self.service.clock.wall_ms()
-            if (update := live.ask(core.tick, now_ms, wall_ms, 0.5)) is not None:
-                await live.perform(update)
+            now_ms, wall_ms = share_partition.now_ms(), self.service.clock.wall_ms()
+            if (
+                update := share_partition.call_and_rearm(state_machine.tick, now_ms, wall_ms, 0.5)
+            ) is not None:
+                await share_partition.persist(update)
             return any(
                 low <= first and last <= high
-                for low, high in core.wanted(member, 100, live.partition.high_watermark, live.now_ms())
+                for low, high in state_machine.acquirable_ranges(
+                    member, 100, share_partition.partition.high_watermark, share_partition.now_ms()
+                )
             )
 
         await eventually(due, DEADLINE_S, f"{first} to {last} are to be had")
-        got, update = live.ask(
-            core.acquire, member, [(first, last)], 100, strict=True, batch_ends=(), now_ms=live.now_ms()
+        got, update = share_partition.call_and_rearm(
+            state_machine.acquire,
+            member,
+            [(first, last)],
+            100,
+            strict=True,
+            batch_ends=(),
+            now_ms=share_partition.now_ms(),
         )
         assert [(one.first, one.last) for one in got] == [(first, last)]
-        await live.perform(update)
-        return live
+        await share_partition.persist(update)
+        return share_partition
 
     async def settle(self, *batches: dict[str, Any], member: str = "m1", index: int = 0) -> Any:
         """One partition's answer."""
@@ -87,11 +97,11 @@ class World:
             "member_id": member,
             "topics": [{"topic_id": self.topic_id, "partitions": [partition]}],
         }
-        answer = await self.ask(ApiKey.SETTLE_LEASES, fields)
+        answer = await self.call_and_rearm(ApiKey.ACKNOWLEDGE_RECORDS, fields)
         (settled,) = answer.topics[0].partitions
         return settled
 
-    async def ask(self, key: ApiKey, fields: dict[str, Any]) -> Any:
+    async def call_and_rearm(self, key: ApiKey, fields: dict[str, Any]) -> Any:
         connection = await self.client._cluster.any_connection()
         return await connection.request(key, fields)
 
@@ -118,10 +128,10 @@ def batch(first: int, last: int, kind: int, **more: Any) -> dict[str, Any]:
 
 @asynccontextmanager
 async def world_in(directory: Path) -> AsyncIterator[World]:
-    broker = Broker(Settings(kafka_listen="127.0.0.1:0", http_listen="", data_dir=str(directory)))
+    broker = Broker(Settings(listeners="127.0.0.1:0", http_listener="", data_dir=str(directory)))
     await broker.start()
     try:
-        host, port = broker.kafka_address
+        host, port = broker.listener_address
         async with connect(f"{host}:{port}") as client:
             yield World(broker, client)
     finally:
@@ -152,15 +162,17 @@ def run(check: Callable[[World], Awaitable[None]], directory: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letter, "RETRY_MS", 20)
+    monkeypatch.setattr(dead_letter_queue, "RETRY_MS", 20)
 
 
 def test_what_is_settled_is_settled_and_what_is_wrong_changes_nothing(tmp_path: Path) -> None:
     async def check(world: World) -> None:
-        live = await world.lease(0, 5)
+        share_partition = await world.lease(0, 5)
         wrong = await world.settle(batch(0, 1, ACCEPT), batch(2, 2, ACCEPT, delivery_count=7))
         assert wrong.error_code == InvalidRecordState.kafka_code
-        assert live.core.counts(live.now_ms()).leased == 6, "all of a partition's part holds, or nothing"
+        assert share_partition.state_machine.counts(share_partition.now_ms()).leased == 6, (
+            "all of a partition's part holds, or nothing"
+        )
         assert (await world.settle(batch(0, 0, ACCEPT), member="m2")).error_code == 121
         assert (await world.settle(batch(3, 2, ACCEPT))).error_code == InvalidRequest.kafka_code
         done = await world.settle(
@@ -213,13 +225,15 @@ def test_looking_makes_no_state(tmp_path: Path) -> None:
     async def check(world: World) -> None:
         assert await world.shares.leases("g", [ONE]) == {ONE: None}
         assert len(world.service.shares) == 0
-        nowhere = await world.ask(
+        nowhere = await world.call_and_rearm(
             ApiKey.DESCRIBE_LEASES,
             {"group_id": "g", "topics": [{"topic_id": b"\x07" * 16, "partitions": [0]}], "spans_max": 1},
         )
         assert nowhere.topics[0].partitions[0].error_code == 100
         await world.lease(0, 0)
-        every = await world.ask(ApiKey.DESCRIBE_LEASES, {"group_id": "g", "topics": None, "spans_max": 1})
+        every = await world.call_and_rearm(
+            ApiKey.DESCRIBE_LEASES, {"group_id": "g", "topics": None, "spans_max": 1}
+        )
         assert [(one.topic_id, len(one.partitions)) for one in every.topics] == [(world.topic_id, 1)]
 
     run(check, tmp_path)
@@ -244,8 +258,8 @@ def test_a_redrive_offers_what_is_dead_once_for_each_id(tmp_path: Path) -> None:
         assert (first.offered, first.done_before, first.gone, first.dead) == (2, 0, 0, 2)
         again = await redrive("g", ONE, redrive_id="a", offsets=[(0, 3)])
         assert (again.offered, again.done_before, again.dead) == (0, 2, 2)
-        live = await world.lease(2, 3)
-        assert [one.deliveries for one in live.core.ranges if one.first == 2] == [2]
+        share_partition = await world.lease(2, 3)
+        assert [one.deliveries for one in share_partition.state_machine.ranges if one.first == 2] == [2]
         assert (await world.settle(batch(2, 3, REJECT))).error_code == 0
         await world.archived()
         assert (await redrive("g", ONE, redrive_id="a")).offered == 2, "4 and 5, and not 2 and 3 once more"
@@ -305,16 +319,16 @@ def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) ->
             "dlq.t", [Change("errors.deadletterqueue.group.enable", Operation.SET, "false")]
         )
         assert (await world.settle(batch(2, 2, REJECT))).error_code == 0
-        await eventually(lambda: list(share_numbers.warnings(world.service)), DEADLINE_S)
-        (warning,) = share_numbers.warnings(world.service)
-        assert warning.reason == "dead_letters_waiting"
+        await eventually(lambda: list(metrics_share.warnings(world.service)), DEADLINE_S)
+        (warning,) = metrics_share.warnings(world.service)
+        assert warning.reason == "dead_letters_pending"
         assert "1 dead letters wait: group 'g', partition 0: topic dlq.t does not take" in warning.detail
-        told = {one.name: one.value for one in share_numbers.measurements(world.service)}
-        assert told["dead_letters_waiting"] == 1
-        assert told["dead_letters_written"] == 2
-        assert told["dead_letter_failures"] >= 1
-        assert told["share_leased_records"] == 2
-        assert told["share_partitions"] == 1
+        error_for_client = {one.name: one.value for one in metrics_share.measurements(world.service)}
+        assert error_for_client["dead_letters_pending"] == 1
+        assert error_for_client["dead_letters_written"] == 2
+        assert error_for_client["dead_letter_failures"] >= 1
+        assert error_for_client["share_leased_records"] == 2
+        assert error_for_client["share_partitions"] == 1
         described = (await world.shares.leases("g", [ONE]))[ONE]
         assert described is not None
         assert "does not take dead letters" in described.trouble
@@ -350,7 +364,7 @@ def test_no_dead_letter_is_forgotten_with_the_offsets_of_its_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Altered, deleted, or deleted with the group: only when they are written, and then at once."""
-    monkeypatch.setattr(share_partitions, "LETTERS_MS_MAX", 200)
+    monkeypatch.setattr(share_partition_manager, "DEAD_LETTER_WAIT_MS_MAX", 200)
 
     async def check(world: World) -> None:
         async def takes_them(text: str) -> None:
@@ -360,7 +374,7 @@ def test_no_dead_letter_is_forgotten_with_the_offsets_of_its_group(
         async def comes_and_goes() -> None:
             for epoch, names in ((0, ["t"]), (-1, None)):
                 fields = {"member_id": "m1", "member_epoch": epoch, "subscribed_topic_names": names}
-                answer = await world.ask(ApiKey.SHARE_GROUP_HEARTBEAT, {"group_id": "g", **fields})
+                answer = await world.call_and_rearm(ApiKey.SHARE_GROUP_HEARTBEAT, {"group_id": "g", **fields})
                 assert answer.error_code == 0, answer.error_message
 
         await world.reject(0, 0)

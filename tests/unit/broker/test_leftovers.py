@@ -9,14 +9,14 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker.leftovers import Leftovers
-from mansio.broker.loop import AsyncioScheduler
-from mansio.broker.partition_files import topic_directory
-from mansio.cluster.metadata import Entry, Keys
-from mansio.cluster.model import CREATING, LIVE, Topic
-from mansio.cluster.state import ClusterState
+from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
+from mansio.broker.partition.partition_files import topic_directory
 from mansio.errors import StorageError
-from mansio.host import HostDisk
+from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.host.host import HostDisk
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.metadata_store import Entry, Keys
+from mansio.metadata.model import CREATING, LIVE, Topic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ class Metadata:
 
     def __init__(self, token: str = "first", revision: int = 100) -> None:
         self.format: bytes | None = f'{{"writer":"{token}"}}'.encode()
-        self.state = ClusterState("c" * 22, Keys("c" * 22), revision=revision)
+        self.state = MetadataImage("c" * 22, Keys("c" * 22), revision=revision)
 
     def have(self, number: int, state: str = LIVE) -> Topic:
         topic = Topic(f"t{number}", UUID(int=number), (), 1, {}, False, state, 1)
@@ -71,11 +71,13 @@ class Room:
 
         async def story() -> None:
             scheduler = AsyncioScheduler(asyncio.get_running_loop())
-            leftovers = Leftovers(disk or HostDisk(), AtOnce(), scheduler, str(self.path))
-            await leftovers.look(metadata, metadata.state)
-            await leftovers.remove()
+            orphaned_directories = OrphanedDirectories(
+                disk or HostDisk(), AtOnce(), scheduler, str(self.path)
+            )
+            await orphaned_directories.look(metadata, metadata.state)
+            await orphaned_directories.remove()
             if until is not None:
-                await leftovers.note(until)
+                await orphaned_directories.note(until)
 
         asyncio.run(story())
 

@@ -7,8 +7,8 @@ import itertools
 from types import SimpleNamespace
 from typing import Any, cast
 
-from mansio.broker.handlers.records import list_offsets
-from mansio.broker.loop import AsyncioScheduler
+from mansio.api.kafka.handlers.records import list_offsets
+from mansio.host.asyncio_loop import AsyncioScheduler
 
 INVALID_REQUEST = 42
 

@@ -8,15 +8,15 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker.made import FILE, Made
-from mansio.broker.partition import Partition
-from mansio.broker.partition_files import topic_directory
-from mansio.broker.partitions import PartitionSet
-from mansio.cluster.model import LIVE, PartitionState, Topic
-from mansio.config import Settings
+from mansio.broker.partition.hosted_partitions import FILE, HostedPartitions
+from mansio.broker.partition.partition import Partition
+from mansio.broker.partition.partition_files import topic_directory
+from mansio.broker.partition.partition_set import PartitionSet
+from mansio.config.settings import Settings
 from mansio.errors import CorruptLog, StorageError
-from mansio.log.files import FileCache
-from mansio.log.sync import Syncer
+from mansio.metadata.model import LIVE, PartitionState, Topic
+from mansio.storage.file_cache import FileCache
+from mansio.storage.flush.group_commit import GroupCommit
 from mansio.testing.disk import SimulatedDisk
 from mansio.testing.scheduler import SimulatedBackground, SimulatedClock, Simulation
 
@@ -44,7 +44,7 @@ class Broker:
             disk=self.disk,
             clock=clock,
             scheduler=scheduler,
-            syncer=Syncer(self.disk, thread, "data", scheduler=scheduler),
+            group_commit=GroupCommit(self.disk, thread, "data", scheduler=scheduler),
             files=FileCache(self.disk),
             sync_thread=thread,
             file_thread=thread,
@@ -74,7 +74,7 @@ class Broker:
         return [self.partitions.kept(one)[0] for one in topics]
 
     def registered(self) -> Broker:
-        self.do(self.partitions.begin_list())
+        self.do(self.partitions.create_hosted_list())
         return self
 
     def after_power_loss(self, *lost: Topic, emptied: bool = False) -> Broker:
@@ -143,7 +143,7 @@ def test_directory_that_cannot_be_noted_is_not_open_and_is_noted_the_next_time()
     with pytest.raises(StorageError):
         broker.do(broker.partitions.open_partitions(topic(1)))
     assert broker.partitions.kept(topic(1)) == [None]
-    broker.disk.fail_no_more()
+    broker.disk.clear_failures()
     broker.do(broker.partitions.open_partitions(topic(1)))
     assert isinstance(broker.after_power_loss(topic(1)).start(topic(1))[0], CorruptLog)
 
@@ -152,16 +152,16 @@ def test_torn_entry_hides_none_of_the_others_and_is_written_over() -> None:
     disk = SimulatedDisk()
     disk.make_directory("data")
     places = [(UUID(int=number), number) for number in range(5)]
-    made = Made(disk, "data")
+    made = HostedPartitions(disk, "data")
     made.begin()
     made.add(places[:3])
     path = f"data/{FILE}"
-    disk.cut_file(path, len(disk.read_file(path)) - 7)
-    again = Made(disk, "data")
+    disk.truncate_file(path, len(disk.read_file(path)) - 7)
+    again = HostedPartitions(disk, "data")
     again.load([topic_id for topic_id, _ in places])
     assert [again.has(*place) for place in places] == [True, True, False, False, False]
     again.add(places[3:])
-    last = Made(disk, "data")
+    last = HostedPartitions(disk, "data")
     last.load([topic_id for topic_id, _ in places])
     assert [last.has(*place) for place in places] == [True, True, False, True, True]
 
@@ -169,11 +169,11 @@ def test_torn_entry_hides_none_of_the_others_and_is_written_over() -> None:
 def test_deleted_topics_go_from_the_list_in_time() -> None:
     disk = SimulatedDisk()
     disk.make_directory("data")
-    made = Made(disk, "data")
+    made = HostedPartitions(disk, "data")
     made.begin()
     made.add((UUID(int=number), 0) for number in range(10))
     before = len(disk.read_file(f"data/{FILE}"))
-    again = Made(disk, "data")
+    again = HostedPartitions(disk, "data")
     again.load([UUID(int=3)])
     assert len(disk.read_file(f"data/{FILE}")) * 10 == before
     assert again.has(UUID(int=3), 0)

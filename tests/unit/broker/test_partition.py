@@ -10,9 +10,9 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker.append_rules import AppendRules
-from mansio.broker.partition import Partition
-from mansio.broker.producer_hook import ProducerHook
+from mansio.broker.partition.append_validation import AppendRules
+from mansio.broker.partition.partition import Partition
+from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import (
     DiskFull,
     FencedLeaderEpoch,
@@ -26,17 +26,17 @@ from mansio.errors import (
     StorageError,
     UnknownLeaderEpoch,
 )
-from mansio.log.log import Log
-from mansio.log.settings import LogSettings
-from mansio.log.sync import Syncer
-from mansio.state.replica import ReplicaProgress
+from mansio.state.replica import ReplicationProgress
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.log import Log
+from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import TimestampType, build_batch
+from mansio.wire.batch.record_batch import TimestampType, build_batch
+from mansio.wire.batch.record_reader import read_records
 from support.logs import ManualBackground, ManualClock, ManualScheduler
 
 if TYPE_CHECKING:
-    from mansio.wire.records import BatchHeader
+    from mansio.wire.batch.record_batch import BatchHeader
 
 RULES = AppendRules(10_000, TimestampType.CREATE, 1 << 62, 1 << 62)
 
@@ -50,16 +50,16 @@ class Bench:
         self.scheduler = ManualScheduler()
         self.background = ManualBackground()
         self.log = Log.open(self.disk, self.clock, "data/t-0", LogSettings(), leader_epoch=3)
-        self.syncer = Syncer(self.disk, self.background, "data", scheduler=self.scheduler)
-        self.syncer.register(self.log)
+        self.group_commit = GroupCommit(self.disk, self.background, "data", scheduler=self.scheduler)
+        self.group_commit.register(self.log)
         self.partition = Partition(
             topic="t",
             topic_id=UUID(int=1),
             index=0,
             broker_id=1,
             log=self.log,
-            syncer=self.syncer,
-            replica=ReplicaProgress(1, 3, frozenset({1}), self.log.durable_end_offset),
+            group_commit=self.group_commit,
+            replica=ReplicationProgress(1, 3, frozenset({1}), self.log.durable_end_offset),
             rules=rules,
             clock=self.clock,
             scheduler=self.scheduler,  # type: ignore[arg-type]  # enough of one
@@ -69,7 +69,7 @@ class Bench:
         hook = ProducerHook(
             self.disk, self.clock, self.background, "data/t-0", self.log, expiration_ms=1 << 40
         )
-        self.partition.plug_in(hook)
+        self.partition.add_hook(hook)
         return hook
 
     def sync(self) -> None:
@@ -256,7 +256,7 @@ def test_a_hook_bounds_what_is_readable_and_what_retention_may_take() -> None:
         def close(self) -> None: ...
 
     bound = Bound()
-    bench.partition.plug_in(bound)
+    bench.partition.add_hook(bound)
     for value in (b"a", b"b"):
         bench.partition.append(batch(value))
     bench.sync()
@@ -294,7 +294,7 @@ def test_a_repeated_batch_is_answered_from_memory_also_after_a_crash() -> None:
 def test_a_producer_snapshot_saves_the_replay_and_a_damaged_one_is_passed_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mansio.broker.producer_hook.SNAPSHOT_INTERVAL_BYTES", 100)
+    monkeypatch.setattr("mansio.broker.partition.producer_hook.SNAPSHOT_INTERVAL_BYTES", 100)
     bench = Bench()
     bench.plug_in_producers()
     for sequence in range(20):

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from mansio.broker.peers import LinkPeers
 from mansio.errors import ConnectionLost, RequestTimedOut
-from mansio.link.connection import ConnectionOptions
-from mansio.wire import fetch
+from mansio.net.connection import ConnectionOptions
+from mansio.net.peer_connections import PeerConnections
+from mansio.wire.apis import fetch
 from support.machine import scaled
 from unit.link.stub_broker import SAY_NOTHING, TOPIC_ID, StubBroker
 
@@ -39,7 +39,7 @@ def test_a_follower_is_told_apart_and_learns_where_logs_part(borrowed: bool) -> 
         async with StubBroker() as broker:
             broker.fetch = answered
             options = ConnectionOptions(borrowed=borrowed)
-            peers = LinkPeers(lambda _: ("127.0.0.1", broker.port), options)
+            peers = PeerConnections(lambda _: ("127.0.0.1", broker.port), options)
             for _ in range(3):
                 frame = await peers.send(1, REQUEST, timeout_ms=5000)
                 assert type(frame) is (memoryview if borrowed else bytes)
@@ -56,7 +56,7 @@ def test_a_follower_is_told_apart_and_learns_where_logs_part(borrowed: bool) -> 
 def test_a_broker_that_is_gone_is_told_and_found_again_where_it_comes_back() -> None:
     async def run() -> None:
         at: list[tuple[str, int] | None] = [None]
-        peers = LinkPeers(lambda _: at[0], ConnectionOptions(connect_timeout_ms=2000))
+        peers = PeerConnections(lambda _: at[0], ConnectionOptions(connect_timeout_ms=2000))
         with pytest.raises(ConnectionLost):
             await peers.send(1, REQUEST, timeout_ms=5000)
         async with StubBroker() as broker:
@@ -84,7 +84,7 @@ def test_an_answer_that_comes_too_late_is_never_taken_for_the_next_one() -> None
                 return SAY_NOTHING
 
             broker.fetch = answered
-            peers = LinkPeers(lambda _: ("127.0.0.1", broker.port))
+            peers = PeerConnections(lambda _: ("127.0.0.1", broker.port))
             await peers.send(1, REQUEST, timeout_ms=5000)
             broker.fetch = silent
             with pytest.raises(RequestTimedOut):

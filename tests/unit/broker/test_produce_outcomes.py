@@ -5,11 +5,11 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.handlers.produce import PendingProduce, Wait
-from mansio.broker.statistics import Statistics
+from mansio.api.kafka.handlers.produce import PendingProduce, Wait
+from mansio.broker.services.statistics import Statistics
 from mansio.errors import NotLeaderOrFollower, RequestTimedOut
-from mansio.wire import produce as wire
-from mansio.wire.records import build_batch
+from mansio.wire.apis import produce as wire
+from mansio.wire.batch.record_batch import build_batch
 from support.replicas import TOPIC, Cluster
 
 if TYPE_CHECKING:

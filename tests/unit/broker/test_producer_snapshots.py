@@ -5,10 +5,10 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from mansio.broker.producer_hook import ProducerHook
-from mansio.log.log import Log, LogSettings
+from mansio.broker.partition.producer_hook import ProducerHook
+from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.records import build_batch, check_batch
+from mansio.wire.batch.record_batch import build_batch, check_batch
 from support.logs import ManualBackground, ManualClock, append, make_batch
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def test_batches_after_a_snapshot_are_known_from_the_log() -> None:
 def test_a_snapshot_is_written_when_all_it_knows_is_durable_and_not_before(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("mansio.broker.producer_hook.SNAPSHOT_INTERVAL_BYTES", 100)
+    monkeypatch.setattr("mansio.broker.partition.producer_hook.SNAPSHOT_INTERVAL_BYTES", 100)
     disk = SimulatedDisk()
     bench = Bench(disk)
     for sequence in range(3):

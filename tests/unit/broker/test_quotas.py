@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import mansio.broker.quotas
-from mansio.broker.quotas import Quota, Quotas
-from mansio.cluster import metadata
-from mansio.cluster.metadata import Put
-from mansio.cluster.state import ClusterState
+import mansio.broker.services.quotas
+from mansio.broker.services.quotas import Quota, QuotaService
 from mansio.errors import InvalidRequest, PolicyViolation
-from mansio.host import HostClock, HostRandom
+from mansio.host.host import HostClock, HostRandom
+from mansio.metadata import metadata_store
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.metadata_store import Put
 from mansio.state.quota import Entity, Part
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 CLIENT = Entity(client_id="c")
 
 
-def quotas_of(admin: Admin, state: ClusterState) -> Quotas:
-    return Quotas(
+def quotas_of(admin: Admin, state: MetadataImage) -> QuotaService:
+    return QuotaService(
         store=admin.store,
         state=state,
         scheduler=admin.scheduler,
@@ -35,7 +35,7 @@ def quotas_of(admin: Admin, state: ClusterState) -> Quotas:
     )
 
 
-def run(check: Callable[[Admin, Quotas], Awaitable[None]]) -> None:
+def run(check: Callable[[Admin, QuotaService], Awaitable[None]]) -> None:
     async def main() -> None:
         async with (
             asyncio.timeout(scaled(DEADLINE_SECONDS)),
@@ -48,7 +48,7 @@ def run(check: Callable[[Admin, Quotas], Awaitable[None]]) -> None:
 
 
 def test_changes_at_the_same_time_are_all_kept() -> None:
-    async def check(admin: Admin, quotas: Quotas) -> None:
+    async def check(admin: Admin, quotas: QuotaService) -> None:
         del admin
         await asyncio.gather(
             quotas.alter(CLIENT, {"producer_byte_rate": 1}),
@@ -67,9 +67,9 @@ def test_changes_at_the_same_time_are_all_kept() -> None:
 
 
 def test_a_view_that_missed_changes_has_the_right_quotas_in_force_afterwards() -> None:
-    async def check(admin: Admin, quotas: Quotas) -> None:
+    async def check(admin: Admin, quotas: QuotaService) -> None:
         await quotas.alter(CLIENT, {"producer_byte_rate": 1})
-        late = await ClusterState.load(admin.store, "", HostRandom())
+        late = await MetadataImage.load(admin.store, "", HostRandom())
         view = quotas_of(admin, late)
         assert view.active is not None
         await quotas.alter(CLIENT, {"producer_byte_rate": None})
@@ -80,10 +80,10 @@ def test_a_view_that_missed_changes_has_the_right_quotas_in_force_afterwards() -
 
 
 def test_a_quota_kept_by_another_version_is_shown_and_can_be_removed_but_has_no_effect() -> None:
-    async def check(admin: Admin, quotas: Quotas) -> None:
+    async def check(admin: Admin, quotas: QuotaService) -> None:
         document = {"entity": {"user": "alice"}, "values": {"request_percentage": 5.0}}
         key = f"{admin.state.keys.quotas}user=alice"
-        done = await admin.store.transact([], [Put(key, metadata.encode(document, "w"))])
+        done = await admin.store.transact([], [Put(key, metadata_store.encode(document, "w"))])
         await admin.state.reached(done.revision, admin.scheduler)
         assert quotas.all() == [Quota(Entity(user="alice"), {"request_percentage": 5.0})]
         assert quotas.active is None
@@ -96,9 +96,9 @@ def test_a_quota_kept_by_another_version_is_shown_and_can_be_removed_but_has_no_
 
 
 def test_the_number_of_entities_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mansio.broker.quotas, "ENTITIES_MAX", 2)
+    monkeypatch.setattr(mansio.broker.services.quotas, "ENTITIES_MAX", 2)
 
-    async def check(admin: Admin, quotas: Quotas) -> None:
+    async def check(admin: Admin, quotas: QuotaService) -> None:
         del admin
         for name in "ab":
             await quotas.alter(Entity(client_id=name), {"producer_byte_rate": 1})

@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.broker.connection import MUTE_MS_MAX
-from mansio.broker.receive_memory import HELD_UP_S, PROGRESS_BYTES_MIN, STALL_S, STALL_S_MIN, ReceiveMemory
+from mansio.api.kafka.server.connection import MUTE_MS_MAX
+from mansio.api.kafka.server.request_memory_pool import (
+    BLOCKED_BY_BROKER_S,
+    PROGRESS_BYTES_MIN,
+    STALL_S,
+    STALL_S_MIN,
+    RequestMemoryPool,
+)
 
 if TYPE_CHECKING:
-    from mansio.broker.connection import Connection
+    from mansio.api.kafka.server.connection import Connection
 
 BUDGET = 100
 
@@ -24,7 +30,7 @@ class Peer:
         self.got = 1
         self.received_bytes = 0
         self.writing = False
-        self.held_up = False
+        self.is_blocked_by_broker = False
 
 
 def as_connection(peer: Peer) -> Connection:
@@ -37,7 +43,7 @@ def as_connection(peer: Peer) -> Connection:
     choices=st.lists(st.integers(0, 1 << 16), max_size=400),
 )
 def test_every_frame_is_received_in_the_end_and_the_bound_holds(sizes: list[int], choices: list[int]) -> None:
-    memory = ReceiveMemory(BUDGET)
+    memory = RequestMemoryPool(BUDGET)
     peers = [Peer(size) for size in sizes]
     largest = max(sizes)
     for step in range(20_000):
@@ -58,7 +64,7 @@ def test_every_frame_is_received_in_the_end_and_the_bound_holds(sizes: list[int]
 
 
 def test_only_a_holder_that_keeps_others_waiting_and_hardly_sends_is_stalled() -> None:
-    memory = ReceiveMemory(BUDGET)
+    memory = RequestMemoryPool(BUDGET)
     lazy, busy, late = Peer(90), Peer(90), Peer(90)
     memory.take(as_connection(lazy), 50)
     memory.take(as_connection(busy), 50)
@@ -78,7 +84,7 @@ def test_only_a_holder_that_keeps_others_waiting_and_hardly_sends_is_stalled() -
 
 
 def test_whoever_is_helped_by_anothers_wait_is_told() -> None:
-    memory = ReceiveMemory(BUDGET)
+    memory = RequestMemoryPool(BUDGET)
     first, second = Peer(200), Peer(200)
     memory.take(as_connection(first), 50)
     memory.take(as_connection(second), 50)
@@ -90,7 +96,7 @@ def test_whoever_is_helped_by_anothers_wait_is_told() -> None:
 
 
 def test_a_frame_larger_than_the_budget_still_gets_through_when_alone() -> None:
-    memory = ReceiveMemory(BUDGET)
+    memory = RequestMemoryPool(BUDGET)
     giant = as_connection(Peer(500))
     for wanted in (90, 500):
         memory.take(giant, wanted)
@@ -101,7 +107,7 @@ def test_crowd_that_stops_in_mid_frame_is_gone_after_a_few_times_the_patience() 
     """Each holds as much as it gets and then says nothing more; whoever came last gets room in the end, and soon."""
     last = as_connection(Peer(8))
     crowd = [as_connection(Peer(8)) for _ in range(400)]
-    memory = ReceiveMemory(BUDGET)
+    memory = RequestMemoryPool(BUDGET)
     wanted = dict.fromkeys([*crowd, last], 2)
     to_read = [*crowd, last]
     now = 0.0
@@ -122,7 +128,7 @@ def test_crowd_that_stops_in_mid_frame_is_gone_after_a_few_times_the_patience() 
 
 
 def test_who_has_begun_goes_before_who_is_new_and_the_oldest_first() -> None:
-    memory = ReceiveMemory(BUDGET)
+    memory = RequestMemoryPool(BUDGET)
     old, young, new = (as_connection(Peer(90)) for _ in range(3))
     blocker = as_connection(Peer(90))
     for peer in (old, young):
@@ -142,29 +148,29 @@ def test_who_has_begun_goes_before_who_is_new_and_the_oldest_first() -> None:
 
 
 def test_whom_we_hold_up_ourselves_is_spared_but_neither_for_ever_nor_with_the_whole_budget() -> None:
-    memory = ReceiveMemory(BUDGET)
+    memory = RequestMemoryPool(BUDGET)
     muted, second, late = Peer(90), Peer(90), Peer(90)
     memory.take(as_connection(muted), 45)
     memory.take(as_connection(second), 50)
     memory.take(as_connection(late), 50)
     assert memory.waits(as_connection(late))
-    muted.held_up = second.held_up = True
-    assert HELD_UP_S >= MUTE_MS_MAX / 1000
+    muted.is_blocked_by_broker = second.is_blocked_by_broker = True
+    assert BLOCKED_BY_BROKER_S >= MUTE_MS_MAX / 1000
     found: dict[str, float] = {}
     names = {muted: "muted", second: "second"}
     for step in range(500):
         for stalled in memory.stalled(step / 10):
             found.setdefault(names[stalled], step / 10)  # type: ignore[index]  # they are peers
     assert found["second"] <= STALL_S, "together they would hold more than half"
-    assert HELD_UP_S < found["muted"] <= HELD_UP_S + STALL_S + 0.5
+    assert BLOCKED_BY_BROKER_S < found["muted"] <= BLOCKED_BY_BROKER_S + STALL_S + 0.5
 
 
 def test_who_is_held_up_again_after_a_frame_began_is_spared_anew() -> None:
-    memory = ReceiveMemory(BUDGET)
+    memory = RequestMemoryPool(BUDGET)
     muted, late = Peer(90), Peer(90)
     memory.take(as_connection(muted), 90)
     memory.take(as_connection(late), 95)
-    muted.held_up = True
+    muted.is_blocked_by_broker = True
     for step in range(900):
         assert memory.stalled(step / 10) == []
         if step % 250 == 249:

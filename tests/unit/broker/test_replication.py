@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.follower import FollowerSettings
+from mansio.broker.replication.replica_fetcher_manager import ReplicaFetcherSettings
 from mansio.errors import (
     FencedLeaderEpoch,
     NotEnoughReplicas,
@@ -17,14 +17,14 @@ from mansio.errors import (
     OffsetNotAvailable,
     StaleBrokerEpoch,
 )
-from mansio.log import replicated
+from mansio.storage import follower_append
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.fetch import decode_request, decode_response
+from mansio.wire.apis.fetch import decode_request, decode_response
 from mansio.wire.headers import read_request_header
 from support.replicas import KEYS, LAG_MS_MAX, Cluster, Node
 
 if TYPE_CHECKING:
-    from mansio.log.log import Log
+    from mansio.storage.log import Log
     from support.replicas import Ack
 
 
@@ -45,7 +45,7 @@ def committed(cluster: Cluster, *values: bytes, leader: int = 1) -> Ack:
 def lose_contact(cluster: Cluster, node_id: int) -> None:
     """The broker dies for the others and for the store: its session ends, and it hears of nothing."""
     cluster.network.isolate(node_id)
-    cluster[node_id].store.door.unreachable = True
+    cluster[node_id].store.store_client.unreachable = True
     cluster.end_session(node_id)
 
 
@@ -140,7 +140,7 @@ def test_a_follower_with_another_epoch_is_not_counted() -> None:
     cluster.run_for(1500)
     assert not ack.settled
     assert cluster[2].log.end_offset == 1, "nor given anything"
-    assert all(isinstance(one.error, FencedLeaderEpoch) for one in cluster[2].follower.troubles())
+    assert all(isinstance(one.error, FencedLeaderEpoch) for one in cluster[2].fetcher_manager.troubles())
     cluster.tell()
     cluster.run_until(lambda: ack.acknowledged, 5000)
 
@@ -175,7 +175,7 @@ def test_a_replica_that_may_have_joined_is_waited_for() -> None:
     cluster.run_until(lambda: ack.settled, 3 * LAG_MS_MAX)
     assert ack.acknowledged, "it left again"
     assert cluster.state().isr == (1, 2)
-    assert (cluster[1].keeper.expansions, cluster[1].keeper.shrinks) == (1, 2)
+    assert (cluster[1].isr_manager.expansions, cluster[1].isr_manager.shrinks) == (1, 2)
 
 
 def test_a_restarted_follower_is_not_added_for_what_it_had_before() -> None:
@@ -484,10 +484,10 @@ def test_a_broker_does_not_lead_again_in_an_epoch_it_may_have_lost_records_of() 
     cluster.kill(1, power=True)
     node = cluster.restart(1)
     cluster.run_for(50)
-    assert not node.partition.leads, "chosen in a session that is over"
+    assert not node.partition.is_leader, "chosen in a session that is over"
     state = cluster.state()
     with pytest.raises(FencedLeaderEpoch):
-        node.partition.lead(state.leader_epoch, in_sync=state.isr, replicas=state.replicas)
+        node.partition.become_leader(state.leader_epoch, in_sync=state.isr, replicas=state.replicas)
     cluster.elect(1)
     cluster.tell()
     cluster.run_for(100)
@@ -578,7 +578,7 @@ def test_a_follower_behind_the_leaders_start_begins_anew_there() -> None:
     node = cluster.restart(3)
     cluster.run_until(lambda: 3 in cluster.state().isr and cluster.settled() and node.log.start_offset == 8)
     assert node.values() == [b"y2", b"x3", b"y3", b"x4", b"y4"]
-    assert not list(node.follower.troubles())
+    assert not list(node.fetcher_manager.troubles())
     node.log.verify()
     cluster.kill(3, power=True)
     again = cluster.restart(3)
@@ -593,11 +593,11 @@ def test_gaps_of_a_compacted_leader_are_copied_also_at_the_end_of_its_log() -> N
     cluster.kill(3)
     cluster.end_session(3)
     leader = cluster[1]
-    replicated._allow_gaps(leader.log, 50)
+    follower_append._allow_gaps(leader.log, 50)
     leader.log.end_offset = leader.log.active.end_offset = (
         50  # as if compaction had left nothing from here on
     )
-    leader.syncer.request(leader.log)
+    leader.group_commit.request(leader.log)
     cluster.run_until(lambda: cluster.settled() and cluster[2].log.end_offset == 50)
     assert committed(cluster, b"b").offset == 50
     for power in (False, True):
@@ -625,7 +625,7 @@ def test_a_replica_whose_disk_fails_is_set_aside_and_the_others_go_on() -> None:
     first, second = cluster[1].append(b"a", index=0), cluster[1].append(b"b", index=1)
     cluster.run_until(lambda: second.acknowledged, 2000)
     assert not first.settled
-    troubles = list(cluster[3].follower.troubles())
+    troubles = list(cluster[3].fetcher_manager.troubles())
     assert [one.partition.index for one in troubles] == [0]
     cluster.run_until(lambda: first.acknowledged, 2 * LAG_MS_MAX)
     assert (cluster.state(0).isr, cluster.state(1).isr) == ((1, 2), (1, 2, 3))
@@ -633,21 +633,21 @@ def test_a_replica_whose_disk_fails_is_set_aside_and_the_others_go_on() -> None:
 
 def test_a_defect_in_copying_one_partition_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = running(partitions=2)
-    append_as_is, failing = replicated.append_as_is, [True]
+    append_as_follower, failing = follower_append.append_as_follower, [True]
 
     def defective(log: Log, *arguments: Any, **more: Any) -> int:
         if log is cluster[3].log and failing:
             raise OverflowError
-        return append_as_is(log, *arguments, **more)
+        return append_as_follower(log, *arguments, **more)
 
-    monkeypatch.setattr(replicated, "append_as_is", defective)
+    monkeypatch.setattr(follower_append, "append_as_follower", defective)
     first, second = cluster[1].append(b"a", index=0), cluster[1].append(b"b", index=1)
     cluster.run_until(lambda: second.acknowledged, 2000)
     assert not first.settled
-    assert [one.partition.index for one in cluster[3].follower.troubles()] == [0]
+    assert [one.partition.index for one in cluster[3].fetcher_manager.troubles()] == [0]
     failing.clear()
     cluster.run_until(lambda: first.acknowledged, 5000)
-    assert not list(cluster[3].follower.troubles())
+    assert not list(cluster[3].fetcher_manager.troubles())
 
 
 def test_a_replica_on_a_full_disk_catches_up_when_there_is_room() -> None:
@@ -661,7 +661,7 @@ def test_a_replica_on_a_full_disk_catches_up_when_there_is_room() -> None:
 
 
 def test_replicas_far_behind_are_throttled_and_those_in_sync_are_not() -> None:
-    settings = FollowerSettings(catch_up_bytes_per_second=100_000, partition_bytes_max=50_000)
+    settings = ReplicaFetcherSettings(catch_up_bytes_per_second=100_000, partition_bytes_max=50_000)
     cluster = running(configs={"min.insync.replicas": "1"}, follower_settings=settings, partitions=2)
     cluster.kill(3)
     cluster.end_session(3)
@@ -681,8 +681,8 @@ def test_replicas_far_behind_are_throttled_and_those_in_sync_are_not() -> None:
 
 
 def test_of_many_partitions_the_lively_ones_are_asked_for_more_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mansio.broker.fetcher.QUIET_ROUND_S", 0.01)
-    cluster = running(partitions=8, follower_settings=FollowerSettings(all_partitions_max=4))
+    monkeypatch.setattr("mansio.broker.replication.replica_fetcher.QUIET_ROUND_S", 0.01)
+    cluster = running(partitions=8, follower_settings=ReplicaFetcherSettings(all_partitions_max=4))
     asked: list[int] = []
 
     def count(source: int, _: int, frame: bytes) -> None:
@@ -703,11 +703,11 @@ def test_a_lost_answer_of_the_store_is_cleared_up() -> None:
     cluster = running()
     for lost in ("answers_lost", "requests_lost"):
         cluster.network.isolate(3)
-        setattr(cluster[1].store.door, lost, 1)
+        setattr(cluster[1].store.store_client, lost, 1)
         committed(cluster, b"a")
         assert cluster.state().isr == (1, 2)
         cluster.network.cut.clear()
-        setattr(cluster[1].store.door, lost, 7)  # more than are tried again at once
+        setattr(cluster[1].store.store_client, lost, 7)  # more than are tried again at once
         cluster.run_until(lambda: 3 in cluster.state().isr, 20_000)
         ack = committed(cluster, b"b")
         assert cluster[3].log.durable_end_offset > ack.offset
@@ -739,7 +739,7 @@ def test_the_same_seed_gives_the_same_history() -> None:
 
 
 def test_producers_are_remembered_by_the_next_leader_and_forgotten_with_what_was_cut() -> None:
-    from mansio.wire.records import build_batch
+    from mansio.wire.batch.record_batch import build_batch
 
     def batch(sequence: int, producer_id: int = 9) -> bytes:
         records = [(0, None, b"v", ())]

@@ -9,9 +9,9 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker.residence import Residence
-from mansio.cluster.model import LIVE, PartitionState, Topic, TopicChange
+from mansio.broker.replication.replica_manager import ReplicaManager
 from mansio.errors import CorruptLog, StorageError
+from mansio.metadata.model import LIVE, PartitionState, Topic, TopicChange
 from mansio.testing.scheduler import Simulation
 
 NODE = 1
@@ -37,7 +37,7 @@ class World:
         self.topics: dict[str, Topic] = {}
         self.topics_by_id: dict[UUID, Topic] = {}
         self.tell: Any = None
-        self.residence = Residence(
+        self.replica_manager = ReplicaManager(
             NODE,
             partitions=self,  # type: ignore[arg-type]  # enough of one
             replication=SimpleNamespace(),  # type: ignore[arg-type]  # nothing gets a role here
@@ -48,7 +48,7 @@ class World:
             on_role=lambda _: None,
             on_made=self.made,
         )
-        self.residence.start()
+        self.replica_manager.start()
 
     def on_change(self, tell: Any) -> None:
         self.tell = tell
@@ -166,15 +166,15 @@ def test_the_only_replica_in_sync_is_not_given_up_for_a_disk_that_does_not_answe
     world.kept = lambda _: kept  # type: ignore[method-assign,assignment,return-value]
     tries: list[str] = []
 
-    async def open_again(found: Topic, index: int) -> None:
+    async def reopen(found: Topic, index: int) -> None:
         tries.append(f"{found.name}-{index}")
         if len(tries) < 3:
             raise error
         kept[index] = SimpleNamespace()
 
-    world.open_again = open_again  # type: ignore[attr-defined]
+    world.reopen = reopen  # type: ignore[attr-defined]
     world.topics["t"] = world.topics_by_id[made.topic_id] = made
-    assert list(world.residence.lost_logs()) == ([(made.topic_id, 0)] if lost else [])
+    assert list(world.replica_manager.lost_logs()) == ([(made.topic_id, 0)] if lost else [])
     world.tell(TopicChange(None, made))
     world.simulation.run_for(20_000)
     assert tries == ([] if lost else ["t-0"] * 3)

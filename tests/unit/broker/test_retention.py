@@ -9,18 +9,18 @@ from uuid import UUID
 
 import pytest
 
-from mansio.broker import replicating
-from mansio.broker.append_rules import AppendRules
-from mansio.broker.partition import Partition
-from mansio.broker.retention import FIRST_CHECK_MS, TURN_PAUSE_MS, RetentionKeeper
-from mansio.cluster import topic_config
-from mansio.log.log import Log
-from mansio.log.settings import LogSettings
-from mansio.log.sync import Syncer
+from mansio.broker.maintenance.retention import FIRST_CHECK_MS, TURN_PAUSE_MS, RetentionManager
+from mansio.broker.partition import follower_fetch
+from mansio.broker.partition.append_validation import AppendRules
+from mansio.broker.partition.partition import Partition
+from mansio.config import topic_config
 from mansio.logs import FIELDS
-from mansio.state.replica import ReplicaProgress
+from mansio.state.replica import ReplicationProgress
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.log import Log
+from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.records import TimestampType, build_batch
+from mansio.wire.batch.record_batch import TimestampType, build_batch
 from support.logs import ManualBackground, ManualClock, ManualScheduler
 
 if TYPE_CHECKING:
@@ -64,9 +64,9 @@ class World:
         self.clock = ManualClock()
         self.scheduler = ManualScheduler()
         self.background = ManualBackground()
-        self.syncer = Syncer(self.disk, self.background, "data", scheduler=self.scheduler)
+        self.group_commit = GroupCommit(self.disk, self.background, "data", scheduler=self.scheduler)
         self.partitions = [self._partition(n, one, internal) for n, one in enumerate(settings or ({},))]
-        self.keeper = RetentionKeeper(
+        self.keeper = RetentionManager(
             self.partitions,
             clock=self.clock,
             scheduler=self.scheduler,  # type: ignore[arg-type]  # enough of one
@@ -77,15 +77,15 @@ class World:
         log = Log.open(
             self.disk, self.clock, f"data/t-{index}", LogSettings(segment_bytes=SEGMENT_BYTES), leader_epoch=3
         )
-        self.syncer.register(log)
+        self.group_commit.register(log)
         return Partition(
             topic="t",
             topic_id=UUID(int=1),
             index=index,
             broker_id=1,
             log=log,
-            syncer=self.syncer,
-            replica=ReplicaProgress(1, 3, frozenset({1}), log.durable_end_offset),
+            group_commit=self.group_commit,
+            replica=ReplicationProgress(1, 3, frozenset({1}), log.durable_end_offset),
             rules=RULES,
             clock=self.clock,
             scheduler=self.scheduler,  # type: ignore[arg-type]  # enough of one
@@ -235,7 +235,7 @@ def test_nothing_above_the_high_watermark_goes() -> None:
 def test_nothing_a_feature_still_needs_goes() -> None:
     world = World({"retention.ms": "1"})
     hook = Floor(2)
-    world.partition.plug_in(hook)  # type: ignore[arg-type]  # enough of one
+    world.partition.add_hook(hook)  # type: ignore[arg-type]  # enough of one
     world.fill(4)
     world.pass_time(MINUTE_MS)
     world.check()
@@ -269,8 +269,8 @@ def test_what_was_deleted_to_the_end_gives_its_space_back() -> None:
 def test_a_follower_gives_the_space_back_of_what_its_leader_deleted_to_the_end() -> None:
     world = World({"retention.ms": "1"})
     world.fill(1)
-    world.partition.follow(2, 4)
-    replicating.heard(world.partition, 1, 1)
+    world.partition.become_follower(2, 4)
+    follower_fetch.heard(world.partition, 1, 1)
     world.keeper.start()
     world.pass_time(FIRST_CHECK_MS)
     world.scheduler.fire(FIRST_CHECK_MS)
@@ -281,7 +281,7 @@ def test_a_follower_gives_the_space_back_of_what_its_leader_deleted_to_the_end()
 def test_a_follower_lets_go_of_nothing_by_itself() -> None:
     world = World({"retention.ms": "1"})
     world.fill(3)
-    world.partition.follow(2, 4)
+    world.partition.become_follower(2, 4)
     world.pass_time(FIRST_CHECK_MS)
     world.check()
     assert (world.starts(), len(world.segment_files())) == ([0], 3)
@@ -337,7 +337,7 @@ def test_many_partitions_are_looked_at_some_at_a_time() -> None:
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    with caplog.at_level(logging.INFO, logger="mansio.broker.retention"):
+    with caplog.at_level(logging.INFO, logger="mansio.broker.maintenance.retention"):
         yield caplog
 
 
@@ -355,7 +355,7 @@ def test_a_partition_that_cannot_be_checked_keeps_nobody_else_from_being(
     world.scheduler.fire(FIRST_CHECK_MS)
     assert world.starts() == [0, 1]
     assert world.keeper.counts.failures == 1
-    assert [record.getMessage() for record in lines.records] == ["retention failed", "records expired"]
+    assert [record.getMessage() for record in lines.records] == ["retention_failed", "records_expired"]
 
 
 def test_a_defect_in_the_check_of_a_partition_keeps_nobody_else_from_being_checked(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.log.log import SegmentInfo
-from mansio.log.retention import FOR_EVER, Expired, expired
+from mansio.storage.log import SegmentInfo
+from mansio.storage.retention import UNLIMITED, Expired, expired
 
 TIMES = st.integers(0, 60)
 SIZES = st.integers(1, 5)
@@ -42,8 +42,8 @@ def model(log: list[SegmentInfo], now_ms: int, retention_ms: int, retention_byte
 @given(
     log=segments(),
     now_ms=st.integers(0, 100),
-    retention_ms=st.one_of(st.just(FOR_EVER), st.integers(0, 60)),
-    retention_bytes=st.one_of(st.just(FOR_EVER), st.integers(0, 40)),
+    retention_ms=st.one_of(st.just(UNLIMITED), st.integers(0, 60)),
+    retention_bytes=st.one_of(st.just(UNLIMITED), st.integers(0, 40)),
     floor=st.integers(0, 30),
 )
 def test_retention_agrees_with_a_model_that_removes_one_segment_at_a_time(

@@ -5,8 +5,13 @@ from __future__ import annotations
 import random
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.rounds import ENOUGH_BYTES, VAIN_MAX, WAIT_MS, Rounds
-from mansio.wire.records import build_batch
+from mansio.broker.replication.fetch_coalescing import (
+    ENOUGH_BYTES,
+    FRUITLESS_WAITS_MAX,
+    WAIT_MS,
+    FetchCoalescer,
+)
+from mansio.wire.batch.record_batch import build_batch
 from support.replicas import Cluster
 
 if TYPE_CHECKING:
@@ -87,7 +92,7 @@ def test_who_sends_when_it_likes_waits_little_longer(monkeypatch: pytest.MonkeyP
         return producer.waited_ms
 
     tried = waited_ms()
-    monkeypatch.setattr(Rounds, "worth_a_wait", lambda *_: False)
+    monkeypatch.setattr(FetchCoalescer, "should_wait", lambda *_: False)
     usual = waited_ms()
     assert max(tried) <= max(usual) + 2 * WAIT_MS + 0.1, "its own round's wait, and that of the round before"
     assert sum(tried) <= 1.25 * sum(usual)
@@ -103,29 +108,29 @@ def test_one_batch_at_a_time_is_never_held_back() -> None:
 
 def test_waits_in_vain_become_rare_and_a_full_round_brings_them_back() -> None:
     pending = dict.fromkeys(range(4))
-    rounds = Rounds(pending)
-    assert not rounds.worth_a_wait(1), "nobody was answered yet"
+    fetch_coalescer = FetchCoalescer(pending)
+    assert not fetch_coalescer.should_wait(1), "nobody was answered yet"
 
     def in_vain() -> int:
         """How many answers leave at once before the next one waits, in vain."""
-        at_once = next(count for count in range(100) if rounds.worth_a_wait(1))
-        rounds.waited()
+        at_once = next(count for count in range(100) if fetch_coalescer.should_wait(1))
+        fetch_coalescer.waited()
         return at_once
 
     del pending[0], pending[1]
-    rounds.heard(4)
-    assert not rounds.worth_a_wait(ENOUGH_BYTES)
-    assert [in_vain() for _ in range(VAIN_MAX + 2)] == [0, 1, 3, 7, 15, 31, 31]
+    fetch_coalescer.heard(4)
+    assert not fetch_coalescer.should_wait(ENOUGH_BYTES)
+    assert [in_vain() for _ in range(FRUITLESS_WAITS_MAX + 2)] == [0, 1, 3, 7, 15, 31, 31]
     pending |= {0: None, 1: None}
-    assert rounds.full
-    assert not rounds.worth_a_wait(1)
-    for _ in range(VAIN_MAX):
-        rounds.waited()
+    assert fetch_coalescer.full
+    assert not fetch_coalescer.should_wait(1)
+    for _ in range(FRUITLESS_WAITS_MAX):
+        fetch_coalescer.waited()
     pending.clear()
-    assert any(rounds.worth_a_wait(1) for _ in range(100))
-    assert rounds.worth_a_wait(1)
-    rounds.heard(0)
-    assert not rounds.worth_a_wait(1), "there is no producer any more"
+    assert any(fetch_coalescer.should_wait(1) for _ in range(100))
+    assert fetch_coalescer.should_wait(1)
+    fetch_coalescer.heard(0)
+    assert not fetch_coalescer.should_wait(1), "there is no producer any more"
 
 
 def test_the_leader_syncs_with_its_followers_and_without_them_soon() -> None:
@@ -133,12 +138,12 @@ def test_the_leader_syncs_with_its_followers_and_without_them_soon() -> None:
     that nobody waits for."""
     cluster, asked = running()
     leader = cluster[1]
-    before = leader.syncer.syncs
+    before = leader.group_commit.syncs
     producer = Producer(cluster, again=True)
     for number in range(WINDOW):  # not in one turn of the loop
         leader.scheduler.call_later(number * 0.05, producer.send)
     cluster.run_until(lambda: len(producer.waited_ms) == BATCHES, 60_000)
-    assert leader.syncer.syncs - before < 1.2 * asked.count(2)
+    assert leader.group_commit.syncs - before < 1.2 * asked.count(2)
     for node_id in (2, 3):
         cluster.network.isolate(node_id)
     cluster.run_for(1000)

@@ -20,9 +20,9 @@ from mansio.errors import (
     ShareSessionNotFound,
     UnknownTopicId,
 )
-from mansio.state.share_types import ACCEPT, ACQUIRED, RELEASE, RENEW, ShareKey
-from mansio.wire.share_acknowledge import AckBatch
-from mansio.wire.share_fetch import RECORD_LIMIT
+from mansio.state.share_partition.types import ACCEPT, ACQUIRED, RELEASE, RENEW, ShareKey
+from mansio.wire.apis.share_acknowledge import AckBatch
+from mansio.wire.apis.share_fetch import RECORD_LIMIT
 from support.machine import scaled
 from support.waiting import eventually
 from unit.broker.share_room import Peer, Room, offsets, part_of, run
@@ -45,7 +45,7 @@ def code_of(answer: Any) -> int:
     return int(part.error_code)
 
 
-async def opened(room: Room, *sizes: int, **more: Any) -> Peer:
+async def on_loaded(room: Room, *sizes: int, **more: Any) -> Peer:
     """A member with a session; the topic has batches of these sizes, and the group begins with them."""
     room.remember(**more)
     await room.write(*sizes)
@@ -56,13 +56,13 @@ async def opened(room: Room, *sizes: int, **more: Any) -> Peer:
 
 def test_a_record_limit_is_kept_and_otherwise_a_batch_is_finished(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room, 10, 10, 50)
+        peer = await on_loaded(room, 10, 10, 50)
         strict = part_of(await peer.fetch(7, wait_ms=5000, acquire_mode=RECORD_LIMIT))
         assert offsets(strict) == list(range(7))
         finished = part_of(await peer.fetch(7, acquire_mode=0))
         assert offsets(finished) == list(range(7, 20)), "the rest of a batch is no more than was asked for"
-        cut = part_of(await peer.fetch(7, acquire_mode=0))
-        assert offsets(cut) == list(range(20, 27)), "this one's rest is"
+        truncated = part_of(await peer.fetch(7, acquire_mode=0))
+        assert offsets(truncated) == list(range(20, 27)), "this one's rest is"
         assert part_of(await peer.fetch(1000, acquire_mode=RECORD_LIMIT)).acquired == [(27, 69, 1)]
 
     run(check, tmp_path)
@@ -70,7 +70,7 @@ def test_a_record_limit_is_kept_and_otherwise_a_batch_is_finished(tmp_path: Path
 
 def test_few_bytes_are_one_batch_and_no_offset_beyond_it(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room, 5, 5, 5)
+        peer = await on_loaded(room, 5, 5, 5)
         assert offsets(part_of(await peer.fetch(100, wait_ms=5000, max_bytes=1))) == list(range(5))
         await peer.acknowledge(ack(1, 1, RELEASE), ack(3, 3, RELEASE))
         both = part_of(await peer.fetch(100, max_bytes=1))
@@ -81,7 +81,7 @@ def test_few_bytes_are_one_batch_and_no_offset_beyond_it(tmp_path: Path) -> None
 
 def test_renewals(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room, 4, lock_ms=1500)
+        peer = await on_loaded(room, 4, lock_ms=1500)
         old = await room.peer("m2", version=1)
         await old.fetch(0)
         part_of(await peer.fetch(4, wait_ms=5000))
@@ -110,7 +110,7 @@ def test_renewals(tmp_path: Path) -> None:
 
 def test_sessions_are_counted_limited_and_ended(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room, 6, sessions_max=2)
+        peer = await on_loaded(room, 6, sessions_max=2)
         assert (await peer.fetch(1, epoch=7)).error_code == InvalidShareSessionEpoch.kafka_code
         assert (await peer.acknowledge(ack(0, 0), epoch=0)).error_code == InvalidShareSessionEpoch.kafka_code
         other = await room.peer("m2")
@@ -136,15 +136,15 @@ def test_sessions_are_counted_limited_and_ended(tmp_path: Path) -> None:
 
 def test_a_fetch_whose_connection_is_gone_takes_nothing_from_the_members_next_one(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room)
+        peer = await on_loaded(room)
         parked = asyncio.create_task(peer.fetch(3, wait_ms=LONG_MS))
         await eventually(lambda: room.service.shares.parked)
         again = await room.peer()
         again.epoch = peer.epoch + 1
         assert (await again.fetch(0)).error_code == 0, "its session goes on over another connection"
         (waiting,) = room.service.shares.parked
-        (live,) = room.service.shares.lives()
-        for place in (live, room.partition):  # the records come in the same moment as the end
+        (share_partition,) = room.service.shares.share_partitions()
+        for place in (share_partition, room.partition):  # the records come in the same moment as the end
             place.unpark(waiting._wake)  # type: ignore[attr-defined]
         await room.write(3)
         peer.close()
@@ -158,7 +158,7 @@ def test_a_fetch_whose_connection_is_gone_takes_nothing_from_the_members_next_on
 
 def test_a_new_session_of_a_member_gives_up_what_the_old_one_had(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room, 3)
+        peer = await on_loaded(room, 3)
         assert offsets(part_of(await peer.fetch(3, wait_ms=5000))) == [0, 1, 2]
         peer.epoch = 0
         assert part_of(await peer.fetch(3)).acquired == [(0, 2, 2)]
@@ -168,7 +168,7 @@ def test_a_new_session_of_a_member_gives_up_what_the_old_one_had(tmp_path: Path)
 
 def test_a_fetch_waits_for_records_for_a_release_and_no_longer_than_it_says(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room)
+        peer = await on_loaded(room)
         other = await room.peer("m2")
         await other.fetch(0)
         waiting = asyncio.create_task(peer.fetch(10, wait_ms=LONG_MS))
@@ -189,7 +189,7 @@ def test_a_fetch_waits_for_records_for_a_release_and_no_longer_than_it_says(tmp_
 
 def test_locks_are_limited_and_an_ack_makes_room(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room, 150, 150, **{"share.partition.max.record.locks": "100"})
+        peer = await on_loaded(room, 150, 150, **{"share.partition.max.record.locks": "100"})
         other = await room.peer("m2")
         await other.fetch(0)
         assert offsets(part_of(await peer.fetch(1000, wait_ms=5000))) == list(range(100))
@@ -205,12 +205,12 @@ def test_locks_are_limited_and_an_ack_makes_room(tmp_path: Path) -> None:
 
 def test_acks_are_stored_with_the_next_leases_in_one_write(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room, 20)
+        peer = await on_loaded(room, 20)
         part_of(await peer.fetch(10, wait_ms=5000, acquire_mode=RECORD_LIMIT))
-        writes = len(room.memory.writes)
+        writes = len(room.known_state.writes)
         part = part_of(await peer.fetch(10, acks=[ack(0, 9)], acquire_mode=RECORD_LIMIT))
         assert (part.acknowledge_error_code, part.acquired) == (0, [(10, 19, 1)])
-        (update,) = [update for _, update in room.memory.writes[writes:]]
+        (update,) = [update for _, update in room.known_state.writes[writes:]]
         assert update.durable
         assert [(each.first, each.last) for each in update.changes] == [(0, 9), (10, 19)]
         assert update.start_offset == 10
@@ -223,28 +223,30 @@ def test_acks_are_stored_with_the_next_leases_in_one_write(tmp_path: Path) -> No
 @pytest.mark.parametrize("stored", [False, True])
 def test_a_write_that_fails_leases_nothing_and_confirms_nothing(tmp_path: Path, stored: bool) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room, 10, lock_ms=400)
+        peer = await on_loaded(room, 10, lock_ms=400)
         part_of(await peer.fetch(5, wait_ms=5000, acquire_mode=RECORD_LIMIT))
-        room.memory.fail(1, CoordinatorNotAvailable("gone"), stored=stored)
+        room.known_state.fail(1, CoordinatorNotAvailable("gone"), stored=stored)
         answer = await peer.fetch(5, wait_ms=5000, acquire_mode=RECORD_LIMIT)
-        told = part_of(answer).acquired
-        assert told == ([(5, 9, 1)] if not stored else [(0, 4, 2)]), "what may be leased waits for its end"
-        room.memory.fail(1, CoordinatorNotAvailable("gone"), stored=stored)
-        refused = await peer.acknowledge(ack(*told[0][:2]))
+        error_for_client = part_of(answer).acquired
+        assert error_for_client == ([(5, 9, 1)] if not stored else [(0, 4, 2)]), (
+            "what may be leased waits for its end"
+        )
+        room.known_state.fail(1, CoordinatorNotAvailable("gone"), stored=stored)
+        refused = await peer.acknowledge(ack(*error_for_client[0][:2]))
         assert code_of(refused) == CoordinatorNotAvailable.kafka_code
-        state = room.memory.state(ShareKey("g", room.topic_id, 0))
+        state = room.known_state.state(ShareKey("g", room.topic_id, 0))
         assert state is not None
         assert any(each.state == ACQUIRED for each in state.changes) or stored
 
     run(check, tmp_path)
 
 
-@pytest.mark.parametrize("where", ["share.fetching.read_stretch", "share.said.settle"])
+@pytest.mark.parametrize("where", ["share.fetching.read_range", "share.said.settle"])
 def test_a_defect_while_a_fetch_is_answered_leaves_nothing_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room, 10)
+        peer = await on_loaded(room, 10)
         part_of(await peer.fetch(5, wait_ms=5000, acquire_mode=RECORD_LIMIT))
         with monkeypatch.context() as broken:
             broken.setattr(f"mansio.broker.{where}", lambda *_: 1 / 0)
@@ -252,41 +254,43 @@ def test_a_defect_while_a_fetch_is_answered_leaves_nothing_under_way(
         assert (refused.acknowledge_error_code, refused.acquired) == (CoordinatorNotAvailable.kafka_code, [])
         assert part_of(await peer.fetch(5, wait_ms=5000)).acquired == [(5, 9, 1)], "it is loaded anew"
         assert code_of(await peer.acknowledge(ack(0, 4))) == 0
-        assert room.service.shares.lives()[0].core.ranges.start == 5
+        assert room.service.shares.share_partitions()[0].state_machine.ranges.start == 5
 
     run(check, tmp_path)
 
 
 def test_nobody_is_told_of_leases_once_another_broker_leads(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room, 5)
+        peer = await on_loaded(room, 5)
         await peer.fetch(1, wait_ms=5000)
-        release = room.memory.hold(1)
+        release = room.known_state.hold(1)
         waiting = asyncio.create_task(peer.fetch(4, wait_ms=100))
-        await eventually(lambda: room.memory._held == {})
-        room.partition.leads = False
+        await eventually(lambda: room.known_state._held == {})
+        room.partition.is_leader = False
         release()
         part = part_of(await waiting)
         assert (part.error_code, part.acquired, part.records) == (NotLeaderOrFollower.kafka_code, NOTHING, ())
-        room.partition.leads = True
+        room.partition.is_leader = True
 
     run(check, tmp_path)
 
 
 def test_leases_under_way_when_the_connection_ends_are_free_at_once(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room, 5)
+        peer = await on_loaded(room, 5)
         other = await room.peer("m2")
         await other.fetch(0)
         assert offsets(part_of(await peer.fetch(1, wait_ms=5000, acquire_mode=RECORD_LIMIT))) == [0]
-        release = room.memory.hold(1)
+        release = room.known_state.hold(1)
         waiting = asyncio.create_task(peer.fetch(5, wait_ms=5000))
-        await eventually(lambda: room.memory._held == {})
+        await eventually(lambda: room.known_state._held == {})
         peer.close()
         await eventually(lambda: not room.service.shares.sessions.holds("g", "m1"))
         release()
         assert part_of(await other.fetch(1, wait_ms=5000, acquire_mode=RECORD_LIMIT)).acquired == [(0, 0, 2)]
-        await eventually(lambda: room.service.shares.lives()[0].core.counts(0).leased == 1)
+        await eventually(
+            lambda: room.service.shares.share_partitions()[0].state_machine.counts(0).leased == 1
+        )
         assert part_of(await other.fetch(5, wait_ms=5000)).acquired == [(1, 4, 2)]
         with pytest.raises(asyncio.IncompleteReadError):
             await waiting
@@ -309,15 +313,15 @@ def test_a_record_that_kills_whoever_gets_it_is_given_up_like_any_other(tmp_path
                 await peer.acknowledge(epoch=-1)
             peer.close()
             await eventually(lambda name=peer.member: not room.service.shares.sessions.holds("g", name))
-        live = room.service.shares.lives()[0]
-        await eventually(lambda: live.core.ranges.start == 1)
+        share_partition = room.service.shares.share_partitions()[0]
+        await eventually(lambda: share_partition.state_machine.ranges.start == 1)
 
     run(check, tmp_path)
 
 
 def test_a_broker_that_stood_still_ends_no_lease_before_its_member_can_speak(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room, 2, lock_ms=300)
+        peer = await on_loaded(room, 2, lock_ms=300)
         assert offsets(part_of(await peer.fetch(2, wait_ms=5000))) == [0, 1]
         time.sleep(1.6)  # noqa: ASYNC251 - the whole loop stands still
         await asyncio.sleep(0.05)
@@ -350,7 +354,7 @@ def test_what_cannot_be_shared_is_refused_by_partition(tmp_path: Path) -> None:
 
 def test_a_stopping_broker_answers_who_waits(tmp_path: Path) -> None:
     async def check(room: Room) -> None:
-        peer = await opened(room)
+        peer = await on_loaded(room)
         waiting = asyncio.create_task(peer.fetch(1, wait_ms=20_000))
         await eventually(lambda: len(room.service.shares.parked) == 1)
         await room.broker.stop()
@@ -370,7 +374,11 @@ def test_a_fetch_that_waits_takes_nothing_for_a_session_that_is_over(tmp_path: P
             await each.fetch(0)
         assert offsets(part_of(await other.fetch(3, wait_ms=5000))) == [0, 1, 2]
         waiting = asyncio.create_task(peer.fetch(3, wait_ms=LONG_MS))
-        await eventually(lambda: any(live.is_awaited for live in room.service.shares.lives()))
+        await eventually(
+            lambda: any(
+                share_partition.is_awaited for share_partition in room.service.shares.share_partitions()
+            )
+        )
         closer = await room.peer("m1")
         assert (await closer.acknowledge(epoch=-1)).error_code == 0
         await other.acknowledge(ack(0, 2, RELEASE))

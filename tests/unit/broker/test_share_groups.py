@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.cluster.topic_config import Change, Operation
-from mansio.cluster.topic_plan import NewTopic
+from mansio.config.topic_config import Change, Operation
 from mansio.errors import (
     FencedMemberEpoch,
     GroupIdNotFound,
@@ -17,10 +16,11 @@ from mansio.errors import (
     UnknownMember,
     UnknownTopicOrPartition,
 )
-from mansio.state.share_types import ACCEPT, ShareKey
-from mansio.wire.records import build_batch
-from mansio.wire.share_acknowledge import AckBatch
-from mansio.wire.versions import ApiKey
+from mansio.metadata.topic_plan import NewTopic
+from mansio.state.share_partition.types import ACCEPT, ShareKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis.share_acknowledge import AckBatch
+from mansio.wire.batch.record_batch import build_batch
 from support.waiting import eventually
 from unit.broker.share_room import Peer, Room, part_of, run
 
@@ -37,7 +37,7 @@ async def beat(
         "member_epoch": epoch,
         "subscribed_topic_names": topics,
     }
-    return await peer.ask(ApiKey.SHARE_GROUP_HEARTBEAT, 1, fields)
+    return await peer.call_and_rearm(ApiKey.SHARE_GROUP_HEARTBEAT, 1, fields)
 
 
 async def joined(peer: Peer, *topics: str) -> int:
@@ -73,20 +73,22 @@ def test_members_come_and_go_and_are_described(tmp_path: Path) -> None:
         await joined(two, "u")
         named = ["g", "nobody"] * 2  # a name is short, and the answer is not: each is described once
         fields = {"group_ids": named, "include_authorized_operations": False}
-        described, missing = (await one.ask(ApiKey.SHARE_GROUP_DESCRIBE, 1, fields)).groups
+        described, missing = (await one.call_and_rearm(ApiKey.SHARE_GROUP_DESCRIBE, 1, fields)).groups
         assert missing.error_code == GroupIdNotFound.kafka_code
         assert (described.group_state, described.assignor_name) == ("Stable", "simple")
         assert [(each.member_id, each.subscribed_topic_names) for each in described.members] == [
             ("m1", ["not there", "t", "u"]),
             ("m2", ["u"]),
         ]
-        listed = await one.ask(ApiKey.LIST_GROUPS, 5, {"states_filter": [], "types_filter": ["Share"]})
+        listed = await one.call_and_rearm(
+            ApiKey.LIST_GROUPS, 5, {"states_filter": [], "types_filter": ["Share"]}
+        )
         assert [(each.group_id, each.group_type, each.group_state) for each in listed.groups] == [
             ("g", "share", "Stable")
         ]
         for peer in (one, two):
             assert (await beat(peer, -1)).member_epoch == -1
-        (described, _) = (await one.ask(ApiKey.SHARE_GROUP_DESCRIBE, 1, fields)).groups
+        (described, _) = (await one.call_and_rearm(ApiKey.SHARE_GROUP_DESCRIBE, 1, fields)).groups
         assert (described.group_state, described.members) == ("Empty", [])
 
     run(check, tmp_path)
@@ -100,16 +102,16 @@ def test_partitions_added_to_a_topic_are_read_from_their_beginning(tmp_path: Pat
         peer = await room.peer()
         epoch = await joined(peer, "t")
         await room.write(3)
-        live = room.service.shares.find("g", room.topic_id, 0)
-        assert (await live.loaded()).ranges.start == 3, "a topic that is new to it: from its end"
+        share_partition = room.service.shares.find("g", room.topic_id, 0)
+        assert (await share_partition.loaded()).ranges.start == 3, "a topic that is new to it: from its end"
         await room.service.topics.grow("t", 2)
         added = room.service.partitions.find("t", None, 1)
         batch = build_batch([(room.service.clock.wall_ms(), None, b"early", ())])
         await added.committed(added.append(batch).end_offset)
         answer = await beat(peer, epoch)
         assert answer.error_code == 0
-        live = room.service.shares.find("g", room.topic_id, 1)
-        assert (await live.loaded()).ranges.start == 0
+        share_partition = room.service.shares.find("g", room.topic_id, 1)
+        assert (await share_partition.loaded()).ranges.start == 0
 
     run(check, tmp_path)
 
@@ -126,7 +128,7 @@ def test_a_group_is_of_one_kind(tmp_path: Path) -> None:
             "subscribed_topic_names": ["t"],
             "topic_partitions": [],
         }
-        answer = await peer.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, consumer)
+        answer = await peer.call_and_rearm(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, consumer)
         assert answer.error_code == InconsistentGroupProtocol.kafka_code
         classic = {
             "group_id": "g",
@@ -136,10 +138,12 @@ def test_a_group_is_of_one_kind(tmp_path: Path) -> None:
             "protocol_type": "consumer",
             "protocols": [{"name": "range", "metadata": b""}],
         }
-        answer = await peer.ask(ApiKey.JOIN_GROUP, 5, classic)
+        answer = await peer.call_and_rearm(ApiKey.JOIN_GROUP, 5, classic)
         assert answer.error_code == InconsistentGroupProtocol.kafka_code
         asked = {"group_id": "g", "member_id": "m", "generation_id": 1}
-        assert (await peer.ask(ApiKey.HEARTBEAT, 3, asked)).error_code == InconsistentGroupProtocol.kafka_code
+        assert (
+            await peer.call_and_rearm(ApiKey.HEARTBEAT, 3, asked)
+        ).error_code == InconsistentGroupProtocol.kafka_code
         partition = {"partition_index": 0, "committed_offset": 1}
         commit = {
             "group_id": "g",
@@ -147,14 +151,14 @@ def test_a_group_is_of_one_kind(tmp_path: Path) -> None:
             "generation_id_or_member_epoch": -1,
             "topics": [{"name": "t", "partitions": [partition]}],
         }
-        answer = await peer.ask(ApiKey.OFFSET_COMMIT, 8, commit)
+        answer = await peer.call_and_rearm(ApiKey.OFFSET_COMMIT, 8, commit)
         assert answer.topics[0].partitions[0].error_code == InconsistentGroupProtocol.kafka_code
         assert (
-            await peer.ask(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, {**consumer, "group_id": "c"})
+            await peer.call_and_rearm(ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, {**consumer, "group_id": "c"})
         ).error_code == 0
         answer = await beat(peer, 0, ["t"], group="c")
         assert answer.error_code == InconsistentGroupProtocol.kafka_code
-        await peer.ask(ApiKey.OFFSET_COMMIT, 8, {**commit, "group_id": "o"})
+        await peer.call_and_rearm(ApiKey.OFFSET_COMMIT, 8, {**commit, "group_id": "o"})
         answer = await beat(peer, 0, ["t"], group="o")
         assert answer.error_code == InconsistentGroupProtocol.kafka_code, "its offsets would be of no use"
 
@@ -173,14 +177,14 @@ def test_a_group_has_so_many_members_at_most(tmp_path: Path) -> None:
 
 async def described_offsets(peer: Peer, topics: list[dict[str, Any]] | None = None) -> Any:
     fields = {"groups": [{"group_id": "g", "topics": topics}]}
-    (group,) = (await peer.ask(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 1, fields)).groups
+    (group,) = (await peer.call_and_rearm(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 1, fields)).groups
     return group
 
 
 async def altered(peer: Peer, topic: str, offset: int, index: int = 0) -> Any:
     partition = {"partition_index": index, "start_offset": offset}
     fields = {"group_id": "g", "topics": [{"topic_name": topic, "partitions": [partition]}]}
-    return await peer.ask(ApiKey.ALTER_SHARE_GROUP_OFFSETS, 0, fields)
+    return await peer.call_and_rearm(ApiKey.ALTER_SHARE_GROUP_OFFSETS, 0, fields)
 
 
 def test_where_a_group_is_can_be_seen_altered_and_forgotten(tmp_path: Path) -> None:
@@ -212,7 +216,7 @@ def test_where_a_group_is_can_be_seen_altered_and_forgotten(tmp_path: Path) -> N
         assert late.topics[0][1][0].error_code == InvalidRecordState.kafka_code, "it did not settle them"
         assert part_of(await peer.fetch(20, wait_ms=5000)).acquired == [(15, 19, 1)]
         fields = {"group_id": "g", "topics": [{"topic_name": "t"}, {"topic_name": "x"}]}
-        gone, unknown = (await peer.ask(ApiKey.DELETE_SHARE_GROUP_OFFSETS, 0, fields)).responses
+        gone, unknown = (await peer.call_and_rearm(ApiKey.DELETE_SHARE_GROUP_OFFSETS, 0, fields)).responses
         assert (gone.error_code, unknown.error_code) == (0, UnknownTopicOrPartition.kafka_code)
         assert (await described_offsets(peer)).topics == []
         assert part_of(await peer.fetch(20, wait_ms=5000)).acquired == [(0, 19, 1)], "as if it were new"
@@ -234,7 +238,7 @@ def test_the_state_goes_with_the_group_and_with_the_topic(tmp_path: Path) -> Non
             assert await persister.summary(key) is not None
             await beat(peer, -1)
             if way == "group":
-                deleted = await peer.ask(ApiKey.DELETE_GROUPS, 2, {"groups_names": ["g"]})
+                deleted = await peer.call_and_rearm(ApiKey.DELETE_GROUPS, 2, {"groups_names": ["g"]})
                 assert [each.error_code for each in deleted.results] == [0]
                 assert (await described_offsets(peer)).error_code == GroupIdNotFound.kafka_code
             else:
@@ -244,7 +248,7 @@ def test_the_state_goes_with_the_group_and_with_the_topic(tmp_path: Path) -> Non
                 return await persister.summary(key) is None
 
             await eventually(is_gone)
-            assert not room.service.shares.lives()
+            assert not room.service.shares.share_partitions()
 
     run(check, tmp_path)
 
@@ -259,7 +263,9 @@ def test_members_offsets_and_where_a_state_is_outlive_a_restart(tmp_path: Path) 
         part_of(await peer.fetch(10, wait_ms=5000))
         await peer.acknowledge(AckBatch(0, 6, bytes([ACCEPT])))
         key = f"g:{'A' * 22}:0"
-        found = await peer.ask(ApiKey.FIND_COORDINATOR, 6, {"key_type": 2, "coordinator_keys": [key, "g"]})
+        found = await peer.call_and_rearm(
+            ApiKey.FIND_COORDINATOR, 6, {"key_type": 2, "coordinator_keys": [key, "g"]}
+        )
         assert [each.error_code for each in found.coordinators] == [0, InvalidRequest.kafka_code]
         assert found.coordinators[0].node_id == room.service.settings.node_id
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from mansio.broker.share import put_off
-from mansio.broker.share.places import coordinator_key, index_of
-from mansio.broker.share.stored import Writing
+from mansio.broker.coordinator.share import lazy_replay
+from mansio.broker.coordinator.share.persisted_state import WriteToken
+from mansio.broker.coordinator.share.state_lookup import coordinator_key, index_of
 from mansio.errors import (
     CoordinatorNotAvailable,
     FencedLeaderEpoch,
@@ -18,10 +18,17 @@ from mansio.errors import (
     NotCoordinator,
     StorageError,
 )
-from mansio.state.share_fold import Folded, fold
-from mansio.state.share_records import UPDATE, encode_key, encode_update
-from mansio.state.share_types import ACKNOWLEDGED, ACQUIRED, Change, LoadedState, ShareKey, Update
-from mansio.wire.records import build_batch
+from mansio.state.share_partition.snapshot_delta import FoldedState, fold
+from mansio.state.share_partition.state_records import UPDATE, encode_key, encode_update
+from mansio.state.share_partition.types import (
+    ACKNOWLEDGED,
+    ACQUIRED,
+    LoadedState,
+    ShareKey,
+    StateBatch,
+    Update,
+)
+from mansio.wire.batch.record_batch import build_batch
 from support.share_state_room import LOCK_MS, StateRoom, begun, key_of, leased
 
 G = key_of()
@@ -31,11 +38,13 @@ PLAIN = ("snapshot_epoch", "leader_epoch", "certain", "withheld_ms")
 def plain(state: LoadedState | None) -> Any:
     """What a state says of the share partition."""
     assert state is not None
-    return state._replace(snapshot_epoch=0, leader_epoch=0, certain=True, withheld_ms=0)
+    return state._replace(snapshot_epoch=0, leader_epoch=0, is_complete=True, withheld_ms=0)
 
 
 def acked(first: int, last: int, **more: Any) -> Update:
-    return leased(first, last, durable=True)._replace(changes=(Change(first, last, ACKNOWLEDGED, 1),), **more)
+    return leased(first, last, durable=True)._replace(
+        changes=(StateBatch(first, last, ACKNOWLEDGED, 1),), **more
+    )
 
 
 # What survives
@@ -50,7 +59,7 @@ def test_the_topic_is_made_by_the_first_write_and_by_nothing_else() -> None:
     assert not room.disk.exists("data/boot")
     room.write(G, begun())
     assert len(room.partitions) == 2
-    assert plain(room.read(G)).horizon == 100
+    assert plain(room.read(G)).lease_bound == 100
 
 
 def test_a_process_that_is_killed_leaves_all_that_was_appended() -> None:
@@ -58,17 +67,17 @@ def test_a_process_that_is_killed_leaves_all_that_was_appended() -> None:
     room.begin(G)
     room.write(G, leased(0, 9))
     room.write(G, leased(10, 19))
-    told = room.store._shares[G].folded.changes
+    error_for_client = room.store._shares[G].folded.changes
     again = room.kill()
     state = again.read(G)
-    assert state.changes == told == (Change(0, 19, ACQUIRED, 1, holder="m"),)
-    assert (state.certain, state.withheld_ms) == (True, 0)
+    assert state.changes == error_for_client == (StateBatch(0, 19, ACQUIRED, 1, holder="m"),)
+    assert (state.is_complete, state.withheld_ms) == (True, 0)
 
 
 @pytest.mark.parametrize("seed", range(25))
 def test_after_a_power_loss_what_was_durable_is_there_and_the_rest_is_a_history_that_was(seed: int) -> None:
     """Writes of two share partitions, with snapshots in between and the log pruned; the power fails at any moment."""
-    chance = Random(seed)
+    random_fraction = Random(seed)
     room = StateRoom(segment_bytes=2000, updates_per_snapshot=4)
     keys = [key_of("g"), key_of("h")]
     histories: dict[ShareKey, list[LoadedState]] = {}
@@ -76,23 +85,25 @@ def test_after_a_power_loss_what_was_durable_is_there_and_the_rest_is_a_history_
     for key in keys:
         room.begin(key)
         histories[key], durable[key] = [plain(room.read(key))], 0
-    for number in range(chance.randint(1, 60)):
-        key = chance.choice(keys)
-        first = chance.randint(0, 50)
-        update = (acked if chance.random() < 0.4 else leased)(first, first + chance.randint(0, 5))
+    for number in range(random_fraction.randint(1, 60)):
+        key = random_fraction.choice(keys)
+        first = random_fraction.randint(0, 50)
+        update = (acked if random_fraction.random() < 0.4 else leased)(
+            first, first + random_fraction.randint(0, 5)
+        )
         update = update._replace(start_offset=number // 6)
         histories[key].append(fold(histories[key][-1], update))
         room.write(key, update)
         if update.durable:
             durable[key] = len(histories[key]) - 1
-        if chance.random() < 0.1:
-            room.run(room.state.tidy())
-        if chance.random() < 0.2:
-            room.simulation.run_for(chance.randint(0, 150))
-    again = room.lose_power(chance)
+        if random_fraction.random() < 0.1:
+            room.run(room.state.prune())
+        if random_fraction.random() < 0.2:
+            room.simulation.run_for(random_fraction.randint(0, 150))
+    again = room.lose_power(random_fraction)
     for key in keys:
         state = again.read(key, 1)
-        assert not state.certain
+        assert not state.is_complete
         assert state.withheld_ms == LOCK_MS
         assert plain(state) in histories[key][durable[key] :]
 
@@ -126,7 +137,7 @@ def test_a_damaged_record_keeps_its_partition_from_being_used_and_is_not_skipped
 
 def test_a_large_state_survives_as_a_whole() -> None:
     room = StateRoom()
-    changes = tuple(Change(2 * n, 2 * n, ACQUIRED, 1, holder=f"m{n}") for n in range(5001))
+    changes = tuple(StateBatch(2 * n, 2 * n, ACQUIRED, 1, holder=f"m{n}") for n in range(5001))
     room.begin(G, update=begun()._replace(changes=changes))
     assert room.kill().read(G).changes == changes
 
@@ -177,13 +188,13 @@ def test_a_state_that_is_begun_again_in_its_own_epoch_is_left_as_it_is() -> None
     room.read(G)
     room.write(G, acked(8, 9), state_epoch=1)
     room.run(room.persister.initialize(G, 1, 7))
-    assert room.read(G).changes == (Change(8, 9, ACKNOWLEDGED, 1),)
+    assert room.read(G).changes == (StateBatch(8, 9, ACKNOWLEDGED, 1),)
 
 
 def test_whoever_did_not_read_last_does_not_write() -> None:
     room = StateRoom()
     room.begin(G)
-    first = room.persister._readings[G]
+    first = room.persister._read_sessions[G]
     state, session = room.run(room.store.read(G, 0))
     assert state is not None
     assert session != first.session
@@ -200,12 +211,12 @@ def test_a_write_that_comes_late_or_again_is_refused() -> None:
     room.begin(G)
     _, session = room.run(room.store.read(G, 0))
     write = room.store.write
-    write(G, Writing(session, 2), 0, 0, leased(0, 1))
-    write(G, Writing(session, 1), 0, 0, acked(5, 6))  # the way of those that wait has an order of its own
+    write(G, WriteToken(session, 2), 0, 0, leased(0, 1))
+    write(G, WriteToken(session, 1), 0, 0, acked(5, 6))  # the way of those that wait has an order of its own
     for number, update in ((2, leased(0, 1)), (1, leased(2, 3)), (1, acked(5, 6))):
         with pytest.raises(NotCoordinator, match="comes late"):
-            write(G, Writing(session, number), 0, 0, update)
-    write(G, Writing(session, 3), 0, 0, leased(2, 3))
+            write(G, WriteToken(session, number), 0, 0, update)
+    write(G, WriteToken(session, 3), 0, 0, leased(2, 3))
 
 
 def test_what_nobody_made_cannot_be_changed_and_what_was_deleted_does_not_come_back() -> None:
@@ -218,9 +229,9 @@ def test_what_nobody_made_cannot_be_changed_and_what_was_deleted_does_not_come_b
     _, session = room.run(room.store.read(G, 0))
     room.run(room.persister.delete(G))
     with pytest.raises(FencedStateEpoch):
-        room.store.write(G, Writing(session, 1), 0, 0, leased(0, 1))
+        room.store.write(G, WriteToken(session, 1), 0, 0, leased(0, 1))
     with pytest.raises(NotCoordinator):
-        room.store.write(G, Writing(session, 2), 0, 0, begun())
+        room.store.write(G, WriteToken(session, 2), 0, 0, begun())
     again = room.lose_power()
     assert again.read(G) is None
     again.begin(G)
@@ -230,8 +241,8 @@ def test_a_state_that_was_told_not_to_be_there_is_not_made_over_one_that_is() ->
     room = StateRoom()
     assert room.read(G) is None  # the topic is not there yet
     room.run(room.persister.initialize(G, 0, 5))
-    reading = room.persister._readings[G]
-    reading.session = 0
+    read_session = room.persister._read_sessions[G]
+    read_session.session = 0
     with pytest.raises(FencedStateEpoch, match="after all"):
         room.write(G, begun())
     assert room.read(G).start_offset == 5
@@ -283,17 +294,17 @@ def test_after_another_start_of_the_machine_first_leases_may_be_missing_for_as_l
     room = StateRoom()
     room.begin(G)
     again = room.kill(boot="second")
-    assert (again.read(G).certain, again.read(G).withheld_ms) == (False, LOCK_MS)
+    assert (again.read(G).is_complete, again.read(G).withheld_ms) == (False, LOCK_MS)
     again.simulation.run_for(LOCK_MS - 1000)
     assert 900 < again.read(G).withheld_ms <= 1001
     again.write(G, leased(0, 1, durable=True))
-    assert not again.read(G).certain, "what is withheld is not over yet"
+    assert not again.read(G).is_complete, "what is withheld is not over yet"
     again.simulation.run_for(1100)
-    assert (again.read(G).certain, again.read(G).withheld_ms) == (False, 0)
+    assert (again.read(G).is_complete, again.read(G).withheld_ms) == (False, 0)
     again.write(G, leased(2, 3))
-    assert not again.read(G).certain, "nothing durable says so yet"
+    assert not again.read(G).is_complete, "nothing durable says so yet"
     again.write(G, leased(2, 3, durable=True))
-    assert again.read(G).certain
+    assert again.read(G).is_complete
 
 
 def test_a_leader_that_lived_through_it_says_what_there_is() -> None:
@@ -302,7 +313,7 @@ def test_a_leader_that_lived_through_it_says_what_there_is() -> None:
     again = room.kill(boot="second")
     again.read(G)
     again.write(G, begun())
-    assert again.read(G).certain
+    assert again.read(G).is_complete
 
 
 def test_a_second_end_within_that_time_leaves_it_as_uncertain() -> None:
@@ -313,13 +324,13 @@ def test_a_second_end_within_that_time_leaves_it_as_uncertain() -> None:
     third = second.kill()
     assert third.read(G).withheld_ms == LOCK_MS
     third.simulation.run_for(LOCK_MS + 1000)
-    assert third.kill().read(G).certain
+    assert third.kill().read(G).is_complete
 
 
 def test_where_nobody_knows_the_start_of_the_machine_nothing_is_certain() -> None:
     room = StateRoom(boot="")
     room.begin(G)
-    assert not room.kill(boot="").read(G).certain
+    assert not room.kill(boot="").read(G).is_complete
 
 
 def test_a_log_that_lost_its_end_at_the_start_makes_its_states_uncertain() -> None:
@@ -331,7 +342,7 @@ def test_a_log_that_lost_its_end_at_the_start_makes_its_states_uncertain() -> No
     disk = room.disk
     torn = disk.open(name)
     torn.write_at([b"\x00\x00\x00\x00torn"], room.partitions[index].log.active.size)
-    assert not room.kill().read(G).certain
+    assert not room.kill().read(G).is_complete
 
 
 # Keeping the log short
@@ -348,10 +359,10 @@ def test_a_state_is_written_as_a_whole_after_so_many_updates() -> None:
     for number in range(12):
         room.write(G, leased(number, number))
     assert (share.snapshot_epoch, share.updates) == (2, 2)
-    assert room.kill().read(G).changes == (Change(0, 11, ACQUIRED, 1, holder="m"),)
+    assert room.kill().read(G).changes == (StateBatch(0, 11, ACQUIRED, 1, holder="m"),)
 
 
-@pytest.mark.parametrize(("bytes_max", "taken_in"), [(put_off.BYTES_MAX, 2 * (1 + 2)), (0, 2 * (3 + 12))])
+@pytest.mark.parametrize(("bytes_max", "taken_in"), [(lazy_replay.BYTES_MAX, 2 * (1 + 2)), (0, 2 * (3 + 12))])
 def test_a_load_takes_in_the_last_snapshot_and_what_comes_after_it_and_puts_off_no_more_than_it_may(
     monkeypatch: pytest.MonkeyPatch, bytes_max: int, taken_in: int
 ) -> None:
@@ -362,18 +373,20 @@ def test_a_load_takes_in_the_last_snapshot_and_what_comes_after_it_and_puts_off_
     for number in range(12):
         for key in keys:
             room.write(key, leased(number, number), leader_epoch=number)
-    told = {key: (share.folded.changes, share.leader_epoch) for key, share in room.store._shares.items()}
+    error_for_client = {
+        key: (share.folded.changes, share.leader_epoch) for key, share in room.store._shares.items()
+    }
     applied: list[Update] = []
-    apply = Folded.apply
+    apply = FoldedState.apply
     monkeypatch.setattr(
-        Folded, "apply", lambda folded, update: (applied.append(update), apply(folded, update))
+        FoldedState, "apply", lambda folded, update: (applied.append(update), apply(folded, update))
     )
-    monkeypatch.setattr(put_off, "BYTES_MAX", bytes_max)
+    monkeypatch.setattr(lazy_replay, "BYTES_MAX", bytes_max)
     again = room.kill()
     assert len(applied) == taken_in
     assert {
         key: (each.folded.changes, each.leader_epoch) for key, each in again.store._shares.items()
-    } == told
+    } == error_for_client
 
 
 def test_segments_that_no_state_needs_leave_the_disk_and_the_next_start_reads_little() -> None:
@@ -383,36 +396,36 @@ def test_segments_that_no_state_needs_leave_the_disk_and_the_next_start_reads_li
     for number in range(400):
         room.write(G, leased(number, number, durable=number % 20 == 0))
     before = segments(room, index)
-    room.run(room.state.tidy())
+    room.run(room.state.prune())
     room.simulation.run_for(2000)
     assert len(segments(room, index)) < len(before) / 4
     partition = room.partitions[index]
     assert 0 < partition.log.start_offset <= room.store._shares[G].snapshot_offset
-    told = room.read(G).changes
+    error_for_client = room.read(G).changes
     for life in (room.lose_power(Random(3)), room.kill()):
-        assert life.read(G, 1).changes == told
+        assert life.read(G, 1).changes == error_for_client
 
 
 def test_nothing_above_the_oldest_snapshot_that_counts_is_pruned() -> None:
     """A state that nobody changes keeps the log, until it is written anew; then that is durable before."""
     room = StateRoom(segment_bytes=4000, updates_per_snapshot=10)
     cold = next(key for n in range(100) if room_index(key := key_of(f"cold{n}")) == room_index(G))
-    room.begin(cold, update=begun()._replace(changes=(Change(3, 9, ACKNOWLEDGED, 2),)))
+    room.begin(cold, update=begun()._replace(changes=(StateBatch(3, 9, ACKNOWLEDGED, 2),)))
     room.begin(G)
     index = room.store.index_of(G)
     for number in range(60):  # some segments, fewer than are too many
         room.write(G, leased(number, number))
     offset = room.store._shares[cold].snapshot_offset
-    room.run(room.state.tidy())
+    room.run(room.state.prune())
     assert room.store._shares[cold].snapshot_offset == offset
     assert room.partitions[index].log.start_offset <= offset
     room.simulation.run_for(300_000)
-    room.run(room.state.tidy())
+    room.run(room.state.prune())
     assert room.store._shares[cold].snapshot_offset > offset
     assert room.partitions[index].log.start_offset > offset
     for seed in range(10):
         after = StateRoom(room.disk.crash(Random(seed)), boot="second", **room.options)
-        assert after.read(cold, 1).changes == (Change(3, 9, ACKNOWLEDGED, 2),)
+        assert after.read(cold, 1).changes == (StateBatch(3, 9, ACKNOWLEDGED, 2),)
 
 
 def test_a_state_that_keeps_too_many_segments_is_written_anew_at_once() -> None:
@@ -423,7 +436,7 @@ def test_a_state_that_keeps_too_many_segments_is_written_anew_at_once() -> None:
     for number in range(300):
         room.write(G, leased(number, number))
     assert len(segments(room, room.store.index_of(G))) > 10
-    room.run(room.state.tidy())
+    room.run(room.state.prune())
     room.simulation.run_for(2000)
     assert len(segments(room, room.store.index_of(G))) < 10
 
@@ -438,7 +451,7 @@ def test_the_log_of_states_that_are_all_gone_is_let_go() -> None:
     for number in range(100):
         room.write(G, leased(number, number))
     room.run(room.persister.delete(G))
-    room.run(room.state.tidy())
+    room.run(room.state.prune())
     room.simulation.run_for(2000)
     assert len(segments(room, room.store.index_of(G))) == 1
     assert room.kill().read(G) is None
@@ -460,7 +473,7 @@ def test_a_snapshot_that_finds_no_room_costs_no_write() -> None:
     for number in range(5):
         room.write(G, leased(number, number))
     assert len(sizes) == 7, "three updates, no snapshot, an update and the snapshot, one more"
-    assert room.kill().read(G).changes == (Change(0, 4, ACQUIRED, 1, holder="m"),)
+    assert room.kill().read(G).changes == (StateBatch(0, 4, ACQUIRED, 1, holder="m"),)
 
 
 def test_errors_of_the_topic_are_those_a_leader_can_act_on() -> None:

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.broker import Broker
-from mansio.config import Settings
+from mansio.config.settings import Settings
 from mansio.errors import NotCoordinator
-from mansio.host import boot_id
+from mansio.host.host import boot_id
+from mansio.node.broker import Broker
 from support.share_state_room import begun, key_of, leased
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from mansio.broker.share.share_state import ShareState
+    from mansio.broker.coordinator.share.share_coordinator import ShareCoordinator
 
 G = key_of()
 TOPIC = "__share_group_state"
 
 
-def with_broker(data: Path, work: Callable[[Broker, ShareState], Awaitable[None]]) -> None:
+def with_broker(data: Path, work: Callable[[Broker, ShareCoordinator], Awaitable[None]]) -> None:
     async def main() -> None:
-        broker = Broker(Settings(kafka_listen="127.0.0.1:0", http_listen="", data_dir=str(data)))
+        broker = Broker(Settings(listeners="127.0.0.1:0", http_listener="", data_dir=str(data)))
         await broker.start()
         try:
             assert broker.service.share_state is not None
@@ -37,7 +37,7 @@ def with_broker(data: Path, work: Callable[[Broker, ShareState], Awaitable[None]
 
 
 def test_a_broker_that_has_no_share_groups_has_nothing_of_them(tmp_path: Path) -> None:
-    async def work(broker: Broker, state: ShareState) -> None:
+    async def work(broker: Broker, state: ShareCoordinator) -> None:
         assert await state.persister.read(G, 0) is None
         assert await state.persister.summary(G) is None
         await state.persister.delete(G)
@@ -52,7 +52,7 @@ def test_a_broker_that_has_no_share_groups_has_nothing_of_them(tmp_path: Path) -
 def test_the_state_is_there_after_a_restart_and_nothing_is_missing_while_the_machine_runs(
     tmp_path: Path,
 ) -> None:
-    async def first(broker: Broker, state: ShareState) -> None:
+    async def first(broker: Broker, state: ShareCoordinator) -> None:
         with pytest.raises(NotCoordinator):
             await state.persister.write(G, 0, 0, leased(0, 1))  # nobody has read it
         assert await state.persister.read(G, 0) is None
@@ -64,18 +64,18 @@ def test_the_state_is_there_after_a_restart_and_nothing_is_missing_while_the_mac
         assert dict(topic.configs)["cleanup.policy"] == "delete"
         assert dict(topic.configs)["retention.ms"] == "-1"
 
-    async def second(broker: Broker, state: ShareState) -> None:
+    async def second(broker: Broker, state: ShareCoordinator) -> None:
         found = await state.persister.read(G, 1)
         assert found is not None
         assert [(change.first, change.last) for change in found.changes] == [(0, 9)]
-        assert found.certain
+        assert found.is_complete
         await state.persister.write(G, 0, 1, leased(10, 11, durable=True))
         del broker
 
-    async def third(broker: Broker, state: ShareState) -> None:
+    async def third(broker: Broker, state: ShareCoordinator) -> None:
         found = await state.persister.read(G, 1)
         assert found is not None
-        assert (found.certain, found.withheld_ms) == (False, 30_000)
+        assert (found.is_complete, found.withheld_ms) == (False, 30_000)
         del broker
 
     with_broker(tmp_path, first)

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.broker.share.places import coordinator_key, index_of
-from mansio.broker.share.state_messages import (
+from mansio.broker.coordinator.share.persisted_state import WriteToken
+from mansio.broker.coordinator.share.state_lookup import coordinator_key, index_of
+from mansio.broker.coordinator.share.state_messages import (
     VERSIONS,
-    Answer,
-    Question,
-    Sender,
+    RequestSender,
+    StateRequest,
+    StateResult,
     decode_answer,
     decode_request,
     encode_answer,
     encode_request,
 )
-from mansio.broker.share.stored import Writing
 from mansio.errors import (
     CoordinatorNotAvailable,
     FencedLeaderEpoch,
@@ -30,18 +30,18 @@ from mansio.errors import (
     NotCoordinator,
     WireError,
 )
-from mansio.state.share_types import (
+from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
-    Change,
     LoadedState,
     ShareKey,
     ShareSummary,
+    StateBatch,
     Update,
 )
-from mansio.wire import messages
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.codec import messages
 from mansio.wire.headers import read_request_header
-from mansio.wire.versions import ApiKey
 from support.share_state_cluster import LOCK_MS, PARTITIONS, StateCluster
 from support.share_state_room import begun, key_of, leased
 from unit.state.test_share_records_properties import ANY_UPDATES, INT32, INT64, KEYS
@@ -60,44 +60,52 @@ def begin(cluster: StateCluster, node_id: int, key: ShareKey, leader_epoch: int 
 
 # Messages
 
-SENDERS = st.builds(Sender, INT32, INT64)
+SENDERS = st.builds(RequestSender, INT32, INT64)
 QUESTIONS = st.builds(
-    Question, KEYS, INT32, INT32, INT64, st.builds(Writing, INT64, INT32), ANY_UPDATES.map(lambda each: each)
+    StateRequest,
+    KEYS,
+    INT32,
+    INT32,
+    INT64,
+    st.builds(WriteToken, INT64, INT32),
+    ANY_UPDATES.map(lambda each: each),
 )
 APIS = st.sampled_from(sorted(VERSIONS))
 
 
-def asked(api_key: int, question: Question) -> Question:
+def asked(api_key: int, state_request: StateRequest) -> StateRequest:
     """What of a question is in a request of this kind."""
-    plain = Question(question.key)
+    plain = StateRequest(state_request.key)
     if api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
-        return question._replace(start_offset=question.update.start_offset if question.update else 0)
+        return state_request._replace(
+            start_offset=state_request.update.start_offset if state_request.update else 0
+        )
     if api_key == ApiKey.INITIALIZE_SHARE_GROUP_STATE:
-        return plain._replace(state_epoch=question.state_epoch, start_offset=question.start_offset)
+        return plain._replace(state_epoch=state_request.state_epoch, start_offset=state_request.start_offset)
     if api_key == ApiKey.DELETE_SHARE_GROUP_STATE:
         return plain
-    return plain._replace(leader_epoch=question.leader_epoch)
+    return plain._replace(leader_epoch=state_request.leader_epoch)
 
 
 @settings(max_examples=60)
 @given(APIS, SENDERS, st.lists(QUESTIONS, min_size=1, max_size=3), st.booleans())
 def test_requests_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen(
-    api_key: int, sender: Sender, questions: list[Question], durable: bool
+    api_key: int, sender: RequestSender, state_requests: list[StateRequest], durable: bool
 ) -> None:
-    questions = [
+    state_requests = [
         each._replace(update=each.update._replace(durable=durable) if each.update else None)
-        for each in questions
+        for each in state_requests
     ]
-    frame = encode_request(api_key, sender, questions, "c")[4:]
+    frame = encode_request(api_key, sender, state_requests, "c")[4:]
     body = frame[read_request_header(frame).body :]
-    assert decode_request(api_key, body) == (sender, [asked(api_key, each) for each in questions])
+    assert decode_request(api_key, body) == (sender, [asked(api_key, each) for each in state_requests])
     read = messages.decode_request(api_key, VERSIONS[ApiKey(api_key)], body)
-    assert read.group_id == questions[0].key.group
+    assert read.group_id == state_requests[0].key.group
     assert [topic.partitions[0].partition for topic in read.topics] == [
-        each.key.partition for each in questions
+        each.key.partition for each in state_requests
     ]
     if api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
-        first = questions[0].update
+        first = state_requests[0].update
         assert first is not None
         batches = read.topics[0].partitions[0].state_batches
         assert [each.first_offset for each in batches] == [each.first for each in first.changes]
@@ -123,7 +131,7 @@ STATES = st.builds(
     INT32,
 )
 ANSWERS = st.builds(
-    Answer,
+    StateResult,
     st.just(0),
     st.none() | st.text(max_size=5),
     INT64,
@@ -135,12 +143,12 @@ ANSWERS = st.builds(
 @settings(max_examples=60)
 @given(APIS, KEYS, st.lists(ANSWERS, min_size=1, max_size=3))
 def test_answers_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen(
-    api_key: int, key: ShareKey, answers: list[Answer]
+    api_key: int, key: ShareKey, answers: list[StateResult]
 ) -> None:
-    frame = encode_answer(api_key, 5, [Question(key)] * len(answers), answers)[4:]
+    frame = encode_answer(api_key, 5, [StateRequest(key)] * len(answers), answers)[4:]
     expected = []
     for each in answers:
-        said = Answer(0, each.message)
+        said = StateResult(0, each.message)
         if api_key == ApiKey.READ_SHARE_GROUP_STATE:
             said = said._replace(session=each.session, state=each.state)
         elif api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
@@ -157,16 +165,16 @@ def test_answers_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen
 
 def test_an_error_is_an_answer() -> None:
     for api_key in VERSIONS:
-        frame = encode_answer(api_key, 0, [Question(key_of())], [Answer(16, "elsewhere")])
-        assert decode_answer(api_key, frame[4:]) == [Answer(16, "elsewhere")]
+        frame = encode_answer(api_key, 0, [StateRequest(key_of())], [StateResult(16, "elsewhere")])
+        assert decode_answer(api_key, frame[4:]) == [StateResult(16, "elsewhere")]
 
 
 @given(APIS, st.binary(max_size=80), st.integers(0, 80))
 def test_any_bytes_are_a_message_or_a_wire_error(api_key: int, noise: bytes, at: int) -> None:
-    question = Question(key_of(), writing=Writing(1, 2), update=leased(0, 9, durable=True))
-    frame = encode_request(api_key, Sender(1, 2), [question], "c")[4:]
+    state_request = StateRequest(key_of(), write_token=WriteToken(1, 2), update=leased(0, 9, durable=True))
+    frame = encode_request(api_key, RequestSender(1, 2), [state_request], "c")[4:]
     body = frame[read_request_header(frame).body :]
-    answer = encode_answer(api_key, 5, [question], [Answer()])[4:]
+    answer = encode_answer(api_key, 5, [state_request], [StateResult()])[4:]
     for data in (noise, body[:at] + noise + body[at + len(noise) :]):
         with suppress(WireError):
             decode_request(api_key, data)
@@ -185,7 +193,7 @@ def test_the_first_write_makes_the_topic_and_all_brokers_find_the_state() -> Non
     assert len(cluster.partitions) == PARTITIONS
     for epoch, node in enumerate(cluster.nodes.values(), start=1):
         state = cluster.run(node.persister.read(key, epoch))
-        assert (state.leader_epoch, state.horizon, state.certain) == (epoch, 100, True)
+        assert (state.leader_epoch, state.lease_bound, state.is_complete) == (epoch, 100, True)
 
 
 @pytest.mark.parametrize("index", range(PARTITIONS))
@@ -198,9 +206,9 @@ def test_a_state_is_the_same_near_and_far(index: int) -> None:
     cluster.run(persister.write(key, 0, 0, leased(3, 4, durable=True, deliveries=2)))
     state = cluster.run(persister.read(key, 1))
     assert state.changes == (
-        Change(0, 2, ACQUIRED, 1, holder="m"),
-        Change(3, 4, ACQUIRED, 2, holder="m"),
-        Change(5, 9, ACQUIRED, 1, holder="m"),
+        StateBatch(0, 2, ACQUIRED, 1, holder="m"),
+        StateBatch(3, 4, ACQUIRED, 2, holder="m"),
+        StateBatch(5, 9, ACQUIRED, 1, holder="m"),
     )
     assert cluster.run(persister.summary(key)) == ShareSummary(0, 1, 0, 0)
     with pytest.raises(FencedLeaderEpoch):
@@ -256,14 +264,14 @@ def test_only_brokers_of_the_cluster_in_their_session_of_now_are_answered() -> N
     key = keys_in(2)[0]
     begin(cluster, 1, key)
     node = cluster.nodes[3]
-    for sender, code in ((Sender(1, 10), 77), (Sender(9, 99), 77)):
-        request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, sender, [Question(key)], "c")
+    for sender, code in ((RequestSender(1, 10), 77), (RequestSender(9, 99), 77)):
+        request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, sender, [StateRequest(key)], "c")
         assert [
             each.error_code
             for each in decode_answer(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request)))
         ] == [code]
     node.service.broker_epoch_of = None  # a single node
-    request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, Sender(1, 11), [Question(key)], "c")
+    request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, RequestSender(1, 11), [StateRequest(key)], "c")
     answers = decode_answer(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request)))
     assert [each.error_code for each in answers] == [31]
     assert node.refused == [77, 77, 31]
@@ -278,12 +286,12 @@ def test_a_write_after_the_state_moved_is_refused_and_what_may_be_leased_is_with
     begin(cluster, 1, key)
     persister = cluster.nodes[1].persister
     cluster.run(persister.write(key, 0, 0, leased(0, 9)))
-    cluster.move(2, 2, cut=True)
+    cluster.move(2, 2, truncated=True)
     with pytest.raises(NotCoordinator):
         cluster.run(persister.write(key, 0, 0, leased(10, 19)))
     state = cluster.run(persister.read(key, 0))
-    assert (state.changes, state.certain, state.withheld_ms) == ((), False, LOCK_MS)
-    assert state.horizon == 100
+    assert (state.changes, state.is_complete, state.withheld_ms) == ((), False, LOCK_MS)
+    assert state.lease_bound == 100
 
 
 def test_a_reading_of_one_leader_of_the_state_is_none_of_the_next() -> None:
@@ -302,15 +310,15 @@ def test_a_leader_that_is_still_there_writes_its_whole_state_where_it_is_now() -
     begin(cluster, 1, key)
     persister = cluster.nodes[1].persister
     cluster.run(persister.write(key, 0, 0, leased(0, 9)))
-    cluster.move(2, 2, cut=True)
+    cluster.move(2, 2, truncated=True)
     with pytest.raises(NotCoordinator):
         cluster.run(persister.write(key, 0, 0, leased(10, 19)))
-    changes = (Change(0, 19, ACQUIRED, 1, holder="m"),)
+    changes = (StateBatch(0, 19, ACQUIRED, 1, holder="m"),)
     cluster.run(persister.write(key, 0, 0, begun()._replace(changes=changes)))
     cluster.run(persister.write(key, 0, 0, leased(20, 20)))
     state = cluster.run(persister.read(key, 1))
-    assert state.certain
-    assert state.changes == (Change(0, 20, ACQUIRED, 1, holder="m"),)
+    assert state.is_complete
+    assert state.changes == (StateBatch(0, 20, ACQUIRED, 1, holder="m"),)
 
 
 def test_while_nobody_leads_a_read_waits_and_then_says_so() -> None:
@@ -331,11 +339,11 @@ def test_what_was_acknowledged_stays_so_whatever_the_network_and_the_leaders_do(
     """A leader that leases and acknowledges, reads anew or writes all it knows when a write fails; requests are lost,
     come late and twice; the state moves, with or without what was not committed."""
     cluster = StateCluster(seed, lost=0.15, repeated=0.2)
-    chance = Random(seed)
+    random_fraction = Random(seed)
     key = key_of(f"g{seed}")
-    leader = _Leader(cluster, key, chance)
+    leader = _Leader(cluster, key, random_fraction)
     cluster.run(
-        leader.live(60),
+        leader.share_partition(60),
     )
     cluster.lost = cluster.repeated = 0.0
     cluster.simulation.run_for(1000)
@@ -345,10 +353,10 @@ def test_what_was_acknowledged_stays_so_whatever_the_network_and_the_leaders_do(
 
 
 class _Leader:
-    def __init__(self, cluster: StateCluster, key: ShareKey, chance: Random) -> None:
-        self.cluster, self.key, self.chance = cluster, key, chance
+    def __init__(self, cluster: StateCluster, key: ShareKey, random_fraction: Random) -> None:
+        self.cluster, self.key, self.random_fraction = cluster, key, random_fraction
         self.acked: dict[int, None] = {}
-        self.known: dict[int, Change] = {}
+        self.known: dict[int, StateBatch] = {}
         self.epoch = 0
 
     @property
@@ -358,11 +366,11 @@ class _Leader:
     def check(self, state: LoadedState | None) -> None:
         found = self.spread(state.changes) if state is not None else {}
         lost = [
-            offset for offset in self.acked if found.get(offset, Change(0, 0, 0, 0)).state != ACKNOWLEDGED
+            offset for offset in self.acked if found.get(offset, StateBatch(0, 0, 0, 0)).state != ACKNOWLEDGED
         ]
         assert not lost, f"acknowledged and taken back: {lost}"
 
-    def spread(self, changes: tuple[Change, ...]) -> dict[int, Change]:
+    def spread(self, changes: tuple[StateBatch, ...]) -> dict[int, StateBatch]:
         return {
             offset: each._replace(first=offset, last=offset)
             for each in changes
@@ -375,7 +383,7 @@ class _Leader:
                 state = await self.persister.read(self.key, self.epoch)
                 if state is None:
                     assert not self.acked
-                    await self.persister.write(self.key, 0, self.epoch, begun(horizon=1000))
+                    await self.persister.write(self.key, 0, self.epoch, begun(lease_bound=1000))
                     state = await self.persister.read(self.key, self.epoch)
             except MansioError:
                 continue
@@ -383,13 +391,15 @@ class _Leader:
             self.known = self.spread(state.changes)
             return
 
-    async def live(self, steps: int) -> None:
+    async def share_partition(self, steps: int) -> None:
         await self.read()
         for number in range(steps):
-            if self.chance.random() < 0.08:
+            if self.random_fraction.random() < 0.08:
                 index = index_of(coordinator_key(self.key), PARTITIONS)
-                self.cluster.move(index, self.chance.randint(1, 3), cut=self.chance.random() < 0.5)
-            if self.chance.random() < 0.05:
+                self.cluster.move(
+                    index, self.random_fraction.randint(1, 3), truncated=self.random_fraction.random() < 0.5
+                )
+            if self.random_fraction.random() < 0.05:
                 self.epoch += 1
                 await self.read()
             await self.step(number)
@@ -398,23 +408,29 @@ class _Leader:
         """Lease one record and acknowledge another."""
         update = leased(number, number)
         open_ones = [offset for offset, change in self.known.items() if change.state == ACQUIRED]
-        offset = self.chance.choice(open_ones) if open_ones and self.chance.random() < 0.6 else None
+        offset = (
+            self.random_fraction.choice(open_ones)
+            if open_ones and self.random_fraction.random() < 0.6
+            else None
+        )
         if offset is not None:
-            update = Update(0, True, 0, 1000, 0, (Change(offset, offset, ACKNOWLEDGED, 1),))
+            update = Update(0, True, 0, 1000, 0, (StateBatch(offset, offset, ACKNOWLEDGED, 1),))
         self.known |= self.spread(update.changes)
         try:
             await self.persister.write(self.key, 0, self.epoch, update)
         except MansioError:
-            if self.chance.random() < 0.5 or not await self.says_all():
+            if self.random_fraction.random() < 0.5 or not await self.is_full_request():
                 await self.read()
                 return
         if offset is not None:
             self.acked[offset] = None
 
-    async def says_all(self) -> bool:
+    async def is_full_request(self) -> bool:
         changes = tuple(change for _, change in sorted(self.known.items()))
         try:
-            await self.persister.write(self.key, 0, self.epoch, begun(horizon=1000)._replace(changes=changes))
+            await self.persister.write(
+                self.key, 0, self.epoch, begun(lease_bound=1000)._replace(changes=changes)
+            )
         except MansioError:
             return False
         return True

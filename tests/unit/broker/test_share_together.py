@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from mansio.broker.loop import AsyncioScheduler
-from mansio.broker.share.together import together
+from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.errors import CoordinatorNotAvailable, NotCoordinator
+from mansio.host.asyncio_loop import AsyncioScheduler
 
 
 @pytest.mark.parametrize("broken", [asyncio.CancelledError, AssertionError, OSError])
@@ -26,7 +26,7 @@ def test_only_what_came_to_its_end_went_well(broken: type[BaseException]) -> Non
     async def main() -> None:
         scheduler = AsyncioScheduler(asyncio.get_running_loop())
         works = [well(), refused(), broken_off()]
-        done, elsewhere, lost = await together(scheduler, works, name="writes")
+        done, elsewhere, lost = await gather_results(scheduler, works, name="writes")
         assert done is None
         assert isinstance(elsewhere, NotCoordinator)
         assert isinstance(lost, CoordinatorNotAvailable)

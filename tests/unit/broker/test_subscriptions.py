@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.broker.coordinators import subscriptions
-from mansio.broker.coordinators.subscriptions import Subscriptions
+from mansio.broker.coordinator.group import topic_resolver
+from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from unit.broker.consumer_groups_room import Catalogue, ConsumerBroker, Member
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ EXPRESSIONS = ("a.*", ".*1", "[ab][0-4]", "c.", ".*")
 def matched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every name that an expression was held against."""
     names: list[str] = []
-    compiled = subscriptions._compiled
+    compiled = topic_resolver._compiled
 
     def watched(pattern: str) -> Callable[[str], Any]:
         is_match = compiled(pattern)
@@ -33,7 +33,7 @@ def matched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return noting
 
-    monkeypatch.setattr(subscriptions, "_compiled", watched)
+    monkeypatch.setattr(topic_resolver, "_compiled", watched)
     return names
 
 
@@ -42,10 +42,10 @@ def test_expressions_match_what_is_there_whatever_came_and_went_meanwhile(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(subscriptions, "NEWS_MAX", 4)
-    monkeypatch.setattr(subscriptions, "PATTERNS_MAX", 3)
+    monkeypatch.setattr(topic_resolver, "TOPIC_CHANGES_MAX", 4)
+    monkeypatch.setattr(topic_resolver, "PATTERNS_MAX", 3)
     catalogue = Catalogue()
-    told = Subscriptions(catalogue.live)
+    told = TopicResolver(catalogue.live)
     catalogue.listeners = [told.changed]
     for _ in range(200):
         for _ in range(chance.choice([0, 1, 1, 2, 6])):
@@ -65,14 +65,14 @@ def test_a_name_is_held_against_an_expression_once_however_often_members_come(ma
     broker = ConsumerBroker(Catalogue(**{f"t{number}": 1 for number in range(100)}))
     members = [Member(broker, name, None, regex="t.*") for name in "abc"]
     for member in members * 5:
-        member.says_all = True
+        member.is_full_request = True
         assert member.beat() == 0
     assert len(matched) == 100
     broker.catalogue.set("t100", 1)
     broker.catalogue.set("t0", 2)
     for member in members:
-        member.says_all = True
+        member.is_full_request = True
         member.beat()
     assert matched[100:] == ["t100"]
-    owned = broker.groups.store.entries["g"].group.stored.expressions["t.*"].topics
+    owned = broker.groups.store.entries["g"].group.stored.resolved_regexes["t.*"].topics
     assert len(owned) == 101

@@ -1,4 +1,4 @@
-"""TopicAdmin: what it refuses, what it makes, and what a crash between any two of its steps leaves."""
+"""TopicService: what it refuses, what it makes, and what a crash between any two of its steps leaves."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.cluster.metadata import Delete
-from mansio.cluster.topic_config import Change
-from mansio.cluster.topic_plan import NewTopic, check_topic_name
-from mansio.config import Settings
+from mansio.config.settings import Settings
+from mansio.config.topic_config import Change
 from mansio.errors import (
     ConfigError,
     InvalidConfig,
@@ -28,6 +26,8 @@ from mansio.errors import (
     UnknownTopicOrPartition,
 )
 from mansio.logs import FIELDS
+from mansio.metadata.metadata_store import Delete
+from mansio.metadata.topic_plan import NewTopic, check_topic_name
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, Host, sqlite_store, topic_admin
 from support.waiting import eventually
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
     from pathlib import Path
 
-    from mansio.cluster.metadata import Compare, MetadataStore, Put, Transacted
+    from mansio.metadata.metadata_store import Compare, MetadataStore, Put, TransactionResult
 
     Check = Callable[[Admin], Awaitable[None]]
 
@@ -237,7 +237,7 @@ def test_what_a_full_disk_leaves_half_made_is_taken_back_when_there_is_room() ->
 
         async def on_a_full_disk(
             compares: Sequence[Compare], operations: Sequence[Put | Delete]
-        ) -> Transacted:
+        ) -> TransactionResult:
             if is_full and any(isinstance(each, Delete) for each in operations):
                 raise StorageError("database or disk is full")
             return await transact(compares, operations)
@@ -276,7 +276,7 @@ def test_names_that_differ_in_dot_and_underscore_are_warned_of(caplog: pytest.Lo
         await admin.topics.create(NewTopic("a_b"))
         assert getattr(caplog.records[0], FIELDS) == {"topic": "a_b", "other": "a.b"}
 
-    with caplog.at_level(logging.WARNING, "mansio.broker.topics"):
+    with caplog.at_level(logging.WARNING, "mansio.broker.services.topics"):
         run(check)
 
 
@@ -427,7 +427,9 @@ class CrashingStore:
         self.watch = store.watch
         self.close = store.close
 
-    async def transact(self, compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> Transacted:
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
+    ) -> TransactionResult:
         if self.steps <= 0:
             raise Crash
         self.steps -= 1
@@ -518,7 +520,7 @@ def test_own_topics_of_an_earlier_version_get_the_settings_they_lack_and_keep_th
         path = f"{tmp_path}/m.sqlite3"
         earlier = {"retention.ms": "-1", "retention.bytes": "-1"}
         async with sqlite_store(path) as store, topic_admin(store) as admin:
-            monkeypatch.setattr("mansio.broker.topics.INTERNAL_CONFIGS", earlier)
+            monkeypatch.setattr("mansio.broker.services.topics.INTERNAL_CONFIGS", earlier)
             await admin.topics.create(NewTopic("__consumer_offsets", 2), internal=True)
             await admin.topics.create(NewTopic("mine"))
             await admin.topics.alter_configs("__consumer_offsets", [Change("segment.bytes", 0, "5000")])

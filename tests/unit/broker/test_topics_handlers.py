@@ -10,20 +10,20 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from mansio.broker.context import RequestContext
-from mansio.broker.handlers.cluster import ALL_OF_CLUSTER, ALL_OF_TOPIC, NOT_TOLD
-from mansio.broker.topics import NewTopic
-from mansio.config import Settings
-from mansio.wire import messages
-from mansio.wire.versions import OFFERED, ApiKey, announced
+from mansio.api.kafka.handlers.cluster import ALL_OF_CLUSTER, ALL_OF_TOPIC, OPERATIONS_OMITTED
+from mansio.api.kafka.server.request_context import RequestContext
+from mansio.broker.services.topics import NewTopic
+from mansio.config.settings import Settings
+from mansio.wire.api_versions import OFFERED, ApiKey, announced
+from mansio.wire.codec import messages
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, sqlite_store, topic_admin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from mansio.cluster.model import Topic
-    from mansio.wire.messages import Struct
+    from mansio.metadata.model import Topic
+    from mansio.wire.codec.messages import Struct
     from support.metadata import Admin
 
 LISTENER = ("broker.example", 19092)
@@ -53,7 +53,7 @@ class Peer:
         name = OFFERED[api_key].handler
         assert name is not None
         module, _, function = name.partition(".")
-        handler = getattr(importlib.import_module(f"mansio.broker.handlers.{module}"), function)
+        handler = getattr(importlib.import_module(f"mansio.api.kafka.handlers.{module}"), function)
         context = RequestContext(api_key, version, 77, "client", "127.0.0.1", LISTENER)
         answer = await handler(self.service, request, context)
         if not isinstance(answer, bytes):
@@ -115,7 +115,7 @@ def test_metadata_of_all_topics(version: int) -> None:
             assert topic.partitions[0].leader_epoch == 0
         if version >= 10:
             assert topic.topic_id == first.topic_id.bytes
-        assert topic.topic_authorized_operations == NOT_TOLD
+        assert topic.topic_authorized_operations == OPERATIONS_OMITTED
 
     run(check, rack="r1")
 
@@ -193,7 +193,7 @@ def test_auto_creation_needs_the_broker_and_the_client(
         assert len(response.topics[0].partitions) == (2 if created else 0)
         assert ("new" in peer.admin.state.topics) == created
 
-    run(check, auto_create_topics=enabled, num_partitions=2)
+    run(check, auto_create_topics_enable=enabled, num_partitions=2)
 
 
 @pytest.mark.parametrize("version", range(8, 14))
@@ -253,7 +253,7 @@ def test_describe_cluster(version: int) -> None:
         assert [(one.broker_id, one.host, one.port, one.rack) for one in response.brokers] == [
             (1, *LISTENER, None)
         ]
-        assert response.cluster_authorized_operations == NOT_TOLD
+        assert response.cluster_authorized_operations == OPERATIONS_OMITTED
         if version >= 1:
             response = await peer.ask(ApiKey.DESCRIBE_CLUSTER, version, {"endpoint_type": 2})
             assert response.error_code == 114

@@ -7,8 +7,8 @@ import dataclasses
 
 import pytest
 
-from mansio.cluster.metadata import Put, encode
-from mansio.cluster.model import CREATING, DELETING, Maker, topic_document
+from mansio.metadata.metadata_store import Put, encode
+from mansio.metadata.model import CREATING, DELETING, TopicCreator, topic_document
 from support.brokers import TTL_S, Cluster
 from support.virtual_time import run_virtually
 
@@ -25,8 +25,8 @@ def test_a_step_that_comes_late_leaves_no_topic_that_nobody_finishes(state: str)
                 await member.registered()
             member = cluster.brokers[1]
             await member.create("t")
-            maker = Maker(1, member.membership.epoch)
-            topic = dataclasses.replace(member.state.topics["t"], state=state, maker=maker)
+            created_by = TopicCreator(1, member.membership.epoch)
+            topic = dataclasses.replace(member.state.topics["t"], state=state, created_by=created_by)
             put = Put(member.state.keys.topic("t"), encode(topic_document(topic), "late"))
             cluster.store.transact([], [put])
             await cluster.until(lambda: "t" in member.state.unfinished)

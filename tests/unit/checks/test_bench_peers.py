@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from bench.peers import clients, mansio_broker, syncs, table, workloads
 from bench.peers.__main__ import PEERS, file_system_of
-from bench.peers.peer import Contestant, NotHereError, Place
+from bench.peers.peer import Candidate, PeerUnavailableError, ServerLocation
 from bench.peers.server import Server, free_port
 from bench.peers.table import Entry
 from bench.peers.workloads import WORKLOADS, Run
@@ -34,8 +34,8 @@ def run_of(messages_per_s: float, *, p50_us: float | None = None, foreign_cores:
 def entry_of(
     name: str, *rates: float, server: str = "", counted: syncs.Syncs = SYNCED, raw: bool = False
 ) -> Entry:
-    contestant = Contestant(name, name, "", True, server or name, None, None, is_raw=raw)
-    entry = Entry(contestant, syncs=counted)
+    candidate = Candidate(name, name, "", True, server or name, None, None, is_raw=raw)
+    entry = Entry(candidate, syncs=counted)
     entry.runs[BATCH100.name, SIZE] = [run_of(rate) for rate in rates]
     return entry
 
@@ -93,7 +93,7 @@ def test_delivery_is_compared_with_whose_acknowledgements_of_records_are_synced_
         entry.runs[DELIVER1.name, SIZE] = [run_of(rate)]
     best = table.closest(entries, DELIVER1, SIZE, "messages_per_s")
     assert best is not None
-    assert best.theirs.contestant.name == "redis"
+    assert best.theirs.candidate.name == "redis"
 
 
 def test_the_raw_load_is_nobodys_yardstick() -> None:
@@ -158,10 +158,10 @@ def test_each_fsync_is_counted_once_and_only_during_the_run(tmp_path: Path) -> N
 
 
 def test_names_are_unique_and_every_peer_says_what_an_acknowledgement_means() -> None:
-    contestants = [one for peer in PEERS for one in peer.contestants()]
-    names = [one.name for one in contestants]
+    candidates = [one for peer in PEERS for one in peer.candidates()]
+    names = [one.name for one in candidates]
     assert len(set(names)) == len(names)
-    assert all(one.durability for one in contestants)
+    assert all(one.durability for one in candidates)
 
 
 def test_a_failure_in_a_client_process_is_told_and_ends_the_others() -> None:
@@ -176,11 +176,11 @@ def test_a_failure_in_a_client_process_is_told_and_ends_the_others() -> None:
 
 
 def test_a_server_that_ends_at_once_is_told_with_its_last_words(tmp_path: Path) -> None:
-    place = Place(tmp_path / "server", free_port())
+    place = ServerLocation(tmp_path / "server", free_port())
     place.directory.mkdir()
     server = Server(place)
     server.start(["sh", "-c", "echo not as root; exit 1"])
-    with pytest.raises(NotHereError, match="not as root"):
+    with pytest.raises(PeerUnavailableError, match="not as root"):
         server.wait_for_port()
 
 
@@ -190,7 +190,7 @@ def test_the_file_system_of_memory_is_known() -> None:
 
 @pytest.fixture(scope="module")
 def mansio_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    place = Place(tmp_path_factory.mktemp("peers") / "mansio", free_port())
+    place = ServerLocation(tmp_path_factory.mktemp("peers") / "mansio", free_port())
     place.directory.mkdir()
     server = mansio_broker.serve(place)
     yield server
@@ -201,14 +201,14 @@ def mansio_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 QUEUES = itertools.count()
 
 
-@pytest.mark.parametrize("contestant", mansio_broker.contestants(), ids=lambda one: one.name)
+@pytest.mark.parametrize("candidate", mansio_broker.candidates(), ids=lambda one: one.name)
 def test_mansios_rows_are_measured(
-    contestant: Contestant, mansio_server: Server, monkeypatch: pytest.MonkeyPatch
+    candidate: Candidate, mansio_server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workloads, "QUIET_WAIT_S", 0.0)
-    workload = BATCH100 if contestant.is_raw else CONSUME100  # which publishes first
+    workload = BATCH100 if candidate.is_raw else CONSUME100  # which publishes first
     queue = f"queue{next(QUEUES)}"
-    run = workloads.measure(contestant, mansio_server, workload, queue=queue, size=SIZE, seconds=0.1)
+    run = workloads.measure(candidate, mansio_server, workload, queue=queue, size=SIZE, seconds=0.1)
     assert run.messages >= workload.batch
     assert run.messages_per_s == pytest.approx(run.messages / run.seconds, rel=0.02)
 

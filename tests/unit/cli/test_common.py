@@ -8,8 +8,8 @@ from datetime import datetime
 import pytest
 import typer
 
-from mansio.cli import common, output
-from mansio.cli.output import Output
+from mansio.cli.support import common, formatting
+from mansio.cli.support.formatting import Output
 
 NOW_MS = 1_700_000_000_000
 
@@ -71,7 +71,7 @@ def test_pairs_keep_order_and_a_missing_equals_sign_is_a_usage_error():
 
 def test_a_table_in_a_pipe_is_aligned_and_never_cut(capsys: pytest.CaptureFixture[str]):
     rows = [{"name": "a" * 200, "size": 5, "extra": 1}, {"name": "b", "size": 12345, "extra": None}]
-    output.show_rows(Output.TABLE, rows, ["name", "size"], empty="nothing")
+    formatting.show_rows(Output.TABLE, rows, ["name", "size"], empty="nothing")
     assert capsys.readouterr().out.splitlines() == [
         "NAME".ljust(200) + "   SIZE",
         "a" * 200 + "      5",
@@ -80,25 +80,25 @@ def test_a_table_in_a_pipe_is_aligned_and_never_cut(capsys: pytest.CaptureFixtur
 
 
 def test_json_has_every_field_and_an_empty_list_stays_a_list(capsys: pytest.CaptureFixture[str]):
-    output.show_rows(Output.JSON, [{"name": "x", "extra": [1]}], ["name"], empty="nothing")
+    formatting.show_rows(Output.JSON, [{"name": "x", "extra": [1]}], ["name"], empty="nothing")
     assert json.loads(capsys.readouterr().out) == [{"name": "x", "extra": [1]}]
-    output.show_rows(Output.JSON, [], ["name"], empty="nothing")
+    formatting.show_rows(Output.JSON, [], ["name"], empty="nothing")
     captured = capsys.readouterr()
     assert (json.loads(captured.out), captured.err) == ([], "")
 
 
 def test_an_empty_table_says_so_on_standard_error(capsys: pytest.CaptureFixture[str]):
-    output.show_rows(Output.TABLE, [], ["name"], empty="no topics")
+    formatting.show_rows(Output.TABLE, [], ["name"], empty="no topics")
     assert capsys.readouterr() == ("", "no topics\n")
 
 
 def test_bytes_that_are_no_text_become_base64_in_json():
-    assert output.text_or_base64("é".encode()) == ("é", None)
-    assert output.text_or_base64(b"\xff\x00") == ("/wA=", "base64")
-    assert output.text_or_base64(None) == (None, None)
-    assert output.text_or_base64(b"") == ("", None)
+    assert formatting.text_or_base64("é".encode()) == ("é", None)
+    assert formatting.text_or_base64(b"\xff\x00") == ("/wA=", "base64")
+    assert formatting.text_or_base64(None) == (None, None)
+    assert formatting.text_or_base64(b"") == ("", None)
 
 
 def test_a_complaint_is_one_line_whatever_the_message(capsys: pytest.CaptureFixture[str]):
-    assert common.complain("two\nlines") == 1
+    assert common.print_error("two\nlines") == 1
     assert capsys.readouterr().err == "mansio: two lines\n"

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mansio.cli.consume_shares import Fate, Sharing
-from mansio.client.admin_shares import LeaseHolder, ShareLeases
+from mansio.cli.records.consume_shares import Disposition, ShareConsumeCommand
+from mansio.client.admin.admin_shares import LeaseHolder, ShareLeases
 
 OURS = "me"
 AT_THE_END = ShareLeases(0, 10, 6, 3, 1, 1, 1, 4, "", (LeaseHolder("other", 3, 5),), ())
@@ -27,7 +27,9 @@ def is_at_end(held: int, *leases: ShareLeases | None) -> bool:
         admin=SimpleNamespace(describe_topic=describe_topic, shares=SimpleNamespace(leases=shares))
     )
     receiver: Any = SimpleNamespace(member_id=OURS, held=held)
-    return asyncio.run(Sharing("t", "g", Fate.ACK, True, None)._is_at_end(client, receiver))
+    return asyncio.run(
+        ShareConsumeCommand("t", "g", Disposition.ACK, True, None)._is_at_end(client, receiver)
+    )
 
 
 def test_it_ends_when_all_that_is_open_is_in_other_hands_or_rests() -> None:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from mansio.cli.demo.attempts import Attempt, Attempts, wrong_letters
-from mansio.cli.demo.flights import Flight
-from mansio.cli.demo.gaps import Read, first_reads, gaps, longest_s, moved, picture
-from mansio.cli.demo.joining import PARTITIONS, Joining
-from mansio.cli.dlq_letters import Letter
+from mansio.cli.admin.dead_letters import DeadLetter
 from mansio.client import Message
+from mansio_demo.delivery_attempts import Attempt, Attempts, wrong_dead_letters
+from mansio_demo.flights import Flight
+from mansio_demo.read_gaps import Read, chart_lines, first_reads, gaps, longest_s, moved
+from mansio_demo.rebalance_demo import PARTITIONS, RebalanceRun
 
 LIMIT = 3
-RESTS_S = (0.25, 0.5)
+BACKOFFS_S = (0.25, 0.5)
 POISON = 2
 
 
@@ -25,7 +25,7 @@ FLIGHTS = [flight(1, "4"), flight(POISON, "NA"), flight(3, "6")]
 
 
 def good() -> Attempts:
-    attempts = Attempts(FLIGHTS, LIMIT, RESTS_S)
+    attempts = Attempts(FLIGHTS, LIMIT, BACKOFFS_S)
     attempts.delays.update({1: 4, 3: 6})
     attempts.add(Attempt(0.0, 1, 1, 0, 0, is_done=True))
     for at, delivery in ((0.0, 1), (0.26, 2), (0.80, 3)):
@@ -38,7 +38,7 @@ def test_a_run_as_it_should_be_is_good_and_its_times_are_told() -> None:
     attempts = good()
     assert attempts.wrong_before_redrive() == []
     assert (attempts.done, attempts.good_done_at, attempts.mean_min()) == (2, 0.3, 5.0)
-    assert attempts.rests(POISON) == pytest.approx([0.26, 0.54])
+    assert attempts.backoffs_of(POISON) == pytest.approx([0.26, 0.54])
     assert attempts.passed(POISON) == (1, 1)
     assert attempts.wrong_after_redrive() == ["UA2 N2 came after the redrive as []"]
     attempts.add(Attempt(2.0, POISON, LIMIT + 1, 0, 1, is_done=True))
@@ -76,18 +76,19 @@ def test_a_rest_that_was_too_short_a_flight_that_never_came_and_a_wrong_mean_are
 
 def test_dead_letters_are_one_for_each_flight_and_say_what_they_have_to() -> None:
     message = Message("dlq.t", 0, 0, 0, b"N2", FLIGHTS[1].value)
-    letter = Letter(message, "g", "t", bytes(16), 0, 1, LIMIT, "", "m", 0, "id", has_value=True)
+    dead_letter = DeadLetter(message, "g", "t", bytes(16), 0, 1, LIMIT, "", "m", 0, "id", has_value=True)
 
-    def wrong(*letters: Letter) -> list[str]:
-        return wrong_letters(letters, [FLIGHTS[1]], "t", "g", LIMIT)
+    def wrong(*dead_letters: DeadLetter) -> list[str]:
+        return wrong_dead_letters(dead_letters, [FLIGHTS[1]], "t", "g", LIMIT)
 
-    assert wrong(letter) == []
-    assert wrong(letter, letter) == ["there are 2 dead letters of 1 flights, for 1 flights"]
+    assert wrong(dead_letter) == []
+    assert wrong(dead_letter, dead_letter) == ["there are 2 dead letters of 1 flights, for 1 flights"]
     assert wrong() == ["there are 0 dead letters of 0 flights, for 1 flights"]
     assert (
-        "1 dead letters of 1 flights" in wrong(letter._replace(message=message._replace(value=b"2,cut")))[0]
+        "1 dead letters of 1 flights"
+        in wrong(dead_letter._replace(message=message._replace(value=b"2,cut")))[0]
     )
-    assert wrong(letter._replace(group="h")) == ["a dead letter says ('t', 'h', 3), not ('t', 'g', 3)"]
+    assert wrong(dead_letter._replace(group="h")) == ["a dead letter says ('t', 'h', 3), not ('t', 'g', 3)"]
 
 
 READS = [
@@ -115,12 +116,12 @@ def test_gaps_are_between_first_reads_and_the_picture_shows_who_read_what_when()
     ]
     assert (longest_s(found, [0]), longest_s(found, [1]), longest_s(found, [2])) == (1.0, 1.9, 0.0)
     assert moved(reads, 1.5) == {1}
-    assert picture(reads, 0.0, 4.0, columns=8) == ["  0  a.a.a.a.", "  1  b.b..d.d"]
+    assert chart_lines(reads, 0.0, 4.0, columns=8) == ["  0  a.a.a.a.", "  1  b.b..d.d"]
 
 
-def joined(pause_s: float = 0.0, move_s: float = 0.0) -> Joining:
+def joined(pause_s: float = 0.0, move_s: float = 0.0) -> RebalanceRun:
     """Two partitions move to "d" at 1.0, six stay with "a"; a record every 25 ms for 3 s, but for a pause."""
-    story = Joining(begin=0.0, joined=1.0, end=3.0)
+    state = RebalanceRun(begin=0.0, joined=1.0, end=3.0)
     for index in range(PARTITIONS):
         is_moved, offset = index < 2, 0
         for step in range(120):
@@ -128,18 +129,18 @@ def joined(pause_s: float = 0.0, move_s: float = 0.0) -> Joining:
             silent_s = move_s if is_moved else pause_s
             if 1.0 < at < 1.0 + silent_s:
                 continue
-            story.reads.append(Read(at, index, offset, "d" if is_moved and at > 1.0 else "a"))
+            state.reads.append(Read(at, index, offset, "d" if is_moved and at > 1.0 else "a"))
             offset += 1
-        story.stored[index] = offset
-    return story
+        state.stored[index] = offset
+    return state
 
 
 def test_a_worker_that_joins_is_noticed_by_nobody_whose_partitions_stay() -> None:
-    story = joined()
-    assert story.wrong() == []
-    assert (story.moved, len(story.stayed)) == ({0, 1}, 6)
-    assert (round(story.before_ms), round(story.stayed_ms), round(story.moved_ms)) == (25, 25, 25)
-    *rows, mark = story.picture()
+    state = joined()
+    assert state.wrong() == []
+    assert (state.moved, len(state.stayed)) == ({0, 1}, 6)
+    assert (round(state.before_ms), round(state.stayed_ms), round(state.moved_ms)) == (25, 25, 25)
+    *rows, mark = state.chart_lines()
     assert [row[5:] for row in rows] == ["a" * 20 + "d" * 40] * 2 + ["a" * 60] * 6
     assert mark.index("^") == 5 + 20
 
@@ -147,15 +148,15 @@ def test_a_worker_that_joins_is_noticed_by_nobody_whose_partitions_stay() -> Non
 def test_what_a_rebalance_must_not_do_is_told() -> None:
     (pause,) = joined(pause_s=1.2).wrong()
     assert "a partition that stayed was not read for 1200 ms" in pause
-    story = joined()
-    story.told = [(0.5, 5), (1.2, 0), (1.3, 7), (3.5, 6)]
-    (told,) = story.wrong()
-    assert "partitions [7]" in told, "0 moves, and the others were told before, or at the end"
-    story = joined()
-    story.reads.remove(story.reads[60])
-    story.stored[3] += 1
-    story.reads.append(story.reads[0])
-    missing, twice = story.wrong()
+    state = joined()
+    state.assignment_changes = [(0.5, 5), (1.2, 0), (1.3, 7), (3.5, 6)]
+    (assignment_changes,) = state.wrong()
+    assert "partitions [7]" in assignment_changes, "0 moves, and the others were told before, or at the end"
+    state = joined()
+    state.reads.remove(state.reads[60])
+    state.stored[3] += 1
+    state.reads.append(state.reads[0])
+    missing, twice = state.wrong()
     assert (missing[:10], twice[:10]) == ("2 records ", "1 records ")
     still = joined()
     still.reads = [read._replace(worker="a") for read in still.reads]

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.cli.demo import flights
-from mansio.cli.demo.checker import Checker
-from mansio.cli.demo.screen import mansio_command
 from mansio.errors import MansioError
+from mansio_demo import flights
+from mansio_demo.console_output import mansio_command
+from mansio_demo.record_checker import Checker
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,60 +31,60 @@ def good() -> Checker:
 
 
 def test_a_clean_run_is_good():
-    verdict = good().verdict()
-    assert verdict.good
-    assert (verdict.acknowledged, verdict.delivered, verdict.keys, verdict.redelivered) == (4, 4, 2, 0)
+    result = good().result()
+    assert result.good
+    assert (result.acknowledged, result.delivered, result.keys, result.redelivered) == (4, 4, 2, 0)
 
 
 def test_an_acknowledged_record_that_never_came_is_missing():
     checker = good()
     checker.on_acknowledged(5, 0, 2)
-    assert checker.verdict().missing == 1
-    assert not checker.verdict().good
+    assert checker.result().missing == 1
+    assert not checker.result().good
 
 
 def test_a_line_at_two_offsets_is_a_duplicate():
     checker = good()
     checker.on_delivered(0, 2, b"a", record(3))
-    assert checker.verdict().duplicates == 1
-    assert not checker.verdict().good
+    assert checker.result().duplicates == 1
+    assert not checker.result().good
 
 
 def test_the_same_offset_again_is_a_redelivery_and_allowed():
     checker = good()
     checker.on_delivered(0, 1, b"a", record(3))
-    assert checker.verdict().redelivered == 1
-    assert checker.verdict().good
+    assert checker.result().redelivered == 1
+    assert checker.result().good
 
 
 def test_a_key_that_goes_back_is_out_of_order():
     checker = good()
     checker.on_delivered(0, 2, b"a", record(9))
     checker.on_delivered(0, 3, b"a", record(8))
-    assert checker.verdict().out_of_order == 1
-    assert not checker.verdict().good
+    assert checker.result().out_of_order == 1
+    assert not checker.result().good
 
 
 def test_records_without_key_have_no_order_to_keep():
     checker = good()
     checker.on_delivered(1, 2, None, record(9))
     checker.on_delivered(0, 2, None, record(8))
-    assert checker.verdict().good
+    assert checker.result().good
 
 
 def test_a_skipped_offset_is_a_gap():
     checker = good()
     checker.on_delivered(0, 3, b"a", record(9))
-    assert checker.verdict().gaps == 1
-    assert not checker.verdict().good
+    assert checker.result().gaps == 1
+    assert not checker.result().good
 
 
 def test_a_record_that_moved_from_where_it_was_acknowledged_is_misplaced():
     checker = good()
     checker.on_acknowledged(9, 0, 2)
     checker.on_delivered(1, 2, b"b", record(9))
-    assert checker.verdict().misplaced == 1
-    assert not checker.verdict().good
+    assert checker.result().misplaced == 1
+    assert not checker.result().good
 
 
 def test_the_data_is_all_the_flights_of_2013_without_importing_its_package():

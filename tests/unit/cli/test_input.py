@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.cli import input as source
-from mansio.cli.input import Shape, Splitter, key_and_value
+from mansio.cli.records import input as source
+from mansio.cli.records.input import RecordFormat, RecordSplitter, key_and_value
 from mansio.errors import InvalidRecord
 from support.machine import scaled
 
@@ -20,28 +20,30 @@ if TYPE_CHECKING:
 
 
 @given(
-    st.lists(st.binary(max_size=20).map(lambda piece: piece.replace(b"|", b"").replace(b"-", b""))),
+    st.lists(
+        st.binary(max_size=20).map(lambda record_bytes: record_bytes.replace(b"|", b"").replace(b"-", b""))
+    ),
     st.sampled_from([b"|", b"--"]),
     st.integers(1, 7),
 )
-def test_pieces_are_the_same_however_the_stream_is_cut(pieces: list[bytes], delimiter: bytes, size: int):
-    stream = b"".join(piece + delimiter for piece in pieces)
-    splitter = Splitter(delimiter)
+def test_pieces_are_the_same_however_the_stream_is_cut(records: list[bytes], delimiter: bytes, size: int):
+    stream = b"".join(record_bytes + delimiter for record_bytes in records)
+    splitter = RecordSplitter(delimiter)
     found: list[bytes] = []
     for start in range(0, len(stream), size):
         found += splitter.feed(stream[start : start + size])
-    assert found + splitter.end() == pieces
+    assert found + splitter.end() == records
 
 
 def test_what_follows_the_last_delimiter_is_a_record_too():
-    splitter = Splitter(b"\n")
+    splitter = RecordSplitter(b"\n")
     assert splitter.feed(b"a\n\nb") == [b"a", b""]
     assert splitter.end() == [b"b"]
     assert splitter.end() == []
 
 
 def test_without_delimiter_the_whole_input_is_one_record():
-    splitter = Splitter(b"")
+    splitter = RecordSplitter(b"")
     assert splitter.feed(b"a\n\x00") == []
     assert splitter.feed(b"\xff") == []
     assert splitter.end() == [b"a\n\x00\xff"]
@@ -49,7 +51,7 @@ def test_without_delimiter_the_whole_input_is_one_record():
 
 def test_a_record_without_end_is_refused_before_it_fills_memory(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(source, "RECORD_BYTES_MAX", 10)
-    splitter = Splitter(b"\n")
+    splitter = RecordSplitter(b"\n")
     splitter.feed(b"123456")
     with pytest.raises(InvalidRecord, match="no delimiter within 10 bytes"):
         splitter.feed(b"78901")
@@ -58,22 +60,24 @@ def test_a_record_without_end_is_refused_before_it_fills_memory(monkeypatch: pyt
 @pytest.mark.parametrize(
     ("piece", "shape", "expected"),
     [
-        (b"v", Shape(), (None, b"v")),
-        (b"", Shape(), (None, b"")),
-        (b"", Shape(empty_is_null=True), (None, None)),
-        (b"v", Shape(key=b"k"), (b"k", b"v")),
-        (b"k:v:w", Shape(key_separator=b":"), (b"k", b"v:w")),
-        (b":v", Shape(key_separator=b":"), (b"", b"v")),
-        (b"k:", Shape(key_separator=b":", empty_is_null=True), (b"k", None)),
+        (b"v", RecordFormat(), (None, b"v")),
+        (b"", RecordFormat(), (None, b"")),
+        (b"", RecordFormat(empty_is_null=True), (None, None)),
+        (b"v", RecordFormat(key=b"k"), (b"k", b"v")),
+        (b"k:v:w", RecordFormat(key_separator=b":"), (b"k", b"v:w")),
+        (b":v", RecordFormat(key_separator=b":"), (b"", b"v")),
+        (b"k:", RecordFormat(key_separator=b":", empty_is_null=True), (b"k", None)),
     ],
 )
-def test_key_and_value_of_a_line(piece: bytes, shape: Shape, expected: tuple[bytes | None, bytes | None]):
-    assert key_and_value(piece, shape, 1) == expected
+def test_key_and_value_of_a_line(
+    record_bytes: bytes, record_format: RecordFormat, expected: tuple[bytes | None, bytes | None]
+):
+    assert key_and_value(record_bytes, record_format, 1) == expected
 
 
 def test_a_line_without_key_separator_is_named():
     with pytest.raises(InvalidRecord, match="record 7 has no key separator b':'"):
-        key_and_value(b"nothing", Shape(key_separator=b":"), 7)
+        key_and_value(b"nothing", RecordFormat(key_separator=b":"), 7)
 
 
 def read(descriptor: int) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from mansio.cli import pipeline_schema_check
+from mansio.cli.pipeline import schema_check
 
 SCHEMAS = Path(__file__).parents[1] / "spark" / "schemas"
 
@@ -17,7 +17,7 @@ SCHEMAS = Path(__file__).parents[1] / "spark" / "schemas"
 def run(*arguments: str) -> tuple[int, str]:
     app = typer.Typer()
     app.callback()(lambda: None)
-    pipeline_schema_check.register(app)
+    schema_check.register(app)
     result = CliRunner().invoke(app, ["schema-check", *arguments])
     return result.exit_code, result.output
 
@@ -39,7 +39,7 @@ def test_what_is_not_json_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / "v2.json").write_text(content)
     app = typer.Typer()
     app.callback()(lambda: None)
-    pipeline_schema_check.register(app)
+    schema_check.register(app)
     result = CliRunner().invoke(app, ["schema-check", str(tmp_path)])
     assert "v2.json cannot be read" in str(result.exception)
     assert run(str(tmp_path / "none"))[0] == 2

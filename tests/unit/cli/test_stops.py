@@ -10,7 +10,7 @@ import pytest
 import typer
 from py4j.protocol import Py4JNetworkError
 
-from mansio.cli.stops import EXIT_CODES, JavaGone, Stops
+from mansio.cli.support.signals import EXIT_CODES, JavaProcessDied, StopSignals
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,17 +31,17 @@ def as_spark_does(_number: int, _frame: object) -> None:
 
 def follow(*signals: int, error: BaseException | None = None, starting: int | None = None) -> bool:
     """Spark starts, then a query is followed while signals come, and may fail; whether its end was asked for."""
-    stops = Stops()
-    with stops.noting():
+    stop_signals = StopSignals()
+    with stop_signals.handling():
         if starting is not None:
             os.kill(os.getpid(), starting)
         signal.signal(signal.SIGINT, as_spark_does)
-        stops.watch()
+        stop_signals.install()
         for number in signals:
             os.kill(os.getpid(), number)
         if error is not None:
             raise error
-    return stops()
+    return stop_signals()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -75,5 +75,5 @@ def test_error_is_shown_unless_the_end_was_wanted() -> None:
 def test_java_that_died_is_one_line_whatever_failed_after_it() -> None:
     error = ConnectionRefusedError()
     error.__context__ = Py4JNetworkError("Answer from Java side is empty")
-    with pytest.raises(JavaGone, match="Spark's Java process has died"):
+    with pytest.raises(JavaProcessDied, match="Spark's Java process has died"):
         follow(error=error)

@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import pytest
 
-from mansio.cli.targets import Target, hint, parse_target
+from mansio.cli.support.offset_spec import OffsetSpec, parse_offset_spec, timestamp_hint
 
 
 @pytest.mark.parametrize(
     ("text", "target"),
     [
-        ("earliest", Target("earliest")),
-        ("latest", Target("latest")),
-        ("42", Target("offset", 42)),
-        ("+10", Target("relative", 10)),
-        ("-10", Target("relative", -10)),
-        ("@1384992000000", Target("time", 1384992000000)),
-        ("2013-11-21T00:00:00Z", Target("time", 1384992000000)),
+        ("earliest", OffsetSpec("earliest")),
+        ("latest", OffsetSpec("latest")),
+        ("42", OffsetSpec("offset", 42)),
+        ("+10", OffsetSpec("relative", 10)),
+        ("-10", OffsetSpec("relative", -10)),
+        ("@1384992000000", OffsetSpec("time", 1384992000000)),
+        ("2013-11-21T00:00:00Z", OffsetSpec("time", 1384992000000)),
     ],
 )
-def test_each_way_to_say_where(text: str, target: Target):
-    assert parse_target(text) == target
+def test_each_way_to_say_where(text: str, target: OffsetSpec):
+    assert parse_offset_spec(text) == target
 
 
 def test_a_span_is_a_time_and_a_bare_number_is_not():
-    assert parse_target("-15m").kind == "time"
-    assert parse_target("-15").kind == "relative"
+    assert parse_offset_spec("-15m").kind == "time"
+    assert parse_offset_spec("-15").kind == "relative"
 
 
 def test_a_number_that_looks_like_a_time_gets_a_hint_and_other_offsets_do_not():
-    assert "@1384992000000" in (hint(parse_target("1384992000000")) or "")
-    assert hint(parse_target("42")) is hint(parse_target("@1384992000000")) is None
+    assert "@1384992000000" in (timestamp_hint(parse_offset_spec("1384992000000")) or "")
+    assert (
+        timestamp_hint(parse_offset_spec("42")) is timestamp_hint(parse_offset_spec("@1384992000000")) is None
+    )
 
 
 @pytest.mark.parametrize("text", ["", "soonest", "@", "1.5", "--1", "9" * 19 + "0", "@" + "9" * 20])
 def test_nonsense_is_refused(text: str):
     with pytest.raises(ValueError):  # noqa: PT011  # the words are those of the standard library
-        parse_target(text)
+        parse_offset_spec(text)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.wire.produce import PartitionResult, ProduceRequest
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import check_batch
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis.produce import PartitionResult, ProduceRequest
+from mansio.wire.batch.record_batch import check_batch
+from mansio.wire.batch.record_reader import read_records
 from unit.link.stub_broker import HANG_UP, StubBroker
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.client.assignors import (
+from mansio.client.group.assignors import (
     BY_NAME,
     Assignments,
     Member,

@@ -9,13 +9,13 @@ import pytest
 
 import mansio
 from mansio.client import TopicPartition
-from mansio.client.decode import decode_chunk
-from mansio.client.fetch_round import FetchRound
-from mansio.client.fetcher import Chunk, PartitionState
+from mansio.client.consumer.batch_decoder import decode_fetch
+from mansio.client.consumer.fetch_request import FetchRequest
+from mansio.client.consumer.fetcher import CompletedFetch, PartitionState
 from mansio.errors import CorruptMessage
-from mansio.wire.fetch import FetchedPartition
-from mansio.wire.records import build_batch
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis.fetch import FetchedPartition
+from mansio.wire.batch.record_batch import build_batch
 from support.machine import scaled
 from unit.link.stub_broker import StubBroker
 
@@ -29,8 +29,8 @@ def batch(base_offset: int, *values: bytes, **more: Any) -> bytes:
 def decoded(*batches: bytes, offset: int = 0, stop: int | None = None, **how: Any) -> tuple[list[Any], int]:
     """(values, offset to go on with)."""
     state = PartitionState(PLACE, offset, stop)
-    chunk = Chunk(state, offset, memoryview(b"".join(batches)), how.get("aborted", ()))
-    found = list(decode_chunk(chunk, how.get("read_committed", True)))
+    chunk = CompletedFetch(state, offset, memoryview(b"".join(batches)), how.get("aborted", ()))
+    found = list(decode_fetch(chunk, how.get("read_committed", True)))
     values = [(message.offset, message.value) for each in found for message in each.messages]
     return values, found[-1].next_offset
 
@@ -119,13 +119,13 @@ def test_reader_that_waits_has_a_record_before_the_next_request_is_made(
     """What the next request costs is not added to the way of a record to a reader that waits for it; and the request
     is made as soon as that reader waits for anything."""
     order: list[str] = []
-    encode = FetchRound.encode
+    encode = FetchRequest.encode
 
-    def asking(self: FetchRound, *args: Any) -> bytes:
+    def asking(self: FetchRequest, *args: Any) -> bytes:
         order.append("asked")
         return encode(self, *args)
 
-    monkeypatch.setattr(FetchRound, "encode", asking)
+    monkeypatch.setattr(FetchRequest, "encode", asking)
 
     async def scenario() -> None:
         async with StubBroker({"t": 1}) as broker:

@@ -6,11 +6,11 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from mansio.client.group_listing import GroupListings, list_groups
-from mansio.link.cluster import Cluster
-from mansio.link.connection import ConnectionOptions
-from mansio.link.retry import Backoff
-from mansio.wire.versions import ApiKey
+from mansio.client.admin.group_listing import GroupListings, list_groups
+from mansio.net.cluster import Cluster
+from mansio.net.connection import ConnectionOptions
+from mansio.net.retry import Backoff
+from mansio.wire.api_versions import ApiKey
 from unit.link.stub_broker import HANG_UP, StubBroker
 
 if TYPE_CHECKING:

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.client import TopicPartition, lease_reading
-from mansio.client.lease_reading import LeaseReader
-from mansio.client.leased_types import GAP, RELEASE
+from mansio.client import TopicPartition
+from mansio.client.share import acquired_record_reader
+from mansio.client.share.acquired_record_reader import AcquiredRecordReader
+from mansio.client.share.leased import GAP, RELEASE
 from mansio.errors import CorruptMessage, InvalidRecord
-from mansio.wire.compression import Codec
-from mansio.wire.records import build_batch
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import build_batch
 
 PLACE = TopicPartition("t", 0)
 
@@ -24,7 +25,7 @@ def batch(base_offset: int, count: int, **more: Any) -> bytes:
 
 
 def read(
-    reader: LeaseReader, data: bytes, *acquired: tuple[int, int, int]
+    reader: AcquiredRecordReader, data: bytes, *acquired: tuple[int, int, int]
 ) -> tuple[list[tuple[int, int]], Any]:
     found, holes = reader.read(PLACE, memoryview(data), acquired)
     assert all(message.value == b"%d" % message.offset for message in found)
@@ -33,7 +34,7 @@ def read(
 
 def test_only_what_was_acquired_is_taken_with_the_count_of_its_range() -> None:
     data = batch(10, 5) + batch(15, 5)
-    found, holes = read(LeaseReader(1 << 20), data, (11, 12, 1), (14, 16, 3))
+    found, holes = read(AcquiredRecordReader(1 << 20), data, (11, 12, 1), (14, 16, 3))
     assert found == [(11, 1), (12, 1), (14, 3), (15, 3), (16, 3)]
     assert holes == []
 
@@ -45,9 +46,9 @@ def test_a_batch_is_opened_once_however_often_it_is_sent(monkeypatch: pytest.Mon
         opened.append(args)
         return read_rows(*args, **more)
 
-    read_rows = lease_reading.read_rows
-    monkeypatch.setattr(lease_reading, "read_rows", counted)
-    reader, data = LeaseReader(1 << 20), batch(0, 100)
+    read_rows = acquired_record_reader.read_rows
+    monkeypatch.setattr(acquired_record_reader, "read_rows", counted)
+    reader, data = AcquiredRecordReader(1 << 20), batch(0, 100)
     for first in range(0, 100, 10):
         found, _ = read(reader, data, (first, first + 9, 1))
         assert found == [(offset, 1) for offset in range(first, first + 10)]
@@ -62,14 +63,14 @@ def test_a_batch_is_opened_once_however_often_it_is_sent(monkeypatch: pytest.Mon
 def test_what_the_log_has_not_is_a_gap_and_what_did_not_come_is_given_back() -> None:
     first, _, third = batch(0, 3), batch(3, 3), batch(6, 3)
     data = first + third + batch(9, 3)[:-1]
-    found, holes = read(LeaseReader(1 << 20), data, (1, 10, 1))
+    found, holes = read(AcquiredRecordReader(1 << 20), data, (1, 10, 1))
     assert [offset for offset, _ in found] == [1, 2, 6, 7, 8]
     assert holes == [(3, 5, GAP), (9, 10, RELEASE)]
-    assert read(LeaseReader(1 << 20), b"", (4, 5, 1)) == ([], [(4, 5, RELEASE)])
+    assert read(AcquiredRecordReader(1 << 20), b"", (4, 5, 1)) == ([], [(4, 5, RELEASE)])
 
 
 def test_records_that_cannot_be_read_are_refused_as_a_whole() -> None:
-    reader = LeaseReader(1 << 10)
+    reader = AcquiredRecordReader(1 << 10)
     damaged = bytearray(batch(0, 3))
     damaged[-1] ^= 1
     with pytest.raises(CorruptMessage):
@@ -98,7 +99,7 @@ def test_however_ranges_and_batches_lie_each_record_that_was_acquired_is_taken_o
         acquired.append((first + hole, first + hole + length - 1, count))
         first += hole + length
     leased = {each: count for first, last, count in acquired for each in range(first, last + 1)}
-    found, holes = read(LeaseReader(1 << 20), data, *acquired)
+    found, holes = read(AcquiredRecordReader(1 << 20), data, *acquired)
     assert found == [(each, count) for each, count in leased.items() if each in there]
     said = [(each, kind) for first, last, kind in holes for each in range(first, last + 1)]
     assert said == [(each, GAP if each < offset else RELEASE) for each in leased if each not in there]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.client.membership import GroupOptions
-from mansio.client.membership_next import NextMembership
+from mansio.client.group.classic_member import GroupOptions
+from mansio.client.group.consumer_member import ConsumerMember
 from mansio.errors import ConnectionLost, FencedInstanceId, FencedMemberEpoch, MansioError
-from mansio.link.retry import DEFAULT_BACKOFF
+from mansio.net.retry import DEFAULT_BACKOFF
 from support.machine import scaled
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Coordinator:
         self._asked: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._answers: asyncio.Queue[Any] = asyncio.Queue()
 
-    async def ask_coordinator(self, group: str, api_key: int, fields: dict[str, Any], **how: Any) -> Any:
+    async def request_coordinator(self, group: str, api_key: int, fields: dict[str, Any], **how: Any) -> Any:
         await self._asked.put(fields)
         answer = await self._answers.get()
         if isinstance(answer, MansioError):
@@ -47,7 +47,7 @@ class Coordinator:
     async def refresh(self, topics: object) -> None:
         await self.has_metadata.wait()
 
-    async def close_lane(self, lane: str) -> None:
+    async def close_channel(self, channel: str) -> None:
         """There is none."""
 
     async def heard(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Reader:
     def seconds_since_poll(self) -> float:
         return 0.0
 
-    async def polled(self) -> None:
+    async def wait_for_poll(self) -> None:
         """It does all the time."""
 
     def _note(self, what: str, partitions: set[TopicPartition]) -> None:
@@ -117,10 +117,10 @@ def reports(said: dict[str, Any]) -> list[int]:
 
 
 @asynccontextmanager
-async def member() -> AsyncIterator[tuple[Coordinator, Reader, NextMembership, asyncio.Task[None]]]:
+async def member() -> AsyncIterator[tuple[Coordinator, Reader, ConsumerMember, asyncio.Task[None]]]:
     coordinator, reader = Coordinator(), Reader()
     options = GroupOptions(rebalance_timeout_ms=7_000)
-    one = NextMembership(coordinator, "g", ["t"], reader, options)  # type: ignore[arg-type]  # plays the cluster
+    one = ConsumerMember(coordinator, "g", ["t"], reader, options)  # type: ignore[arg-type]  # plays the cluster
     task = asyncio.ensure_future(one.run())
     try:
         yield coordinator, reader, one, task

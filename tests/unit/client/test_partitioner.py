@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from mansio.client.partitioner import murmur2, next_sticky_partition
+from mansio.client.producer.partitioner import murmur2, next_sticky_partition
 
 KAFKAS_OWN_VECTORS = [  # org.apache.kafka.common.utils.UtilsTest
     (b"21", -973932308),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.client import OutgoingRecord, ProducerOptions
-from mansio.client.producer import Producer
+from mansio.client.producer.producer import Producer
 from mansio.errors import (
     ConnectionLost,
     InvalidRecord,
@@ -22,11 +22,11 @@ from mansio.errors import (
     RequestTimedOut,
     UnknownTopicOrPartition,
 )
-from mansio.link.cluster import Cluster
-from mansio.link.connection import ConnectionOptions
-from mansio.link.retry import Backoff
-from mansio.wire.produce import PartitionResult
-from mansio.wire.versions import ApiKey
+from mansio.net.cluster import Cluster
+from mansio.net.connection import ConnectionOptions
+from mansio.net.retry import Backoff
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis.produce import PartitionResult
 from support.machine import scaled
 from unit.client.model_log import ModelLog, serve_log
 from unit.link.stub_broker import StubBroker

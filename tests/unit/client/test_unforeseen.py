@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.client.fetch_round import FetchRound
-from mansio.client.fetcher import Fetcher, FetchOptions, PartitionState
-from mansio.client.leaders import Leaders
-from mansio.client.request import PendingRequest, RequestWriter
-from mansio.client.sender import Sender
+from mansio.client.consumer.fetch_request import FetchRequest
+from mansio.client.consumer.fetcher import Fetcher, FetchOptions, PartitionState
+from mansio.client.leader_cache import LeaderCache
+from mansio.client.producer.produce_request import PendingRequest, RequestWriter
+from mansio.client.producer.sender import Sender
 from mansio.client.tasks import ClientFailed
 from mansio.client.types import TopicPartition
 from mansio.errors import UnknownTopicOrPartition
-from mansio.link.cluster import Cluster
-from mansio.link.retry import Backoff
-from mansio.wire import fetch
+from mansio.net.cluster import Cluster
+from mansio.net.retry import Backoff
+from mansio.wire.apis import fetch
 from unit.client.model_log import ModelLog
 from unit.client.test_producer import producing, run, values
 from unit.link.stub_broker import StubBroker
@@ -47,15 +47,15 @@ def failing_once(
 
 
 PLACES = [
-    (Leaders, "find"),
+    (LeaderCache, "find"),
     (Sender, "_next_batch"),
     (Sender, "_start"),
     (PendingRequest, "expect"),
     (RequestWriter, "send"),
     (Sender, "_take"),
-    (Sender, "_tidy"),
+    (Sender, "_update_queue"),
     (Sender, "_connect_and_send"),
-    (Sender, "_identify"),
+    (Sender, "_init_producer_id"),
 ]
 
 
@@ -122,10 +122,10 @@ async def failure_of(fetcher: Fetcher) -> Exception:
     [
         (Fetcher, "_choose"),
         (Fetcher, "_start"),
-        (FetchRound, "encode"),
-        (FetchRound, "read"),
+        (FetchRequest, "encode"),
+        (FetchRequest, "read"),
         (Fetcher, "_take"),
-        (Fetcher, "_is_through"),
+        (Fetcher, "_is_fully_fetched"),
     ],
 )
 def test_mistake_in_the_fetcher_is_raised_and_the_reading_goes_on(
@@ -184,7 +184,7 @@ def test_partition_of_a_group_may_stay_unknown_for_ever() -> None:
 
 
 def test_producer_that_failed_once_closes_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    failing_once(monkeypatch, Sender, "_settle")
+    failing_once(monkeypatch, Sender, "_complete")
 
     async def scenario() -> None:
         async with producing(ModelLog()) as (producer, _):

@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.broker.topics import NewTopic
-from mansio.cluster.changes import commit
-from mansio.cluster.metadata import AMBIGUOUS_ATTEMPTS_MAX, Compare, Put, decode, encode
-from mansio.cluster.model import ACTIVE, DRAINING, FENCED, NO_LEADER
-from mansio.cluster.plan import Change
-from mansio.cluster.state import ClusterState
+from mansio.broker.services.topics import NewTopic
 from mansio.errors import InvalidReplicationFactor, InvalidRequest, Unavailable
-from mansio.testing.metadata import Door
+from mansio.metadata.controller.controller_plan import PartitionChange
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.metadata_store import AMBIGUOUS_ATTEMPTS_MAX, Compare, Put, decode, encode
+from mansio.metadata.model import ACTIVE, DRAINING, FENCED, NO_LEADER
+from mansio.metadata.transactions import commit
+from mansio.testing.metadata import StoreClient
 from support.brokers import CLUSTER_ID, TTL_S, Cluster, Member
 from support.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from mansio.cluster.metadata import Event
+    from mansio.metadata.metadata_store import Event
 
 TAKEN_OVER_S_MAX = TTL_S + 1.0
 
@@ -206,10 +206,10 @@ def test_late_write_of_a_replaced_controller_is_refused() -> None:
         term = zombie.controller._term
         assert term is not None
         zombie.keeps_alive = False
-        zombie.door.watch_stalls = True
+        zombie.store_client.watch_stalls = True
         seen = cluster.brokers[other_than(cluster, old)]
         before = seen.partition("t")
-        decided = Change(
+        decided = PartitionChange(
             seen.state.topics["t"].topic_id, 0, before, before._replace(isr=(old,), leader=old), "late", {}
         )
         await cluster.until(lambda: old not in cluster.controllers() and len(cluster.controllers()) == 1)
@@ -217,7 +217,7 @@ def test_late_write_of_a_replaced_controller_is_refused() -> None:
         now = seen.partition("t")
         late = decided._replace(before=now)  # even if the partition is just as the zombie saw it
         guard = zombie.controller._guard(term)
-        done = await commit(zombie.door, zombie.state.keys, [late], guard, zombie.random)
+        done = await commit(zombie.store_client, zombie.state.keys, [late], guard, zombie.random)
         assert not done.succeeded
         assert seen.partition("t") == now
 
@@ -233,16 +233,16 @@ def test_replaced_controller_takes_no_topic_from_its_maker() -> None:
         session = zombie.membership.session
         assert term is not None
         assert session is not None
-        maker = cluster.brokers[other_than(cluster, old)]
-        maker.host.gate = asyncio.Event()
-        work = asyncio.ensure_future(maker.create("t", 3, 3))
+        created_by = cluster.brokers[other_than(cluster, old)]
+        created_by.host.gate = asyncio.Event()
+        work = asyncio.ensure_future(created_by.create("t", 3, 3))
         await cluster.until(lambda: "t" in zombie.state.unfinished)
         topic = zombie.state.unfinished["t"]
         cluster.store.end_lease(session.lease)
         await zombie.controller._finish(topic, term)
-        maker.host.gate.set()
+        created_by.host.gate.set()
         await work
-        assert maker.state.topics["t"].topic_id == topic.topic_id
+        assert created_by.state.topics["t"].topic_id == topic.topic_id
 
     run(check)
 
@@ -265,7 +265,7 @@ def test_controller_replaced_in_the_middle_of_its_decisions_changes_nothing_more
 
         await cluster.brokers[victim].kill()
         await cluster.sleep(TTL_S - 2)
-        zombie.door.before_transaction = end_session
+        zombie.store_client.before_transaction = end_session
         await cluster.until(lambda: all(victim not in one.isr for one in seen.partitions("t")))
         keys = seen.state.keys
         later = [event for event in cluster.store.history if event.mod_revision > ended[0]]
@@ -284,8 +284,8 @@ def test_decision_on_a_broker_that_came_back_meanwhile_is_refused() -> None:
         partition = seen.partition("t")
         follower = partition.isr[-1]
         shrunk = partition._replace(isr=partition.isr[:-1])
-        change = Change(seen.state.topics["t"].topic_id, 0, partition, shrunk, "died", {follower: 0})
-        done = await commit(seen.door, seen.state.keys, [change], None, seen.random)
+        change = PartitionChange(seen.state.topics["t"].topic_id, 0, partition, shrunk, "died", {follower: 0})
+        done = await commit(seen.store_client, seen.state.keys, [change], None, seen.random)
         assert not done.succeeded
 
     run(check)
@@ -373,7 +373,7 @@ def test_transaction_whose_answer_is_lost_happens_once() -> None:
         victim = cluster.brokers[1].partition("t").leader
         seen = cluster.brokers[other_than(cluster, victim)]
         for member in cluster.alive():
-            member.door.answers_lost = 3
+            member.store_client.answers_lost = 3
         await cluster.brokers[victim].kill()
         await cluster.until(lambda: seen.partition("t").leader != victim)
         await cluster.sleep(TTL_S)
@@ -389,7 +389,7 @@ def test_transaction_whose_request_is_lost_is_made_again() -> None:
         victim = cluster.brokers[1].partition("t").leader
         seen = cluster.brokers[other_than(cluster, victim)]
         for member in cluster.alive():
-            member.door.requests_lost = 3
+            member.store_client.requests_lost = 3
         await cluster.brokers[victim].kill()
         await cluster.until(lambda: seen.partition("t").leader != victim, within_s=TAKEN_OVER_S_MAX + 1)
         assert seen.partition("t").leader_epoch == 1
@@ -401,7 +401,7 @@ def test_registration_whose_answer_is_lost_is_one_session() -> None:
     async def check(cluster: Cluster) -> None:
         await three(cluster)
         member = await cluster.start_one(4)
-        member.door.answers_lost = 1
+        member.store_client.answers_lost = 1
         await member.registered()
         sessions = [one for one in cluster.store.history if one.key == member.state.keys.session(4)]
         assert len(sessions) == 1
@@ -434,7 +434,7 @@ def test_broker_cut_off_from_the_store_stops_acting_before_its_session_ends_ther
     async def check(cluster: Cluster) -> None:
         await three(cluster)
         member = cluster.brokers[2]
-        member.door.unreachable = True
+        member.store_client.unreachable = True
         key = member.state.keys.session(2)
         held = True
         for _ in range(200):
@@ -445,7 +445,7 @@ def test_broker_cut_off_from_the_store_stops_acting_before_its_session_ends_ther
             if not there:
                 break
         assert not held
-        member.door.heal()
+        member.store_client.heal()
         epoch = member.membership.epoch
         await cluster.until(lambda: member.membership.epoch > epoch)
 
@@ -556,7 +556,7 @@ def test_draining_broker_gets_no_leadership_but_where_nobody_else_can() -> None:
         await three(cluster)
         await cluster.brokers[1].create("t", 3, 2)
         member = cluster.brokers[3]
-        await member.membership.hand_off(2000)
+        await member.membership.transfer_leaderships(2000)
         assert cluster.brokers[1].state.registrations[3].state == DRAINING
         assert all(one.leader != 3 for one in member.partitions("t"))
         victims = [n for n, one in enumerate(member.partitions("t")) if one.isr in ((1, 3), (3, 1))]
@@ -600,7 +600,7 @@ def test_preferred_leaders_get_their_partitions_back() -> None:
             )
             for n, one in enumerate(seen.partitions("t"))
         ]
-        await seen.door.transact([], puts)
+        await seen.store_client.transact([], puts)
         await cluster.until(
             lambda: [one.leader for one in seen.partitions("t")] == [one.leader for one in before],
             within_s=30,
@@ -644,7 +644,7 @@ def test_creator_whose_session_ended_cannot_finish_what_it_began() -> None:
         session = creator.membership.session
         assert session is not None
         await cluster.sleep(1)
-        creator.door.before_transaction = lambda: cluster.store.end_lease(session.lease)
+        creator.store_client.before_transaction = lambda: cluster.store.end_lease(session.lease)
         creator.host.gate.set()
         with pytest.raises(Unavailable):
             await work
@@ -687,8 +687,8 @@ def test_topic_made_again_under_its_name_meets_no_late_change_of_the_old_one() -
         await cluster.brokers[1].create("t", 1, 3)
         await cluster.until(lambda: "t" in seen.state.topics and seen.state.topics["t"].topic_id != old_id)
         new = seen.partition("t")
-        late = Change(old_id, 0, old, old._replace(isr=old.isr[:1]), "late", {})
-        assert not (await commit(seen.door, seen.state.keys, [late], None, seen.random)).succeeded
+        late = PartitionChange(old_id, 0, old, old._replace(isr=old.isr[:1]), "late", {})
+        assert not (await commit(seen.store_client, seen.state.keys, [late], None, seen.random)).succeeded
         assert seen.partition("t") == new
         assert cluster.store.get(seen.state.keys.partition(old_id, 0)) is None
 
@@ -723,7 +723,7 @@ def test_topic_is_placed_on_all_brokers_and_racks_and_also_on_one_that_is_away()
 def test_view_reaches_a_revision_that_only_another_cluster_wrote() -> None:
     async def check(cluster: Cluster) -> None:
         await three(cluster)
-        foreign = cluster.store.door()
+        foreign = cluster.store.store_client()
         done = await foreign.transact([Compare("/other", create_revision=0)], [Put("/other", b"")])
         await asyncio.wait_for(
             cluster.brokers[1].state.reached(done.revision, cluster.brokers[1].scheduler), 5
@@ -757,7 +757,7 @@ def test_creator_that_cannot_finish_deletes_what_it_began_while_its_session_last
         work = asyncio.ensure_future(creator.create("t", 3, 3))
         await cluster.until(lambda: "t" in seen.state.unfinished)
         await cluster.sleep(1)
-        creator.door.requests_lost = AMBIGUOUS_ATTEMPTS_MAX
+        creator.store_client.requests_lost = AMBIGUOUS_ATTEMPTS_MAX
         creator.host.gate.set()
         with pytest.raises(Unavailable):
             await work
@@ -779,12 +779,12 @@ def test_topic_that_became_live_although_its_creator_was_told_otherwise_keeps_it
         work = asyncio.ensure_future(creator.create("t", 3, 3))
         await cluster.until(lambda: "t" in seen.state.unfinished)
         await cluster.sleep(1)
-        creator.door.before_transaction = lambda: setattr(creator.door, "unreachable", True)
+        creator.store_client.before_transaction = lambda: setattr(creator.store_client, "unreachable", True)
         creator.host.gate.set()
         with pytest.raises(Unavailable):
             await work
         await cluster.sleep(1)
-        creator.door.heal()
+        creator.store_client.heal()
         await cluster.sleep(TTL_S)
         assert "t" in seen.state.topics
         assert list(creator.host.directories) == [str(seen.state.topics["t"].topic_id)]
@@ -792,7 +792,7 @@ def test_topic_that_became_live_although_its_creator_was_told_otherwise_keeps_it
     run(check)
 
 
-class BrokenWatch(Door):
+class BrokenWatch(StoreClient):
     """A way to a store whose watch breaks off."""
 
     failures = 3
@@ -809,7 +809,7 @@ def test_view_follows_on_from_where_a_watch_broke_off() -> None:
     async def check(cluster: Cluster) -> None:
         await three(cluster)
         door = BrokenWatch(cluster.store, cluster.scheduler)
-        state = await ClusterState.load(door, CLUSTER_ID, cluster.brokers[1].random)
+        state = await MetadataImage.load(door, CLUSTER_ID, cluster.brokers[1].random)
         state.start(door, cluster.scheduler, shared=True)
         await cluster.brokers[1].create("t", 3, 3)
         await cluster.until(lambda: "t" in state.topics)

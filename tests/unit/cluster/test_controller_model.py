@@ -14,12 +14,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from mansio.broker.topics import NewTopic
-from mansio.cluster.changes import commit
-from mansio.cluster.metadata import decode
-from mansio.cluster.model import ACTIVE, NO_LEADER, PartitionState
-from mansio.cluster.plan import Change
+from mansio.broker.services.topics import NewTopic
 from mansio.errors import MansioError
+from mansio.metadata.controller.controller_plan import PartitionChange
+from mansio.metadata.metadata_store import decode
+from mansio.metadata.model import ACTIVE, NO_LEADER, PartitionState
+from mansio.metadata.transactions import commit
 from support.brokers import CLUSTER_ID, TTL_S, Cluster, Member
 from support.tiers import examples
 from support.virtual_time import VirtualLoop, close
@@ -27,7 +27,7 @@ from support.virtual_time import VirtualLoop, close
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
-    from mansio.cluster.metadata import Event
+    from mansio.metadata.metadata_store import Event
 
 NODES = (1, 2, 3, 4)
 HEALED_S = 6 * TTL_S
@@ -158,15 +158,15 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(node_id=nodes)
     def cut_off(self, node_id: int) -> None:
-        self.member(node_id).door.unreachable = True
+        self.member(node_id).client.unreachable = True
 
     @rule(node_id=nodes)
     def stall_watch(self, node_id: int) -> None:
-        self.member(node_id).door.watch_stalls = True
+        self.member(node_id).client.watch_stalls = True
 
     @rule(node_id=nodes, delay_ms=st.sampled_from([1, 40, 300, 900]))
     def slow_down(self, node_id: int, delay_ms: int) -> None:
-        self.member(node_id).door.delay_ms = lambda: delay_ms
+        self.member(node_id).client.delay_ms = lambda: delay_ms
 
     @rule(node_id=nodes)
     def hang(self, node_id: int) -> None:
@@ -174,17 +174,17 @@ class ClusterMachine(RuleBasedStateMachine):
 
     @rule(node_id=nodes)
     def heal(self, node_id: int) -> None:
-        self.member(node_id).door.heal()
-        self.member(node_id).door.delay_ms = None
+        self.member(node_id).client.heal()
+        self.member(node_id).client.delay_ms = None
         self.member(node_id).keeps_alive = True
 
     @rule(node_id=nodes, lost=st.integers(1, 4), answers=st.booleans())
     def lose(self, node_id: int, lost: int, answers: bool) -> None:
-        door = self.member(node_id).door
+        client = self.member(node_id).client
         if answers:
-            door.answers_lost = lost
+            client.answers_lost = lost
         else:
-            door.requests_lost = lost
+            client.requests_lost = lost
 
     @rule(node_id=nodes, later=st.booleans())
     def end_session(self, node_id: int, later: bool) -> None:
@@ -194,7 +194,9 @@ class ClusterMachine(RuleBasedStateMachine):
             return
         self.leases_kept = False
         if later:
-            self.member(node_id).door.before_transaction = lambda: self.cluster.store.end_lease(session.lease)
+            self.member(node_id).client.before_transaction = lambda: self.cluster.store.end_lease(
+                session.lease
+            )
         else:
             self.cluster.store.end_lease(session.lease)
 
@@ -249,20 +251,20 @@ class ClusterMachine(RuleBasedStateMachine):
             return
         if other not in partition.replicas:
             return
-        relied = {node_id: member.membership.epoch}
+        required_sessions = {node_id: member.membership.epoch}
         if other in partition.isr:
             members = tuple(one for one in partition.isr if one != other)
         else:
             members = (*partition.isr, other)
-            relied[other] = member.state.epoch_of(other)
-            if not relied[other]:
+            required_sessions[other] = member.state.epoch_of(other)
+            if not required_sessions[other]:
                 return
         after = partition._replace(isr=members, partition_epoch=partition.partition_epoch + 1)
-        change = Change(topic.topic_id, 0, partition, after, "in-sync change", relied)
+        change = PartitionChange(topic.topic_id, 0, partition, after, "in-sync change", required_sessions)
 
         async def work() -> None:
             try:
-                done = await commit(member.door, member.state.keys, [change], None, member.random)
+                done = await commit(member.store_client, member.state.keys, [change], None, member.random)
             except MansioError:
                 done = None
             key = member.state.keys.partition(topic.topic_id, 0)
@@ -286,8 +288,8 @@ class ClusterMachine(RuleBasedStateMachine):
         cluster = self.cluster
         for node_id in NODES:
             member = cluster.brokers[node_id]
-            member.door.heal()
-            member.door.delay_ms = None
+            member.store_client.heal()
+            member.store_client.delay_ms = None
             member.keeps_alive = True
             if not member.running:
                 await cluster.start_one(node_id)

@@ -7,10 +7,10 @@ from uuid import UUID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.cluster.metadata_response import TopicEncoder, encode_metadata, encode_missing_topic
-from mansio.cluster.model import BrokerState, PartitionState, Topic
-from mansio.wire import messages
-from mansio.wire.versions import OFFERED, ApiKey
+from mansio.metadata.metadata_response import TopicEncoder, encode_metadata, encode_missing_topic
+from mansio.metadata.model import BrokerState, PartitionState, Topic
+from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.codec import messages
 
 API = OFFERED[ApiKey.METADATA]
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)

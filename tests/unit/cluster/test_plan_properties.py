@@ -8,8 +8,16 @@ from uuid import UUID
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from mansio.cluster.changes import BATCH_CHANGES_MAX, batches
-from mansio.cluster.model import (
+from mansio.metadata.controller.controller_plan import (
+    ClusterView,
+    PartitionChange,
+    plan,
+    transferable_leaderships,
+    without_replica,
+)
+from mansio.metadata.controller.failure_detector import FailureDetector
+from mansio.metadata.controller.placement import UsableBroker, place_replicas
+from mansio.metadata.model import (
     ACTIVE,
     DRAINING,
     FENCED,
@@ -20,25 +28,23 @@ from mansio.cluster.model import (
     Registration,
     Topic,
 )
-from mansio.cluster.patience import Patience
-from mansio.cluster.placement import Place, place
-from mansio.cluster.plan import Change, View, leaderships_to_give, plan, without
+from mansio.metadata.transactions import BATCH_CHANGES_MAX, batches
 
 NODES = st.integers(1, 6)
 
 
 @st.composite
-def rings(draw: st.DrawFn) -> list[Place]:
+def rings(draw: st.DrawFn) -> list[UsableBroker]:
     racks = draw(st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=9))
-    return [Place(node_id, rack) for node_id, rack in enumerate(racks)]
+    return [UsableBroker(node_id, rack) for node_id, rack in enumerate(racks)]
 
 
 @given(ring=rings(), count=st.integers(1, 40), start=st.integers(0, 1 << 40), data=st.data())
 def test_placement_spreads_leaders_copies_and_racks(
-    ring: list[Place], count: int, start: int, data: st.DataObject
+    ring: list[UsableBroker], count: int, start: int, data: st.DataObject
 ) -> None:
     copies = data.draw(st.integers(1, len(ring)))
-    placed = place(count, copies, ring, start=start)
+    placed = place_replicas(count, copies, ring, start=start)
     racks = {one.node_id: one.rack if one.rack is not None else (one.node_id,) for one in ring}
     leaders = Counter({one.node_id: 0 for one in ring})
     for replicas in placed:
@@ -47,17 +53,21 @@ def test_placement_spreads_leaders_copies_and_racks(
         assert len(used) == min(copies, len(set(racks.values()))), "as many racks as there can be"
         leaders[replicas[0]] += 1
     assert max(leaders.values()) - min(leaders.values()) <= 1
-    assert placed == place(count, copies, reversed(ring), start=start), "the order they come in says nothing"
-    assert placed[1:] == place(count - 1, copies, ring, start=start + 1), "growth goes on where it stopped"
+    assert placed == place_replicas(count, copies, reversed(ring), start=start), (
+        "the order they come in says nothing"
+    )
+    assert placed[1:] == place_replicas(count - 1, copies, ring, start=start + 1), (
+        "growth goes on where it stopped"
+    )
 
 
 def test_followers_of_one_leader_are_many() -> None:
-    placed = place(30, 2, [Place(node_id, None) for node_id in range(6)])
+    placed = place_replicas(30, 2, [UsableBroker(node_id, None) for node_id in range(6)])
     assert {replicas[1] for replicas in placed if replicas[0] == 0} == {1, 2, 3, 4, 5}
 
 
 @st.composite
-def views(draw: st.DrawFn) -> View:
+def views(draw: st.DrawFn) -> ClusterView:
     """Any mix of brokers that are there, away, awaited, draining, and of partitions; leaders of an old session too."""
     states = draw(st.dictionaries(NODES, st.sampled_from([ACTIVE, ACTIVE, DRAINING, FENCED]), min_size=1))
     there = {
@@ -65,7 +75,7 @@ def views(draw: st.DrawFn) -> View:
         for node_id, state in states.items()
         if state != FENCED and draw(st.booleans())
     }
-    awaited = frozenset(
+    expected_back = frozenset(
         node_id
         for node_id, state in states.items()
         if state == ACTIVE and node_id not in there and draw(st.booleans())
@@ -81,10 +91,10 @@ def views(draw: st.DrawFn) -> View:
         )
     topic = Topic("t", UUID(int=1), tuple(partitions), 1, {}, False, LIVE, 1)
     registrations = {node_id: Registration(state, 1) for node_id, state in states.items()}
-    return View(there, registrations, {"t": topic}, {}, awaited)
+    return ClusterView(there, registrations, {"t": topic}, {}, expected_back)
 
 
-def applied(view: View, changes: list[Change]) -> View:
+def applied(view: ClusterView, changes: list[PartitionChange]) -> ClusterView:
     topic = view.topics["t"]
     partitions = list(topic.partitions)
     for change in changes:
@@ -95,7 +105,7 @@ def applied(view: View, changes: list[Change]) -> View:
 
 
 @given(view=views(), balance=st.booleans())
-def test_one_plan_settles_everything_and_never_loses_a_copy(view: View, balance: bool) -> None:
+def test_one_plan_settles_everything_and_never_loses_a_copy(view: ClusterView, balance: bool) -> None:
     changes = list(plan(view, balance=balance).changes)
     for change in changes:
         before, after = change.before, change.after
@@ -111,25 +121,25 @@ def test_one_plan_settles_everything_and_never_loses_a_copy(view: View, balance:
         else:
             assert after.leader in after.isr
             assert after.led_by(after.leader, view.epoch(after.leader))
-            assert change.relied[after.leader] == view.epoch(after.leader)
+            assert change.required_sessions[after.leader] == view.epoch(after.leader)
         for member in set(before.isr) - set(after.isr):
-            assert change.relied[member] == 0
+            assert change.required_sessions[member] == 0
     settled = applied(view, changes)
     assert not plan(settled, balance=balance).changes, "a plan that goes on by itself never ends"
     for partition in settled.topics["t"].partitions:
-        if not any(member in view.awaited for member in (partition.leader,)):
+        if not any(member in view.expected_back for member in (partition.leader,)):
             there = [member for member in partition.isr if member in view.brokers]
             assert (partition.leader in there) == bool(there)
     for node_id, registration in view.registrations.items():
         if registration.state == DRAINING:
-            assert leaderships_to_give(settled, node_id) == 0
+            assert transferable_leaderships(settled, node_id) == 0
 
 
 @given(view=views())
-def test_lost_copy_is_never_chosen_to_lead(view: View) -> None:
+def test_lost_copy_is_never_chosen_to_lead(view: ClusterView) -> None:
     topic = view.topics["t"]
     node_id = topic.partitions[0].isr[0]
-    lost = without(topic.partitions[0], node_id)
+    lost = without_replica(topic.partitions[0], node_id)
     assert lost.leader_epoch == topic.partitions[0].leader_epoch + (topic.partitions[0].leader == node_id)
     after = Topic("t", topic.topic_id, (lost,), 1, {}, False, LIVE, 1)
     for change in plan(view._replace(topics={"t": after})).changes:
@@ -138,16 +148,21 @@ def test_lost_copy_is_never_chosen_to_lead(view: View) -> None:
 
 
 @given(
-    relied=st.lists(st.dictionaries(st.integers(1, 90), st.just(0), max_size=4), max_size=200),
+    required_sessions=st.lists(st.dictionaries(st.integers(1, 90), st.just(0), max_size=4), max_size=200),
     size=st.integers(1, BATCH_CHANGES_MAX),
 )
-def test_batches_stay_within_what_a_transaction_holds(relied: list[dict[int, int]], size: int) -> None:
+def test_batches_stay_within_what_a_transaction_holds(
+    required_sessions: list[dict[int, int]], size: int
+) -> None:
     partition = PartitionState((1,), 1, 0, (1,))
-    changes = [Change(UUID(int=1), n, partition, partition, "", one) for n, one in enumerate(relied)]
+    changes = [
+        PartitionChange(UUID(int=1), n, partition, partition, "", one)
+        for n, one in enumerate(required_sessions)
+    ]
     made = list(batches(changes, 60, size))
     assert [change for batch in made for change in batch] == changes
     for batch in made:
-        brokers = {node_id for change in batch for node_id in change.relied}
+        brokers = {node_id for change in batch for node_id in change.required_sessions}
         assert len(batch) <= size
         assert len(batch) + len(brokers) + 1 <= 60
 
@@ -162,7 +177,7 @@ def test_nobody_is_awaited_longer_than_a_lease_and_all_are_when_most_sessions_ar
 ) -> None:
     away = {node_id: since for node_id, since in away.items() if node_id not in there}
     assume(away)
-    patience = Patience(6.0)
+    patience = FailureDetector(6.0)
     registrations = {node_id: Registration(ACTIVE, 1) for node_id in (*there, *away)}
     everybody = {node_id: BrokerState(node_id, "h", 1, None, 1) for node_id in (*there, *away)}
     moments = sorted({*there.values(), *away.values()})
@@ -172,14 +187,14 @@ def test_nobody_is_awaited_longer_than_a_lease_and_all_are_when_most_sessions_ar
             for node_id, broker in everybody.items()
             if now < away.get(node_id, 99)
         }
-        patience.note(brokers, registrations, now)
+        patience.update(brokers, registrations, now)
     patience.elected(elected)
     now = max(*moments, elected)
     steady = sum(1 for since in there.values() if now - since >= 6.0)
     expected = frozenset(node_id for node_id, since in away.items() if now < max(since, elected) + 6.0)
     if 2 * steady >= len(registrations):
         expected = frozenset()
-    assert patience.awaited(now) == expected
+    assert patience.expected_back(now) == expected
     began = now
     for _ in range(20):
         following = patience.next_at(now)
@@ -187,5 +202,5 @@ def test_nobody_is_awaited_longer_than_a_lease_and_all_are_when_most_sessions_ar
             break
         assert following > now
         now = following
-    assert patience.awaited(now) == frozenset()
+    assert patience.expected_back(now) == frozenset()
     assert now <= max(began, max(away.values()) + 6.0, elected + 6.0)

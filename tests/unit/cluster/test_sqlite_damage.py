@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.cluster.metadata import Compacted, Delete, Entry, Event, Put
-from mansio.cluster.sqlite_format import read_witness, verify_store
-from mansio.cluster.sqlite_store import SqliteStore
 from mansio.errors import MetadataCorrupt, StorageError
+from mansio.metadata.metadata_store import Compacted, Delete, Entry, Event, Put
+from mansio.metadata.sqlite.format import read_revision_file, verify_store
+from mansio.metadata.sqlite.store import SqliteStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -383,9 +383,9 @@ def test_a_witness_without_room_stops_nothing_and_is_told_by_the_next_change(
         store = open_store(path)  # an old one, or none, is no reason to refuse
         change(store, 4)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 2, "one for each opening"
-    assert read_witness(str(path)) == (1 if there else -1)
+    assert read_revision_file(str(path)) == (1 if there else -1)
     change(store, 5)
-    assert read_witness(str(path)) == 5
+    assert read_revision_file(str(path)) == 5
     run(store.close())
     assert verify_store(str(path)) == []
 

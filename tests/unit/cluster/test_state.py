@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.cluster.metadata import Ambiguous, Delete, Entry, Put, Transacted
-from mansio.cluster.state import ClusterState
-from mansio.cluster.topic_plan import NewTopic
 from mansio.errors import StorageError, Unavailable
-from mansio.host import HostRandom
+from mansio.host.host import HostRandom
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.metadata_store import Ambiguous, Delete, Entry, Put, TransactionResult
+from mansio.metadata.topic_plan import NewTopic
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, Admin, sqlite_store, topic_admin
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from mansio.cluster.metadata import MetadataStore
+    from mansio.metadata.metadata_store import MetadataStore
 
 
 def run(check: Callable[[Admin], Awaitable[None]]) -> None:
@@ -43,7 +43,7 @@ def test_live_topic_without_one_of_its_partitions_is_reported_at_start() -> None
         topic = await admin.topics.create(NewTopic("a", 3))
         await admin.store.transact([], [Delete(admin.state.keys.partition(topic.topic_id, 1))])
         with pytest.raises(StorageError, match="topic a: partition 1 is missing"):
-            await ClusterState.load(admin.store, "", HostRandom())
+            await MetadataImage.load(admin.store, "", HostRandom())
 
     run(check)
 
@@ -55,7 +55,7 @@ def test_metadata_of_a_newer_version_is_refused_at_start() -> None:
         assert entry is not None
         await admin.store.transact([], [changed(entry, schema=2)])
         with pytest.raises(StorageError, match="schema 2"):
-            await ClusterState.load(admin.store, "", HostRandom())
+            await MetadataImage.load(admin.store, "", HostRandom())
 
     run(check)
 
@@ -91,7 +91,7 @@ def test_stopping_ends_waits() -> None:
 def test_topic_deleted_and_made_again_between_two_looks_has_changed_twice() -> None:
     async def check(admin: Admin) -> None:
         topic = await admin.topics.create(NewTopic("a"))
-        late = await ClusterState.load(admin.store, "", HostRandom())
+        late = await MetadataImage.load(admin.store, "", HostRandom())
         changes: list[tuple[Any, Any]] = []
         late.on_change(
             lambda change: changes.append(
@@ -130,9 +130,9 @@ def test_brokers_come_and_go() -> None:
 def test_cluster_id_is_kept_and_may_be_named() -> None:
     async def check(admin: Admin) -> None:
         first = admin.state.cluster_id
-        again = await ClusterState.load(admin.store, first, HostRandom())
+        again = await MetadataImage.load(admin.store, first, HostRandom())
         assert again.cluster_id == first
-        unnamed = await ClusterState.load(admin.store, "", HostRandom())
+        unnamed = await MetadataImage.load(admin.store, "", HostRandom())
         assert unnamed.cluster_id == first
 
     run(check)
@@ -151,17 +151,17 @@ def test_broker_whose_answer_was_lost_while_another_made_the_cluster_joins_that_
         def __getattr__(self, name: str) -> Any:
             return getattr(self._store, name)
 
-        async def transact(self, *transaction: Any) -> Transacted:
+        async def transact(self, *transaction: Any) -> TransactionResult:
             if self._lost:
                 return await self._store.transact(*transaction)
             self._lost = True
-            self.other = await ClusterState.load(self._store, "", HostRandom())
+            self.other = await MetadataImage.load(self._store, "", HostRandom())
             raise Ambiguous("the answer was lost")
 
     async def check() -> None:
         async with asyncio.timeout(scaled(DEADLINE_SECONDS)), sqlite_store() as store:
             losing = LosesOneAnswer(store)
-            state = await ClusterState.load(losing, "", HostRandom())  # type: ignore[arg-type]  # it is one
+            state = await MetadataImage.load(losing, "", HostRandom())  # type: ignore[arg-type]  # it is one
             assert state.cluster_id == losing.other.cluster_id
 
     asyncio.run(check())

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.cluster.etcd.outcomes import EtcdDenied
 from mansio.errors import DiskFull, MansioError
-from mansio.testing.metadata import Door
+from mansio.metadata.etcd.call_outcome import EtcdDenied
+from mansio.testing.metadata import StoreClient
 from support.brokers import TTL_S, Cluster
 from support.virtual_time import run_virtually
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
-    from mansio.cluster.metadata import Event
+    from mansio.metadata.metadata_store import Event
 
 
 def run(check: Callable[[Cluster], Awaitable[None]]) -> None:
@@ -27,7 +27,7 @@ def run(check: Callable[[Cluster], Awaitable[None]]) -> None:
     run_virtually(main())
 
 
-class RefusingDoor(Door):
+class RefusingStoreClient(StoreClient):
     """`refusal`: what grants of leases come to; with `watches` also what watches do."""
 
     refusal: MansioError | None = None
@@ -50,16 +50,16 @@ async def refused(cluster: Cluster, refusal: MansioError) -> None:
     await cluster.start(2)
     member = await cluster.start_one(1)
     member.state.stop()
-    door = member.door = RefusingDoor(cluster.store, member.scheduler)
-    member.membership._store = member.membership._leases = door
-    member.state.start(door, member.scheduler, shared=True)
+    client = member.store_client = RefusingStoreClient(cluster.store, member.scheduler)
+    member.membership._store = member.membership._leases = client
+    member.state.start(client, member.scheduler, shared=True)
     before = (await member.registered()).membership.epoch
-    door.refusal, door.watches = refusal, isinstance(refusal, EtcdDenied)
+    client.refusal, client.watches = refusal, isinstance(refusal, EtcdDenied)
     cluster.store.end_lease(member.membership.session.lease)  # type: ignore[union-attr]  # it is registered
     member.membership.lost(member.membership.session)  # type: ignore[arg-type]  # as the keep-alive hears
     await cluster.sleep(2 * TTL_S)
     assert member.membership.epoch == 0
-    door.refusal = None
+    client.refusal = None
     await cluster.until(lambda: member.membership.epoch > before)
     await cluster.brokers[2].registered()
     await cluster.brokers[2].create("t", 1, 2)

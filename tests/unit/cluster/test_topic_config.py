@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.cluster import topic_config
-from mansio.cluster.config_entries import Source, broker_entries, topic_entries
-from mansio.cluster.topic_config import NOT_OFFERED, SETTINGS, Change, Operation
-from mansio.cluster.topic_setting import Kind
-from mansio.config import Settings
+from mansio.config import topic_config
+from mansio.config.config_def import ConfigType
+from mansio.config.config_entries import Source, broker_entries, topic_entries
+from mansio.config.settings import Settings
+from mansio.config.topic_config import NOT_OFFERED, SETTINGS, Change, Operation
 from mansio.errors import ConfigError, InvalidConfig, InvalidRequest
 
 
@@ -18,7 +18,9 @@ from mansio.errors import ConfigError, InvalidConfig, InvalidRequest
 def test_defaults_obey_their_own_rules(name: str) -> None:
     row = SETTINGS[name]
     text = topic_config.in_force(name, {}, {}, 1)
-    assert topic_config.normalised(name, text) == (text if row.kind is not Kind.BOOLEAN else text.lower())
+    assert topic_config.normalised(name, text) == (
+        text if row.kind is not ConfigType.BOOLEAN else text.lower()
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_entries_of_a_topic_show_where_values_come_from() -> None:
 
 
 def test_entries_of_the_broker_use_kafka_names_once_each() -> None:
-    settings = Settings(num_partitions=3, kafka_listen="0.0.0.0:19092", topic_defaults={"retention.ms": "5"})
+    settings = Settings(num_partitions=3, listeners="0.0.0.0:19092", topic_defaults={"retention.ms": "5"})
     entries = broker_entries(settings)
     names = [entry.name for entry in entries]
     assert len(names) == len(set(names))

@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from crc32c import crc32c
 
-from mansio.broker.view_checkpoint import decode_checkpoint, encode_checkpoint
-from mansio.client.decode import decode_chunk
-from mansio.client.fetcher import Chunk, PartitionState
+from mansio.broker.coordinator.checkpoint import decode_checkpoint, encode_checkpoint
+from mansio.client.consumer.batch_decoder import decode_fetch
+from mansio.client.consumer.fetcher import CompletedFetch, PartitionState
 from mansio.client.types import TopicPartition
-from mansio.cluster import metadata
 from mansio.errors import (
     CorruptLog,
     CorruptMessage,
@@ -28,28 +27,23 @@ from mansio.errors import (
     UnsupportedMessageFormat,
     WireError,
 )
-from mansio.log import compaction_state, epochs, index, times
-from mansio.log.checkpoint import Checkpoint, load_checkpoint
-from mansio.log.sealed import seal, unseal
-from mansio.state import group_records
+from mansio.metadata import metadata_store
+from mansio.storage import index, leader_epochs, segment_timestamps
+from mansio.storage.checkpoint import Checkpoint, load_checkpoint
+from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
+from mansio.storage.cleaner import compaction_state
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire import (
-    consumer_protocol,
-    fetch,
-    messages,
-    produce,
-    record_reader,
-    records,
-    share_acknowledge,
-    share_fetch,
-)
-from mansio.wire.compression import Codec, decompress
-from mansio.wire.frames import FrameReader, new_scratch
+from mansio.wire.api_versions import ApiKey, is_offered
+from mansio.wire.apis import fetch, produce, share_acknowledge, share_fetch
+from mansio.wire.apis.mansio_apis import is_mansio_api
+from mansio.wire.apis.produce_template import learn_template, match_template
+from mansio.wire.batch import record_batch, record_reader
+from mansio.wire.batch.compression import Codec, decompress
+from mansio.wire.codec import messages
+from mansio.wire.codec.messages import REQUEST, RESPONSE
+from mansio.wire.framing import FrameReader, new_scratch
 from mansio.wire.headers import read_request_header, request_header, response_header
-from mansio.wire.messages import REQUEST, RESPONSE
-from mansio.wire.native import is_native
-from mansio.wire.produce_pattern import learn, recognise
-from mansio.wire.versions import ApiKey, is_offered
+from mansio.wire.internal_records import consumer_protocol, offset_and_group_records
 from unit.fuzz.mutations import framed
 from unit.wire.kio_oracle import every_version, kio_bytes, random_message
 
@@ -71,7 +65,7 @@ def small_message(random: Random, api_key: int, version: int, direction: str) ->
 
 def written(random: Random, api_key: int, version: int, direction: str, entity: Any) -> bytes:
     fields = random_message(random, entity)
-    if not is_native(api_key):
+    if not is_mansio_api(api_key):
         return kio_bytes(entity, fields)
     out = bytearray()
     messages._writer(api_key, version, direction)(out, fields)
@@ -92,8 +86,8 @@ def decode_frame(frame: memoryview) -> None:
             for _, data in partitions:
                 if data is not None:
                     open_batch(data)
-        pattern = learn(header, frame, request)
-        assert pattern is None or recognise(pattern, frame) is not None
+        pattern = learn_template(header, frame, request)
+        assert pattern is None or match_template(pattern, frame) is not None
     elif header.api_key == ApiKey.FETCH:
         fetch.decode_request(header.api_version, frame, header.body)
     elif header.api_key == ApiKey.SHARE_FETCH:
@@ -150,14 +144,14 @@ def stream_corpus(random: Random) -> list[bytes]:
 
 def open_batch(data: bytes | memoryview) -> None:
     try:
-        header = records.check_batch(data)
+        header = record_batch.check_batch(data)
         assert len(record_reader.read_records(data, max_output_bytes=MAX_OUTPUT_BYTES)) == header.record_count
     except BATCH_ERRORS:
         pass
 
 
 def right_checksum(data: bytes) -> bytes:
-    if len(data) < records.HEADER_BYTES:
+    if len(data) < record_batch.HEADER_BYTES:
         return data
     sound = bytearray(data)
     struct.pack_into(">i", sound, 8, len(sound) - 12)
@@ -170,9 +164,9 @@ def feed_batch(data: bytes) -> None:
     for batch in (data, right_checksum(data)):
         open_batch(batch)
         with suppress(*BATCH_ERRORS):
-            records.check_stored_batch(batch)
+            record_batch.check_stored_batch(batch)
         with suppress(*BATCH_ERRORS):
-            for position, header in records.iterate_batches(batch):
+            for position, header in record_batch.iterate_batches(batch):
                 one = batch[position : position + header.size]
                 record_reader.read_records(one, max_output_bytes=MAX_OUTPUT_BYTES)
 
@@ -188,7 +182,9 @@ def feed_client_batches(data: bytes) -> None:
     """What a broker answered to our consumer."""
     with suppress(*BATCH_ERRORS):
         state = PartitionState(TopicPartition("topic", 0), 0)
-        for _ in decode_chunk(Chunk(state, 0, memoryview(right_checksum(data)), []), True, MAX_OUTPUT_BYTES):
+        for _ in decode_fetch(
+            CompletedFetch(state, 0, memoryview(right_checksum(data)), []), True, MAX_OUTPUT_BYTES
+        ):
             pass
 
 
@@ -197,7 +193,7 @@ def batch_corpus(random: Random) -> list[bytes]:
         (1000 + n, b"key%d" % n, random.choice((None, b"", b"value" * n)), [("h", None)] * (n % 2))
         for n in range(6)
     ]
-    return [records.build_batch(rows, codec=codec) for codec in Codec]
+    return [record_batch.build_batch(rows, codec=codec) for codec in Codec]
 
 
 def compressed_corpus(random: Random) -> list[bytes]:
@@ -261,11 +257,22 @@ def consumer_protocol_corpus(_random: Random) -> list[bytes]:
 def feed_file(data: bytes) -> None:
     """Each small file of a log, with these bytes, and with these bytes under a right checksum. A damaged file is None
     to its reader, or a typed error."""
-    unseal(index.INDEX_MAGIC, index.INDEX_VERSION, data)
+    decode_checksummed(index.INDEX_MAGIC, index.INDEX_VERSION, data)
     for content, load in (
-        (seal(index.INDEX_MAGIC, index.INDEX_VERSION, data), lambda disk: index.load_index(disk, NAME, 0)),
-        (seal(epochs.EPOCHS_MAGIC, epochs.EPOCHS_VERSION, data), lambda disk: epochs.load_epochs(disk, NAME)),
-        (seal(times.TIMES_MAGIC, times.TIMES_VERSION, data), lambda disk: times.load_times(disk, NAME)),
+        (
+            encode_checksummed(index.INDEX_MAGIC, index.INDEX_VERSION, data),
+            lambda disk: index.load_index(disk, NAME, 0),
+        ),
+        (
+            encode_checksummed(leader_epochs.EPOCHS_MAGIC, leader_epochs.EPOCHS_VERSION, data),
+            lambda disk: leader_epochs.load_leader_epochs(disk, NAME),
+        ),
+        (
+            encode_checksummed(
+                segment_timestamps.TIMESTAMPS_MAGIC, segment_timestamps.TIMESTAMPS_VERSION, data
+            ),
+            lambda disk: segment_timestamps.load_segment_timestamps(disk, NAME),
+        ),
         (data, lambda disk: load_checkpoint(disk, NAME)),
     ):
         for written in (content, data):
@@ -277,7 +284,9 @@ def feed_file(data: bytes) -> None:
     disk = SimulatedDisk()
     disk.make_directory("/d")
     path = f"/d/{compaction_state.COMPACTION_NAME}"
-    disk.put_file(path, seal(compaction_state.COMPACTION_MAGIC, compaction_state.COMPACTION_VERSION, data))
+    disk.put_file(
+        path, encode_checksummed(compaction_state.COMPACTION_MAGIC, compaction_state.COMPACTION_VERSION, data)
+    )
     with suppress(StorageError):
         compaction_state.load_state(disk, "/d")
 
@@ -285,8 +294,10 @@ def feed_file(data: bytes) -> None:
 def file_corpus(_random: Random) -> list[bytes]:
     sealed = [
         index.SparseIndex(4096).encode(0, 10, 4000),
-        epochs.EpochList([(0, 0), (3, 100)]).encode(),
-        times.encode_times([times.SegmentTime(0, 100, 5), times.SegmentTime(9, 100, 6)]),
+        leader_epochs.LeaderEpochCache([(0, 0), (3, 100)]).encode(),
+        segment_timestamps.encode_segment_timestamps(
+            [segment_timestamps.SegmentTimestamp(0, 100, 5), segment_timestamps.SegmentTimestamp(9, 100, 6)]
+        ),
         compaction_state.CompactionState(5, 5, 9, compaction_state.Swap(0, 5, 100)).encode(),
     ]
     return [*sealed, *(one[10:-4] for one in sealed), Checkpoint(1, 10, 0, 400, 0).encode()]
@@ -307,9 +318,9 @@ def view_checkpoint_corpus(_random: Random) -> list[bytes]:
 
 def feed_group_record(data: bytes) -> None:
     for decode in (
-        group_records.decode_key,
-        group_records.decode_offset_value,
-        group_records.decode_group_value,
+        offset_and_group_records.decode_key,
+        offset_and_group_records.decode_offset_value,
+        offset_and_group_records.decode_group_value,
     ):
         with suppress(CorruptMessage, InvalidRecord, WireError, StorageError):
             decode(data)
@@ -317,21 +328,23 @@ def feed_group_record(data: bytes) -> None:
 
 def group_record_corpus(_random: Random) -> list[bytes]:
     return [
-        group_records.encode_group_key(group_records.GroupKey("group")),
-        group_records.encode_offset_key(group_records.OffsetKey("group", "topic", 3)),
-        group_records.encode_offset_value(group_records.CommittedOffset(5, 1, "note", 1000)),
+        offset_and_group_records.encode_group_key(offset_and_group_records.GroupKey("group")),
+        offset_and_group_records.encode_offset_key(offset_and_group_records.OffsetKey("group", "topic", 3)),
+        offset_and_group_records.encode_offset_value(
+            offset_and_group_records.CommittedOffset(5, 1, "note", 1000)
+        ),
         bytes.fromhex("00030008636f6e73756d6572000000050005726f756e640003666f6f00000000000003e800000000"),
     ]
 
 
 def feed_metadata_value(data: bytes) -> None:
     with suppress(StorageError):
-        metadata.decode("/mansio/topics/name", data)
+        metadata_store.decode("/mansio/topics/name", data)
 
 
 def metadata_corpus(_random: Random) -> list[bytes]:
     topic = {"uuid": "0" * 32, "partitions": 3, "configs": {"retention.ms": "5"}, "state": "live"}
-    return [metadata.encode(topic, "writer"), b"{}", b"[]", b'{"schema":1}']
+    return [metadata_store.encode(topic, "writer"), b"{}", b"[]", b'{"schema":1}']
 
 
 class Target(NamedTuple):

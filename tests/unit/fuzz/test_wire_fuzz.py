@@ -19,12 +19,14 @@ import pytest
 from crc32c import crc32c
 
 from mansio.errors import WireError
-from mansio.wire import fetch, messages, produce, record_reader, records
-from mansio.wire.compression import decompress
-from mansio.wire.frames import FrameReader
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import fetch, produce
+from mansio.wire.batch import record_batch, record_reader
+from mansio.wire.batch.compression import decompress
+from mansio.wire.codec import messages
+from mansio.wire.codec.messages import REQUEST, RESPONSE
+from mansio.wire.framing import FrameReader
 from mansio.wire.headers import request_header, response_header
-from mansio.wire.messages import REQUEST, RESPONSE
-from mansio.wire.versions import ApiKey
 from unit.fuzz.mutations import framed, mutated
 from unit.fuzz.targets import (
     BATCH_ERRORS,
@@ -172,7 +174,7 @@ def test_hostile_batches_with_and_without_a_right_checksum() -> None:
 
     def make(random: Random) -> bytes:
         data = bytearray(mutated(random, random.choice(corpus)))
-        if len(data) >= records.HEADER_BYTES and random.random() < 0.8:
+        if len(data) >= record_batch.HEADER_BYTES and random.random() < 0.8:
             struct.pack_into(">i", data, 8, len(data) - 12)
             struct.pack_into(">I", data, 17, crc32c(data[21:]))
         return bytes(data)
@@ -180,7 +182,7 @@ def test_hostile_batches_with_and_without_a_right_checksum() -> None:
     def feed(data: bytes) -> None:
         open_batch(data)
         with suppress(*BATCH_ERRORS):
-            for position, header in records.iterate_batches(data):
+            for position, header in record_batch.iterate_batches(data):
                 batch = data[position : position + header.size]
                 record_reader.read_records(batch, max_output_bytes=MAX_OUTPUT_BYTES)
         for codec in range(6):

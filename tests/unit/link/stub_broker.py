@@ -10,8 +10,10 @@ import asyncio
 import inspect
 from typing import TYPE_CHECKING, Any, Self
 
-from mansio.wire import fetch, headers, messages, produce
-from mansio.wire.versions import OFFERED, ApiKey, announced
+from mansio.wire import headers
+from mansio.wire.api_versions import OFFERED, ApiKey, announced
+from mansio.wire.apis import fetch, produce
+from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 import uvloop
 
-from mansio.link.alarm import Alarm
+from mansio.net.earliest_timer import EarliestTimer
 from support.machine import scaled
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def test_a_moment_that_is_nearly_there_can_be_asked_for_again(
             rings += 1
             done.set()
 
-        alarm = Alarm(loop, ring)
+        alarm = EarliestTimer(loop, ring)
         for more in (0.0005, 0.0, 0.0002, -0.0001, 0.01):
             alarm.set(loop.time() + away_s + more)
         async with asyncio.timeout(scaled(10)):
@@ -63,7 +63,7 @@ def test_it_rings_at_the_earliest_moment_once_and_not_after_a_cancel(
             done.set()
 
         loop = asyncio.get_running_loop()
-        alarm = Alarm(loop, ring)
+        alarm = EarliestTimer(loop, ring)
         alarm.set(loop.time() + 3600)
         alarm.set(loop.time() + 0.01)
         alarm.set(loop.time() + 7200)

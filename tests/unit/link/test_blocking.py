@@ -10,7 +10,7 @@ from concurrent.futures import CancelledError
 
 import pytest
 
-from mansio.link.blocking import Call, LoopThread, Twin, blocking, on_loop
+from mansio.net.blocking import BlockingProxy, LoopThread, PendingCall, blocking, on_loop
 from support.machine import scaled
 
 
@@ -27,7 +27,7 @@ class Thing:
         return threading.get_ident()
 
 
-class ThingTwin(Twin[Thing]):
+class ThingProxy(BlockingProxy[Thing]):
     double = blocking(Thing.double)
     fail = blocking(Thing.fail)
     where = on_loop(Thing.where)
@@ -35,7 +35,7 @@ class ThingTwin(Twin[Thing]):
 
 def test_twin_calls_the_original_on_the_loops_thread() -> None:
     thread = LoopThread()
-    twin = ThingTwin(thread, Thing())
+    twin = ThingProxy(thread, Thing())
     assert twin.double(4, plus=1) == 9
     assert twin.double.__doc__ == "Twice."
     assert twin.where() != threading.get_ident()
@@ -46,7 +46,7 @@ def test_twin_calls_the_original_on_the_loops_thread() -> None:
 
 def test_closed_thread_refuses_and_leaves_no_thread_behind() -> None:
     thread = LoopThread("short-lived")
-    twin = ThingTwin(thread, Thing())
+    twin = ThingProxy(thread, Thing())
     thread.close()
     thread.close()
     with pytest.raises(RuntimeError, match="closed"):
@@ -56,7 +56,7 @@ def test_closed_thread_refuses_and_leaves_no_thread_behind() -> None:
 
 def test_call_from_the_loops_own_thread_is_refused_instead_of_hanging() -> None:
     thread = LoopThread()
-    twin = ThingTwin(thread, Thing())
+    twin = ThingProxy(thread, Thing())
 
     async def inside() -> int:
         return twin.double(1)
@@ -120,7 +120,7 @@ def test_ctrl_c_ends_the_wait_and_the_coroutine_and_the_loop_goes_on() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert cancelled.wait(scaled(5))
-    assert ThingTwin(thread, Thing()).double(2) == 4
+    assert ThingProxy(thread, Thing()).double(2) == 4
     thread.close()
 
 
@@ -133,7 +133,7 @@ def test_close_ends_the_calls_of_other_threads() -> None:
         await asyncio.to_thread(begun.wait)
         await asyncio.Event().wait()
 
-    def begin_and_never_tell(_: Call[None]) -> None:
+    def begin_and_never_tell(_: PendingCall[None]) -> None:
         asyncio.get_running_loop().run_in_executor(None, begun.wait)
 
     def waiting(how: str) -> None:
@@ -155,7 +155,7 @@ def test_close_ends_the_calls_of_other_threads() -> None:
 def test_what_begin_raises_is_raised_in_the_thread_that_called() -> None:
     thread = LoopThread()
 
-    def begin(_: Call[None]) -> None:
+    def begin(_: PendingCall[None]) -> None:
         raise KeyError("why")
 
     with pytest.raises(KeyError, match="why"):
@@ -166,7 +166,7 @@ def test_what_begin_raises_is_raised_in_the_thread_that_called() -> None:
 def test_only_the_first_outcome_of_a_call_counts() -> None:
     thread = LoopThread()
 
-    def begin(call: Call[int]) -> None:
+    def begin(call: PendingCall[int]) -> None:
         call.set_result(1)
         call.set_result(2)
         call.set_exception(KeyError("late"))
@@ -177,7 +177,7 @@ def test_only_the_first_outcome_of_a_call_counts() -> None:
 
 def test_many_threads_share_one_loop() -> None:
     thread = LoopThread()
-    twin = ThingTwin(thread, Thing())
+    twin = ThingProxy(thread, Thing())
     found: list[list[int]] = []
 
     def work() -> None:

@@ -15,13 +15,13 @@ from mansio.errors import (
     NotLeaderOrFollower,
     UnknownTopicOrPartition,
 )
-from mansio.link.addresses import parse_addresses
-from mansio.link.cluster import Cluster, check_top_level
-from mansio.link.connection import ConnectionOptions
-from mansio.link.offsets import EARLIEST, commit_offsets, list_offsets
-from mansio.link.retry import Backoff, error_for, retrying
+from mansio.net.addresses import parse_addresses
+from mansio.net.cluster import Cluster, check_top_level
+from mansio.net.connection import ConnectionOptions
+from mansio.net.offsets import EARLIEST, commit_offsets, list_offsets
+from mansio.net.retry import Backoff, error_for, retrying
+from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
-from mansio.wire.versions import ApiKey
 from unit.link.stub_broker import HANG_UP, SAY_NOTHING, StubBroker
 
 FAST = Backoff(first_ms=1, longest_ms=5)
@@ -233,7 +233,7 @@ def test_a_coordinator_that_does_not_answer_is_looked_for_elsewhere() -> None:
             broker.answers[ApiKey.HEARTBEAT] = lambda request: {"error_code": 0}
             cluster = cluster_of(broker.address)
             fields = {"group_id": "g", "generation_id": 1, "member_id": "m", "group_instance_id": None}
-            await cluster.ask_coordinator(
+            await cluster.request_coordinator(
                 "g", ApiKey.HEARTBEAT, fields, check=check_top_level, timeout_ms=400
             )
             assert len(stopped.asked(ApiKey.HEARTBEAT)) == len(broker.asked(ApiKey.HEARTBEAT)) == 1

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnsupportedVersion
-from mansio.link.connection import Connection, ConnectionOptions
-from mansio.wire import messages
-from mansio.wire.versions import ApiKey
+from mansio.net.connection import Connection, ConnectionOptions
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.codec import messages
 from support.machine import scaled
 from unit.link.stub_broker import HANG_UP, SAY_NOTHING, StubBroker
 

@@ -11,28 +11,34 @@ from typing import Any
 import pytest
 
 from mansio.errors import ConcurrentChange, CorruptLog
-from mansio.log import compaction_filter
-from mansio.log.compaction_filter import RECORDS_PER_SLICE
-from mansio.log.compaction_policy import NOT_WORTH, CompactionSettings, Worth, groups_of, worth
-from mansio.log.compaction_run import CompactionRun, End, judge
-from mansio.log.compaction_state import CompactionState, write_state
-from mansio.log.epochs import EPOCHS_NAME
-from mansio.log.index import NO_TIMESTAMP
-from mansio.log.inspection import inspect_log
-from mansio.log.log import Log, LogSettings, SegmentInfo
+from mansio.storage.cleaner import batch_filter
+from mansio.storage.cleaner.batch_filter import RECORDS_PER_SLICE
+from mansio.storage.cleaner.compaction_run import CompactionRun, End, judge
+from mansio.storage.cleaner.compaction_state import CompactionState, write_state
+from mansio.storage.cleaner.policy import (
+    NOTHING_TO_COMPACT,
+    CompactionPlan,
+    CompactionSettings,
+    group_segments,
+    worth,
+)
+from mansio.storage.index import NO_TIMESTAMP
+from mansio.storage.inspect.inspection import inspect_log
+from mansio.storage.leader_epochs import EPOCHS_NAME
+from mansio.storage.log import Log, LogSettings, SegmentInfo
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.compression import Codec
-from mansio.wire.record_reader import read_records
-from mansio.wire.record_scan import RecordPlace, with_timestamp_delta
-from mansio.wire.records import (
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import (
     DELETE_HORIZON,
     TimestampType,
     build_batch,
     check_batch,
+    encode_batch,
     read_header,
-    seal_batch,
     with_log_append_time,
 )
+from mansio.wire.batch.record_reader import read_records
+from mansio.wire.batch.record_scan import RecordLocation, with_timestamp_delta
 from support.compaction import EAGER, compact, finish, one_piece, records_of, run_to_end, start_compaction
 from support.logs import ManualClock
 
@@ -148,7 +154,7 @@ def test_a_tombstone_stays_for_its_time_from_the_first_compaction_on() -> None:
 def test_the_mark_of_a_tombstone_is_not_believed_when_a_client_sent_it() -> None:
     world = World()
     header = check_batch(batch := build_batch([(1, b"a", None, ())]))
-    world.append(seal_batch(header._replace(attributes=DELETE_HORIZON), batch[61:]))
+    world.append(encode_batch(header._replace(attributes=DELETE_HORIZON), batch[61:]))
     world.write((b"b", b"1"))
     assert world.compact() is End.DONE
     assert world.values() == [(0, b"a", None), (1, b"b", b"1")]
@@ -204,8 +210,8 @@ def test_a_batch_whose_writer_put_nonsense_in_it_stays_as_it_is() -> None:
     world = World()
     world.write((b"a", b"old"))
     header = check_batch(good := build_batch([(1, b"a", b"x", ()), (1, b"a", b"y", ())]))
-    nonsense = seal_batch(header, good[61:-9] + bytes(9))
-    packed = seal_batch(header._replace(attributes=Codec.ZSTD), b"not zstd" * 3)
+    nonsense = encode_batch(header, good[61:-9] + bytes(9))
+    packed = encode_batch(header._replace(attributes=Codec.ZSTD), b"not zstd" * 3)
     world.append(nonsense)
     world.append(packed)
     world.write((b"b", b"1"))
@@ -224,7 +230,7 @@ def test_data_of_aborted_transactions_goes_and_their_markers_as_tombstones_do() 
     world.write((b"b", b"1"))
     functions = {
         "is_aborted": lambda header: header.is_transactional and not header.is_control,
-        "is_spent_marker": lambda header: header.is_control,
+        "is_obsolete_marker": lambda header: header.is_control,
     }
     assert world.compact(**functions) is End.DONE
     kept, marker, last = (read_header(batch) for batch in world.batches())
@@ -276,7 +282,7 @@ def test_a_batch_with_more_keys_than_the_map_may_hold_is_said_and_nothing_change
     world.write(*((b"%d" % n, b"") for n in range(100)))
     before = world.batches()
     assert world.compact(map_bytes_max=64 * 24) is End.FAILED
-    assert "log_cleaner_map_bytes_max" in str(world.run.error)
+    assert "log_cleaner_dedupe_buffer_size" in str(world.run.error)
     assert world.batches() == before
     assert world.log.failure is None
     assert world.compact(map_bytes_max=256 * 24) is End.DONE
@@ -414,7 +420,7 @@ def test_readers_see_the_new_segment_before_its_file_has_its_name() -> None:
     with pytest.raises(ConcurrentChange):
         world.log.delete()
     world.log.trim_to(11)
-    assert not world.log.has_chores or world.log.prepare_chores() is None
+    assert not world.log.needs_maintenance or world.log.prepare_maintenance() is None
     while swap is not None:
         swap = finish(run, swap)
     run_to_end(run)
@@ -433,10 +439,10 @@ def test_only_segments_below_both_slots_of_the_checkpoint_are_touched() -> None:
     world.log.sync()
     log = world.log
     assert judge(log, EAGER, limit_offset=2, now_ms=NOW).segment_count == 0
-    assert log.has_chores, "it asks for another checkpoint"
+    assert log.needs_maintenance, "it asks for another checkpoint"
     log.sync()
     assert judge(log, EAGER, limit_offset=2, now_ms=NOW).segment_count == 1
-    assert not log.has_chores
+    assert not log.needs_maintenance
     assert judge(log, EAGER, limit_offset=0, now_ms=NOW).segment_count == 0, "not committed"
 
 
@@ -450,13 +456,13 @@ def test_no_swap_begins_while_the_log_keeps_house() -> None:
     world.log.trim_to(1)
     world.log.sync()
     world.log.trim_to(2)
-    chores = world.log.prepare_chores()
-    assert chores is not None
+    job = world.log.prepare_maintenance()
+    assert job is not None
     while one_piece(run):
         assert not world.log.compaction.busy
     assert run.end is None
-    chores.run(world.disk)
-    world.log.finish_chores(chores, None)
+    job.run(world.disk)
+    world.log.finish_maintenance(job, None)
     run_to_end(run)
     assert run.swaps or run.end is End.GIVEN_UP
 
@@ -560,7 +566,7 @@ def waiting_for_room(world: World) -> CompactionRun:
     world.disk.fail_when = lambda what, path: (
         errno.ENOSPC if what == "rename" and path.endswith(".compacted.tmp") else None
     )
-    while not run.waits_for_room:
+    while not run.waits_for_disk_space:
         assert one_piece(run)
     return run
 
@@ -630,7 +636,7 @@ def raw(*rows: tuple[bytes, bytes | None, int], base_ms: int = NOW) -> bytes:
     def varint(
         value: int,
     ) -> bytes:  # a record of nothing but its delta: one byte each of length and attributes
-        return with_timestamp_delta(b"", RecordPlace(0, 0, 0, 0, 0, None, is_tombstone=False), value)[2:]
+        return with_timestamp_delta(b"", RecordLocation(0, 0, 0, 0, 0, None, is_tombstone=False), value)[2:]
 
     body = b""
     for n, (key, value, delta) in enumerate(rows):
@@ -638,7 +644,7 @@ def raw(*rows: tuple[bytes, bytes | None, int], base_ms: int = NOW) -> bytes:
         record = b"\0" + varint(delta) + varint(n) + varint(len(key)) + key + end + b"\0"
         body += varint(len(record)) + record
     header = read_header(build_batch([(NOW, b"k", b"v", ())] * len(rows)))
-    return seal_batch(header._replace(base_timestamp_ms=base_ms), body)
+    return encode_batch(header._replace(base_timestamp_ms=base_ms), body)
 
 
 @pytest.mark.parametrize(
@@ -669,7 +675,7 @@ def test_a_batch_of_too_many_records_stays_whole_and_its_old_values_stay_hidden(
     world.write((b"a", b"2"))
     world.write((b"a", b"3"))
     world.write((b"b", None))
-    monkeypatch.setattr(compaction_filter, "OPENED_RECORDS_MAX", 2)
+    monkeypatch.setattr(batch_filter, "OPENED_RECORDS_MAX", 2)
     for round_number in range(4):
         assert world.compact(now_ms=NOW + round_number * 10_000) is End.DONE
         world.write((b"z", b"%d" % round_number))
@@ -691,7 +697,7 @@ def test_a_batch_too_large_to_be_opened_supersedes_nothing_and_loses_nothing(
     world.write((b"a", bytes(5000)), codec=codec)
     world.write((b"b", b"1"))
     world.write((b"b", b"2"))
-    monkeypatch.setattr(compaction_filter, "OPENED_BYTES_MAX", 1000)
+    monkeypatch.setattr(batch_filter, "OPENED_BYTES_MAX", 1000)
     assert world.compact() is End.DONE
     assert [offset for offset, _, _ in world.values()] == [0, 1, 3]
 
@@ -748,7 +754,7 @@ def info(base: int, end: int, size: int, timestamp: int = 0) -> SegmentInfo:
 
 def judged(
     state: CompactionState, settings: CompactionSettings, limit: int = 1000, oldest: int | None = None
-) -> Worth:
+) -> CompactionPlan:
     segments = [info(0, 10, 600, 5), info(10, 20, 300, 50), info(20, 30, 100, 500), info(30, 30, 0)]
     return worth(segments, state, settings, limit_offset=limit, oldest_dirty_ms=oldest, now_ms=1000)
 
@@ -756,13 +762,13 @@ def judged(
 def test_what_is_worth_it() -> None:
     settings = CompactionSettings()
     clean = CompactionState(10, 10)
-    assert judged(clean, settings) == Worth(3, 1, 400, 0.4, forced=False, due=False)
+    assert judged(clean, settings) == CompactionPlan(3, 1, 400, 0.4, forced=False, due=False)
     assert judged(clean, CompactionSettings(min_cleanable_dirty_ratio=0.4)).due
-    assert judged(CompactionState(), settings) == Worth(3, 0, 1000, 1.0, forced=False, due=True)
+    assert judged(CompactionState(), settings) == CompactionPlan(3, 0, 1000, 1.0, forced=False, due=True)
     assert judged(clean, CompactionSettings(min_compaction_lag_ms=600))[:3] == (2, 1, 300)
-    assert judged(CompactionState(30, 30), settings) == Worth(3, 3, 0, 0.0, forced=False, due=False)
+    assert judged(CompactionState(30, 30), settings) == CompactionPlan(3, 3, 0, 0.0, forced=False, due=False)
     assert judged(CompactionState(), settings, limit=25)[:3] == (2, 0, 900)
-    assert judged(CompactionState(), settings, limit=5) == NOT_WORTH
+    assert judged(CompactionState(), settings, limit=5) == NOTHING_TO_COMPACT
     old = judged(clean, CompactionSettings(max_compaction_lag_ms=500), oldest=400)
     assert old.forced
     assert old.due
@@ -773,12 +779,12 @@ def test_what_is_worth_it() -> None:
 
 def test_groups_are_neighbours_that_fit_a_segment_and_its_offsets() -> None:
     sizes = [info(n, n + 1, size) for n, size in enumerate([60, 30, 20, 90, 200, 10, 0, 0])]
-    assert groups_of(sizes, 100) == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 8)]
+    assert group_segments(sizes, 100) == [(0, 2), (2, 3), (3, 4), (4, 5), (5, 8)]
     far = [info(0, 10, 1), info(10, 1 << 31, 1), info(1 << 31, (1 << 31) + 5, 1)]
-    assert groups_of(far, 100) == [(0, 1), (1, 3)]
-    assert groups_of([], 100) == []
+    assert group_segments(far, 100) == [(0, 1), (1, 3)]
+    assert group_segments([], 100) == []
     many = [info(n, n + 1, 0) for n in range(200)]
-    assert [last - first for first, last in groups_of(many, 100)] == [64, 64, 64, 8]
+    assert [last - first for first, last in group_segments(many, 100)] == [64, 64, 64, 8]
 
 
 def build_golden() -> dict[str, bytes]:

@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mansio.log.compaction_run import End
-from mansio.log.log import Log, LogSettings
-from mansio.log.offset_map import CAPACITY_MIN, ENTRY_BYTES, OffsetMap, digest_of
+from mansio.storage.cleaner.compaction_run import End
+from mansio.storage.cleaner.offset_map import CAPACITY_MIN, ENTRY_BYTES, OffsetMap, digest_of
+from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.compression import Codec
-from mansio.wire.records import build_batch, check_batch, read_header
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import build_batch, check_batch, read_header
 from support.compaction import CompactedModel, Kept, one_piece, records_of, start_compaction
 from support.logs import ManualClock
 from support.tiers import examples
@@ -138,7 +138,7 @@ class CompactedLogAgainstList(RuleBasedStateMachine):
         end, start = self.log.end_offset, self.log.start_offset
         self.log.close()
         if lose_checkpoint and self.log.start_offset == self.log.table.segments[0].base_offset:
-            self.disk.cut_file(f"{DIRECTORY}/checkpoint", 0)
+            self.disk.truncate_file(f"{DIRECTORY}/checkpoint", 0)
             self.disk.remove(f"{DIRECTORY}/checkpoint")
         self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)
         assert (self.log.start_offset, self.log.end_offset) == (start, end)

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from mansio.errors import CorruptLog, RequestError
-from mansio.log.log import Log, LogSettings
+from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.records import check_batch
+from mansio.wire.batch.record_batch import check_batch
 from support.logs import ManualClock, append, as_stored, check_contents, make_batch
 
 SETTINGS = LogSettings(segment_bytes=700, index_interval_bytes=1)
@@ -86,7 +86,7 @@ def test_a_file_cut_short(kind: str, expected: str) -> None:
         if path.endswith(kind) and data:
             for size in {0, 1, len(data) // 2, len(data) - 1}:
                 damaged = disk.crash(random.Random(0))
-                damaged.cut_file(path, size)
+                damaged.truncate_file(path, size)
                 assert outcome(damaged, stored) == expected, (path, size)
 
 
@@ -137,7 +137,7 @@ def test_damage_above_the_checkpoint_is_cut_and_said(caplog: pytest.LogCaptureFi
     disk.flip_bit(f"{DIRECTORY}/{0:020d}.log", 8 * (sum(map(len, stored)) + 70))
     again = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     assert again.end_offset == 3
-    assert again.recovery.cut_bytes > 0
+    assert again.recovery.truncated_bytes > 0
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     check_contents(again, stored)
 
@@ -150,7 +150,7 @@ def test_damage_below_the_checkpoint_is_reported_and_nothing_is_cut() -> None:
     log.sync()
     path = f"{DIRECTORY}/{0:020d}.log"
     size = log.size_bytes
-    disk.cut_file(path, size - 1)
+    disk.truncate_file(path, size - 1)
     with pytest.raises(CorruptLog, match="were durable"):
         Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     assert len(disk.files()[path]) == size - 1
@@ -182,7 +182,7 @@ def test_a_batch_of_an_older_leader_after_the_checkpoint_is_left_over_and_cut() 
     again = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     check_contents(again, stored)
     assert again.end_offset == 3
-    assert again.recovery.cut_bytes >= len(left_over)
+    assert again.recovery.truncated_bytes >= len(left_over)
 
 
 def test_offsets_that_go_back_end_a_walk() -> None:
@@ -213,7 +213,7 @@ def test_a_file_that_is_shorter_than_it_was_is_said_by_whoever_reads_it() -> Non
     assert piece is not None
     path = f"{DIRECTORY}/{0:020d}.log"
     for size in (log.size_bytes - 1, 70, 1):
-        disk.cut_file(path, size)
+        disk.truncate_file(path, size)
         for read in (piece.read, lambda: list(log.batches(0))):
             with pytest.raises(CorruptLog, match=f"ends at {size}"):
                 read()

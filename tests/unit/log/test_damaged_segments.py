@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from mansio.errors import CorruptLog, RequestError
-from mansio.log.compaction_state import CompactionState, write_state
-from mansio.log.files import FileCache
-from mansio.log.inspection import inspect_log
-from mansio.log.inspection_report import Severity
-from mansio.log.log import Log, LogSettings
-from mansio.log.recovery import recover, verify_segment
-from mansio.log.table import SegmentTable
+from mansio.storage.cleaner.compaction_state import CompactionState, write_state
+from mansio.storage.file_cache import FileCache
+from mansio.storage.inspect.inspection import inspect_log
+from mansio.storage.inspect.report import Severity
+from mansio.storage.log import Log, LogSettings
+from mansio.storage.recovery.recovery import recover, verify_segment
+from mansio.storage.segment_list import SegmentList
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.records import check_batch, read_header
+from mansio.wire.batch.record_batch import check_batch, read_header
 from support.logs import ManualClock, append, check_contents, make_batch
 
 DIRECTORY = "/data/p"
@@ -65,7 +65,7 @@ def test_missing_segment_is_told_to_who_reads_it_and_nobody_else(
         else:
             assert read_one(log, offset) == stored[offset // 2]
     if sparse:
-        assert [record.message for record in caplog.records] == ["segments missing"]
+        assert [record.message for record in caplog.records] == ["segments_missing"]
     with pytest.raises(CorruptLog):
         list(log.batches(0))
     offset, batch = append(log, make_batch([5000], 80, 99))
@@ -85,7 +85,7 @@ def harmed(data: bytes, kind: str) -> bytes:
 @pytest.mark.parametrize("kind", ["empty", "half", "zeros in front", "zeros inside"])
 @pytest.mark.parametrize("indexes", [True, False], ids=["with indexes", "without indexes"])
 def test_damaged_closed_segment_costs_its_own_batches_only(kind: str, indexes: bool) -> None:
-    """For readers, and for who goes through all headers at a start (`past_damage`)."""
+    """For readers, and for who goes through all headers at a start (`skip_damaged`)."""
     for number in range(len(built()[2]) - 1):
         disk, stored, segments = built()
         path = segments[number]
@@ -106,8 +106,8 @@ def test_damaged_closed_segment_costs_its_own_batches_only(kind: str, indexes: b
                     read_one(log, base)
         append(log, make_batch([5000], 80, 99))
         recovered = recover(disk, DIRECTORY, SETTINGS)
-        table = SegmentTable(recovered.segments, FileCache(disk))
-        headers = [header.base_offset for _, _, header in table.walk(0, past_damage=True)]
+        table = SegmentList(recovered.segments, FileCache(disk))
+        headers = [header.base_offset for _, _, header in table.walk(0, skip_damaged=True)]
         expected = [read_header(batch).base_offset for batch in whole]
         assert [base for base in headers if base in expected] == expected
         assert headers == sorted(set(headers))
@@ -145,9 +145,9 @@ def test_damage_in_the_newest_segment_is_never_passed_over() -> None:
     data = disk.files()[segments[-1]]
     disk.put_file(segments[-1], data[:-240] + bytes(240))
     recovered = recover(disk, DIRECTORY, SETTINGS)
-    table = SegmentTable(recovered.segments, FileCache(disk))
+    table = SegmentList(recovered.segments, FileCache(disk))
     with pytest.raises(CorruptLog):
-        list(table.walk(0, past_damage=True))
+        list(table.walk(0, skip_damaged=True))
 
 
 @pytest.mark.parametrize("later", [0, 1, 12])

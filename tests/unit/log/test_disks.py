@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.errors import DataDirectoryLocked
-from mansio.host import BackgroundThread, HostClock, HostDisk, HostRandom
+from mansio.host.host import BackgroundThread, HostClock, HostDisk, HostRandom
 from mansio.testing.disk import SimulatedDisk
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import StorageError
-from mansio.log.checkpoint import load_checkpoint
-from mansio.log.index import load_index
-from mansio.log.log import Log, LogSettings
-from mansio.log.sync import Syncer
+from mansio.storage.checkpoint import load_checkpoint
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.index import load_index
+from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from support.logs import ManualBackground, ManualClock, ManualScheduler, append, check_contents, make_batch
 
@@ -29,12 +29,12 @@ class Bench:
         self.disk = SimulatedDisk()
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.syncer = Syncer(self.disk, self.background, "/data", scheduler=self.scheduler)
+        self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)
         self.logs = [Log.open(self.disk, ManualClock(), f"/data/{n}", SETTINGS) for n in range(logs)]
         self.stored: list[list[bytes]] = [[] for _ in self.logs]
         for log in self.logs:
             log.sync()
-            self.syncer.register(log)
+            self.group_commit.register(log)
 
     def write(self, number: int = 0, leader_epoch: int = -1) -> Log:
         log = self.logs[number]
@@ -50,10 +50,10 @@ class Bench:
 
     def sync(self) -> None:
         for log in self.logs:
-            self.syncer.request(log)
+            self.group_commit.request(log)
         self.background.run_all()
 
-    def tidy(self) -> None:
+    def prune(self) -> None:
         self.scheduler.fire()
         self.background.run_all()
 
@@ -85,20 +85,22 @@ def test_housekeeping_that_finds_no_room_is_done_when_there_is(
         bench.sync()
         bench.full(lambda operation, path: operation == refused[0] and path.endswith(refused[1]), code)
         for _ in range(3):
-            bench.tidy()
+            bench.prune()
             assert all(log.failure is None and log.busy == 0 for log in bench.logs)
             if refused[0] != "sync" or logs == 1:  # many are synced by another call
-                assert all(log.has_chores for log in bench.logs)
+                assert all(log.needs_maintenance for log in bench.logs)
         if refused == ("write", "checkpoint"):  # what was not written does not count, nor does its slot
             for log in bench.logs:
-                assert load_checkpoint(bench.disk, f"{log.directory}/checkpoint") == log.ledger.checkpoint
+                assert (
+                    load_checkpoint(bench.disk, f"{log.directory}/checkpoint") == log.flush_state.checkpoint
+                )
         bench.check()
         bench.write()
         bench.sync()
         assert bench.logs[0].durable_end_offset == bench.logs[0].end_offset
         bench.full(None)
-        bench.tidy()
-        assert not any(log.has_chores for log in bench.logs)
+        bench.prune()
+        assert not any(log.needs_maintenance for log in bench.logs)
         bench.check()
     for number, log in enumerate(bench.logs):
         names = {path for path in bench.disk.files() if path.startswith(f"/data/{number}/")}
@@ -116,7 +118,7 @@ def test_trimmed_segments_go_although_nothing_new_can_be_written() -> None:
     bench.sync()
     bench.full(lambda operation, path: operation in ("write", "truncate") and path.endswith(".tmp"))
     bench.logs[0].trim_to(6)
-    bench.tidy()
+    bench.prune()
     left = {path for path in bench.disk.files() if path.endswith(".log")}
     assert left == {f"/data/0/{offset:020d}.log" for offset in (6, 7)}
 
@@ -128,16 +130,16 @@ def test_a_whole_file_system_sync_without_room_is_the_last_one() -> None:
         bench.write(number)
     bench.sync()
     bench.full(lambda operation, path: operation == "sync_all")
-    bench.tidy()
+    bench.prune()
     bench.check()
     bench.full(None)
-    before = bench.syncer.sync_alls
+    before = bench.group_commit.file_system_syncs
     for number in range(6):
         bench.write(number)
     bench.sync()
-    bench.tidy()
-    assert bench.syncer.sync_alls == before
-    assert not any(log.has_chores for log in bench.logs)
+    bench.prune()
+    assert bench.group_commit.file_system_syncs == before
+    assert not any(log.needs_maintenance for log in bench.logs)
     bench.check()
 
 
@@ -151,15 +153,15 @@ def test_no_end_is_durable_while_its_leader_epoch_cannot_be_written(logs: int) -
         bench.write(number, leader_epoch=3)
     bench.full(lambda operation, path: operation == "write" and path == "/data/0/epochs.tmp")
     for log in bench.logs:
-        bench.syncer._dirty[log] = None
+        bench.group_commit._dirty[log] = None
     bench.sync()
     assert [log.durable_end_offset for log in bench.logs] == [1] + [2] * (logs - 1)
     bench.check()
-    bench.tidy()
+    bench.prune()
     assert bench.logs[0].durable_end_offset == 1
-    assert bench.syncer.idle  # a broker that stops does not wait for room
+    assert bench.group_commit.idle  # a broker that stops does not wait for room
     bench.full(None)
-    bench.tidy()
+    bench.prune()
     assert bench.logs[0].durable_end_offset == 2
     bench.check()
 

@@ -6,12 +6,12 @@ import random
 
 import pytest
 
-from mansio.log import index as index_module
-from mansio.log.epochs import EpochList, load_epochs
-from mansio.log.index import SparseIndex, load_index
-from mansio.log.log import SegmentInfo
-from mansio.log.retention import expired
-from mansio.log.sealed import write_sealed
+from mansio.storage import index as index_module
+from mansio.storage.checksummed_file import write_checksummed
+from mansio.storage.index import SparseIndex, load_index
+from mansio.storage.leader_epochs import LeaderEpochCache, load_leader_epochs
+from mansio.storage.log import SegmentInfo
+from mansio.storage.retention import expired
 from mansio.testing.disk import SimulatedDisk
 
 
@@ -37,7 +37,7 @@ def test_an_index_file_says_what_the_index_said() -> None:
     disk = SimulatedDisk()
     disk.make_directory("/d")
     index = filled(100)
-    write_sealed(disk, "/d/i", index.encode(5, 2000, 9999), durable=True)
+    write_checksummed(disk, "/d/i", index.encode(5, 2000, 9999), durable=True)
     loaded = load_index(disk, "/d/i", 5)
     assert loaded is not None
     assert (loaded.end_offset, loaded.covered_bytes) == (2000, 9999)
@@ -49,25 +49,25 @@ def test_an_index_file_says_what_the_index_said() -> None:
 def test_every_flipped_bit_and_every_cut_of_a_sealed_file_is_noticed() -> None:
     disk = SimulatedDisk()
     disk.make_directory("/d")
-    data = EpochList([(1, 0), (4, 77)]).encode()
+    data = LeaderEpochCache([(1, 0), (4, 77)]).encode()
     for bit in range(8 * len(data)):
-        write_sealed(disk, "/d/e", data, durable=True)
+        write_checksummed(disk, "/d/e", data, durable=True)
         disk.flip_bit("/d/e", bit)
-        assert load_epochs(disk, "/d/e") is None
+        assert load_leader_epochs(disk, "/d/e") is None
     for size in range(len(data)):
-        write_sealed(disk, "/d/e", data, durable=True)
-        disk.cut_file("/d/e", size)
-        assert load_epochs(disk, "/d/e") is None
+        write_checksummed(disk, "/d/e", data, durable=True)
+        disk.truncate_file("/d/e", size)
+        assert load_leader_epochs(disk, "/d/e") is None
 
 
 def test_an_epoch_that_wrote_nothing_is_replaced() -> None:
-    epochs = EpochList([(1, 0), (2, 10)])
+    epochs = LeaderEpochCache([(1, 0), (2, 10)])
     assert epochs.assign(5, 10)
     assert epochs.entries() == [(1, 0), (5, 10)]
     assert not epochs.assign(4, 20)
     epochs.trim_to(10)
     assert epochs.entries() == [(5, 10)]
-    assert EpochList().end_offset_for(0, 5) == (-1, -1)
+    assert LeaderEpochCache().end_offset_for(0, 5) == (-1, -1)
 
 
 SEGMENTS = [SegmentInfo(0, 10, 100, 1000), SegmentInfo(10, 20, 100, 3000), SegmentInfo(20, 30, 100, 2000)]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.log.log import Log
-from mansio.log.settings import LogSettings
-from mansio.log.sync import SYNCS_BEFORE_CHORES_MAX, Syncer
+from mansio.storage.flush.group_commit import SYNCS_BEFORE_MAINTENANCE_MAX, GroupCommit
+from mansio.storage.log import Log
+from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
 from support.logs import ManualBackground, ManualClock, ManualScheduler, append, make_batch
 
@@ -25,20 +25,20 @@ class World:
         self.disk = SimulatedDisk()
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.syncer = Syncer(self.disk, self.background, "/data", scheduler=self.scheduler)
+        self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)
         self.logs = [Log.open(self.disk, ManualClock(), f"/data/{n}", SETTINGS) for n in range(logs)]
         self.told: list[StorageError | None] = []
         for log in self.logs:
-            self.syncer.register(log)
+            self.group_commit.register(log)
 
     def fill(self, batches: int = 6, index: int = 0) -> None:
         for _ in range(batches):
             append(self.logs[index], make_batch([1]))
-        self.syncer.request(self.logs[index])
+        self.group_commit.request(self.logs[index])
 
     def trim(self, offset: int, index: int = 0) -> None:
         self.logs[index].trim_to(offset)
-        self.syncer.keep_start(self.logs[index], self.told.append)
+        self.group_commit.persist_start_offset(self.logs[index], self.told.append)
 
     def start_after_crash(self, seed: int, index: int = 0) -> int:
         return Log.open(self.disk.crash(Random(seed)), ManualClock(), f"/data/{index}", SETTINGS).start_offset
@@ -69,7 +69,7 @@ def test_what_is_trimmed_while_compaction_swaps_segments_is_told_when_it_is_on_d
     world.scheduler.fire()
     world.background.run_all()
     assert world.told == []
-    world.logs[0].compaction_rests()
+    world.logs[0].resume_after_compaction()
     world.scheduler.fire()
     world.background.run_all()
     assert world.told == [None]
@@ -96,7 +96,7 @@ def test_a_start_that_is_on_disk_already_is_told_at_once() -> None:
     world.background.run_all()
     world.trim(4)
     world.background.run_all()
-    world.syncer.keep_start(world.logs[0], world.told.append)
+    world.group_commit.persist_start_offset(world.logs[0], world.told.append)
     assert world.told == [None, None]
 
 
@@ -128,10 +128,10 @@ def test_a_failed_disk_and_a_closed_log_are_told() -> None:
     world.trim(4, 0)
     world.background.run_all()
     assert world.told == [world.logs[0].failure]
-    world.syncer.keep_start(world.logs[0], world.told.append)
+    world.group_commit.persist_start_offset(world.logs[0], world.told.append)
     assert world.told == [world.logs[0].failure] * 2
     world.trim(4, 1)
-    world.syncer.forget(world.logs[1])
+    world.group_commit.forget(world.logs[1])
     assert "closed" in str(world.told[2])
 
 
@@ -153,4 +153,4 @@ def test_a_broker_that_is_never_idle_keeps_house_all_the_same() -> None:
         world.scheduler.fire()
         assert world.background.run_one()
         jobs += 1
-        assert jobs <= SYNCS_BEFORE_CHORES_MAX + 3, "two before it is due, and its own"
+        assert jobs <= SYNCS_BEFORE_MAINTENANCE_MAX + 3, "two before it is due, and its own"

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import ConcurrentChange, FencedLeaderEpoch, OffsetOutOfRange, StorageError
-from mansio.host import HostClock, HostDisk
-from mansio.log.files import FileCache
-from mansio.log.log import Log, LogSettings
+from mansio.host.host import HostClock, HostDisk
+from mansio.storage.file_cache import FileCache
+from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.records import TimestampType, check_batch, read_header, with_log_append_time
+from mansio.wire.batch.record_batch import TimestampType, check_batch, read_header, with_log_append_time
 from support.logs import ManualClock, append, check_contents, make_batch
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mansio.log.log import Log, LogSettings
+from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.records import read_header
+from mansio.wire.batch.record_batch import read_header
 from support.logs import ManualClock, append, check_contents, last_offset, make_batch
 from support.tiers import examples
 

@@ -8,8 +8,8 @@ import random
 import pytest
 
 from mansio.errors import StorageError
-from mansio.log.log import Log, LogSettings
-from mansio.log.sync import Syncer
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from support.logs import ManualBackground, ManualClock, ManualScheduler, append, check_contents, make_batch
 
@@ -24,7 +24,7 @@ class Bench:
         self.disk = SimulatedDisk(capacity_bytes=capacity_bytes)
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.syncer = Syncer(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what it uses
+        self.group_commit = GroupCommit(self.disk, self.background, "/data", scheduler=self.scheduler)  # type: ignore[arg-type]  # what it uses
         self.log = Log.open(self.disk, ManualClock(), DIRECTORY, LogSettings())
         self.log.sync()
         self.stored: list[bytes] = []
@@ -33,7 +33,7 @@ class Bench:
         """Append, and have it synced: at once for somebody who waits, or when the time for the others has come."""
         for _ in range(batches):
             self.stored.append(append(self.log, make_batch([1], value_bytes, len(self.stored)))[1])
-        self.syncer.request(self.log, urgent=awaited)
+        self.group_commit.request(self.log, urgent=awaited)
         self.scheduler.fire()
         self.background.run_all()
         assert self.log.durable_end_offset == self.log.end_offset
@@ -108,7 +108,7 @@ def test_a_failed_write_of_zeros_ends_the_service_and_loses_nothing() -> None:
         bench.write(5000)
     assert bench.log.failure is not None
     durable = bench.stored[: bench.log.durable_end_offset]
-    bench.disk.fail_no_more()
+    bench.disk.clear_failures()
     for seed in range(10):
         check_contents(_opened(bench.disk.crash(random.Random(seed))), durable, thorough=False)
 
@@ -136,7 +136,7 @@ def test_power_failing_between_zeros_and_batches_loses_nothing_that_was_acknowle
         bench.disk.on_change = crash
         assert append(bench.log, batch)[1] == ahead
         bench.stored.append(ahead)
-        bench.syncer.request(bench.log)
+        bench.group_commit.request(bench.log)
         if chance.random() < 0.8:
             bench.background.run_all()
         durable = bench.log.durable_end_offset
@@ -153,13 +153,13 @@ def _opened(disk: SimulatedDisk) -> Log:
 def test_awaited_syncs_are_counted_beside_those_of_the_background() -> None:
     disk, background, scheduler = SimulatedDisk(), ManualBackground(), ManualScheduler()
     log = Log.open(disk, ManualClock(), "/data/p")
-    syncer = Syncer(disk, background, "/data", scheduler=scheduler)  # type: ignore[arg-type]  # the part it uses
-    syncer.register(log)
+    group_commit = GroupCommit(disk, background, "/data", scheduler=scheduler)  # type: ignore[arg-type]  # the part it uses
+    group_commit.register(log)
     for number in range(5):
         append(log, make_batch([number], 80, number))
-        syncer.request(log, urgent=False)
+        group_commit.request(log, urgent=False)
         append(log, make_batch([number], 80, number))
-        syncer.request(log, urgent=True)
+        group_commit.request(log, urgent=True)
         background.run_all()
         scheduler.fire()
         background.run_all()

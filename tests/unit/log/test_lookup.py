@@ -8,11 +8,11 @@ import pytest
 from crc32c import crc32c
 
 from mansio.errors import CorruptLog
-from mansio.log.log import Log, LogSettings
-from mansio.log.sync_work import NoRoom
-from mansio.log.upkeep import run_inline
+from mansio.storage.flush.flush_jobs import LogDiskFull
+from mansio.storage.log import Log, LogSettings
+from mansio.storage.maintenance import run_inline
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.records import HEADER_BYTES, check_batch
+from mansio.wire.batch.record_batch import HEADER_BYTES, check_batch
 from support.logs import ManualClock, append, check_contents, check_times, make_batch
 
 SEGMENTS = 200
@@ -84,10 +84,10 @@ def test_what_the_file_of_times_says_of_segments_that_were_taken_back_is_forgott
     log.truncate_to(3)
     stored = stored[:3] + [append(log, make_batch([1000 + n], 60, n))[1] for n in range(4)]
     run_inline(log, log.prepare_sync(), log.finish_sync)
-    chores = log.prepare_chores()
-    assert chores is not None
-    chores.write_checkpoint(disk, sync=True)  # and nothing of what follows
-    log.finish_chores(chores, NoRoom("", checkpointed=True))
+    job = log.prepare_maintenance()
+    assert job is not None
+    job.write_checkpoint(disk, sync=True)  # and nothing of what follows
+    log.finish_maintenance(job, LogDiskFull("", checkpointed=True))
     for seed in range(30):
         image = disk.crash(random.Random(seed))
         check_times(opened(image), stored)  # first, and by itself: reads would load the indexes

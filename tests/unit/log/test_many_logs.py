@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import StorageError
-from mansio.log.closing import keep_house
-from mansio.log.files import FileCache
-from mansio.log.log import Log, LogSettings
-from mansio.log.opening import OpenRequest, open_logs
-from mansio.log.sync import CHORES_TOGETHER_MAX, Syncer
+from mansio.storage.file_cache import FileCache
+from mansio.storage.flush.group_commit import MAINTENANCE_BATCH_LOGS_MAX, GroupCommit
+from mansio.storage.flush.shutdown_flush import flush_on_shutdown
+from mansio.storage.log import Log, LogSettings
+from mansio.storage.recovery.parallel_recovery import OpenRequest, open_logs
 from mansio.testing.disk import SimulatedDisk
 from support.logs import ManualBackground, ManualClock, ManualScheduler, append, make_batch
 
@@ -72,21 +72,21 @@ def crashed_with_tails(count: int, *, can_sync_all: bool = True) -> tuple[Simula
 
 
 class Syncing:
-    """A `Syncer` and its worker, moved by hand."""
+    """A `GroupCommit` and its worker, moved by hand."""
 
     def __init__(self, disk: SimulatedDisk, logs: Sequence[Log]) -> None:
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.syncer = Syncer(disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]  # the part of a scheduler that a syncer uses
+        self.group_commit = GroupCommit(disk, self.background, ROOT, scheduler=self.scheduler)  # type: ignore[arg-type]  # the part of a scheduler that a syncer uses
         for log in logs:
-            self.syncer.register(log)
+            self.group_commit.register(log)
 
     def sync(self, logs: Sequence[Log]) -> None:
         for log in logs:
-            self.syncer.request(log)
+            self.group_commit.request(log)
         self.background.run_all()
 
-    def tidy(self) -> None:
+    def prune(self) -> None:
         self.scheduler.fire()
         self.background.run_all()
 
@@ -136,7 +136,7 @@ def test_opening_logs_that_were_closed_cleanly_reads_no_batch_and_writes_and_syn
     syncing.sync(logs)
     with recorded(disk) as calls:
         if closed_together:
-            keep_house(disk, ROOT, logs)
+            flush_on_shutdown(disk, ROOT, logs)
         for log in logs:
             log.close()
     if closed_together:
@@ -177,8 +177,8 @@ def test_a_damaged_log_keeps_no_other_from_being_opened() -> None:
     for log in logs:
         append(log, make_batch([5, 6], 100))
     syncing.sync(logs)
-    syncing.tidy()
-    disk.cut_file(f"{ROOT}/3/00000000000000000000.log", 10)
+    syncing.prune()
+    disk.truncate_file(f"{ROOT}/3/00000000000000000000.log", 10)
     opened = open_some(disk, 5)
     assert [isinstance(one, Log) for one in opened] == [True, True, True, False, True]
 
@@ -188,12 +188,12 @@ def test_an_idle_log_costs_no_call_of_the_disk() -> None:
     logs = open_all(disk, 50)
     syncing = Syncing(disk, logs)
     syncing.sync(logs)
-    syncing.tidy()
+    syncing.prune()
     with recorded(disk) as calls:
         for _ in range(3):
             append(logs[4], make_batch([1], 50))
             syncing.sync(logs)
-            syncing.tidy()
+            syncing.prune()
     assert {path for _, path in calls} == {
         f"{ROOT}/4/00000000000000000000.log",
         f"{ROOT}/4/checkpoint",
@@ -204,7 +204,7 @@ def test_an_idle_log_costs_no_call_of_the_disk() -> None:
 
 def test_a_record_waits_for_the_housekeeping_of_some_logs_and_not_of_all() -> None:
     disk = SimulatedDisk()
-    count = 2 * CHORES_TOGETHER_MAX + 10
+    count = 2 * MAINTENANCE_BATCH_LOGS_MAX + 10
     logs = open_all(disk, count)
     syncing = Syncing(disk, logs)
     for log in logs:
@@ -212,14 +212,14 @@ def test_a_record_waits_for_the_housekeeping_of_some_logs_and_not_of_all() -> No
     syncing.sync(logs)
     syncing.scheduler.fire()  # the checkpoints of all of them are due, and begun
     append(logs[0], make_batch([2], 50))
-    syncing.syncer.request(logs[0])
+    syncing.group_commit.request(logs[0])
     with recorded(disk) as calls:
         jobs = 0
         while logs[0].durable_end_offset < 2:
             assert syncing.background.run_one()
             jobs += 1
     assert jobs <= 2
-    assert len({path for operation, path in calls if operation == "write"}) <= CHORES_TOGETHER_MAX + 1
+    assert len({path for operation, path in calls if operation == "write"}) <= MAINTENANCE_BATCH_LOGS_MAX + 1
     syncing.background.run_all()
     reopened = open_all(disk.crash(random.Random(1)), count)
     assert (
@@ -229,7 +229,7 @@ def test_a_record_waits_for_the_housekeeping_of_some_logs_and_not_of_all() -> No
 
 def test_a_full_disk_does_not_make_the_housekeeping_of_many_logs_spin() -> None:
     disk = SimulatedDisk()
-    logs = open_all(disk, CHORES_TOGETHER_MAX + 10)
+    logs = open_all(disk, MAINTENANCE_BATCH_LOGS_MAX + 10)
     syncing = Syncing(disk, logs)
     for log in logs:
         append(log, make_batch([1], 50))
@@ -243,8 +243,8 @@ def test_a_full_disk_does_not_make_the_housekeeping_of_many_logs_spin() -> None:
         jobs += 1
         assert jobs < 10
     disk.fail_when = None
-    syncing.tidy()
-    assert not any(log.has_chores or log.failure for log in logs)
+    syncing.prune()
+    assert not any(log.needs_maintenance or log.failure for log in logs)
 
 
 def cost(segments: int) -> list[str]:
@@ -258,14 +258,14 @@ def cost(segments: int) -> list[str]:
         append(log, make_batch([number], 150))
         number += 1
         syncing.sync([log])
-        syncing.tidy()
+        syncing.prune()
     with recorded(disk) as calls:
         append(log, make_batch([number], 150))
         piece = log.read(log.end_offset - 1, 1 << 20, log.end_offset)
         assert piece is not None
         piece.read()
         syncing.sync([log])
-        syncing.tidy()
+        syncing.prune()
         assert log.offset_for_time(number, log.end_offset) is not None
     return [operation for operation, _ in calls]
 
@@ -282,7 +282,7 @@ def test_opening_a_log_of_many_segments_reads_no_index_of_a_closed_one() -> None
     for number in range(300):
         append(log, make_batch([number], 150))
         syncing.sync([log])
-        syncing.tidy()
+        syncing.prune()
     log.close()
     with recorded(disk) as calls:
         (log,) = open_all(disk, 1, settings)
@@ -296,7 +296,7 @@ def test_a_log_that_is_written_fast_gets_its_checkpoint_before_the_interval_is_o
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What lies above a checkpoint is read and written again after a crash: it is bounded in bytes as well."""
-    monkeypatch.setattr("mansio.log.sync.CHECKPOINT_LAG_BYTES_MAX", 3000)
+    monkeypatch.setattr("mansio.storage.flush.group_commit.CHECKPOINT_LAG_BYTES_MAX", 3000)
     disk = SimulatedDisk()
     (log,) = open_all(disk, 1)
     syncing = Syncing(disk, [log])

@@ -9,9 +9,9 @@ import random
 import pytest
 
 from mansio.errors import StorageError
-from mansio.log.files import FileCache
-from mansio.log.log import Log, LogSettings
-from mansio.log.opening import OpenRequest, open_logs
+from mansio.storage.file_cache import FileCache
+from mansio.storage.log import Log, LogSettings
+from mansio.storage.recovery.parallel_recovery import OpenRequest, open_logs
 from mansio.testing.disk import SimulatedDisk
 from support.logs import ManualClock, append, check_contents, make_batch
 
@@ -28,10 +28,10 @@ def test_a_torn_tail_is_cut_also_when_the_leader_epochs_have_to_be_read_from_the
     log.sync()
     size = log.size_bytes  # behind it the file has room
     disk.open(SEGMENT).write_at([torn], size)
-    disk.cut_file(f"{DIRECTORY}/epochs", 9)
+    disk.truncate_file(f"{DIRECTORY}/epochs", 9)
     log = Log.open(disk, ManualClock(), DIRECTORY, LogSettings())
     check_contents(log, kept)
-    assert log.recovery.cut_bytes >= len(torn)
+    assert log.recovery.truncated_bytes >= len(torn)
     assert len(disk.files()[SEGMENT]) == size
     assert log.leader_epochs.entries() == [(0, 0), (3, 1)]
 
@@ -46,7 +46,7 @@ def test_room_ahead_of_the_batches_is_no_torn_tail(caplog: pytest.LogCaptureFixt
     assert any(not data.strip(b"\0") or data.endswith(b"\0" * 20) for data in disk.files().values())
     again = Log.open(disk, ManualClock(), DIRECTORY, settings)
     check_contents(again, kept)
-    assert again.recovery.cut_bytes == 0
+    assert again.recovery.truncated_bytes == 0
     assert not caplog.records
     assert sum(len(data) for path, data in disk.files().items() if path.endswith(".log")) == again.size_bytes
 
@@ -86,7 +86,7 @@ def test_roll_that_fails_half_way_loses_no_batch_that_is_acknowledged_after_it(
     )
     with pytest.raises(StorageError):
         append(log, make_batch([5], 600))
-    disk.fail_no_more()
+    disk.clear_failures()
     disk.fail_when = None
     with contextlib.suppress(StorageError):
         kept.extend(append(log, make_batch([n], 60))[1] for n in range(2))

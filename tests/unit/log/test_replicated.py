@@ -8,11 +8,11 @@ from random import Random
 import pytest
 
 from mansio.errors import ConcurrentChange, CorruptMessage, FencedLeaderEpoch, StorageError
-from mansio.log import replicated
-from mansio.log.log import Log
-from mansio.log.settings import LogSettings
+from mansio.storage import follower_append
+from mansio.storage.log import Log
+from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
-from mansio.wire.records import HEADER_BYTES, build_batch, check_stored_batch, seal_batch
+from mansio.wire.batch.record_batch import HEADER_BYTES, build_batch, check_stored_batch, encode_batch
 from support.logs import ManualClock, append, check_contents, make_batch
 
 SETTINGS = LogSettings(segment_bytes=700)
@@ -34,7 +34,7 @@ def stored(base_offset: int, records: int = 2, leader_epoch: int = 0) -> bytes:
 
 def take(log: Log, *batches: bytes, gaps_below: int = 0) -> None:
     headers = [check_stored_batch(batch) for batch in batches]
-    replicated.append_as_is(log, memoryview(b"".join(batches)), headers, gaps_below=gaps_below)
+    follower_append.append_as_follower(log, memoryview(b"".join(batches)), headers, gaps_below=gaps_below)
 
 
 @pytest.mark.parametrize("together", [1, 3, 20])
@@ -99,7 +99,7 @@ def test_gaps_of_a_compacted_leader_survive_a_restart() -> None:
 def thinned(batch: bytes, span: int) -> bytes:
     """What compaction left of a batch that had `span` records."""
     header = check_stored_batch(batch)
-    return seal_batch(header._replace(last_offset_delta=span - 1), batch[HEADER_BYTES:])
+    return encode_batch(header._replace(last_offset_delta=span - 1), batch[HEADER_BYTES:])
 
 
 def test_batches_that_lack_records_survive_a_restart_although_nothing_is_missing_between_them() -> None:
@@ -180,7 +180,7 @@ def test_a_log_begins_anew_elsewhere() -> None:
         take(log, stored(2 * at))
     log.sync()
     for offset in (1000, 7, 7):
-        replicated.begin_anew(log, offset)
+        follower_append.reset_to(log, offset)
         assert (log.start_offset, log.end_offset, log.durable_end_offset) == (offset, offset, offset)
         assert log.leader_epochs.last == -1
         assert list(log.batches(0)) == []
@@ -204,10 +204,10 @@ def test_a_log_that_is_being_synced_does_not_begin_anew() -> None:
     work = log.prepare_sync()
     assert work is not None
     with pytest.raises(ConcurrentChange):
-        replicated.begin_anew(log, 100)
+        follower_append.reset_to(log, 100)
     work.run(log.disk)
     log.finish_sync(work, None)
-    replicated.begin_anew(log, 100)
+    follower_append.reset_to(log, 100)
     assert log.end_offset == 100
 
 
@@ -233,7 +233,7 @@ def count_changes(offset: int) -> int:
         seen += 1
 
     disk.fail_when = count  # type: ignore[assignment]  # it fails nothing
-    replicated.begin_anew(log, offset)
+    follower_append.reset_to(log, offset)
     return seen
 
 
@@ -257,7 +257,7 @@ def test_a_crash_while_a_log_begins_anew_leaves_one_that_opens_with_a_past_that_
 
             disk.fail_when = crash  # type: ignore[assignment]  # it never fails, it dies
             with pytest.raises(Crash):
-                replicated.begin_anew(log, offset)
+                follower_append.reset_to(log, offset)
             disk.fail_when = None
             again = opened(disk.crash(Random(chance)))
             again.verify()
@@ -268,7 +268,7 @@ def test_a_crash_while_a_log_begins_anew_leaves_one_that_opens_with_a_past_that_
                 assert again.start_offset in (10, 36)
             else:
                 assert again.start_offset in (10, 36, offset)
-            replicated.begin_anew(again, offset)
+            follower_append.reset_to(again, offset)
             take(again, stored(offset, leader_epoch=9))
             again.sync()
             assert opened(again.disk.crash(Random(chance))).end_offset == offset + 2  # type: ignore[attr-defined]  # a simulated one
@@ -287,7 +287,7 @@ def test_a_disk_that_fails_while_a_log_begins_anew_ends_its_service() -> None:
 
         disk.fail_when = fail
         try:
-            replicated.begin_anew(log, 1000)
+            follower_append.reset_to(log, 1000)
         except StorageError:
             assert log.failure is not None
         else:

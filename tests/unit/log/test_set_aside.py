@@ -9,13 +9,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import StorageError
-from mansio.log.files import FileCache
-from mansio.log.inspection import inspect_log
-from mansio.log.inspection_report import Severity
-from mansio.log.log import Log, LogSettings
-from mansio.log.opening import OpenRequest, open_logs
-from mansio.log.recovery_cut import CUT_FILES_MAX, Piece, cut_name, cut_of, whole_batches
 from mansio.logs import FIELDS
+from mansio.storage.file_cache import FileCache
+from mansio.storage.inspect.inspection import inspect_log
+from mansio.storage.inspect.report import Severity
+from mansio.storage.log import Log, LogSettings
+from mansio.storage.recovery.parallel_recovery import OpenRequest, open_logs
+from mansio.storage.recovery.quarantine import (
+    QUARANTINE_FILES_MAX,
+    FileRange,
+    find_batches,
+    parse_quarantine_name,
+    quarantine_name,
+)
 from mansio.testing.disk import SimulatedDisk
 from support.logs import ManualClock, append, check_contents, make_batch
 from support.machine import scaled
@@ -61,7 +67,11 @@ def damage(disk: SimulatedDisk, stored: Sequence[bytes], number: int, directory:
 
 
 def kept_files(disk: SimulatedDisk) -> dict[str, bytes]:
-    return {path: data for path, data in disk.files().items() if cut_of(path.rpartition("/")[2]) is not None}
+    return {
+        path: data
+        for path, data in disk.files().items()
+        if parse_quarantine_name(path.rpartition("/")[2]) is not None
+    }
 
 
 @pytest.mark.parametrize("settings", [ONE_SEGMENT, SMALL_SEGMENTS], ids=["one segment", "many segments"])
@@ -76,15 +86,15 @@ def test_batches_behind_damage_are_kept_and_the_cut_is_told(
     cut = log.recovery.cut
     assert cut is not None
     assert (cut.offset, cut.batches, cut.first_offset, cut.last_offset) == (3, 2, 4, 5)
-    assert cut.size_bytes == log.recovery.cut_bytes >= sum(map(len, stored[3:]))
+    assert cut.size_bytes == log.recovery.truncated_bytes >= sum(map(len, stored[3:]))
     ((path, data),) = kept_files(disk).items()
-    assert cut.path == path == f"{DIRECTORY}/{cut_name(3, 1)}"
+    assert cut.path == path == f"{DIRECTORY}/{quarantine_name(3, 1)}"
     assert all(batch in data for batch in stored[4:])
-    (line,) = [record for record in caplog.records if record.message == "log cut"]
+    (line,) = [record for record in caplog.records if record.message == "log_truncated"]
     assert line.levelno == logging.ERROR
     told = getattr(line, FIELDS)
     assert (told["batches"], told["first_offset"], told["last_offset"]) == (2, 4, 5)
-    assert (told["set_aside"], told["directory"]) == (path, DIRECTORY)
+    assert (told["quarantine"], told["directory"]) == (path, DIRECTORY)
     after = append(log, make_batch([50], 60, 50), leader_epoch=1)[1]
     log.close()
     log = Log.open(disk, ManualClock(), DIRECTORY, settings)
@@ -103,7 +113,7 @@ def test_a_leader_epoch_is_due_until_it_has_begun() -> None:
     log.sync()
     log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
     assert log.epoch_due
-    log.epoch_begun()
+    log.epoch_started()
     log.sync()
     assert not Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT).epoch_due
 
@@ -116,7 +126,7 @@ def test_torn_tail_without_a_whole_batch_leaves_no_file(caplog: pytest.LogCaptur
     assert cut is not None
     assert (cut.offset, cut.batches, cut.path) == (5, 0, "")
     assert not kept_files(disk)
-    assert [(record.message, record.levelname) for record in caplog.records] == [("log cut", "WARNING")]
+    assert [(record.message, record.levelname) for record in caplog.records] == [("log_truncated", "WARNING")]
 
 
 def test_segments_that_no_durable_record_leads_to_are_kept() -> None:
@@ -138,7 +148,9 @@ def test_a_later_cut_at_the_same_offset_gets_a_file_of_its_own() -> None:
     for number in range(1, 4):
         log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
         assert log.end_offset == 3
-        assert sorted(kept_files(disk)) == [f"{DIRECTORY}/{cut_name(3, n)}" for n in range(1, number + 1)]
+        assert sorted(kept_files(disk)) == [
+            f"{DIRECTORY}/{quarantine_name(3, n)}" for n in range(1, number + 1)
+        ]
         again = [append(log, make_batch([n], 60, 100 * number + n))[1] for n in range(3)]
         damage(disk, again, 0)
 
@@ -156,11 +168,11 @@ def test_openings_that_end_before_the_cut_make_one_file(settings: LogSettings, f
         for _ in range(3):
             with pytest.raises(StorageError):
                 Log.open(disk, ManualClock(), DIRECTORY, settings)
-    disk.fail_no_more()
+    disk.clear_failures()
     log = Log.open(disk, ManualClock(), DIRECTORY, settings)
     assert log.end_offset == 3
     ((path, data),) = kept_files(disk).items()
-    assert path == f"{DIRECTORY}/{cut_name(3, 1)}"
+    assert path == f"{DIRECTORY}/{quarantine_name(3, 1)}"
     assert all(batch in data for batch in stored[4:])
 
 
@@ -185,16 +197,16 @@ def test_full_disk_refuses_the_partition_and_destroys_nothing() -> None:
 def test_number_of_files_is_bounded_and_the_next_cut_is_refused() -> None:
     disk, stored = killed(ONE_SEGMENT)
     damage(disk, stored, 3)
-    for number in range(1, CUT_FILES_MAX + 1):
-        disk.put_file(f"{DIRECTORY}/{cut_name(1, number)}", b"x")
+    for number in range(1, QUARANTINE_FILES_MAX + 1):
+        disk.put_file(f"{DIRECTORY}/{quarantine_name(1, number)}", b"x")
     before = disk.files()
     with pytest.raises(StorageError, match="nothing was cut"):
         Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
     assert disk.files() == before
-    disk.remove(f"{DIRECTORY}/{cut_name(1, 7)}")
+    disk.remove(f"{DIRECTORY}/{quarantine_name(1, 7)}")
     log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
     assert log.recovery.cut is not None
-    assert log.recovery.cut.path == f"{DIRECTORY}/{cut_name(3, CUT_FILES_MAX + 1)}"
+    assert log.recovery.cut.path == f"{DIRECTORY}/{quarantine_name(3, QUARANTINE_FILES_MAX + 1)}"
 
 
 def test_one_log_that_cannot_be_cut_harms_no_other() -> None:
@@ -226,7 +238,7 @@ def test_bytes_made_to_look_like_batches_cannot_keep_a_log_from_opening() -> Non
     disk.put_file(segment_path(0), b"\1" + bytes(header) * (size // 61))
     file = disk.open(segment_path(0))
     began = time.process_time()
-    whole = whole_batches([Piece(file, 0, file.size())])
+    whole = find_batches([FileRange(file, 0, file.size())])
     assert (whole.batches, whole.searched) == (0, False)
     assert time.process_time() - began < scaled(5)
 
@@ -243,7 +255,7 @@ def test_doctor_tells_before_the_first_start_and_names_the_file_after_it() -> No
     log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
     log.close()
     report = inspect_log(disk, DIRECTORY)
-    (finding,) = [one for one in report.findings if cut_of(one.path.rpartition("/")[2])]
+    (finding,) = [one for one in report.findings if parse_quarantine_name(one.path.rpartition("/")[2])]
     assert finding.severity is Severity.NOTE
     assert "2 whole batches, records 4 to 5" in finding.what
     assert not report.other_names
@@ -253,5 +265,5 @@ def test_doctor_tells_before_the_first_start_and_names_the_file_after_it() -> No
     "name", ["x.cut-1", f"{3:020d}.cut-", f"{3:020d}.cut-1.tmp", f"{3:020d}.log", f"{3:020d}.cut-x", "cut-1"]
 )
 def test_other_names_are_no_such_files(name: str) -> None:
-    assert cut_of(name) is None
-    assert cut_of(cut_name(3, 17)) == (3, 17)
+    assert parse_quarantine_name(name) is None
+    assert parse_quarantine_name(quarantine_name(3, 17)) == (3, 17)

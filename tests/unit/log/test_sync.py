@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.log.index import load_index
-from mansio.log.log import Log, LogSettings
-from mansio.log.sync import Syncer
+from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.index import load_index
+from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from support.logs import ManualBackground, ManualClock, ManualScheduler, append, make_batch
 
@@ -25,13 +25,17 @@ class Bench:
         self.disk = SimulatedDisk(can_sync_all=can_sync_all)
         self.background = ManualBackground()
         self.scheduler = ManualScheduler()
-        self.syncer = Syncer(
-            self.disk, self.background, "/data", scheduler=self.scheduler, checkpoint_interval_ms=1000
+        self.group_commit = GroupCommit(
+            self.disk,
+            self.background,
+            "/data",
+            scheduler=self.scheduler,
+            log_flush_offset_checkpoint_interval_ms=1000,
         )  # type: ignore[arg-type]  # the part of a scheduler that a syncer uses
         self.logs = [Log.open(self.disk, ManualClock(), f"/data/{n}", LogSettings()) for n in range(logs)]
         for log in self.logs:
             log.sync()
-            self.syncer.register(log)
+            self.group_commit.register(log)
 
     def write(self, number: int = 0) -> Log:
         log = self.logs[number]
@@ -42,10 +46,10 @@ class Bench:
 def test_the_first_request_starts_a_sync_at_once_and_the_rest_share_the_next() -> None:
     bench = Bench()
     log = bench.write()
-    bench.syncer.request(log)
+    bench.group_commit.request(log)
     assert len(bench.background.jobs) == 1
     for _ in range(5):
-        bench.syncer.request(bench.write())
+        bench.group_commit.request(bench.write())
     assert len(bench.background.jobs) == 1
     bench.background.run_one()
     assert log.durable_end_offset == 1
@@ -53,41 +57,41 @@ def test_the_first_request_starts_a_sync_at_once_and_the_rest_share_the_next() -
     bench.background.run_one()
     assert log.durable_end_offset == 6
     assert not bench.background.jobs
-    assert bench.syncer.syncs == 2
-    assert bench.syncer.idle
+    assert bench.group_commit.syncs == 2
+    assert bench.group_commit.idle
 
 
 def test_few_files_are_synced_one_by_one_and_many_by_one_call() -> None:
-    for logs, sync_alls in [(2, 0), (20, 1)]:
+    for logs, file_system_syncs in [(2, 0), (20, 1)]:
         bench = Bench(logs)
-        bench.syncer.request(bench.write(0))
+        bench.group_commit.request(bench.write(0))
         bench.background.run_one()
         for number in range(logs):
-            bench.syncer._dirty[bench.write(number)] = None
-        bench.syncer.request(bench.logs[0])
+            bench.group_commit._dirty[bench.write(number)] = None
+        bench.group_commit.request(bench.logs[0])
         bench.background.run_one()
-        assert bench.syncer.sync_alls == sync_alls
+        assert bench.group_commit.file_system_syncs == file_system_syncs
         assert all(log.durable_end_offset == log.end_offset for log in bench.logs)
 
 
 def test_without_syncfs_every_file_is_synced() -> None:
     bench = Bench(20, can_sync_all=False)
     for number in range(20):
-        bench.syncer._dirty[bench.write(number)] = None
-    bench.syncer.request(bench.logs[0])
+        bench.group_commit._dirty[bench.write(number)] = None
+    bench.group_commit.request(bench.logs[0])
     bench.background.run_one()
     assert all(log.durable_end_offset == 1 for log in bench.logs)
 
 
 def test_a_failed_sync_fails_its_log_only_and_is_not_repeated() -> None:
     bench = Bench(2)
-    bench.syncer.request(bench.write(0))
+    bench.group_commit.request(bench.write(0))
     bench.disk.fail_when = lambda operation, path: (
         errno.EIO if operation == "sync" and path.startswith("/data/0/") else None
     )
     told: list[StorageError] = []
     bench.logs[0].on_failure = told.append
-    bench.syncer.request(bench.write(1))
+    bench.group_commit.request(bench.write(1))
     bench.background.run_all()
     bench.disk.fail_when = None
     assert told == [bench.logs[0].failure]
@@ -95,7 +99,7 @@ def test_a_failed_sync_fails_its_log_only_and_is_not_repeated() -> None:
     assert bench.logs[1].failure is None
     assert bench.logs[1].durable_end_offset == 1
     syncs = bench.disk.syncs
-    bench.syncer.request(bench.logs[0])
+    bench.group_commit.request(bench.logs[0])
     bench.background.run_all()
     bench.scheduler.fire()
     bench.background.run_all()
@@ -106,9 +110,9 @@ def test_a_failed_sync_fails_its_log_only_and_is_not_repeated() -> None:
 def test_a_failed_syncfs_fails_every_log_it_covered() -> None:
     bench = Bench(8)
     for number in range(8):
-        bench.syncer._dirty[bench.write(number)] = None
+        bench.group_commit._dirty[bench.write(number)] = None
     bench.disk.fail_when = lambda operation, path: errno.EIO if operation == "sync_all" else None
-    bench.syncer.request(bench.logs[0])
+    bench.group_commit.request(bench.logs[0])
     bench.background.run_all()
     assert all(log.failure is not None for log in bench.logs)
     assert all(log.durable_end_offset == 0 for log in bench.logs)
@@ -120,32 +124,32 @@ def test_a_defect_on_the_thread_fails_the_logs_and_is_not_lost() -> None:
     def defect(_: str) -> bool:
         raise ZeroDivisionError
 
-    bench.syncer._sync_all_files_min = 0
+    bench.group_commit._sync_all_files_min = 0
     bench.disk.sync_all = defect  # type: ignore[method-assign]  # stands for any programming error
-    bench.syncer.request(bench.write())
+    bench.group_commit.request(bench.write())
     bench.background.run_all()
     assert isinstance(bench.logs[0].failure.__cause__, ZeroDivisionError)
 
 
 def test_a_request_nobody_waits_for_is_put_off_and_shares_an_urgent_one() -> None:
     bench = Bench(2)
-    bench.syncer.request(bench.write(0), urgent=False)
-    bench.syncer.request(bench.write(1), urgent=False)
+    bench.group_commit.request(bench.write(0), urgent=False)
+    bench.group_commit.request(bench.write(1), urgent=False)
     assert not bench.background.jobs
     bench.scheduler.fire(up_to_ms=100)
     bench.background.run_one()
     assert [log.durable_end_offset for log in bench.logs] == [1, 1]
-    assert bench.syncer.syncs == 1
+    assert bench.group_commit.syncs == 1
 
 
 def test_the_checkpoint_follows_within_its_interval_also_when_writing_stops() -> None:
     bench = Bench()
-    bench.syncer.request(bench.write())
+    bench.group_commit.request(bench.write())
     bench.background.run_all()
-    assert bench.logs[0].has_chores
+    assert bench.logs[0].needs_maintenance
     bench.scheduler.fire(up_to_ms=1000)
     bench.background.run_all()
-    assert not bench.logs[0].has_chores
+    assert not bench.logs[0].needs_maintenance
     again = Log.open(bench.disk, ManualClock(), "/data/0", LogSettings())
     assert again.recovery.checked_bytes == 0
     assert again.end_offset == 1
@@ -155,9 +159,9 @@ def test_the_checkpoint_follows_within_its_interval_also_when_writing_stops() ->
 def test_a_forgotten_log_is_not_synced_again() -> None:
     bench = Bench()
     log = bench.write()
-    bench.syncer.request(log)
-    bench.syncer.request(bench.write())
-    bench.syncer.forget(log)
+    bench.group_commit.request(log)
+    bench.group_commit.request(bench.write())
+    bench.group_commit.forget(log)
     log.close(save=False)
     bench.background.run_all()
     bench.scheduler.fire()
@@ -171,7 +175,7 @@ def test_trimmed_segments_leave_the_disk_with_the_next_chores() -> None:
     log.update_settings(LogSettings(segment_bytes=100))
     for _ in range(4):
         bench.write()
-    bench.syncer.request(log)
+    bench.group_commit.request(log)
     bench.background.run_all()
     log.trim_to(2)
     bench.scheduler.fire()
@@ -184,14 +188,14 @@ def test_a_segment_that_is_closed_while_its_index_is_saved_still_gets_its_whole_
     bench = Bench()
     log = bench.logs[0]
     log.update_settings(LogSettings(segment_bytes=400, index_snapshot_bytes=1))
-    bench.syncer.request(bench.write())
+    bench.group_commit.request(bench.write())
     bench.background.run_all()
     bench.scheduler.fire()  # the chores, with a snapshot of the open segment's index, are on their way
     assert bench.background.jobs
     for _ in range(8):
         bench.write()
     bench.background.run_all()
-    bench.syncer.request(log)
+    bench.group_commit.request(log)
     bench.background.run_all()
     bench.scheduler.fire()
     bench.background.run_all()
@@ -216,8 +220,8 @@ def test_a_listener_that_raises_costs_the_other_logs_nothing(
     for log in bench.logs[:2]:
         log.on_durable = log.on_failure = raising
     for number in range(logs):
-        bench.syncer._dirty[bench.write(number)] = None
-    bench.syncer.request(bench.logs[0])
+        bench.group_commit._dirty[bench.write(number)] = None
+    bench.group_commit.request(bench.logs[0])
     with pytest.raises(ZeroDivisionError):
         bench.background.run_one()
     assert len(heard) == 2
@@ -226,15 +230,15 @@ def test_a_listener_that_raises_costs_the_other_logs_nothing(
     assert [log.busy for log in bench.logs] == [0] * logs
     bench.scheduler.fire()
     bench.background.run_all()
-    assert not any(log.has_chores for log in bench.logs)
-    bench.syncer.request(bench.write(2))  # the syncer goes on
+    assert not any(log.needs_maintenance for log in bench.logs)
+    bench.group_commit.request(bench.write(2))  # the syncer goes on
     bench.background.run_all()
     assert bench.logs[2].durable_end_offset == 2
 
     for number in range(logs):
-        bench.syncer._dirty[bench.write(number)] = None
+        bench.group_commit._dirty[bench.write(number)] = None
     bench.disk.fail_when = lambda operation, path: errno.EIO if operation.startswith("sync") else None
-    bench.syncer.request(bench.logs[0])
+    bench.group_commit.request(bench.logs[0])
     with pytest.raises(ZeroDivisionError):
         bench.background.run_one()
     assert all(log.failure is not None and log.busy == 0 for log in bench.logs)
@@ -247,9 +251,9 @@ def test_a_listener_that_asks_for_another_sync_does_not_overtake_the_one_that_en
     second.update_settings(LogSettings(segment_bytes=200))  # two batches each
     for _ in range(3):
         bench.write(1)
-    first.on_durable = lambda _: bench.syncer.request(second)
-    bench.syncer._dirty[bench.write(0)] = None
-    bench.syncer.request(second)
+    first.on_durable = lambda _: bench.group_commit.request(second)
+    bench.group_commit._dirty[bench.write(0)] = None
+    bench.group_commit.request(second)
     for _ in range(2):
         bench.write(1)
     bench.background.run_one()
@@ -257,7 +261,7 @@ def test_a_listener_that_asks_for_another_sync_does_not_overtake_the_one_that_en
     for _ in range(2):
         bench.write(1)  # one more into the segment that is being synced, one into the next
     bench.background.run_one()
-    bench.syncer.request(second)
+    bench.group_commit.request(second)
     bench.background.run_all()
     assert len(second.segments()) == 4
     assert second.durable_end_offset == 7

@@ -17,15 +17,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
 
-from mansio.spark.lake import commit
-from mansio.spark.lake.catalog import LakeTable, open_table
-from mansio.spark.lake.errors import ForeignCommit
-from mansio.spark.lake.layout import BatchPlan
+from mansio.spark.iceberg import commit
+from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+from mansio.spark.iceberg.errors import ConcurrentArchive
+from mansio.spark.iceberg.table_format import BatchPlan
 from support.lake import checksum, expected, held, write_parts
 from support.tiers import examples
 
 if TYPE_CHECKING:
-    from mansio.spark.lake.layout import DataPart
+    from mansio.spark.iceberg.table_format import WrittenDataFile
 
 TOPIC = "t"
 ARCHIVES = st.integers(0, 1)
@@ -38,11 +38,11 @@ class Archive:
     """One running query: what its checkpoint says, and how far it is with the batch."""
 
     query: str
-    table: LakeTable
+    table: ArchiveTable
     at: dict[int, int]
     batch: int = 0
     plan: BatchPlan | None = None
-    parts: list[DataPart] | None = None
+    parts: list[WrittenDataFile] | None = None
 
 
 class ArchiveProtocol(RuleBasedStateMachine):
@@ -105,7 +105,7 @@ class ArchiveProtocol(RuleBasedStateMachine):
         try:
             with failing_once(archive.table, fault), mock.patch.object(commit, "RETRY_BACKOFF_S", 0):
                 archive.table.commit(archive.plan, archive.parts)
-        except ForeignCommit:
+        except ConcurrentArchive:
             self.start_without_checkpoint(which)
             return
         archive.parts = None
@@ -135,7 +135,7 @@ class ArchiveProtocol(RuleBasedStateMachine):
 class failing_once:  # noqa: N801  # reads like a function
     """The catalog's next commit fails: before it landed, after it landed with the answer lost, or by a conflict."""
 
-    def __init__(self, table: LakeTable, fault: str) -> None:
+    def __init__(self, table: ArchiveTable, fault: str) -> None:
         self.catalog = table.iceberg.catalog
         self.fault = fault if fault in ("lost", "landed", "conflict") else ""
 

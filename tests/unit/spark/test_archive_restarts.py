@@ -8,14 +8,14 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from mansio.errors import DataLoss, MansioError
-from mansio.spark.lake.errors import CatalogLocked, ForeignCommit
-from mansio.spark.losses import begins_later
-from mansio.spark.pipelines import archive as archives
-from mansio.spark.pipelines.archive import RESTARTS_MAX, Archived, ArchiveFailed, ArchiveJob, archive
+from mansio.spark.iceberg.errors import CatalogLocked, ConcurrentArchive
+from mansio.spark.jobs import archive as archives
+from mansio.spark.jobs.archive import RESTARTS_MAX, ArchiveFailed, ArchiveJob, ArchiveResult, archive
+from mansio.spark.source.data_loss import log_start_passed
 from mansio.wire.topic_partition import TopicPartition
 
 JOB = ArchiveJob("t", "/w", "127.0.0.1:9", "n", is_once=True)
-DONE = Archived("mansio.t", 1, 1, {0: 1})
+DONE = ArchiveResult("mansio.t", 1, 1, {0: 1})
 
 
 class Runs:
@@ -27,7 +27,7 @@ class Runs:
     def __call__(self, *_given: Any) -> Runs:
         return self
 
-    def once(self) -> Archived:
+    def once(self) -> ArchiveResult:
         self.started += 1
         if self.started <= self.left:
             raise self.error
@@ -37,16 +37,16 @@ class Runs:
 def test_table_that_a_dying_archive_still_moved_on_restarts_the_query(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    runs = Runs(RESTARTS_MAX, ForeignCommit("other"))
+    runs = Runs(RESTARTS_MAX, ConcurrentArchive("other"))
     monkeypatch.setattr(archives, "_Run", runs)
     assert archive(None, JOB) == DONE  # type: ignore[arg-type]
     assert runs.started == RESTARTS_MAX + 1
 
 
 def test_archive_beside_another_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = Runs(100, ForeignCommit("other"))
+    runs = Runs(100, ConcurrentArchive("other"))
     monkeypatch.setattr(archives, "_Run", runs)
-    with pytest.raises(ForeignCommit, match="other"):
+    with pytest.raises(ConcurrentArchive, match="other"):
         archive(None, JOB)  # type: ignore[arg-type]
     assert runs.started == RESTARTS_MAX + 1
 
@@ -62,19 +62,23 @@ def test_other_errors_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "kind", "line"),
     [
-        ("mansio.spark.lake.errors.ForeignCommit: the table ends at 5", ForeignCommit, "the table ends at 5"),
         (
-            "mansio.spark.lake.errors.CatalogLocked: catalog.db is locked",
+            "mansio.spark.iceberg.errors.ConcurrentArchive: the table ends at 5",
+            ConcurrentArchive,
+            "the table ends at 5",
+        ),
+        (
+            "mansio.spark.iceberg.errors.CatalogLocked: catalog.db is locked",
             CatalogLocked,
             "catalog.db is locked",
         ),
         ("mansio.errors.DataLoss: offset 5 is gone", DataLoss, "offset 5 is gone"),
         (
-            f"mansio.errors.DataLoss: {begins_later(TopicPartition('t', 0), 5, 9).message}",
+            f"mansio.errors.DataLoss: {log_start_passed(TopicPartition('t', 0), 5, 9).message}",
             DataLoss,
-            f"offset 5 of partition 0 of topic t is gone: the log begins at 9. {archives.ACCEPT_LOSS}",
+            f"offset 5 of partition 0 of topic t is gone: the log begins at 9. {archives.ACCEPT_LOSS_HINT}",
         ),
-        ("mansio.spark.fetch.Any: odd", ArchiveFailed, "odd"),
+        ("mansio.spark.source.fetch.Any: odd", ArchiveFailed, "odd"),
         ("Stream closed SQLSTATE: XXKST", ArchiveFailed, "the query ended: Stream closed SQLSTATE: XXKST"),
     ],
 )
@@ -82,6 +86,6 @@ def test_error_of_the_query_is_one_line_of_our_own(text: str, kind: type[MansioE
     wrapped = (
         f"[STREAM_FAILED] Query [id = 1] terminated with exception: {text}\n=== Streaming Query ===\nId: a"
     )
-    error = archives._reason(StreamingQueryException(wrapped))
+    error = archives._query_error(StreamingQueryException(wrapped))
     assert type(error) is kind
     assert error.message == line

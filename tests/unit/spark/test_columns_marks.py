@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.spark.columns import scan
-from mansio.spark.columns.binary import unaligned_words
-from mansio.spark.columns.decode import decode_parts
-from mansio.spark.columns.marks import marks
-from mansio.wire.records import build_batch
+from mansio.spark.arrow import record_index
+from mansio.spark.arrow.binary import unaligned_words
+from mansio.spark.arrow.decode import decode_batches
+from mansio.spark.arrow.record_boundaries import find_record_boundaries
+from mansio.wire.batch.record_batch import build_batch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +27,7 @@ def log_of(values: Sequence[bytes], rows_per_batch: int = 50) -> bytes:
 
 
 def values_read(log: bytes) -> list[bytes]:
-    return [value for part in decode_parts(log, "t", 0) for value in part.column("value").to_pylist()]
+    return [value for part in decode_batches(log, "t", 0) for value in part.column("value").to_pylist()]
 
 
 @pytest.mark.parametrize("longest", [40, 140])
@@ -36,11 +36,11 @@ def test_text_of_unequal_lengths_is_not_walked(monkeypatch: pytest.MonkeyPatch, 
     log = log_of(values)
     walked: list[int] = []
 
-    def walk(_body: memoryview, count: int) -> None:
+    def walk_records(_body: memoryview, count: int) -> None:
         walked.append(count)
         raise AssertionError("walked")
 
-    monkeypatch.setattr(scan, "walk", walk)
+    monkeypatch.setattr(record_index, "walk_records", walk_records)
     # The last batch of an answer has no room behind it, and is a stretch of its own.
     assert values_read(log + bytes(16)) == values
     assert walked == []
@@ -54,6 +54,6 @@ def test_values_that_look_like_records_are_read_as_they_are() -> None:
 
 def test_bytes_that_look_like_records_everywhere_are_given_up() -> None:
     zeros = bytes(1 << 20)
-    assert marks(zeros, unaligned_words(zeros)) is None
+    assert find_record_boundaries(zeros, unaligned_words(zeros)) is None
     values = [bytes(200 + number % 60) for number in range(300)]
     assert values_read(log_of(values)) == values

@@ -11,30 +11,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.client.partitioner import partition_for_key
+from mansio.client.producer.partitioner import partition_for_key
 from mansio.errors import CorruptMessage, InvalidRecord, MansioError
-from mansio.spark.columns.decode import OFFSET_MAX, decode_parts
-from mansio.spark.columns.encode import EncodedBatch, Producer, encode_batches
-from mansio.spark.columns.partitions import partition_of
-from mansio.spark.columns.schema import DEFAULT_COLUMNS, HEADERS_TYPE, RECORD_SCHEMA, record_schema
-from mansio.wire.compression import Codec
-from mansio.wire.record_rows import read_rows
-from mansio.wire.records import (
+from mansio.spark.arrow.decode import OFFSET_MAX, decode_batches
+from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches
+from mansio.spark.arrow.partitioner import partition_for_keys
+from mansio.spark.arrow.schema import DEFAULT_COLUMNS, HEADERS_TYPE, RECORD_SCHEMA, record_schema
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
     BatchHeader,
     build_batch,
     check_batch,
+    encode_batch,
     iterate_batches,
     read_header,
-    seal_batch,
     with_log_append_time,
 )
-from mansio.wire.varints import varint
+from mansio.wire.batch.record_rows import read_rows
+from mansio.wire.batch.varints import varint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-OPENED_BYTES_MAX = 1 << 20
+DECOMPRESSED_BYTES_MAX = 1 << 20
 ALL = RECORD_SCHEMA.names
 
 
@@ -78,7 +78,7 @@ def rows_of(log: bytes) -> list[Row]:
     rows: list[Row] = []
     for position, header in iterate_batches(log):
         batch = log[position : position + header.size]
-        rows += read_rows(batch, Row, "t", 3, max_output_bytes=OPENED_BYTES_MAX)
+        rows += read_rows(batch, Row, "t", 3, max_output_bytes=DECOMPRESSED_BYTES_MAX)
     return rows
 
 
@@ -92,7 +92,7 @@ def decode(
     **more: Any,
 ) -> pa.RecordBatch:
     """All the parts as one."""
-    parts = decode_parts(log, topic, partition, start, end, columns, **more)
+    parts = decode_batches(log, topic, partition, start, end, columns, **more)
     table = pa.Table.from_batches(list(parts), schema=record_schema(columns)).combine_chunks()
     return table.to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], table.schema)
 
@@ -135,7 +135,7 @@ def test_small_answer_of_much_comes_in_bounded_parts() -> None:
         build_batch([(1, None, bytes(25_000), ())] * 2, codec=Codec.ZSTD, base_offset=2 * number)
         for number in range(5)
     )
-    parts = list(decode_parts(log, "t", 3, 1, 9, ALL, opened_bytes_max=60_000))
+    parts = list(decode_batches(log, "t", 3, 1, 9, ALL, decompressed_bytes_max=60_000))
     assert [part.num_rows for part in parts] == [3, 4, 1]
     assert [row for part in parts for row in as_rows(part)] == rows_of(log)[1:9]
 
@@ -193,7 +193,7 @@ def test_unequal_records_are_found_whatever_is_in_them(
 
 def resealed(header: BatchHeader, body: bytes) -> bytes:
     """A batch whose checksum is right, whatever is in it."""
-    return seal_batch(header, body)
+    return encode_batch(header, body)
 
 
 def said(read: Any, log: bytes) -> Any:
@@ -301,7 +301,7 @@ def test_changed_byte_of_an_answer_is_reported_with_its_place() -> None:
 def test_opened_bytes_are_bounded() -> None:
     batch = build_batch([(1, None, bytes(1 << 20), ())], codec=Codec.ZSTD)
     with pytest.raises(InvalidRecord, match="more than 1000 bytes"):
-        decode(batch, "t", 3, opened_bytes_max=1000)
+        decode(batch, "t", 3, decompressed_bytes_max=1000)
 
 
 def test_timestamp_that_no_table_can_hold_is_refused() -> None:
@@ -364,7 +364,7 @@ def test_batches_of_columns_have_the_bytes_of_batches_of_records(rows: list[Any]
 def test_rows_of_a_partition_keep_their_order_in_batches_of_bounded_size(
     rows: list[Any], bytes_max: int, producer: bool
 ) -> None:
-    who = Producer(7, 2, {0: 2**31 - 1}) if producer else None
+    who = ProducerSequences(7, 2, {0: 2**31 - 1}) if producer else None
     made = list(
         encode_batches(
             table_of(rows), partition_count=3, bytes_max=bytes_max, producer=who, keyless_partition=1
@@ -394,7 +394,7 @@ def test_rows_of_a_partition_keep_their_order_in_batches_of_bounded_size(
 )
 def test_keys_go_where_every_client_puts_them(keys: list[bytes], count: int) -> None:
     column = pa.array([b"before", *keys], pa.binary()).slice(1)
-    assert partition_of(column, count).tolist() == [partition_for_key(key, count) for key in keys]
+    assert partition_for_keys(column, count).tolist() == [partition_for_key(key, count) for key in keys]
 
 
 def test_named_partition_beats_the_key_and_must_be_there() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mansio.errors import InvalidRequest
-from mansio.spark.columns.schema import RECORD_SCHEMA, chosen_columns, record_schema, spark_schema
+from mansio.spark.arrow.schema import RECORD_SCHEMA, record_schema, select_columns, spark_schema
 
 
 def test_default_columns_are_those_of_sparks_kafka_source_with_headers_only_when_asked_for() -> None:
@@ -21,9 +21,9 @@ def test_default_columns_are_those_of_sparks_kafka_source_with_headers_only_when
 
 def test_chosen_columns_keep_their_order_and_types() -> None:
     names = ["offset", "lane", "key"]
-    assert chosen_columns(names, include_headers=True) == ("offset", "lane", "key", "headers")
+    assert select_columns(names, include_headers=True) == ("offset", "lane", "key", "headers")
     assert record_schema(names).types == [RECORD_SCHEMA.field(name).type for name in names]
-    assert chosen_columns(["headers"], include_headers=True) == ("headers",)
+    assert select_columns(["headers"], include_headers=True) == ("headers",)
 
 
 @pytest.mark.parametrize(
@@ -32,4 +32,4 @@ def test_chosen_columns_keep_their_order_and_types() -> None:
 )
 def test_wrong_choice_says_what_there_is(names: list[str], words: str) -> None:
     with pytest.raises(InvalidRequest, match=words):
-        chosen_columns(names)
+        select_columns(names)

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.exceptions import CommitStateUnknownException
 
-from mansio.spark.lake.catalog import LakeTable
-from mansio.spark.lake.errors import CommitConflict, ForeignTable
-from mansio.spark.lake.layout import TABLE_SCHEMA
-from mansio.spark.pipelines.compact import OFFSETS_PROPERTY, exchange, open_target
-from mansio.spark.pipelines.compact_files import write_files
+from mansio.spark.iceberg.catalog import ArchiveTable
+from mansio.spark.iceberg.errors import CommitConflict, NotAnArchiveTable
+from mansio.spark.iceberg.table_format import TABLE_SCHEMA
+from mansio.spark.jobs.compact import OFFSETS_PROPERTY, exchange, open_target
+from mansio.spark.jobs.compact_files import write_files
 from support.archive_tables import Archive, row
 
 if TYPE_CHECKING:
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> LakeTable:
+def source(tmp_path: Path) -> ArchiveTable:
     return Archive(tmp_path / "warehouse").open()
 
 
-def opened(source: LakeTable) -> LakeTable:
+def opened(source: ArchiveTable) -> ArchiveTable:
     """A handle of its own, as another run would have."""
     table = open_target(source, "latest")
-    return LakeTable(table, source.topic, table.location())
+    return ArchiveTable(table, source.topic, table.location())
 
 
-def written(table: LakeTable, *counts: int) -> list[str]:
+def written(table: ArchiveTable, *counts: int) -> list[str]:
     """The files of one run: a task for each number of rows, which come in two batches."""
     paths: list[str] = []
     for task, count in enumerate(counts):
@@ -45,7 +45,7 @@ def written(table: LakeTable, *counts: int) -> list[str]:
     return paths
 
 
-def rows_in(source: LakeTable) -> list[dict[str, Any]]:
+def rows_in(source: ArchiveTable) -> list[dict[str, Any]]:
     files = [task.file.file_path for task in opened(source).iceberg.scan().plan_files()]
     return [
         one
@@ -55,7 +55,7 @@ def rows_in(source: LakeTable) -> list[dict[str, Any]]:
 
 
 def test_files_of_a_run_take_the_place_of_those_before_and_an_empty_run_empties_the_table(
-    source: LakeTable,
+    source: ArchiveTable,
 ) -> None:
     for number, counts in enumerate(((5, 0, 3), (4,), ())):
         table = opened(source)
@@ -66,7 +66,7 @@ def test_files_of_a_run_take_the_place_of_those_before_and_an_empty_run_empties_
         assert opened(source).iceberg.properties[OFFSETS_PROPERTY] == f'{{"0":{number}}}'
 
 
-def test_run_that_was_overtaken_says_so_and_changes_nothing(source: LakeTable) -> None:
+def test_run_that_was_overtaken_says_so_and_changes_nothing(source: ArchiveTable) -> None:
     slow, fast = opened(source), opened(source)
     exchange(fast, written(fast, 4), {0: 4})
     with pytest.raises(CommitConflict, match="run it again"):
@@ -76,7 +76,7 @@ def test_run_that_was_overtaken_says_so_and_changes_nothing(source: LakeTable) -
 
 @pytest.mark.parametrize("landed", [True, False], ids=["landed", "lost"])
 def test_exchange_of_unknown_outcome_is_looked_up(
-    source: LakeTable, monkeypatch: pytest.MonkeyPatch, landed: bool
+    source: ArchiveTable, monkeypatch: pytest.MonkeyPatch, landed: bool
 ) -> None:
     exchange(opened(source), written(opened(source), 4), {0: 4})
     table = opened(source)
@@ -96,6 +96,6 @@ def test_exchange_of_unknown_outcome_is_looked_up(
     assert opened(source).iceberg.properties[OFFSETS_PROPERTY] == ('{"0":6}' if landed else '{"0":4}')
 
 
-def test_table_that_compaction_did_not_make_is_left_alone(source: LakeTable) -> None:
-    with pytest.raises(ForeignTable, match="was not made by"):
+def test_table_that_compaction_did_not_make_is_left_alone(source: ArchiveTable) -> None:
+    with pytest.raises(NotAnArchiveTable, match="was not made by"):
         open_target(source, source.topic)

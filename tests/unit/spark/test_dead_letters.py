@@ -9,37 +9,37 @@ import pytest
 from pyiceberg.exceptions import CommitStateUnknownException
 
 from mansio.errors import CorruptMessage
-from mansio.spark.lake.catalog import LakeTable, open_table
-from mansio.spark.lake.dead_letters import NAMESPACE, keep_dead_letters, open_dead_letters
-from mansio.spark.lake.errors import ForeignTable
-from mansio.spark.lake.layout import DEAD_LETTER_SCHEMA
-from mansio.spark.lake.parts import PartWriter
+from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+from mansio.spark.iceberg.dead_letters import NAMESPACE, append_dead_letters, open_dead_letters
+from mansio.spark.iceberg.errors import NotAnArchiveTable
+from mansio.spark.iceberg.parquet_writer import PartitionFileWriter
+from mansio.spark.iceberg.table_format import DEAD_LETTER_SCHEMA
+from mansio.spark.jobs.maintain import maintain
 from mansio.spark.options import ERROR_COLUMN
-from mansio.spark.pipelines.maintain import maintain
-from mansio.spark.salvage import error_text
-from mansio.spark.table_sink import told_apart
-from mansio.wire.records import build_batch
+from mansio.spark.sink.iceberg_sink import split_dead_letters
+from mansio.spark.source.bad_records import error_text
+from mansio.wire.batch.record_batch import build_batch
 from support.lake import plan
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mansio.spark.lake.layout import DataPart
+    from mansio.spark.iceberg.table_format import WrittenDataFile
 
 
 @pytest.fixture
-def archive(tmp_path: Path) -> LakeTable:
+def archive(tmp_path: Path) -> ArchiveTable:
     return open_table(None, str(tmp_path), "t", create=True, topic_id="aa")
 
 
-def opened(archive: LakeTable) -> LakeTable:
+def opened(archive: ArchiveTable) -> ArchiveTable:
     """A handle of its own, as another process would have."""
     found = open_dead_letters(archive, create=True)
     assert found is not None
     return found
 
 
-def written(table: LakeTable, *rows: tuple[int, int, int, bytes]) -> list[DataPart]:
+def written(table: ArchiveTable, *rows: tuple[int, int, int, bytes]) -> list[WrittenDataFile]:
     """What a task does with dead letters: (partition, first, last, value)."""
     source = pa.RecordBatch.from_pylist(
         [
@@ -60,36 +60,36 @@ def written(table: LakeTable, *rows: tuple[int, int, int, bytes]) -> list[DataPa
             ]
         ),
     )
-    _, dead = told_apart(source)
+    _, dead = split_dead_letters(source)
     assert dead is not None
-    writer = PartWriter(table.data_location, "q-0", schema=DEAD_LETTER_SCHEMA)
+    writer = PartitionFileWriter(table.data_location, "q-0", schema=DEAD_LETTER_SCHEMA)
     writer.write(dead)
     return writer.close()
 
 
-def held(archive: LakeTable) -> list[tuple[Any, ...]]:
+def held(archive: ArchiveTable) -> list[tuple[Any, ...]]:
     names = ("__partition", "__offset", "__last_offset", "value")
     rows = opened(archive).iceberg.scan().to_arrow().to_pylist()
     return sorted(tuple(row[name] for name in names) for row in rows)
 
 
-def test_batch_that_comes_again_adds_nothing(archive: LakeTable) -> None:
+def test_batch_that_comes_again_adds_nothing(archive: ArchiveTable) -> None:
     for _ in range(2):
         table = opened(archive)
         parts = written(table, (0, 3, 5, b"x"), (0, 8, 8, b"y"), (1, 0, 0, b"z"))
-        keep_dead_letters(table, plan(0, {0: 0, 1: 0}, {0: 10, 1: 4}), parts)
+        append_dead_letters(table, plan(0, {0: 0, 1: 0}, {0: 10, 1: 4}), parts)
     assert held(archive) == [(0, 3, 5, b"x"), (0, 8, 8, b"y"), (1, 0, 0, b"z")]
 
 
-def test_batch_that_comes_again_cut_elsewhere_adds_what_lies_beyond(archive: LakeTable) -> None:
+def test_batch_that_comes_again_cut_elsewhere_adds_what_lies_beyond(archive: ArchiveTable) -> None:
     """As after a crash between the two commits, with other limits: offsets 4 to 9 are of one damaged batch."""
     table = opened(archive)
-    keep_dead_letters(table, plan(0, {0: 0}, {0: 6}), written(table, (0, 2, 2, b"a"), (0, 4, 5, b"b")))
+    append_dead_letters(table, plan(0, {0: 0}, {0: 6}), written(table, (0, 2, 2, b"a"), (0, 4, 5, b"b")))
     again = opened(archive)
     parts = written(again, (0, 2, 2, b"a"), (0, 4, 9, b"b"), (0, 12, 12, b"c"))
     assert len(parts) == 1, "old and new are in one file"
-    keep_dead_letters(again, plan(0, {0: 0}, {0: 20}), parts)
-    keep_dead_letters(again, plan(1, {0: 20}, {0: 21}), written(again, (0, 20, 20, b"d")))
+    append_dead_letters(again, plan(0, {0: 0}, {0: 20}), parts)
+    append_dead_letters(again, plan(1, {0: 20}, {0: 21}), written(again, (0, 20, 20, b"d")))
     assert held(archive) == [
         (0, 2, 2, b"a"),
         (0, 4, 5, b"b"),
@@ -99,16 +99,16 @@ def test_batch_that_comes_again_cut_elsewhere_adds_what_lies_beyond(archive: Lak
     ]
 
 
-def test_of_two_archives_that_write_the_same_one_adds_it(archive: LakeTable) -> None:
+def test_of_two_archives_that_write_the_same_one_adds_it(archive: ArchiveTable) -> None:
     one, two = opened(archive), opened(archive)
     for table in (one, two):
-        keep_dead_letters(table, plan(0, {0: 0}, {0: 6}), written(table, (0, 2, 2, b"a")))
+        append_dead_letters(table, plan(0, {0: 0}, {0: 6}), written(table, (0, 2, 2, b"a")))
     assert held(archive) == [(0, 2, 2, b"a")]
 
 
 @pytest.mark.parametrize("landed", [True, False], ids=["landed", "lost"])
 def test_commit_of_unknown_outcome_is_looked_up(
-    archive: LakeTable, monkeypatch: pytest.MonkeyPatch, landed: bool
+    archive: ArchiveTable, monkeypatch: pytest.MonkeyPatch, landed: bool
 ) -> None:
     table = opened(archive)
     catalog = table.iceberg.catalog
@@ -121,14 +121,14 @@ def test_commit_of_unknown_outcome_is_looked_up(
         raise CommitStateUnknownException("the connection was lost")
 
     monkeypatch.setattr(catalog, "commit_table", unknown)
-    keep_dead_letters(table, plan(0, {0: 0}, {0: 6}), written(table, (0, 2, 2, b"a")))
+    append_dead_letters(table, plan(0, {0: 0}, {0: 6}), written(table, (0, 2, 2, b"a")))
     assert held(archive) == [(0, 2, 2, b"a")]
 
 
-def test_whole_batch_is_told_from_a_record(archive: LakeTable) -> None:
+def test_whole_batch_is_told_from_a_record(archive: ArchiveTable) -> None:
     batch = build_batch([(0, None, b"v", ())] * 3, base_offset=3)
     table = opened(archive)
-    keep_dead_letters(
+    append_dead_letters(
         table, plan(0, {0: 0}, {0: 9}), written(table, (0, 3, 5, batch), (0, 7, 7, batch), (0, 8, 8, b"v"))
     )
     rows = opened(archive).iceberg.scan().to_arrow().sort_by("__offset")
@@ -136,10 +136,12 @@ def test_whole_batch_is_told_from_a_record(archive: LakeTable) -> None:
     assert rows["reason"].to_pylist() == ["bad"] * 3
 
 
-def test_maintenance_keeps_dead_letters_and_a_table_of_another_topic_is_refused(archive: LakeTable) -> None:
+def test_maintenance_keeps_dead_letters_and_a_table_of_another_topic_is_refused(
+    archive: ArchiveTable,
+) -> None:
     table = opened(archive)
     for offset in range(4):
-        keep_dead_letters(
+        append_dead_letters(
             table, plan(offset, {0: offset}, {0: offset + 1}), written(table, (0, offset, offset, b"v"))
         )
     for _ in range(2):
@@ -147,5 +149,5 @@ def test_maintenance_keeps_dead_letters_and_a_table_of_another_topic_is_refused(
     assert len(held(archive)) == 4
     with opened(archive).iceberg.transaction() as change:
         change.set_properties({"mansio.topic-id": "bb"})
-    with pytest.raises(ForeignTable, match=rf"{NAMESPACE}.t holds dead letters of another topic"):
+    with pytest.raises(NotAnArchiveTable, match=rf"{NAMESPACE}.t holds dead letters of another topic"):
         opened(archive)

@@ -8,9 +8,9 @@ from collections import Counter
 
 import pytest
 
-from mansio.client.partitioner import partition_for_key
-from mansio.spark.pipelines.charts import Bar, Chart, label_of, svg, text_lines
-from mansio.spark.pipelines.hot_keys import HotKeys, KeyLoad, PartitionLoad, charts, judge
+from mansio.client.producer.partitioner import partition_for_key
+from mansio.spark.jobs.charts import Bar, Chart, label_of, svg, text_lines
+from mansio.spark.jobs.hot_keys import HotKeys, KeyLoad, PartitionLoad, assess_skew, charts
 
 
 def counted(keys: list[bytes], partitions: int, place: dict[bytes, int] | None = None) -> HotKeys:
@@ -37,48 +37,48 @@ def zipf(keys: int, records: int) -> list[bytes]:
 
 def test_hot_key_is_named_with_how_far_to_split_it_and_what_partitions_can_do() -> None:
     found = counted(zipf(500, 20_000), 8)
-    verdict = judge(found)
-    assert verdict.is_alarm
-    assert verdict.hot[0].key == b"key-0000"
-    assert any("key-0000" in line and "write it as" in line for line in verdict.advice)
+    assessment = assess_skew(found)
+    assert assessment.is_alarm
+    assert assessment.hot[0].key == b"key-0000"
+    assert any("key-0000" in line and "write it as" in line for line in assessment.advice)
     useful = found.records // found.top[0].records
-    assert any(f"beyond {useful} partitions" in line for line in verdict.advice)
+    assert any(f"beyond {useful} partitions" in line for line in assessment.advice)
 
 
 @pytest.mark.parametrize("partitions", [1, 4, 16])
 @pytest.mark.parametrize("keys", [240, 20_000])
 def test_even_keys_are_no_alarm(keys: int, partitions: int) -> None:
     chance = random.Random(6)
-    verdict = judge(counted([b"%d" % chance.randrange(keys) for _ in range(40_000)], partitions))
-    assert not verdict.is_alarm
-    assert verdict.advice == ()
+    assessment = assess_skew(counted([b"%d" % chance.randrange(keys) for _ in range(40_000)], partitions))
+    assert not assessment.is_alarm
+    assert assessment.advice == ()
 
 
 def test_few_keys_are_told_from_a_hot_one() -> None:
     place = {b"%d" % number: number % 3 for number in range(24)}
-    verdict = judge(counted([b"%d" % (number % 24) for number in range(2_400)], 12, place))
-    assert verdict.is_skewed
-    assert not verdict.hot
-    assert "finer keys" in verdict.advice[0]
+    assessment = assess_skew(counted([b"%d" % (number % 24) for number in range(2_400)], 12, place))
+    assert assessment.is_skewed
+    assert not assessment.hot
+    assert "finer keys" in assessment.advice[0]
 
 
 def test_records_that_are_not_placed_by_key_are_told_apart() -> None:
     keys = [b"%d" % (number % 5_000) for number in range(20_000)]
     place = dict.fromkeys(keys[:2500], 0)
-    verdict = judge(counted(keys, 4, place))
-    assert verdict.is_skewed
-    assert not verdict.hot
-    assert "partitioner" in verdict.advice[0]
+    assessment = assess_skew(counted(keys, 4, place))
+    assert assessment.is_skewed
+    assert not assessment.hot
+    assert "partitioner" in assessment.advice[0]
 
 
 def test_empty_topic_is_no_alarm() -> None:
-    assert not judge(counted([], 3)).is_alarm
+    assert not assess_skew(counted([], 3)).is_alarm
 
 
 def test_picture_is_well_formed_whatever_the_keys_are() -> None:
     keys = [b"<&\"'>", b"\x00\xff" * 40, b"", "ä".encode() * 60, b"line\nbreak", b"\xed\xa0\x80"]
     found = counted([key for number, key in enumerate(keys, 1) for _ in range(number)], 2)
-    drawn = charts(found, judge(found))
+    drawn = charts(found, assess_skew(found))
     root = ElementTree.fromstring(svg(drawn))
     bars = [
         float(one.attrib["width"])
@@ -94,6 +94,6 @@ def test_picture_is_well_formed_whatever_the_keys_are() -> None:
 
 
 def test_bars_are_to_scale() -> None:
-    lines = text_lines(Chart("t", [Bar("a", 80), Bar("b", 40, is_loud=True), Bar("c", 0)]), width=8)
+    lines = text_lines(Chart("t", [Bar("a", 80), Bar("b", 40, is_highlighted=True), Bar("c", 0)]), width=8)
     assert [line.count("█") for line in lines] == [0, 8, 4, 0]
     assert lines[2].startswith("! b")

@@ -11,11 +11,11 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 from mansio.errors import ConfigError
-from mansio.spark.lake import catalog as catalogs
-from mansio.spark.lake.catalog import ICEBERG_SCHEMA, open_table
-from mansio.spark.lake.errors import CatalogLocked, CatalogUnavailable, ForeignTable, TableNotFound
-from mansio.spark.lake.layout import TABLE_SCHEMA
-from mansio.spark.lake.sweep import sweep
+from mansio.spark.iceberg import catalog as catalogs
+from mansio.spark.iceberg.catalog import ICEBERG_SCHEMA, open_table
+from mansio.spark.iceberg.errors import CatalogLocked, CatalogUnavailable, NotAnArchiveTable, TableNotFound
+from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
+from mansio.spark.iceberg.table_format import TABLE_SCHEMA
 from support.lake import add, expected, held, plan
 
 
@@ -50,8 +50,8 @@ def test_copy_of_a_warehouse_is_refused_because_its_files_are_those_of_the_origi
     add(table, plan(0, {0: 0}, {0: 5}))
     shutil.copytree(lake, copy)
     add(table, plan(1, {0: 5}, {0: 8}))
-    with pytest.raises(ForeignTable, match=f"has its files in {lake}"):
-        sweep(open_table(None, str(copy), "t"), keep=10, grace_s=0)
+    with pytest.raises(NotAnArchiveTable, match=f"has its files in {lake}"):
+        remove_orphan_files(open_table(None, str(copy), "t"), keep=10, grace_s=0)
     assert held(open_table(None, str(lake), "t")) == expected({0: 8})
     (tmp_path / "link").symlink_to(lake)
     assert held(open_table(None, str(tmp_path / "link"), "t")) == expected({0: 8})
@@ -76,13 +76,13 @@ def test_table_of_another_program_is_refused(tmp_path: Path) -> None:
     theirs.create_namespace("mansio")
     theirs.create_table("mansio.t", TABLE_SCHEMA)
     theirs.engine.dispose()
-    with pytest.raises(ForeignTable, match="was not made by"):
+    with pytest.raises(NotAnArchiveTable, match="was not made by"):
         open_table(uri, str(tmp_path), "t", create=True)
 
 
 def test_topic_that_was_deleted_and_made_again_is_refused(tmp_path: Path) -> None:
     open_table(None, str(tmp_path), "t", create=True, topic_id="old")
-    with pytest.raises(ForeignTable, match=r"earlier topic t \(id old\).*again \(id new\)"):
+    with pytest.raises(NotAnArchiveTable, match=r"earlier topic t \(id old\).*again \(id new\)"):
         open_table(None, str(tmp_path), "t", create=True, topic_id="new")
 
 
@@ -90,7 +90,7 @@ def test_table_that_would_commit_twice_is_refused(tmp_path: Path) -> None:
     table = open_table(None, str(tmp_path), "t", create=True)
     with table.transaction() as change:
         change.set_properties({"commit.retry.num-retries": "4"})
-    with pytest.raises(ForeignTable, match="added twice"):
+    with pytest.raises(NotAnArchiveTable, match="added twice"):
         open_table(None, str(tmp_path), "t")
 
 

@@ -9,11 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mansio.spark.lake import parts
-from mansio.spark.lake.catalog import open_table
-from mansio.spark.lake.errors import InvalidParts
-from mansio.spark.lake.layout import TABLE_SCHEMA
-from mansio.spark.lake.parts import PartWriter, table_rows
+from mansio.spark.iceberg import parquet_writer
+from mansio.spark.iceberg.catalog import open_table
+from mansio.spark.iceberg.errors import InvalidDataFiles
+from mansio.spark.iceberg.parquet_writer import PartitionFileWriter, table_rows
+from mansio.spark.iceberg.table_format import TABLE_SCHEMA
 from support.lake import HOUR_US, add, plan, source_rows
 
 if TYPE_CHECKING:
@@ -39,29 +39,32 @@ def test_live_files_are_pruned_by_partition_offset_and_time(tmp_path: Path) -> N
 
 
 def test_files_roll_over_at_their_size_and_name_what_they_hold(tmp_path: Path) -> None:
-    writer = PartWriter(f"file://{tmp_path}/data", "q-0", part_bytes=1)
+    writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-0", part_bytes=1)
     for low in (0, 5):
         writer.write(source_rows(0, range(low, low + 5)))
-    parts = writer.close()
-    assert [(part.first_offset, part.last_offset, part.rows) for part in parts] == [(0, 4, 5), (5, 9, 5)]
-    for part in parts:
+    parquet_writer = writer.close()
+    assert [(part.first_offset, part.last_offset, part.rows) for part in parquet_writer] == [
+        (0, 4, 5),
+        (5, 9, 5),
+    ]
+    for part in parquet_writer:
         rows = pq.read_table(part.path.removeprefix("file://"))
         assert rows.schema.equals(TABLE_SCHEMA)
         assert rows.num_rows == part.rows
-    assert len({part.path for part in parts}) == 2
+    assert len({part.path for part in parquet_writer}) == 2
 
 
 def test_small_batches_become_one_row_group_and_what_waits_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    writer = PartWriter(f"file://{tmp_path}/data", "q-0")
+    writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-0")
     for low in range(0, 400, 10):
         writer.write(source_rows(0, range(low, low + 10)))
     (part,) = writer.close()
     file = pq.ParquetFile(part.path.removeprefix("file://"))
     assert (file.num_row_groups, file.read().num_rows) == (1, 400)
-    monkeypatch.setattr(parts, "WAITING_BYTES_MAX", 1_000)
-    writer = PartWriter(f"file://{tmp_path}/data", "q-1")
+    monkeypatch.setattr(parquet_writer, "WAITING_BYTES_MAX", 1_000)
+    writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-1")
     for low in range(0, 400, 10):
         for partition in range(3):
             writer.write(source_rows(partition, range(low, low + 10)))
@@ -76,7 +79,7 @@ def test_rows_of_several_partitions_go_to_files_of_their_own(tmp_path: Path) -> 
     mixed = (
         pa.Table.from_batches([source_rows(0, [1, 4]), source_rows(2, [7])]).combine_chunks().to_batches()[0]
     )
-    writer = PartWriter(f"file://{tmp_path}/data", "q-0")
+    writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-0")
     writer.write(mixed)
     assert sorted((part.partition, part.first_offset, part.last_offset) for part in writer.close()) == [
         (0, 1, 4),
@@ -86,21 +89,21 @@ def test_rows_of_several_partitions_go_to_files_of_their_own(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("offsets", [[3, 2], [2, 2]], ids=["backwards", "twice"])
 def test_rows_out_of_order_are_refused(tmp_path: Path, offsets: list[int]) -> None:
-    writer = PartWriter(f"file://{tmp_path}/data", "q-0")
-    with pytest.raises(InvalidParts, match="order of their offsets"):
+    writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-0")
+    with pytest.raises(InvalidDataFiles, match="order of their offsets"):
         writer.write(source_rows(0, offsets))
 
 
 def test_batch_that_starts_below_the_one_before_is_refused(tmp_path: Path) -> None:
-    writer = PartWriter(f"file://{tmp_path}/data", "q-0")
+    writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-0")
     writer.write(source_rows(0, [1, 2]))
-    with pytest.raises(InvalidParts):
+    with pytest.raises(InvalidDataFiles):
         writer.write(source_rows(0, [2, 3]))
     writer.abort()
 
 
 def test_a_task_that_gives_up_leaves_no_file(tmp_path: Path) -> None:
-    writer = PartWriter(f"file://{tmp_path}/data", "q-0", part_bytes=1)
+    writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-0", part_bytes=1)
     writer.write(source_rows(0, range(5)))
     writer.write(source_rows(1, range(5)))
     writer.abort()
@@ -109,7 +112,7 @@ def test_a_task_that_gives_up_leaves_no_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("room_bytes", [0, 100], ids=["at its begin", "at its end"])
 def test_a_task_whose_file_does_not_fit_on_the_disk_leaves_no_file(tmp_path: Path, room_bytes: int) -> None:
-    writer = PartWriter(f"file://{tmp_path}/data", "q-0")
+    writer = PartitionFileWriter(f"file://{tmp_path}/data", "q-0")
 
     def write_all() -> None:
         for partition in range(3):

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.spark.lake.catalog import LakeTable, open_table
-from mansio.spark.lake.errors import CatalogUnavailable, ForeignCommit, TableNotFound
-from mansio.spark.pipelines.compact import exchange, open_target
-from mansio.spark.pipelines.maintain import maintain
+from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+from mansio.spark.iceberg.errors import CatalogUnavailable, ConcurrentArchive, TableNotFound
+from mansio.spark.jobs.compact import exchange, open_target
+from mansio.spark.jobs.maintain import maintain
 from support.lake import add, expected, held, plan
 from support.rest_catalog import RestCatalog
 
@@ -24,7 +24,7 @@ def rest(tmp_path: Path) -> Iterator[RestCatalog]:
         yield catalog
 
 
-def opened(rest: RestCatalog, tmp_path: Path) -> LakeTable:
+def opened(rest: RestCatalog, tmp_path: Path) -> ArchiveTable:
     return open_table(rest.address, str(tmp_path / "lake"), "t", create=True)
 
 
@@ -46,7 +46,7 @@ def test_each_batch_is_in_the_table_once_also_when_the_answer_to_its_commit_is_l
 def test_two_archives_do_not_both_add(rest: RestCatalog, tmp_path: Path) -> None:
     one, two = opened(rest, tmp_path), opened(rest, tmp_path)
     assert add(one, plan(0, {0: 0}, {0: 5}, query="one"))
-    with pytest.raises(ForeignCommit):
+    with pytest.raises(ConcurrentArchive):
         add(two, plan(0, {0: 0}, {0: 4}, query="two"))
     assert held(two) == expected({0: 5})
 
@@ -58,7 +58,7 @@ def test_maintenance_and_compaction_work_as_with_a_file(rest: RestCatalog, tmp_p
     assert maintain(table, keep=1, grace_s=0, tag="kept").files == 1
     assert held(opened(rest, tmp_path)) == expected({0: 8})
     target = open_target(table, "latest")
-    latest = LakeTable(target, "t", target.location())
+    latest = ArchiveTable(target, "t", target.location())
     rest.fail_next = "after"
     exchange(latest, [], {0: 8})
     assert open_target(table, "latest").properties["mansio.compacted-offsets"] == '{"0":8}'

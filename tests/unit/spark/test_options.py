@@ -9,10 +9,10 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from mansio.errors import ConfigError, RequestError
-from mansio.link.offsets import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
-from mansio.spark.columns.schema import record_schema
+from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, READ_UNCOMMITTED
+from mansio.spark.arrow.schema import record_schema
+from mansio.spark.data_source import checked_columns
 from mansio.spark.options import SinkOptions, SourceOptions, columns_of
-from mansio.spark.source import checked_columns
 from mansio.wire.topic_partition import TopicPartition
 
 BASE = {"broker": "127.0.0.1:9092", "subscribe": "flights"}
@@ -42,7 +42,7 @@ def test_options_of_sparks_kafka_source_mean_the_same_here() -> None:
         },
         streaming=True,
     )
-    assert parsed.bootstrap == "a:1,b:2"
+    assert parsed.bootstrap_servers == "a:1,b:2"
     assert parsed.subscription.topics == ("a", "z")
     assert parsed.starting.offsets == {
         TopicPartition("a", 0): 7,

@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from mansio.errors import ConfigError
-from mansio.spark.ranges import OffsetRange, Range, plan_ranges
+from mansio.spark.source.read_plan import OffsetRange, TaskRange, plan_ranges
 from mansio.wire.topic_partition import TopicPartition
 
 A0 = TopicPartition("a", 0)
@@ -20,4 +20,4 @@ def test_a_plan_of_too_many_tasks_is_refused() -> None:
 
 def test_a_range_travels_to_its_task() -> None:
     one = plan_ranges({A0: OffsetRange(3, 9, b"x" * 16)})[0]
-    assert pickle.loads(pickle.dumps(one)) == one == Range("a", 0, 3, 9, b"x" * 16)
+    assert pickle.loads(pickle.dumps(one)) == one == TaskRange("a", 0, 3, 9, b"x" * 16)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.spark.ranges import OffsetRange, admit, plan_ranges
+from mansio.spark.source.read_plan import OffsetRange, admit, plan_ranges
 from mansio.wire.topic_partition import TopicPartition
 
 partitions = st.builds(TopicPartition, st.sampled_from(["a", "b"]), st.integers(0, 5))

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from mansio.spark.lake import rewrite as rewriting
-from mansio.spark.lake.errors import LakeError
-from mansio.spark.lake.layout import LiveFile
-from mansio.spark.lake.rewrite import choose_groups, merge_manifests, rewrite
-from mansio.spark.lake.scan import scan
+from mansio.spark.iceberg import rewrite_data_files as rewriting
+from mansio.spark.iceberg.errors import ArchiveError
+from mansio.spark.iceberg.rewrite_data_files import choose_groups, merge_manifests, rewrite_data_files
+from mansio.spark.iceberg.table_format import LiveFile
+from mansio.spark.iceberg.table_scan import scan
 from support.archive_tables import Archive, row, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from mansio.spark.lake.catalog import LakeTable
-    from mansio.spark.lake.rewrite import _Merged
+    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.rewrite_data_files import _MergedFile
 
 TARGET = 1 << 20
 
@@ -29,14 +29,14 @@ def archive(tmp_path: Path) -> Archive:
     return Archive(tmp_path / "warehouse")
 
 
-def filled(archive: Archive, batches: int) -> LakeTable:
+def filled(archive: Archive, batches: int) -> ArchiveTable:
     table = archive.open()
     for _ in range(batches):
         archive.add(table, {0: 7, 1: 3})
     return table
 
 
-def manifests(table: LakeTable) -> int:
+def manifests(table: ArchiveTable) -> int:
     snapshot = table.iceberg.current_snapshot()
     return 0 if snapshot is None else len(snapshot.manifests(table.iceberg.io))
 
@@ -44,7 +44,7 @@ def manifests(table: LakeTable) -> int:
 def test_small_files_become_one_per_partition_and_the_rows_stay(archive: Archive) -> None:
     table = filled(archive, 12)
     before, committed, had = rows_of(scan(table)), table.committed(), manifests(table)
-    report = rewrite(table, TARGET)
+    report = rewrite_data_files(table, TARGET)
     reopened = archive.open()
     assert rows_of(scan(reopened)) == before
     assert reopened.committed() == committed
@@ -52,7 +52,7 @@ def test_small_files_become_one_per_partition_and_the_rows_stay(archive: Archive
     assert (report.files_replaced, report.files_written, report.rows) == (24, 2, 120)
     assert had == 12
     assert manifests(reopened) == report.manifests_after <= 2
-    assert rewrite(table, TARGET).files_replaced == 0
+    assert rewrite_data_files(table, TARGET).files_replaced == 0
 
 
 def test_the_archive_goes_on_while_files_are_rewritten(
@@ -69,7 +69,7 @@ def test_the_archive_goes_on_while_files_are_rewritten(
         commit(*given)  # type: ignore[arg-type]
 
     monkeypatch.setattr(rewriting, "_commit", commit_late)
-    report = rewrite(table, TARGET)
+    report = rewrite_data_files(table, TARGET)
     assert report.files_replaced == 12
     found = rows_of(scan(archive.open()))
     assert [(one["__partition"], one["__offset"]) for one in found] == [
@@ -89,7 +89,7 @@ def test_archive_and_rewriting_at_the_same_time_lose_and_double_nothing(archive:
         mine = archive.open()
         try:
             while not is_over.is_set():
-                rewrite(mine, TARGET)
+                rewrite_data_files(mine, TARGET)
         except BaseException as error:  # noqa: BLE001  # it belongs to the test's thread
             failures.append(error)
 
@@ -112,18 +112,18 @@ def test_of_two_that_rewrite_the_same_files_one_wins(
 ) -> None:
     table, other = filled(archive, 4), archive.open()
     before = rows_of(scan(table))
-    exchange = rewriting._exchange
+    exchange = rewriting._replace_files
 
     def exchange_second(
-        table: LakeTable, pending: Sequence[_Merged], report: rewriting.RewriteReport
+        table: ArchiveTable, pending: Sequence[_MergedFile], report: rewriting.RewriteReport
     ) -> object:
         monkeypatch.setattr(rewriting, "_exchange", exchange)
-        rewrite(other, TARGET)
+        rewrite_data_files(other, TARGET)
         return exchange(table, pending, report)
 
     monkeypatch.setattr(rewriting, "_exchange", exchange_second)
-    report = rewrite(table, TARGET)
-    assert (report.files_replaced, report.files_left_to_others) == (0, 8)
+    report = rewrite_data_files(table, TARGET)
+    assert (report.files_replaced, report.files_conflicting) == (0, 8)
     assert rows_of(scan(archive.open())) == before
 
 
@@ -132,7 +132,7 @@ def test_a_reader_that_began_before_finishes_on_the_old_files(archive: Archive) 
     before = rows_of(scan(table))
     reading = scan(archive.open(), batch_rows=2)
     first = next(reading)
-    rewrite(table, TARGET)
+    rewrite_data_files(table, TARGET)
     assert first.to_pylist() + rows_of(reading) == before
 
 
@@ -145,8 +145,8 @@ def test_rows_that_are_not_those_the_table_lists_are_not_put_into_their_place(ar
         open(victim.path.removeprefix("file://"), "wb") as target,
     ):
         target.write(source.read())
-    with pytest.raises(LakeError, match="20 records were read where the table lists 21"):
-        rewrite(table, TARGET)
+    with pytest.raises(ArchiveError, match="20 records were read where the table lists 21"):
+        rewrite_data_files(table, TARGET)
     assert len(archive.open().live_files()) == 6
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import InvalidRequest
-from mansio.spark.lake.scan import scan
-from mansio.spark.pipelines.maintain import maintain
+from mansio.spark.iceberg.table_scan import scan
+from mansio.spark.jobs.maintain import maintain
 from support.archive_tables import Archive, rows_of
 from support.machine import scaled
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from mansio.spark.lake.catalog import LakeTable
+    from mansio.spark.iceberg.catalog import ArchiveTable
 
 BATCHES = 12
 DEADLINE_S = 60
@@ -31,7 +31,7 @@ def archive(tmp_path: Path) -> Archive:
     return Archive(tmp_path / "warehouse")
 
 
-def places(table: LakeTable) -> list[tuple[int, int]]:
+def places(table: ArchiveTable) -> list[tuple[int, int]]:
     return [(one["__partition"], one["__offset"]) for one in rows_of(scan(table, batch_rows=8))]
 
 
@@ -47,7 +47,7 @@ def test_archive_readers_and_maintenance_do_not_disturb_each_other(archive: Arch
     runs: list[int] = []
     is_over = threading.Event()
 
-    def repeat(work: Callable[[LakeTable], None]) -> threading.Thread:
+    def repeat(work: Callable[[ArchiveTable], None]) -> threading.Thread:
         def run() -> None:
             mine = archive.open()
             try:
@@ -59,7 +59,7 @@ def test_archive_readers_and_maintenance_do_not_disturb_each_other(archive: Arch
 
         return threading.Thread(target=run)
 
-    def read(mine: LakeTable) -> None:
+    def read(mine: ArchiveTable) -> None:
         mine.refresh()
         committed = mine.committed()
         assert committed is not None
@@ -71,7 +71,7 @@ def test_archive_readers_and_maintenance_do_not_disturb_each_other(archive: Arch
                 raise
         reads.append(1)
 
-    def keep_in_order(mine: LakeTable) -> None:
+    def keep_in_order(mine: ArchiveTable) -> None:
         runs.append(maintain(mine, target_bytes=1 << 20, keep=2, grace_s=GRACE_S).swept.files_deleted)
 
     threads = [repeat(read), repeat(keep_in_order), repeat(keep_in_order)]

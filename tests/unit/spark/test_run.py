@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.errors import TopicRecreated
-from mansio.spark import listener
-from mansio.spark.listener import offsets_in
-from mansio.spark.pipelines.binding import Binding, CheckpointMismatch, check
-from mansio.spark.pipelines.run import lag_of, reason
-from mansio.spark.pipelines.user_file import PipelineFileError, builder, load
+from mansio.spark.jobs import progress_listener
+from mansio.spark.jobs.checkpoint_binding import CheckpointBinding, CheckpointMismatch, check
+from mansio.spark.jobs.pipeline_file import PipelineFileError, builder, load
+from mansio.spark.jobs.progress_listener import offsets_in
+from mansio.spark.jobs.run import lag_of, reason
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-KNOWN = Binding("p", {"a": "01", "b": "02"}, "topic out")
+KNOWN = CheckpointBinding("p", {"a": "01", "b": "02"}, "topic out")
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_transform_needs_topics_and_what_it_raises_names_the_line(tmp_path: Path
     ("wanted", "error"),
     [
         (KNOWN, None),
-        (Binding("renamed", KNOWN.topics, KNOWN.target), None),
-        (Binding("p", {"a": "01"}, KNOWN.target), CheckpointMismatch),
-        (Binding("p", KNOWN.topics, "topic other"), CheckpointMismatch),
-        (Binding("p", {"a": "01", "b": "03"}, KNOWN.target), TopicRecreated),
+        (CheckpointBinding("renamed", KNOWN.topics, KNOWN.target), None),
+        (CheckpointBinding("p", {"a": "01"}, KNOWN.target), CheckpointMismatch),
+        (CheckpointBinding("p", KNOWN.topics, "topic other"), CheckpointMismatch),
+        (CheckpointBinding("p", {"a": "01", "b": "03"}, KNOWN.target), TopicRecreated),
     ],
 )
 def test_checkpoint_serves_the_pipeline_it_was_begun_for(
-    wanted: Binding, error: type[Exception] | None
+    wanted: CheckpointBinding, error: type[Exception] | None
 ) -> None:
     if error is None:
         check(KNOWN, wanted, "dir")
@@ -118,10 +118,10 @@ def test_of_a_topic_that_is_read_twice_what_the_slower_source_needs_is_held(
 ) -> None:
     published: list[dict[TopicPartition, int]] = []
     publisher = SimpleNamespace(publish=lambda offsets, _query: published.append(dict(offsets)))
-    monkeypatch.setattr(listener, "OffsetPublisher", lambda _name, _bootstrap: publisher)
+    monkeypatch.setattr(progress_listener, "OffsetPublisher", lambda _name, _bootstrap: publisher)
     made = progress(('{"t": {"0": 50, "1": 9}}', None), ('{"t": {"0": 70, "1": 3}}', None))
     made.id = "query"  # type: ignore[misc, assignment]
-    listener.ProgressListener("p", "127.0.0.1:9").publish(made)
+    progress_listener.ProgressListener("p", "127.0.0.1:9").publish(made)
     assert published == [{TopicPartition("t", 0): 50, TopicPartition("t", 1): 3}]
 
 

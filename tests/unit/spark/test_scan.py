@@ -9,19 +9,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mansio.spark.lake import rewrite as rewriting
-from mansio.spark.lake.errors import LakeError
-from mansio.spark.lake.layout import TABLE_SCHEMA, LiveFile
-from mansio.spark.lake.moments import Moment, SnapshotNotFound, at_time, find_moment
-from mansio.spark.lake.rewrite import rewrite
-from mansio.spark.lake.scan import Selection, files_of, read_file, scan
-from mansio.spark.lake.sweep import expire_snapshots
+from mansio.spark.iceberg import rewrite_data_files as rewriting
+from mansio.spark.iceberg.errors import ArchiveError
+from mansio.spark.iceberg.orphan_cleanup import expire_snapshots
+from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
+from mansio.spark.iceberg.table_format import TABLE_SCHEMA, LiveFile
+from mansio.spark.iceberg.table_scan import Selection, files_of, read_file, scan
+from mansio.spark.iceberg.time_travel import SnapshotNotFound, TableVersion, find_version, version_at
 from support.archive_tables import FIRST_US, STEP_US, Archive, row, rows_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mansio.spark.lake.catalog import LakeTable
+    from mansio.spark.iceberg.catalog import ArchiveTable
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def archive(tmp_path: Path) -> Archive:
 
 
 @pytest.fixture
-def table(archive: Archive) -> LakeTable:
+def table(archive: Archive) -> ArchiveTable:
     """Two partitions, three files each, of ten records a file."""
     table = archive.open()
     for _ in range(3):
@@ -46,12 +46,12 @@ def as_read(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return pa.Table.from_pylist(rows, TABLE_SCHEMA).to_pylist()
 
 
-def test_all_records_come_back_as_they_were_and_in_the_order_of_offsets(table: LakeTable) -> None:
+def test_all_records_come_back_as_they_were_and_in_the_order_of_offsets(table: ArchiveTable) -> None:
     assert rows_of(scan(table)) == as_read(everything())
     assert rows_of(scan(table, batch_rows=3)) == as_read(everything())
 
 
-def test_any_selection_equals_the_same_filter_over_all_rows(table: LakeTable) -> None:
+def test_any_selection_equals_the_same_filter_over_all_rows(table: ArchiveTable) -> None:
     chance = random.Random(7)
     for _ in range(60):
         low, high = sorted(chance.sample(range(-2, 34), 2))
@@ -77,12 +77,12 @@ def test_any_selection_equals_the_same_filter_over_all_rows(table: LakeTable) ->
         assert rows_of(scan(table, selection, batch_rows=4)) == as_read(list(filter(is_wanted, everything())))
 
 
-def test_a_time_range_reads_only_the_files_that_hold_it(table: LakeTable) -> None:
+def test_a_time_range_reads_only_the_files_that_hold_it(table: ArchiveTable) -> None:
     hour = Selection(from_us=FIRST_US + 12 * STEP_US, to_us=FIRST_US + 18 * STEP_US)
     assert [(file.partition, file.first_offset) for file in files_of(table, hour)] == [(0, 10), (1, 10)]
 
 
-def test_row_groups_outside_of_the_selection_are_not_read(table: LakeTable, tmp_path: Path) -> None:
+def test_row_groups_outside_of_the_selection_are_not_read(table: ArchiveTable, tmp_path: Path) -> None:
     path = tmp_path / "grouped.parquet"
     rows = pa.Table.from_pylist([row(0, offset) for offset in range(100)], TABLE_SCHEMA)
     pq.write_table(rows, path, row_group_size=10)
@@ -96,46 +96,46 @@ def test_row_groups_outside_of_the_selection_are_not_read(table: LakeTable, tmp_
 
 
 def test_a_batch_is_bounded_by_bytes_also_of_a_file_that_maintenance_made(
-    table: LakeTable, archive: Archive, monkeypatch: pytest.MonkeyPatch
+    table: ArchiveTable, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows may be of any size, so a number of rows bounds nothing."""
     monkeypatch.setattr(rewriting, "ROW_GROUP_BYTES", 100_000)
     for _ in range(4):
         first = archive.offsets[0]
         archive.add(table, {0: [row(0, first + index, value=b"v" * 9_000) for index in range(20)]})
-    rewrite(table)
+    rewrite_data_files(table)
     batches = list(scan(table, Selection(partitions=frozenset({0}), starts={0: 30})))
     assert sum(batch.num_rows for batch in batches) == 80
     assert max(batch.nbytes for batch in batches) < 4 * 100_000
 
 
 def test_a_record_that_is_there_twice_is_an_error_and_not_an_answer(
-    table: LakeTable, archive: Archive
+    table: ArchiveTable, archive: Archive
 ) -> None:
     doubled = archive.write(table, [row(0, offset) for offset in range(5, 12)])
     with table.iceberg.transaction() as change:
         change.add_files([doubled.path], check_duplicate_files=False)
-    with pytest.raises(LakeError, match="partition 0 does not go on in order"):
+    with pytest.raises(ArchiveError, match="partition 0 does not go on in order"):
         rows_of(scan(table))
 
 
-def test_a_damaged_file_is_named(table: LakeTable) -> None:
+def test_a_damaged_file_is_named(table: ArchiveTable) -> None:
     path = table.live_files()[0].path.removeprefix("file://")
     with open(path, "r+b") as file:
         file.seek(-6, 2)
         file.write(b"\xff\xff\xff\x7f")
-    with pytest.raises(LakeError, match="is damaged"):
+    with pytest.raises(ArchiveError, match="is damaged"):
         rows_of(scan(table))
 
 
-def test_a_read_keeps_to_the_state_it_began_with(table: LakeTable, archive: Archive) -> None:
+def test_a_read_keeps_to_the_state_it_began_with(table: ArchiveTable, archive: Archive) -> None:
     reading = scan(table, batch_rows=5)
     first = next(reading)
     archive.add(archive.open(), {0: 10, 1: 10})
     assert first.to_pylist() + rows_of(reading) == as_read(everything())
 
 
-def test_a_moment_is_found_by_id_by_tag_and_by_time(table: LakeTable, archive: Archive) -> None:
+def test_a_moment_is_found_by_id_by_tag_and_by_time(table: ArchiveTable, archive: Archive) -> None:
     old = table.iceberg.current_snapshot()
     assert old is not None
     table.iceberg.manage_snapshots().create_tag(old.snapshot_id, "month-end").commit()
@@ -144,23 +144,23 @@ def test_a_moment_is_found_by_id_by_tag_and_by_time(table: LakeTable, archive: A
     new = table.iceberg.current_snapshot()
     assert new is not None
 
-    def count(moment: Moment) -> int:
-        return len(rows_of(scan(table, moment.of(Selection()), snapshot_id=moment.snapshot_id)))
+    def count(version: TableVersion) -> int:
+        return len(rows_of(scan(table, version.of(Selection()), snapshot_id=version.snapshot_id)))
 
-    assert count(find_moment(table, str(old.snapshot_id), int)) == 60
-    assert count(find_moment(table, "month-end", int)) == 60
+    assert count(find_version(table, str(old.snapshot_id), int)) == 60
+    assert count(find_version(table, "month-end", int)) == 60
     # A branch is no moment: after every batch it is another one.
     with pytest.raises(ValueError, match="main"):
-        find_moment(table, "main", int)
-    assert count(find_moment(table, str(new.timestamp_ms - 1), int)) == 60
-    assert count(at_time(table, new.timestamp_ms)) == 65
-    assert count(at_time(table, new.timestamp_ms + 10**9)) == 65
+        find_version(table, "main", int)
+    assert count(find_version(table, str(new.timestamp_ms - 1), int)) == 60
+    assert count(version_at(table, new.timestamp_ms)) == 65
+    assert count(version_at(table, new.timestamp_ms + 10**9)) == 65
     # When the snapshots are gone, the marks still tell, at least of the first batch of the hour.
     expire_snapshots(table, 1)
     table.refresh()
     assert len(table.iceberg.metadata.snapshots) == 2
-    assert count(at_time(table, table.marks()[0].at_ms)) == 20
+    assert count(version_at(table, table.history()[0].at_ms)) == 20
     with pytest.raises(SnapshotNotFound, match="so early"):
-        at_time(table, 1_000)
+        version_at(table, 1_000)
     with pytest.raises(SnapshotNotFound, match="keeps no snapshot 9999999999999999999"):
-        find_moment(table, "9" * 19, lambda text: 1 // 0 if len(text) < 15 else int("too late"))
+        find_version(table, "9" * 19, lambda text: 1 // 0 if len(text) < 15 else int("too late"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mansio.errors import ConfigError
-from mansio.spark.pipelines.schema_changes import Compatibility, breaking_changes
+from mansio.spark.jobs.schema_compatibility import Compatibility, breaking_changes
 
 SCHEMAS = Path(__file__).parent / "schemas"
 BACKWARD, FORWARD = Compatibility.BACKWARD, Compatibility.FORWARD

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 
 from mansio.errors import ConfigError
-from mansio.spark.columns.schema import record_schema
-from mansio.spark.pipelines.schema_check import COLUMNS, REASON_LENGTH_MAX, ValueCheck, bad_rows, check_schema
+from mansio.spark.arrow.schema import record_schema
+from mansio.spark.jobs.schema_check import COLUMNS, REASON_LENGTH_MAX, ValueCheck, check_schema, invalid_rows
 
 SCHEMA = {
     "type": "object",
@@ -71,7 +71,7 @@ def test_one_record_that_nobody_expected_does_not_end_the_check(
 ) -> None:
     rows = [{"value": value}, {"value": b"no json"}]
     batch = pa.RecordBatch.from_pylist(rows, record_schema(COLUMNS))
-    (found,) = bad_rows(json.dumps(schema), iter([batch]))
+    (found,) = invalid_rows(json.dumps(schema), iter([batch]))
     assert found.column("place")[0].as_py().startswith(place)
     assert reason in found.column("reason")[0].as_py()
     assert found.num_rows == 2
@@ -103,7 +103,7 @@ def test_only_bad_rows_go_on_and_as_they_were() -> None:
         for offset, value in enumerate(values)
     ]
     batch = pa.RecordBatch.from_pylist(rows, record_schema(COLUMNS))
-    (found,) = bad_rows(json.dumps(SCHEMA), iter([batch, batch.slice(0, 2)]))
+    (found,) = invalid_rows(json.dumps(SCHEMA), iter([batch, batch.slice(0, 2)]))
     assert found.select(COLUMNS).to_pylist() == batch.take([2, 3]).to_pylist()
     assert found.column("place").to_pylist() == ["$.carrier", "$"]
     assert found.column("rule").to_pylist() == ["required", "json"]

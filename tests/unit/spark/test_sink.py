@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from mansio.errors import ConfigError, InvalidRecord
-from mansio.spark.sink import BatchSink, StreamSink, Written
-from mansio.spark.sink_columns import by_topic, check_columns
-from mansio.spark.sink_protocol import NOTHING_WRITTEN, TaskReport, WrittenRange
+from mansio.spark.sink.columns import by_topic, check_columns
+from mansio.spark.sink.commit_protocol import NOTHING_WRITTEN, TaskReport, WrittenRange
+from mansio.spark.sink.writers import BatchWriter, SinkCommitMessage, StreamWriter
 
 VALUE = {"value": "binary"}
 OPTIONS = {"broker": "127.0.0.1:9092", "topic": "t"}
@@ -42,7 +42,7 @@ def test_what_was_read_from_a_topic_can_be_written_as_it_is() -> None:
     check_columns({**read, "timestamp": "timestamp", "timestampType": "int", "lane": "string"}, None)
 
 
-@pytest.mark.parametrize("sink", [BatchSink, StreamSink])
+@pytest.mark.parametrize("sink", [BatchWriter, StreamWriter])
 @pytest.mark.parametrize(
     ("options", "overwrite", "said"),
     [
@@ -53,22 +53,22 @@ def test_what_was_read_from_a_topic_can_be_written_as_it_is() -> None:
     ],
 )
 def test_writers_refuse_modes_and_options_on_the_driver(
-    sink: type[BatchSink | StreamSink], options: dict[str, str], overwrite: bool, said: str
+    sink: type[BatchWriter | StreamWriter], options: dict[str, str], overwrite: bool, said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):
         sink(options, SCHEMA, overwrite)
 
 
 def test_writers_and_messages_travel_between_processes() -> None:
-    assert pickle.loads(pickle.dumps(BatchSink(OPTIONS, SCHEMA, False))).options.topic == "t"
-    message = Written(TaskReport(7, 0, (WrittenRange("t", 1, 5, 9, 4),)), "query")
+    assert pickle.loads(pickle.dumps(BatchWriter(OPTIONS, SCHEMA, False))).options.topic == "t"
+    message = SinkCommitMessage(TaskReport(7, 0, (WrittenRange("t", 1, 5, 9, 4),)), "query")
     assert pickle.loads(pickle.dumps(message)) == message
-    BatchSink(OPTIONS, SCHEMA, False).abort([None, message, Written(NOTHING_WRITTEN)])
-    StreamSink(OPTIONS, SCHEMA, False).commit([message], 3)
+    BatchWriter(OPTIONS, SCHEMA, False).abort([None, message, SinkCommitMessage(NOTHING_WRITTEN)])
+    StreamWriter(OPTIONS, SCHEMA, False).commit([message], 3)
 
 
 def test_the_name_of_a_query_is_no_option_of_ours() -> None:
-    assert StreamSink({**OPTIONS, "queryname": "mine"}, SCHEMA, False).options.topic == "t"
+    assert StreamWriter({**OPTIONS, "queryname": "mine"}, SCHEMA, False).options.topic == "t"
 
 
 def test_rows_of_several_topics_keep_their_order_within_each() -> None:

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 import pytest
 from pyiceberg.table.update import SetLocationUpdate
 
-from mansio.spark.lake.commit import commit_files
-from mansio.spark.lake.errors import LakeError
-from mansio.spark.lake.rewrite import rewrite
-from mansio.spark.lake.scan import scan
-from mansio.spark.lake.sweep import MARKS_FILE, expire_snapshots, sweep
+from mansio.spark.iceberg.commit import commit_files
+from mansio.spark.iceberg.errors import ArchiveError
+from mansio.spark.iceberg.orphan_cleanup import FIRST_SEEN_FILE, expire_snapshots, remove_orphan_files
+from mansio.spark.iceberg.rewrite_data_files import rewrite_data_files
+from mansio.spark.iceberg.table_scan import scan
 from support.archive_tables import Archive, row, rows_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from mansio.spark.lake.catalog import LakeTable
+    from mansio.spark.iceberg.catalog import ArchiveTable
 
 GRACE_S = 3600
 NOW_MS = 1_800_000_000_000
@@ -31,35 +31,35 @@ def archive(tmp_path: Path) -> Archive:
 
 
 @pytest.fixture
-def table(archive: Archive) -> LakeTable:
+def table(archive: Archive) -> ArchiveTable:
     table = archive.open()
     for _ in range(6):
         archive.add(table, {0: 7, 1: 3})
     return table
 
 
-def files_on_disk(table: LakeTable) -> set[str]:
+def files_on_disk(table: ArchiveTable) -> set[str]:
     root = table.iceberg.location().removeprefix("file://")
     return {os.path.join(place, name) for place, _, names in os.walk(root) for name in names}
 
 
-def data_files(table: LakeTable) -> set[str]:
+def data_files(table: ArchiveTable) -> set[str]:
     return {path for path in files_on_disk(table) if path.endswith(".parquet")}
 
 
 def test_replaced_files_are_deleted_when_they_were_unreferenced_for_the_grace_time(
-    archive: Archive, table: LakeTable
+    archive: Archive, table: ArchiveTable
 ) -> None:
     before = rows_of(scan(table))
-    rewrite(table, 1 << 20)
-    first = sweep(table, keep=1, grace_s=GRACE_S, now_ms=NOW_MS)
+    rewrite_data_files(table, 1 << 20)
+    first = remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=NOW_MS)
     assert first.snapshots_expired > 0
     assert first.files_deleted == 0
     assert first.files_waiting >= 12
     assert len(data_files(table)) == 14
-    early = sweep(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS - 1)
+    early = remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS - 1)
     assert early.files_deleted == 0
-    last = sweep(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS)
+    last = remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS)
     assert last.files_deleted == first.files_waiting
     assert last.bytes_deleted == first.bytes_waiting > 0
     assert data_files(table) == {file.path.removeprefix("file://") for file in table.live_files()}
@@ -67,50 +67,54 @@ def test_replaced_files_are_deleted_when_they_were_unreferenced_for_the_grace_ti
     archive.add(archive.open(), {0: 1})
 
 
-def test_what_a_kept_snapshot_or_a_tag_refers_to_stays_readable(archive: Archive, table: LakeTable) -> None:
+def test_what_a_kept_snapshot_or_a_tag_refers_to_stays_readable(
+    archive: Archive, table: ArchiveTable
+) -> None:
     old = table.iceberg.current_snapshot()
     assert old is not None
     before = rows_of(scan(table))
     table.iceberg.manage_snapshots().create_tag(old.snapshot_id, "kept").commit()
-    rewrite(table, 1 << 20)
+    rewrite_data_files(table, 1 << 20)
     for now_ms in (NOW_MS, LATER_MS):
-        sweep(table, keep=1, grace_s=GRACE_S, now_ms=now_ms)
+        remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=now_ms)
     assert rows_of(scan(archive.open(), snapshot_id=old.snapshot_id)) == before
     assert {one.snapshot_id for one in table.iceberg.metadata.snapshots} >= {old.snapshot_id}
     assert len(table.iceberg.metadata.snapshots) == 2
 
 
-def test_files_of_a_batch_under_way_are_not_deleted(archive: Archive, table: LakeTable) -> None:
+def test_files_of_a_batch_under_way_are_not_deleted(archive: Archive, table: ArchiveTable) -> None:
     written = archive.write(table, [row(0, 42)])
-    sweep(table, keep=5, grace_s=GRACE_S, now_ms=NOW_MS)
-    waited = sweep(table, keep=5, grace_s=GRACE_S, now_ms=LATER_MS - 1)
+    remove_orphan_files(table, keep=5, grace_s=GRACE_S, now_ms=NOW_MS)
+    waited = remove_orphan_files(table, keep=5, grace_s=GRACE_S, now_ms=LATER_MS - 1)
     assert waited.files_deleted == 0
     with table.iceberg.transaction() as change:
         change.add_files([written.path], check_duplicate_files=False)
-    sweep(table, keep=5, grace_s=GRACE_S, now_ms=LATER_MS * 2)
+    remove_orphan_files(table, keep=5, grace_s=GRACE_S, now_ms=LATER_MS * 2)
     assert len(rows_of(scan(archive.open()))) == 61
 
 
-def test_a_file_that_is_needed_again_starts_its_grace_time_anew(archive: Archive, table: LakeTable) -> None:
+def test_a_file_that_is_needed_again_starts_its_grace_time_anew(
+    archive: Archive, table: ArchiveTable
+) -> None:
     written = archive.write(table, [row(0, 42)])
     path = written.path.removeprefix("file://")
-    sweep(table, keep=50, grace_s=GRACE_S, now_ms=NOW_MS)
+    remove_orphan_files(table, keep=50, grace_s=GRACE_S, now_ms=NOW_MS)
     with table.iceberg.transaction() as change:
         change.add_files([written.path], check_duplicate_files=False)
-    sweep(table, keep=50, grace_s=GRACE_S, now_ms=NOW_MS + 1)
+    remove_orphan_files(table, keep=50, grace_s=GRACE_S, now_ms=NOW_MS + 1)
     with table.iceberg.transaction() as change:
         change.delete("__offset = 42 and __partition = 0")
-    sweep(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS)
+    remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS)
     assert os.path.exists(path)
 
 
 def test_a_sweep_that_died_half_way_is_finished_by_the_next(
-    table: LakeTable, monkeypatch: pytest.MonkeyPatch
+    table: ArchiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from mansio.spark.lake import sweep as sweeping
+    from mansio.spark.iceberg import orphan_cleanup as sweeping
 
-    rewrite(table, 1 << 20)
-    sweep(table, keep=1, grace_s=GRACE_S, now_ms=NOW_MS)
+    rewrite_data_files(table, 1 << 20)
+    remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=NOW_MS)
     delete, deleted = sweeping._delete, []
 
     def die(filesystem: object, path: str) -> None:
@@ -121,14 +125,14 @@ def test_a_sweep_that_died_half_way_is_finished_by_the_next(
 
     monkeypatch.setattr(sweeping, "_delete", die)
     with pytest.raises(OSError, match="killed"):
-        sweep(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS)
+        remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS)
     monkeypatch.undo()
-    sweep(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS)
+    remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS)
     assert data_files(table) == {file.path.removeprefix("file://") for file in table.live_files()}
     assert len(rows_of(scan(table))) == 60
 
 
-def test_a_table_that_names_its_files_by_another_path_loses_none(table: LakeTable, tmp_path: Path) -> None:
+def test_a_table_that_names_its_files_by_another_path_loses_none(table: ArchiveTable, tmp_path: Path) -> None:
     table.refresh()
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "warehouse")
@@ -136,12 +140,12 @@ def test_a_table_that_names_its_files_by_another_path_loses_none(table: LakeTabl
     with table.iceberg.transaction() as change:
         change._apply((SetLocationUpdate(location=moved),))
     before = files_on_disk(table)
-    with pytest.raises(LakeError, match="nothing is deleted"):
-        sweep(table, keep=50, grace_s=0)
+    with pytest.raises(ArchiveError, match="nothing is deleted"):
+        remove_orphan_files(table, keep=50, grace_s=0)
     assert files_on_disk(table) >= before
 
 
-def test_files_that_are_not_of_the_table_stay(table: LakeTable) -> None:
+def test_files_that_are_not_of_the_table_stay(table: ArchiveTable) -> None:
     root = table.iceberg.location().removeprefix("file://")
     strangers = {
         f"{root}/notes.txt",
@@ -156,23 +160,29 @@ def test_files_that_are_not_of_the_table_stay(table: LakeTable) -> None:
     orphan = f"{root}/data/orphan.parquet"
     with open(orphan, "w") as file:
         file.write("left by a task that died")
-    sweep(table, keep=1, grace_s=0)
+    remove_orphan_files(table, keep=1, grace_s=0)
     left = files_on_disk(table)
     assert strangers <= left
     assert orphan not in left
 
 
-def test_damaged_marks_only_delay_the_deletion(table: LakeTable) -> None:
-    rewrite(table, 1 << 20)
-    first = sweep(table, keep=1, grace_s=GRACE_S, now_ms=NOW_MS)
-    marks = os.path.join(table.iceberg.location().removeprefix("file://"), MARKS_FILE)
+def test_damaged_marks_only_delay_the_deletion(table: ArchiveTable) -> None:
+    rewrite_data_files(table, 1 << 20)
+    first = remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=NOW_MS)
+    marks = os.path.join(table.iceberg.location().removeprefix("file://"), FIRST_SEEN_FILE)
     with open(marks, "w") as file:
         file.write('{"half')
-    assert sweep(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS).files_waiting == first.files_waiting
-    assert sweep(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS * 2).files_deleted == first.files_waiting
+    assert (
+        remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS).files_waiting
+        == first.files_waiting
+    )
+    assert (
+        remove_orphan_files(table, keep=1, grace_s=GRACE_S, now_ms=LATER_MS * 2).files_deleted
+        == first.files_waiting
+    )
 
 
-def test_expiry_keeps_the_newest_snapshots(table: LakeTable) -> None:
+def test_expiry_keeps_the_newest_snapshots(table: ArchiveTable) -> None:
     before = [one.snapshot_id for one in table.iceberg.metadata.snapshots]
     assert expire_snapshots(table, 3) == 4
     table.refresh()
@@ -182,7 +192,7 @@ def test_expiry_keeps_the_newest_snapshots(table: LakeTable) -> None:
 
 @pytest.mark.parametrize("other_is_an_archive", [True, False])
 def test_expiry_beside_another_that_expires_the_same_snapshots(
-    archive: Archive, table: LakeTable, monkeypatch: pytest.MonkeyPatch, *, other_is_an_archive: bool
+    archive: Archive, table: ArchiveTable, monkeypatch: pytest.MonkeyPatch, *, other_is_an_archive: bool
 ) -> None:
     """Whoever is second sees it and looks again."""
     other, begin = archive.open(), table.transaction
@@ -203,7 +213,9 @@ def test_expiry_beside_another_that_expires_the_same_snapshots(
     assert len(rows_of(scan(reopened))) == 60 + other_is_an_archive
 
 
-def test_the_archive_goes_on_after_snapshots_it_knew_were_expired(archive: Archive, table: LakeTable) -> None:
+def test_the_archive_goes_on_after_snapshots_it_knew_were_expired(
+    archive: Archive, table: ArchiveTable
+) -> None:
     other = archive.open()
     for _ in range(24):
         archive.add(other, {0: 1})

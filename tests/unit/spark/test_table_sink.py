@@ -9,23 +9,23 @@ import pyarrow as pa
 import pytest
 
 from mansio.errors import ConfigError, CorruptMessage
-from mansio.spark.lake.catalog import LakeTable, open_table
-from mansio.spark.lake.errors import ArchiveGap, InvalidParts
-from mansio.spark.lake.layout import LostRange
+from mansio.spark.iceberg.catalog import ArchiveTable, open_table
+from mansio.spark.iceberg.errors import ArchiveGap, InvalidDataFiles
+from mansio.spark.iceberg.table_format import LostRange
 from mansio.spark.options import ERROR_COLUMN
-from mansio.spark.ranges import Range
-from mansio.spark.salvage import error_text
-from mansio.spark.table_sink import (
-    TableSink,
-    TableWriter,
-    WrittenParts,
-    check_read,
-    merged,
-    ranges,
+from mansio.spark.sink.iceberg_sink import (
+    IcebergSink,
+    IcebergStreamWriter,
+    WrittenFiles,
+    check_ranges,
+    lost_ranges,
+    merge_ranges,
     read_plan,
     sink_options,
-    told_apart,
+    split_dead_letters,
 )
+from mansio.spark.source.bad_records import error_text
+from mansio.spark.source.read_plan import TaskRange
 from support.lake import expected, held, plan, write_parts
 
 if TYPE_CHECKING:
@@ -33,13 +33,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql.datasource import WriterCommitMessage
 
-    from mansio.spark.lake.layout import BatchPlan
+    from mansio.spark.iceberg.table_format import BatchPlan
 
 QUERY = "0c5a"
 
 
 @pytest.fixture
-def table(tmp_path: Path) -> LakeTable:
+def table(tmp_path: Path) -> ArchiveTable:
     return open_table(None, str(tmp_path / "lake"), "t", create=True)
 
 
@@ -51,28 +51,28 @@ def note(checkpoint: Path, batch: int, offsets: dict[int, int], topic: str = "t"
     (checkpoint / "offsets" / str(batch)).write_text(f'v1\n{{"batchWatermarkMs":0}}\n{source}')
 
 
-def writer(table: LakeTable, tmp_path: Path, start: dict[int, int] | None = None) -> TableWriter:
+def writer(table: ArchiveTable, tmp_path: Path, start: dict[int, int] | None = None) -> IcebergStreamWriter:
     source = {"broker": "127.0.0.1:9", "subscribe": "t"}
     options = sink_options(table, str(tmp_path / "lake"), None, start or {0: 0}, source)
-    return TableWriter({**options, "checkpointLocation": f"file://{tmp_path / 'checkpoint'}"})
+    return IcebergStreamWriter({**options, "checkpointLocation": f"file://{tmp_path / 'checkpoint'}"})
 
 
-def messages(table: LakeTable, wanted: BatchPlan) -> list[WriterCommitMessage | None]:
+def messages(table: ArchiveTable, wanted: BatchPlan) -> list[WriterCommitMessage | None]:
     """A task without rows, and one with all of them."""
-    return [WrittenParts((), ()), WrittenParts(stretches(wanted), tuple(write_parts(table, wanted)))]
+    return [WrittenFiles((), ()), WrittenFiles(stretches(wanted), tuple(write_parts(table, wanted)))]
 
 
-def stretches(wanted: BatchPlan) -> tuple[Range, ...]:
+def stretches(wanted: BatchPlan) -> tuple[TaskRange, ...]:
     """One for each partition."""
     return tuple(
-        Range("t", partition, wanted.start[partition], end)
+        TaskRange("t", partition, wanted.start[partition], end)
         for partition, end in wanted.end.items()
         if end > wanted.start[partition]
     )
 
 
 def test_batch_that_spark_repeats_after_a_crash_is_in_the_table_once(
-    table: LakeTable, tmp_path: Path
+    table: ArchiveTable, tmp_path: Path
 ) -> None:
     note(tmp_path / "checkpoint", 0, {0: 5})
     first = plan(0, {0: 0}, {0: 5})
@@ -89,11 +89,11 @@ def test_batch_that_spark_repeats_after_a_crash_is_in_the_table_once(
     assert held(table) == expected({0: 8, 1: 2})
 
 
-def test_offsets_without_a_record_are_archived_too(table: LakeTable, tmp_path: Path) -> None:
+def test_offsets_without_a_record_are_archived_too(table: ArchiveTable, tmp_path: Path) -> None:
     """The end is what Spark noted, not what the last row says: control records have offsets and no row."""
     note(tmp_path / "checkpoint", 0, {0: 9})
     parts = tuple(write_parts(table, plan(0, {0: 0}, {0: 5})))
-    writer(table, tmp_path).commit([WrittenParts(stretches(plan(0, {0: 0}, {0: 9})), parts)], 0)
+    writer(table, tmp_path).commit([WrittenFiles(stretches(plan(0, {0: 0}, {0: 9})), parts)], 0)
     table.refresh()
     committed = table.committed()
     assert committed is not None
@@ -116,12 +116,12 @@ def test_offsets_without_a_record_are_archived_too(table: LakeTable, tmp_path: P
 )
 def test_batch_that_was_read_in_part_or_twice_is_refused(read: list[tuple[int, int, int]]) -> None:
     wanted = plan(0, {0: 0, 1: 3, 3: 2}, {0: 9, 1: 7, 3: 2})
-    check_read(wanted, [Range("t", 1, 3, 7), Range("t", 0, 5, 9), Range("t", 0, 0, 5)])
-    with pytest.raises(InvalidParts, match="each offset once"):
-        check_read(wanted, [Range("t", *one) for one in read])
+    check_ranges(wanted, [TaskRange("t", 1, 3, 7), TaskRange("t", 0, 5, 9), TaskRange("t", 0, 0, 5)])
+    with pytest.raises(InvalidDataFiles, match="each offset once"):
+        check_ranges(wanted, [TaskRange("t", *one) for one in read])
 
 
-def test_batch_of_which_a_task_has_not_reported_is_not_committed(table: LakeTable, tmp_path: Path) -> None:
+def test_batch_of_which_a_task_has_not_reported_is_not_committed(table: ArchiveTable, tmp_path: Path) -> None:
     note(tmp_path / "checkpoint", 0, {0: 5})
     with pytest.raises(RuntimeError, match="has not reported"):
         writer(table, tmp_path).commit([*messages(table, plan(0, {0: 0}, {0: 5})), None], 0)
@@ -129,7 +129,7 @@ def test_batch_of_which_a_task_has_not_reported_is_not_committed(table: LakeTabl
     assert table.committed() is None
 
 
-def test_query_that_starts_above_the_table_commits_nothing(table: LakeTable, tmp_path: Path) -> None:
+def test_query_that_starts_above_the_table_commits_nothing(table: ArchiveTable, tmp_path: Path) -> None:
     note(tmp_path / "checkpoint", 0, {0: 5})
     writer(table, tmp_path).commit(messages(table, plan(0, {0: 0}, {0: 5})), 0)
     note(tmp_path / "checkpoint", 0, {0: 9})
@@ -151,13 +151,13 @@ def test_checkpoint_of_another_topic_or_format_is_refused(tmp_path: Path) -> Non
 
 def test_sink_refuses_what_it_cannot_do() -> None:
     with pytest.raises(ConfigError, match="append"):
-        TableSink({}).streamWriter(None, overwrite=True)  # type: ignore[arg-type]
+        IcebergSink({}).streamWriter(None, overwrite=True)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="option table is missing"):
-        TableSink({}).streamWriter(None, overwrite=False)  # type: ignore[arg-type]
+        IcebergSink({}).streamWriter(None, overwrite=False)  # type: ignore[arg-type]
 
 
 def test_dead_letters_are_no_records_and_the_table_lists_what_they_stand_for(
-    table: LakeTable, tmp_path: Path
+    table: ArchiveTable, tmp_path: Path
 ) -> None:
     said = {3: error_text(3, 5, CorruptMessage("CRC")), 8: "any text"}
     rows = pa.RecordBatch.from_pylist(
@@ -179,18 +179,18 @@ def test_dead_letters_are_no_records_and_the_table_lists_what_they_stand_for(
             ]
         ),
     )
-    readable, dead = told_apart(rows)
+    readable, dead = split_dead_letters(rows)
     assert readable.column("offset").to_pylist() == [1, 2, 6, 7]
     assert dead is not None
-    assert ranges(dead) == [LostRange(1, 3, 6), LostRange(1, 8, 9)]
+    assert lost_ranges(dead) == [LostRange(1, 3, 6), LostRange(1, 8, 9)]
     assert dead.column("reason").to_pylist() == ["CRC", "any text"]
-    assert told_apart(rows.slice(0, 2)) == (rows.slice(0, 2), None)
+    assert split_dead_letters(rows.slice(0, 2)) == (rows.slice(0, 2), None)
 
     note(tmp_path / "checkpoint", 0, {0: 9})
     parts = tuple(write_parts(table, plan(0, {0: 0}, {0: 3})))
     of_two_tasks: list[WriterCommitMessage | None] = [
-        WrittenParts((Range("t", 0, 0, 5),), parts, (LostRange(0, 3, 5),)),
-        WrittenParts((Range("t", 0, 5, 9),), (), (LostRange(0, 5, 9),)),
+        WrittenFiles((TaskRange("t", 0, 0, 5),), parts, (LostRange(0, 3, 5),)),
+        WrittenFiles((TaskRange("t", 0, 5, 9),), (), (LostRange(0, 5, 9),)),
     ]
     for _ in range(2):
         writer(table, tmp_path).commit(of_two_tasks, 0)
@@ -209,4 +209,4 @@ def test_ranges_that_touch_or_overlap_become_one() -> None:
         LostRange(0, 9, 10),
         LostRange(0, 12, 13),
     ]
-    assert merged(given) == [LostRange(0, 5, 10), LostRange(0, 12, 13), LostRange(1, 0, 2)]
+    assert merge_ranges(given) == [LostRange(0, 5, 10), LostRange(0, 12, 13), LostRange(1, 0, 2)]

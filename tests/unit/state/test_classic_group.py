@@ -19,8 +19,16 @@ from mansio.errors import (
     StorageError,
     UnknownMember,
 )
-from mansio.state.classic_group import COMPLETING, DEAD, EMPTY, PREPARING, STABLE, ClassicGroup
-from mansio.state.group_types import Answer, Join, JoinAnswer, Persist, Protocol, Sync, SyncAnswer
+from mansio.state.classic_group.group import COMPLETING, DEAD, EMPTY, PREPARING, STABLE, ClassicGroup
+from mansio.state.classic_group.types import (
+    Join,
+    JoinResponse,
+    Persist,
+    Protocol,
+    Response,
+    Sync,
+    SyncResponse,
+)
 
 RANGE = (Protocol("range", b"sub"),)
 
@@ -37,7 +45,7 @@ class Room:
 
     def perform(self, effects: list) -> None:
         for effect in effects:
-            if isinstance(effect, Answer):
+            if isinstance(effect, Response):
                 assert effect.waiter not in self.answers
                 self.answers[effect.waiter] = effect.value
             else:
@@ -150,7 +158,7 @@ def test_an_assignment_is_not_given_out_before_it_is_stored() -> None:
     assert room.group.state is COMPLETING
     assert room.writes[0].metadata.members[0].assignment == b"mine"
     room.stored()
-    assert room.answers["s"] == SyncAnswer(b"mine", "consumer", "range")
+    assert room.answers["s"] == SyncResponse(b"mine", "consumer", "range")
 
 
 def test_a_failed_store_sends_everybody_back_to_join() -> None:
@@ -252,7 +260,7 @@ def test_a_member_of_a_stable_group_that_joins_again_disturbs_nobody() -> None:
     room = Room()
     leader, other = room.stable(None, None)
     room.join("again", other)
-    assert room.answers["again"] == JoinAnswer(other, 1, "consumer", "range", leader)
+    assert room.answers["again"] == JoinResponse(other, 1, "consumer", "range", leader)
     assert room.group.state is STABLE
     room.join("changed", other, protocols=(Protocol("range", b"other topics"),))
     assert room.group.state is PREPARING

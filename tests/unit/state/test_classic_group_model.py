@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mansio.errors import IllegalGeneration, MansioError, RebalanceInProgress, StorageError
-from mansio.state.classic_group import (
+from mansio.state.classic_group.group import (
     COMPLETING,
     EMPTY,
     NEW_MEMBER_JOIN_TIMEOUT_MS,
@@ -25,7 +25,16 @@ from mansio.state.classic_group import (
     STABLE,
     ClassicGroup,
 )
-from mansio.state.group_types import Answer, Effect, Join, JoinAnswer, Persist, Protocol, Sync, SyncAnswer
+from mansio.state.classic_group.types import (
+    Effect,
+    Join,
+    JoinResponse,
+    Persist,
+    Protocol,
+    Response,
+    Sync,
+    SyncResponse,
+)
 from support.tiers import examples
 
 SESSION_MS = 10_000
@@ -46,7 +55,7 @@ class Client:
         self.protocols = PROTOCOLS[protocols]
         self.member_id = ""
         self.generation = -1
-        self.answer: JoinAnswer | None = None
+        self.answer: JoinResponse | None = None
         self.stage = "heartbeat"
 
 
@@ -76,16 +85,16 @@ class GroupMachine(RuleBasedStateMachine):
             if isinstance(effect, Persist):
                 self.writes.append(effect)
                 continue
-            assert isinstance(effect, Answer)
+            assert isinstance(effect, Response)
             kind, client = self.waiting.pop(effect.waiter)  # a second answer is a KeyError
-            if isinstance(effect.value, JoinAnswer):
+            if isinstance(effect.value, JoinResponse):
                 assert kind == "join"
                 self.joined(client, effect.value)
-            elif isinstance(effect.value, SyncAnswer):
+            elif isinstance(effect.value, SyncResponse):
                 assert kind == "sync"
                 self.synced(client, effect.value)
 
-    def joined(self, client: Client, answer: JoinAnswer) -> None:
+    def joined(self, client: Client, answer: JoinResponse) -> None:
         client.member_id = answer.member_id
         if answer.must_rejoin:
             assert client.instance_id is None
@@ -102,7 +111,7 @@ class GroupMachine(RuleBasedStateMachine):
         else:
             assert answer.members == ()
 
-    def synced(self, client: Client, answer: SyncAnswer) -> None:
+    def synced(self, client: Client, answer: SyncResponse) -> None:
         assert client.generation in self.stored, "an assignment was given out before it was stored"
         static = client.instance_id is not None
         if not static:  # a static member's assignment moves on to its next member id
@@ -263,7 +272,7 @@ class GroupMachine(RuleBasedStateMachine):
     def the_roster_agrees_with_itself(self) -> None:
         roster = self.group.roster
         assert roster.joined_count == sum(each.join_waiter is not None for each in roster)
-        assert (roster.places_taken() if self.group.state is PREPARING else len(roster)) <= SIZE_MAX
+        assert (roster.surviving_count() if self.group.state is PREPARING else len(roster)) <= SIZE_MAX
         assert (roster.leader in roster.members) if len(roster) else roster.leader is None
         assert roster.static_members == {
             each.instance_id: each.member_id for each in roster if each.instance_id

@@ -22,12 +22,12 @@ from mansio.errors import (
     UnreleasedInstanceId,
     UnsupportedAssignor,
 )
-from mansio.state import modern_records as records
 from mansio.state.assignors.uniform import UniformAssignor
-from mansio.state.classic_group import ClassicGroup
-from mansio.state.consumer_group import ConsumerGroup
-from mansio.state.group_types import Join, Protocol
-from mansio.state.modern_types import (
+from mansio.state.classic_group.group import ClassicGroup
+from mansio.state.classic_group.types import Join, Protocol
+from mansio.state.consumer_group import records as records
+from mansio.state.consumer_group.group import ConsumerGroup
+from mansio.state.consumer_group.types import (
     ASSIGNING,
     DEAD,
     EMPTY,
@@ -113,7 +113,7 @@ def test_a_static_member_that_comes_back_has_what_it_had_and_the_old_id_is_fence
     epoch = group.group_epoch
     left = beat(group, Heartbeat("s1", -2, "i"))
     assert left.member_epoch == -2
-    assert group.members["s1"].is_away
+    assert group.members["s1"].is_static_offline
     with pytest.raises(StaleMemberEpoch):
         group.check_commit("s1", "i", epoch, 0.0)
     back = beat(group, joining("s2", "i"))
@@ -180,12 +180,12 @@ def test_an_expression_that_is_not_resolved_yet_matches_nothing_and_later_what_i
     unresolved = TOPICS._replace(matches={})
     answer = beat(group, joining("m", topic_names=None, topic_regex="^a"), unresolved)
     assert answer.assignment == ()
-    assert group.expressions() == ["^a"]
+    assert group.resolved_regexes() == ["^a"]
     assert group.topics_changed(TOPICS._replace(matches={"^a": ("a",)}), 0.0)
     assert len(beat(group, Heartbeat("m", 1), TOPICS._replace(matches={"^a": ("a",)})).assignment) == 4
     cleared = beat(group, Heartbeat("m", 2, topic_regex=""), unresolved)
     assert cleared.assignment == ()
-    assert not any(records.decode_modern_key(key).kind == records.EXPRESSION for key, _ in group.snapshot())
+    assert not any(records.decode_group_record_key(key).kind == records.REGEX for key, _ in group.snapshot())
 
 
 def test_only_an_empty_group_is_deleted_and_nothing_of_it_stays() -> None:
@@ -196,13 +196,13 @@ def test_only_an_empty_group_is_deleted_and_nothing_of_it_stays() -> None:
     beat(group, Heartbeat("m", -1))
     assert (group.is_idle(), group.state) == (True, EMPTY)
     group.check_commit("", None, -1, 0.0)
-    old = records.ModernKey(records.PARTITION_METADATA, "g")
+    old = records.GroupRecordKey(records.PARTITION_METADATA, "g")
     loaded = new_group()
-    for key, value in [*group.snapshot(), (records.encode_modern_key(old), b"\x00\x00")]:
-        loaded.apply(records.decode_modern_key(key), value)
+    for key, value in [*group.snapshot(), (records.encode_group_record_key(old), b"\x00\x00")]:
+        loaded.apply(records.decode_group_record_key(key), value)
     loaded.restored(0.0)
     deleted = dict(loaded.delete())
-    assert set(deleted) == {key for key, _ in group.snapshot()} | {records.encode_modern_key(old)}
+    assert set(deleted) == {key for key, _ in group.snapshot()} | {records.encode_group_record_key(old)}
     assert set(deleted.values()) == {None}
     assert loaded.state is DEAD
     with pytest.raises(CoordinatorNotAvailable):
@@ -228,11 +228,11 @@ def test_a_group_epoch_without_its_target_is_made_good_by_the_next_heartbeat() -
     group = new_group()
     beat(group, joining("m"))
     stored = dict(group.snapshot())
-    epoch_key = records.encode_modern_key(records.ModernKey(records.GROUP_EPOCH, "g"))
+    epoch_key = records.encode_group_record_key(records.GroupRecordKey(records.GROUP_EPOCH, "g"))
     stored[epoch_key] = records.encode_group_epoch(records.GroupEpoch(7, 0))
     loaded = new_group()
     for key, value in stored.items():
-        loaded.apply(records.decode_modern_key(key), value)
+        loaded.apply(records.decode_group_record_key(key), value)
     loaded.restored(0.0)
     assert loaded.state is ASSIGNING
     beat(loaded, Heartbeat("m", 1))
@@ -245,8 +245,8 @@ def test_a_log_in_which_two_members_hold_one_partition_is_corrupt() -> None:
     for member_id in ("m", "n"):
         member = records.MemberMetadata(None, None, "", "", ("a",), None, 5_000, None)
         current = records.CurrentAssignment(1, 0, 0, frozenset({(A, 0)}))
-        group.apply(records.ModernKey(records.MEMBER, "g", member_id), records.encode_member(member))
-        group.apply(records.ModernKey(records.CURRENT, "g", member_id), records.encode_current(current))
+        group.apply(records.GroupRecordKey(records.MEMBER, "g", member_id), records.encode_member(member))
+        group.apply(records.GroupRecordKey(records.CURRENT, "g", member_id), records.encode_current(current))
     with pytest.raises(CorruptLog):
         group.restored(0.0)
 

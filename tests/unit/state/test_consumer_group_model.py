@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mansio.errors import FencedMemberEpoch, MansioError, RebalanceInProgress, StaleMemberEpoch, UnknownMember
-from mansio.state.classic_group import COMPLETING, PREPARING
-from mansio.state.consumer_group import ConsumerGroup
-from mansio.state.group_records import GroupKey, decode_key
-from mansio.state.group_types import Answer, JoinAnswer, Persist, Sync, SyncAnswer
-from mansio.state.modern_records import decode_modern_key
-from mansio.state.modern_types import (
+from mansio.state.classic_group.group import COMPLETING, PREPARING
+from mansio.state.classic_group.types import JoinResponse, Persist, Response, Sync, SyncResponse
+from mansio.state.consumer_group.group import ConsumerGroup
+from mansio.state.consumer_group.records import decode_group_record_key
+from mansio.state.consumer_group.types import (
     STABLE,
     TRANSITIONS,
     ConsumerGroupSettings,
     Heartbeat,
     MemberState,
 )
+from mansio.wire.internal_records.offset_and_group_records import GroupKey, decode_key
 from support.consumer_groups import (
     ASSIGNORS,
     REBALANCE_MS,
@@ -42,8 +42,8 @@ from support.consumer_groups import (
 from support.tiers import examples
 
 if TYPE_CHECKING:
-    from mansio.state.classic_group import ClassicGroup
-    from mansio.state.modern_types import TopicPartition, Topics
+    from mansio.state.classic_group.group import ClassicGroup
+    from mansio.state.consumer_group.types import TopicPartition, Topics
 
 SETTINGS = ConsumerGroupSettings(SESSION_MS, 5_000, 7)
 HASTE_MS = 300
@@ -104,7 +104,7 @@ class GroupMachine(RuleBasedStateMachine):
     def rebuilt(self) -> ConsumerGroup:
         group = new_group()
         for key, value in self.log.items():
-            if (modern := decode_modern_key(key)) is not None:
+            if (modern := decode_group_record_key(key)) is not None:
                 group.apply(modern, value)
         group.restored(self.now_ms)
         return group
@@ -192,13 +192,13 @@ class GroupMachine(RuleBasedStateMachine):
             client.fail(error)
             self.give_back()
             return
-        held = {
+        owned_or_revoking = {
             each
             for member in self.group.members.values()
             if member.member_id != request.member_id
             for each in member.target
         }
-        awaited = any(self.group.stored.holders.get(each) == request.member_id for each in held)
+        awaited = any(self.group.stored.owners.get(each) == request.member_id for each in owned_or_revoking)
         busy = self.group.members[request.member_id].current.state != MemberState.STABLE
         assert answer.heartbeat_interval_ms == (HASTE_MS if awaited or busy else 5_000)
         bare = Heartbeat(request.member_id, answer.member_epoch, request.instance_id)
@@ -236,7 +236,7 @@ class GroupMachine(RuleBasedStateMachine):
             return  # an empty group is simply replaced by a classic one: nothing of this machine
         for _ in range(2):
             request, new_id = client.join_request(), f"{client.name}-{next(self.ids)}"
-            answer: JoinAnswer = self.perform(
+            answer: JoinResponse = self.perform(
                 lambda group, request=request, new_id=new_id: group.join(
                     request, new_id, self.world.topics, self.now_ms
                 )
@@ -247,7 +247,7 @@ class GroupMachine(RuleBasedStateMachine):
         client.generation = answer.generation
         if lost:
             return
-        told: SyncAnswer = self.group.sync(client.sync_request(), self.world.topics, self.now_ms)
+        told: SyncResponse = self.group.sync(client.sync_request(), self.world.topics, self.now_ms)
         client.hear(told.assignment)
 
     def turn(self, number: int, **how: bool) -> None:
@@ -292,8 +292,8 @@ class GroupMachine(RuleBasedStateMachine):
         """It goes on reading what it has, until its session ends."""
         self.active[number] = False
 
-    @rule(number=st.integers(0, 6), keeps_place=st.booleans())
-    def leaves(self, number: int, keeps_place: bool = False) -> None:
+    @rule(number=st.integers(0, 6), survives_join_phase=st.booleans())
+    def leaves(self, number: int, survives_join_phase: bool = False) -> None:
         client = self.clients[number]
         self.active[number] = False
         if self.classic is not None:
@@ -307,7 +307,7 @@ class GroupMachine(RuleBasedStateMachine):
                     )
                 )
             else:
-                epoch = -2 if keeps_place and client.instance_id is not None else -1
+                epoch = -2 if survives_join_phase and client.instance_id is not None else -1
                 request = Heartbeat(client.member_id, epoch, client.instance_id)
                 self.perform(lambda group: group.heartbeat(request, self.world.topics, self.now_ms))
         except MansioError:
@@ -320,11 +320,11 @@ class GroupMachine(RuleBasedStateMachine):
         for number in range(4):
             self.leaves(number)
 
-    @rule(keeps_place=st.booleans(), number=st.sampled_from([3, 6]))
-    def static_member_comes_back(self, keeps_place: bool, number: int) -> None:
+    @rule(survives_join_phase=st.booleans(), number=st.sampled_from([3, 6]))
+    def static_member_comes_back(self, survives_join_phase: bool, number: int) -> None:
         """Under another member id; its place is free only if it has said so, or was a classic member's."""
-        if keeps_place:
-            self.leaves(number, keeps_place)
+        if survives_join_phase:
+            self.leaves(number, survives_join_phase)
         else:
             self.dies(number)
         self.start({number})
@@ -352,7 +352,7 @@ class GroupMachine(RuleBasedStateMachine):
         """It comes with an epoch, or with partitions, that are not its own."""
         members = self.group.members
         liars = [each for each in self.clients[:4] if each.joined and each.member_id in members]
-        if not liars or members[liars[number % len(liars)].member_id].is_away:
+        if not liars or members[liars[number % len(liars)].member_id].is_static_offline:
             return
         client = liars[number % len(liars)]
         member = members[client.member_id]
@@ -456,9 +456,9 @@ class GroupMachine(RuleBasedStateMachine):
         if classic.state is PREPARING:
             self.now_ms = classic.join_phase.deadline_ms
             effects += classic.tick(self.now_ms)
-        answers = {each.waiter[1]: each.value for each in effects if isinstance(each, Answer)}
+        answers = {each.waiter[1]: each.value for each in effects if isinstance(each, Response)}
         effects = []
-        if not all(isinstance(each, JoinAnswer) for each in answers.values()):
+        if not all(isinstance(each, JoinResponse) for each in answers.values()):
             return
         leader = next((each for each in answers.values() if each.members), None)
         everything = [(name, index) for name, count in self.world.counts.items() for index in range(count)]
@@ -480,7 +480,7 @@ class GroupMachine(RuleBasedStateMachine):
         for persist in [each for each in effects if isinstance(each, Persist)]:
             effects += classic.persisted(persist.token, None, self.now_ms)
         for each in effects:
-            if isinstance(each, Answer) and isinstance(each.value, SyncAnswer):
+            if isinstance(each, Response) and isinstance(each.value, SyncResponse):
                 client = living[each.waiter[1]]
                 client.generation = classic.generation
                 client.owned = frozenset()
@@ -495,10 +495,10 @@ class GroupMachine(RuleBasedStateMachine):
             self.round()
             if self.classic is not None:
                 return
-            if self.is_settled() and not self.nobodys() and not self.outsiders():
+            if self.is_reconciled() and not self.nobodys() and not self.outsiders():
                 break
         else:
-            if self.is_settled() and not self.nobodys():
+            if self.is_reconciled() and not self.nobodys():
                 return  # who is not in it has no protocol that is on record of the others: they have to join again
             pytest.fail(f"the group does not come to rest: {self.described()}")
         if not self.group.members and any(self.active):
@@ -515,7 +515,7 @@ class GroupMachine(RuleBasedStateMachine):
                 return
             self.round(pass_ms=100)
         if self.classic is None:
-            assert self.is_settled(), f"three honest rounds were not enough: {self.described()}"
+            assert self.is_reconciled(), f"three honest rounds were not enough: {self.described()}"
 
     def nobodys(self) -> set[str]:
         """Members whose client was killed, is silent, or away."""
@@ -536,7 +536,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.now_ms += pass_ms
         self.tick()
 
-    def is_settled(self) -> bool:
+    def is_reconciled(self) -> bool:
         if not self.group.members:
             return True
         for number, client in enumerate(self.clients):
@@ -570,7 +570,7 @@ class GroupMachine(RuleBasedStateMachine):
         pending = {}
         for member in self.group.members.values():
             epoch = member.current.epoch
-            assert epoch >= self.member_epochs.get(member.member_id, 0) or member.is_away
+            assert epoch >= self.member_epochs.get(member.member_id, 0) or member.is_static_offline
             self.member_epochs[member.member_id] = max(epoch, 0)
             assert epoch <= self.group.assignment_epoch
             for each in member.current.pending:
@@ -592,9 +592,11 @@ class GroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def nobody_holds_what_another_holds(self) -> None:
-        held = [each for member in self.group.members.values() for each in member.held()]
-        assert len(held) == len(set(held))
-        assert set(held) == set(self.group.stored.holders)
+        owned_or_revoking = [
+            each for member in self.group.members.values() for each in member.owned_or_revoking()
+        ]
+        assert len(owned_or_revoking) == len(set(owned_or_revoking))
+        assert set(owned_or_revoking) == set(self.group.stored.owners)
         targets = [each for member in self.group.members.values() for each in member.target]
         assert len(targets) == len(set(targets))
 
@@ -637,4 +639,4 @@ def test_what_a_classic_member_reads_of_a_deleted_topic_is_revoked_after_the_gro
     machine.start({1})
     machine.calm("none", 0)
     assert machine.clients[6].member_id in machine.group.members
-    assert machine.is_settled()
+    assert machine.is_reconciled()

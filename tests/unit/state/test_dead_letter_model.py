@@ -9,21 +9,21 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from mansio.errors import OutOfOrderSequence
-from mansio.state.dead_letter import Batch, DeadLetterQueue, Phase
 from mansio.state.producers import ProducerTable
-from mansio.state.share_archiving import open_ticket
-from mansio.state.share_partition import SharePartition
-from mansio.state.share_types import (
+from mansio.state.share_partition.archiving import new_reservation
+from mansio.state.share_partition.dead_letter_queue import Batch, DeadLetterQueue, Phase
+from mansio.state.share_partition.machine import SharePartition
+from mansio.state.share_partition.types import (
     REJECT,
-    Archiving,
+    AcknowledgementBatch,
+    ArchivingRange,
     Backoff,
     Producer,
-    Settle,
     ShareKey,
     ShareSettings,
     Update,
 )
-from mansio.wire.records import BatchHeader
+from mansio.wire.batch.record_batch import BatchHeader
 from support.share_store import Store
 from support.tiers import examples
 
@@ -73,31 +73,35 @@ class DeadLetterModel(RuleBasedStateMachine):
 
     def load(self) -> None:
         state = self.store.fold()
-        self.core = SharePartition(
+        self.state_machine = SharePartition(
             KEY, SETTINGS, state, leader_epoch=1, log_start=0, log_end=10_000, high_watermark=10_000,
             now_ms=self.now, wall_ms=round(self.now),
         )  # fmt: skip
         self.queue = DeadLetterQueue(state.producer)
-        for letter in sorted(self.core.archiving(), key=lambda each: each.ticket.producer_id < 0):
-            self.queue.add(letter)
+        for archiving_range in sorted(
+            self.state_machine.archiving(), key=lambda each: each.reservation.producer_id < 0
+        ):
+            self.queue.add(archiving_range)
         self.working = self.work()
 
-    def keep(self, update: Update) -> Iterator[None]:
+    def write(self, update: Update) -> Iterator[None]:
         """Arrow: it may never come to be stored, or be stored without anybody knowing."""
         yield
         self.store.append(update)
         yield
-        for letter in self.core.settled(update.token):
-            self.queue.add(letter)
+        for archiving_range in self.state_machine.persisted(update.token):
+            self.queue.add(archiving_range)
 
     def work(self) -> Iterator[None]:
         while True:
             yield
-            if self.queue.wants_place:
-                if self.queue.wants_producer:
+            if self.queue.needs_reservation:
+                if self.queue.needs_producer:
                     self.producers += 1
-                    self.queue.producer_made(self.producers)
-                yield from self.keep(self.core.reserve(*self.queue.reserve(self.where, 0, self.batch_max)))
+                    self.queue.set_producer(self.producers)
+                yield from self.write(
+                    self.state_machine.reserve(*self.queue.reserve(self.where, 0, self.batch_max))
+                )
                 self.queue.reserved()
             self.now = max(self.now, self.queue.retry_at_ms)
             batch = self.queue.next_batch(self.now)
@@ -107,13 +111,13 @@ class DeadLetterModel(RuleBasedStateMachine):
     def send(self, batch: Batch) -> Iterator[None]:
         target = self.targets[batch.topic_id]
         yield
-        there = batch.may_be_forgotten(round(self.now)) and set(offsets_of(batch)) <= set(target.offsets)
+        there = batch.may_be_unknown(round(self.now)) and set(offsets_of(batch)) <= set(target.offsets)
         if not there:
             try:
                 target.append(batch)
             except OutOfOrderSequence:
                 if not set(offsets_of(batch)) <= set(target.offsets):
-                    yield from self.keep(self.core.reserve(*self.queue.fenced()))
+                    yield from self.write(self.state_machine.reserve(*self.queue.fenced()))
                     self.queue.reserved()
                     return
             yield
@@ -121,11 +125,11 @@ class DeadLetterModel(RuleBasedStateMachine):
                 self.answer_lost = False
                 self.queue.failed(self.now)
                 return
-        yield from self.keep(self.core.archived(self.queue.written()))
+        yield from self.write(self.state_machine.archived(self.queue.written()))
         self.queue.finished()
 
     def put(self, update: Update | None) -> None:
-        for _ in self.keep(update) if update else ():
+        for _ in self.write(update) if update else ():
             pass
 
     batch_max = 5
@@ -135,15 +139,19 @@ class DeadLetterModel(RuleBasedStateMachine):
     def give_up(self, size: int, skip: int) -> None:
         first = self.next_offset + skip
         self.next_offset = last = first + size
-        core, now, wall = self.core, self.now, round(self.now)
-        self.put(core.tick(now, wall, 0.5))
+        state_machine, now, wall = self.state_machine, self.now, round(self.now)
+        self.put(state_machine.tick(now, wall, 0.5))
         read = [(first, last - 1)]
-        self.put(core.acquire("m", read, size, strict=True, batch_ends=(), now_ms=now)[1])
-        self.put(core.settle("m", [Settle(first, last - 1, bytes([REJECT]))], now, wall, 0.5))
+        self.put(state_machine.acquire("m", read, size, strict=True, batch_ends=(), now_ms=now)[1])
+        self.put(
+            state_machine.acknowledge(
+                "m", [AcknowledgementBatch(first, last - 1, bytes([REJECT]))], now, wall, 0.5
+            )
+        )
         self.given_up.update(range(first, last))
 
     @rule(arrows=st.integers(1, 9))
-    def go_on(self, arrows: int) -> None:
+    def apply_update(self, arrows: int) -> None:
         for _ in range(arrows):
             next(self.working)
 
@@ -170,13 +178,13 @@ class DeadLetterModel(RuleBasedStateMachine):
         for target in self.targets.values():
             target.table = ProducerTable()
 
-    @precondition(lambda self: self.core.archiving())
+    @precondition(lambda self: self.state_machine.archiving())
     @rule()
     def target_is_confused(self) -> None:
         """It takes the producer's next batch for one out of order."""
-        for each in self.core.archiving():
-            ticket = each.ticket
-            if ticket.producer_id >= 0:
+        for each in self.state_machine.archiving():
+            reservation = each.reservation
+            if reservation.producer_id >= 0:
                 last = each.last - each.first
                 header = BatchHeader(
                     0,
@@ -188,20 +196,20 @@ class DeadLetterModel(RuleBasedStateMachine):
                     last,
                     5,
                     5,
-                    ticket.producer_id,
-                    ticket.epoch,
-                    ticket.sequence + 1_000,
+                    reservation.producer_id,
+                    reservation.epoch,
+                    reservation.sequence + 1_000,
                     last + 1,
                 )
-                self.targets[ticket.topic_id].table.record(header, 0, 0)
+                self.targets[reservation.topic_id].table.record(header, 0, 0)
 
     @invariant()
     def one_copy_each_and_none_is_archived_without(self) -> None:
         copies = [o for target in self.targets.values() for o in target.offsets]
         assert len(copies) == len(set(copies))
         assert set(copies) <= self.given_up
-        open_ = {o for each in self.core.archiving() for o in range(each.first, each.last + 1)}
-        busy = {o for s in self.core.ranges if s.unsettled for o in range(s.first, s.last + 1)}
+        open_ = {o for each in self.state_machine.archiving() for o in range(each.first, each.last + 1)}
+        busy = {o for s in self.state_machine.ranges if s.pending_token for o in range(s.first, s.last + 1)}
         assert self.given_up - open_ - busy <= set(copies)
 
     def teardown(self) -> None:
@@ -213,8 +221,8 @@ class DeadLetterModel(RuleBasedStateMachine):
             next(self.working)
         assert self.queue.waiting == 0
         assert sorted(o for target in self.targets.values() for o in target.offsets) == sorted(self.given_up)
-        assert not self.core.archiving()
-        assert self.core.counts(self.now).dead == len(self.given_up)
+        assert not self.state_machine.archiving()
+        assert self.state_machine.counts(self.now).dead == len(self.given_up)
 
 
 DeadLetterModel.TestCase.settings = settings(max_examples=examples(20, 300, 5_000), stateful_step_count=50)
@@ -224,13 +232,13 @@ TestDeadLetterModel = DeadLetterModel.TestCase
 def test_sequence_goes_round_in_the_middle_of_a_batch() -> None:
     queue = DeadLetterQueue(Producer(1, 0, ((TARGET, 0, 2**31 - 2),)))
     for first in (30, 10, 20):
-        queue.add(Archiving(KEY, first, first + 1, 1, open_ticket(1, "", "m", 5)))
+        queue.add(ArchivingRange(KEY, first, first + 1, 1, new_reservation(1, "", "m", 5)))
     producer, places = queue.reserve(TARGET, 0, 6)
-    assert [ticket.sequence for _, _, ticket in places] == [2**31 - 2, 0, 2]
+    assert [reservation.sequence for _, _, reservation in places] == [2**31 - 2, 0, 2]
     assert producer.sequences == ((TARGET, 0, 4),)
     again = DeadLetterQueue(producer)
-    for first, last, ticket in sorted(places):
-        again.add(Archiving(KEY, first, last, 1, ticket))
+    for first, last, reservation in sorted(places):
+        again.add(ArchivingRange(KEY, first, last, 1, reservation))
     batch = again.next_batch(0)
     assert (batch.base_sequence, offsets_of(batch)) == (2**31 - 2, [30, 31, 10, 11, 20, 21])
     assert batch.repeated

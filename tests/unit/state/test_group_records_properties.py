@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.errors import CorruptLog
-from mansio.state import group_records as records
+from mansio.wire.internal_records import offset_and_group_records as records
 
 TEXT = st.text(max_size=20)
 NULLABLE = st.none() | TEXT

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.errors import CorruptLog
-from mansio.state import group_records
-from mansio.state import modern_records as records
+from mansio.state.consumer_group import records as records
+from mansio.wire.internal_records import offset_and_group_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,9 +51,9 @@ VALUES: dict[str, Case] = {
     "target": (PARTITIONS, records.encode_target, records.decode_target),
     "current": (CURRENT, records.encode_current, records.decode_current),
     "expression": (
-        st.builds(records.Expression, NAMES, INT64, INT64),
-        records.encode_expression,
-        records.decode_expression,
+        st.builds(records.ResolvedRegex, NAMES, INT64, INT64),
+        records.encode_resolved_regex,
+        records.decode_resolved_regex,
     ),
     "share member": (
         st.builds(records.ShareMember, NULLABLE, TEXT, TEXT, NAMES),
@@ -97,19 +97,19 @@ def test_values_come_back_as_they_were_and_a_cut_one_never_is_a_shorter_one(
 
 @given(st.sampled_from(KINDS), TEXT, TEXT)
 def test_keys_come_back_as_they_were(kind: int, group: str, item: str) -> None:
-    key = records.ModernKey(kind, group, item if kind in OF_MEMBERS else "")
-    raw = records.encode_modern_key(key)
-    assert records.decode_modern_key(raw) == key
-    assert group_records.decode_key(raw) is None, "the older kinds claim it, too"
+    key = records.GroupRecordKey(kind, group, item if kind in OF_MEMBERS else "")
+    raw = records.encode_group_record_key(key)
+    assert records.decode_group_record_key(raw) == key
+    assert offset_and_group_records.decode_key(raw) is None, "the older kinds claim it, too"
     for cut in (2, len(raw) // 2, len(raw) - 1):
         with pytest.raises(CorruptLog):
-            records.decode_modern_key(raw[:cut])
+            records.decode_group_record_key(raw[:cut])
 
 
 @given(st.binary(max_size=120), st.booleans())
 def test_garbage_is_corrupt_log_and_nothing_else(body: bytes, versioned: bool) -> None:
     decoders: list[Callable[[bytes], Any]] = [each[2] for each in VALUES.values()]
-    for decode in [*decoders, records.decode_modern_key]:
+    for decode in [*decoders, records.decode_group_record_key]:
         try:
             decode(b"\x00\x00" + body if versioned else body)
         except CorruptLog:
@@ -118,7 +118,7 @@ def test_garbage_is_corrupt_log_and_nothing_else(body: bytes, versioned: bool) -
 
 @pytest.mark.parametrize("kind", [0, 1, 2, 9, 17, 999])
 def test_keys_of_other_kinds_are_left_alone(kind: int) -> None:
-    assert records.decode_modern_key(kind.to_bytes(2, "big") + b"whatever") is None
+    assert records.decode_group_record_key(kind.to_bytes(2, "big") + b"whatever") is None
 
 
 A, B = bytes(15) + b"\x0a", bytes(15) + b"\x0b"
@@ -157,7 +157,7 @@ GOLDEN: list[tuple[str, Any, Any]] = [
     ),
     (
         "0000 02 02 61 0000000000000009 0000000000000064 00",
-        records.Expression(("a",), 9, 100),
+        records.ResolvedRegex(("a",), 9, 100),
         "expression",
     ),
     ("0000 00 02 63 03 2f68 02 02 61 00", records.ShareMember(None, "c", "/h", ("a",)), "share member"),
@@ -189,10 +189,10 @@ def test_bytes_as_the_message_definitions_of_kafka_prescribe_them(golden: str, v
 
 def test_keys_as_the_message_definitions_of_kafka_prescribe_them() -> None:
     of_group = bytes.fromhex("0003 0001 67")
-    assert records.encode_modern_key(records.ModernKey(3, "g")) == of_group
+    assert records.encode_group_record_key(records.GroupRecordKey(3, "g")) == of_group
     of_member = bytes.fromhex("0008 0001 67 0002 6d31")
-    assert records.encode_modern_key(records.ModernKey(8, "g", "m1")) == of_member
-    assert records.decode_modern_key(of_member) == records.ModernKey(8, "g", "m1")
+    assert records.encode_group_record_key(records.GroupRecordKey(8, "g", "m1")) == of_member
+    assert records.decode_group_record_key(of_member) == records.GroupRecordKey(8, "g", "m1")
 
 
 def test_what_newer_brokers_add_is_skipped() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from mansio.errors import CorruptLog, InvalidProducerEpoch, InvalidRecord, OutOfOrderSequence
 from mansio.state.producers import SEQUENCE_MAX, Duplicate, ProducerTable
-from mansio.wire.records import BatchHeader
+from mansio.wire.batch.record_batch import BatchHeader
 
 
 def header(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mansio.errors import InvalidProducerEpoch, OutOfOrderSequence
 from mansio.state.producers import Duplicate, ProducerTable
-from mansio.wire.records import BatchHeader
+from mansio.wire.batch.record_batch import BatchHeader
 
 SENDS = st.lists(
     st.tuples(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.state.quota import PAUSE_MS_MAX, Bucket, Entity, Part, RateLimiter, Scope, rate_for
+from mansio.state.quota import THROTTLE_MS_MAX, Entity, Part, RateLimiter, Scope, TokenBucket, rate_for
 
 DEFAULT = Part.DEFAULT
 ABSENT = Part.ABSENT
@@ -21,13 +21,13 @@ requests = st.lists(st.tuples(st.integers(0, 10**7), st.floats(0, 30)), min_size
 def test_who_keeps_the_pauses_never_gets_more_than_rate_times_time_and_one_burst(
     rate: float, burst_ms: int, requests: list[tuple[int, float]]
 ) -> None:
-    bucket = Bucket(rate, burst_ms, 0.0)
+    bucket = TokenBucket(rate, burst_ms, 0.0)
     now = 0.0
     ends: list[tuple[float, int]] = []  # (when the pause after it was over, bytes of a request)
     for size_bytes, idle_s in requests:
         now += idle_s
         pause_ms = bucket.take(size_bytes, now)
-        if pause_ms == PAUSE_MS_MAX:
+        if pause_ms == THROTTLE_MS_MAX:
             return  # what is left is owed on
         now += pause_ms / 1000
         ends.append((now, size_bytes))
@@ -45,7 +45,7 @@ def test_who_keeps_the_pauses_never_gets_more_than_rate_times_time_and_one_burst
 def test_who_always_has_something_gets_the_whole_rate_in_the_long_run(
     rate: float, burst_ms: int, worth_ms: list[float]
 ) -> None:
-    bucket = Bucket(rate, burst_ms, 0.0)
+    bucket = TokenBucket(rate, burst_ms, 0.0)
     sizes = [max(round(rate * one / 1000), 1) for one in worth_ms]
     rounds = int(50 * rate * burst_ms / 1000 / sum(sizes)) + 50
     now = 0.0
@@ -64,7 +64,7 @@ def test_who_always_has_something_gets_the_whole_rate_in_the_long_run(
 def test_forgetting_the_idle_changes_no_pause(clients: list[tuple[int, int, float]]) -> None:
     limiter = RateLimiter(burst_ms=2000)
     limiter.set_rates(EVERYBODY)
-    kept = {number: Bucket(100.0, 2000, 0.0) for number in range(41)}
+    kept = {number: TokenBucket(100.0, 2000, 0.0) for number in range(41)}
     now = 0.0
     for number, size_bytes, idle_s in clients:
         now += idle_s

@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mansio.state.replica import ReplicaProgress
+from mansio.state.replica import ReplicationProgress
 from support.tiers import examples
 
 LEADER = 1
@@ -33,17 +33,17 @@ class ReplicaModel(RuleBasedStateMachine):
         self.best: dict[int, int] = {}
         self.committed = in_sync
         self.pending: frozenset[int] = frozenset()
-        self.start_of_epoch = self.leader_end
-        self.view = ReplicaProgress(
+        self.epoch_start_offset = self.leader_end
+        self.view = ReplicationProgress(
             LEADER,
             self.epoch,
             in_sync,
             self.high_watermark,
             durable_end=self.own_end,
-            start_of_epoch=self.start_of_epoch,
+            epoch_start_offset=self.epoch_start_offset,
             replicas=(LEADER, *OTHERS),
-            in_sync_min=self.least,
-            gate=lambda: self.open,
+            min_insync_replicas=self.least,
+            is_session_valid=lambda: self.open,
         )
         self.look()
 
@@ -79,7 +79,7 @@ class ReplicaModel(RuleBasedStateMachine):
     @rule(wanted=SETS)
     def propose(self, wanted: frozenset[int]) -> None:
         """As the keeper does: only those may come in who may join."""
-        joining = {node for node in wanted - self.committed if self.view.may_join(node)}
+        joining = {node for node in wanted - self.committed if self.view.can_join_isr(node)}
         target = (wanted & self.committed) | joining | {LEADER}
         self.pending = target
         self.view.propose(target)
@@ -106,7 +106,7 @@ class ReplicaModel(RuleBasedStateMachine):
         assert self.view.committed(self.committed, self.now) == self.look()
 
     @rule(open_=st.booleans())
-    def gate(self, open_: bool) -> None:
+    def is_session_valid(self, open_: bool) -> None:
         self.open = open_
         assert self.view.advance() == self.look()
 
@@ -127,20 +127,20 @@ class ReplicaModel(RuleBasedStateMachine):
             return
         assert self.view.high_watermark == self.high_watermark
         assert self.view.in_sync == self.committed
-        assert self.view.complete == (self.high_watermark >= self.start_of_epoch)
+        assert self.view.complete == (self.high_watermark >= self.epoch_start_offset)
 
     @invariant()
     def only_who_has_all_that_was_there_when_the_epoch_began_may_join(self) -> None:
         if not hasattr(self, "view") or self.pending:
             return
-        needed = max(self.high_watermark, self.start_of_epoch)
+        needed = max(self.high_watermark, self.epoch_start_offset)
         for node in OTHERS:
             has_it = self.told.get(node, (0, -1))[1] >= needed
-            assert self.view.may_join(node) == (has_it and node not in self.committed)
+            assert self.view.can_join_isr(node) == (has_it and node not in self.committed)
 
     @invariant()
     def everybody_who_counts_has_what_is_committed_in_this_epoch(self) -> None:
-        if not hasattr(self, "view") or self.high_watermark <= self.start_of_epoch:
+        if not hasattr(self, "view") or self.high_watermark <= self.epoch_start_offset:
             return
         for node in (self.committed | self.pending) - {LEADER}:
             assert self.best.get(node, -1) >= self.high_watermark
@@ -153,7 +153,7 @@ test_the_view_follows_the_rule = ReplicaModel.TestCase
 
 
 def test_a_replica_lags_when_it_did_not_have_all_for_so_long() -> None:
-    view = ReplicaProgress(1, 1, frozenset({1, 2}), 0, replicas=(1, 2), now_ms=0)
+    view = ReplicationProgress(1, 1, frozenset({1, 2}), 0, replicas=(1, 2), now_ms=0)
     view.fetched(2, 1, 0, 10, 100)  # it has nothing yet, and is given 10
     assert view.lagging(1000, 1000, 20) == frozenset()
     assert view.lagging(1001, 1000, 20) == {2}

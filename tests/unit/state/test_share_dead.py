@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mansio.state.share_dead import DEAD_RANGES_MAX, without
+from mansio.state.share_partition.dead_ranges import DEAD_RANGES_MAX, difference
 
 
 class Counted(list[tuple[int, int]]):
@@ -20,5 +20,5 @@ class Counted(list[tuple[int, int]]):
 
 def test_what_is_left_of_much_that_is_scattered_is_found_without_looking_at_all_of_it_each_time() -> None:
     dead = [(at * 3, at * 3) for at in range(DEAD_RANGES_MAX)]
-    assert without(dead, Counted(dead[::2])) == dead[1::2]
+    assert difference(dead, Counted(dead[::2])) == dead[1::2]
     assert Counted.taken < 40 * DEAD_RANGES_MAX

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mansio.errors import FencedMemberEpoch, MansioError, NonEmptyGroup, UnknownMember
-from mansio.state.modern_records import decode_modern_key
-from mansio.state.modern_types import ConsumerGroupSettings, Topics
-from mansio.state.share_assignment import assign_simple
-from mansio.state.share_group import ShareGroup, ShareHeartbeat
+from mansio.state.assignors.simple import assign_simple
+from mansio.state.consumer_group.records import decode_group_record_key
+from mansio.state.consumer_group.types import ConsumerGroupSettings, Topics
+from mansio.state.share_group.group import ShareGroup, ShareHeartbeat
 from support.tiers import examples
 
 IDS = {name: name.encode() * 16 for name in "xyz"}
@@ -58,21 +58,21 @@ def check(found: dict, subscriptions: dict, every: list) -> None:
 
 
 class ShareGroupModel(RuleBasedStateMachine):
-    """`told`: what each member believes: its epoch and what it fetches."""
+    """`error_for_client`: what each member believes: its epoch and what it fetches."""
 
     def __init__(self) -> None:
         super().__init__()
         self.group = ShareGroup("g", settings=SETTINGS)
         self.sizes = {"x": 2, "y": 1}
         self.log: dict[bytes, bytes] = {}
-        self.told: dict[str, tuple[int, tuple]] = {}
+        self.error_for_client: dict[str, tuple[int, tuple]] = {}
         self.now, self.epoch = 0.0, 0
         self.grow("x", 2)
 
-    def keep(self, records: list) -> None:
+    def write(self, records: list) -> None:
         for key, value in records:
             self.log.pop(key, None) if value is None else self.log.update({key: value})
-            assert decode_modern_key(key).group == "g"
+            assert decode_group_record_key(key).group == "g"
 
     def beat(self, member: str, epoch: int, names: tuple | None, *, lost: bool = False) -> bool:
         before = self.group.members.get(member)
@@ -88,12 +88,17 @@ class ShareGroupModel(RuleBasedStateMachine):
             if isinstance(error, FencedMemberEpoch):
                 assert epoch not in (known.current.epoch, known.current.previous_epoch)
             return False
-        self.keep(records)
+        self.write(records)
         assert epoch in may_come, "a member of another epoch is fenced"
         if not lost and answer.member_epoch > 0:
-            had = self.told.get(member, (0, ()))[1]
-            self.told[member] = (answer.member_epoch, had if answer.assignment is None else answer.assignment)
-            assert set(self.told[member][1]) == self.group.members[member].target, "it knows its target"
+            had = self.error_for_client.get(member, (0, ()))[1]
+            self.error_for_client[member] = (
+                answer.member_epoch,
+                had if answer.assignment is None else answer.assignment,
+            )
+            assert set(self.error_for_client[member][1]) == self.group.members[member].target, (
+                "it knows its target"
+            )
         return True
 
     @rule(member=MEMBERS, names=NAMES, lost=st.booleans())
@@ -101,7 +106,7 @@ class ShareGroupModel(RuleBasedStateMachine):
         if member in self.group.members or len(self.group.members) < SETTINGS.size_max:
             assert self.beat(member, 0, names, lost=lost)
             if lost:
-                self.told.pop(member, None)
+                self.error_for_client.pop(member, None)
         else:
             assert not self.beat(member, 0, names)
 
@@ -109,16 +114,16 @@ class ShareGroupModel(RuleBasedStateMachine):
         member=MEMBERS, names=st.none() | NAMES, lost=st.booleans(), off=st.sampled_from((0, 0, 0, 1, -1, -2))
     )
     def alive(self, member: str, names: tuple | None, lost: bool, off: int) -> None:
-        if member in self.told:
-            alive = self.beat(member, max(self.told[member][0] + off, 1), names, lost=lost)
+        if member in self.error_for_client:
+            alive = self.beat(member, max(self.error_for_client[member][0] + off, 1), names, lost=lost)
             if not alive and off == 0:
-                del self.told[member]
+                del self.error_for_client[member]
 
     @rule(member=MEMBERS)
     def leave(self, member: str) -> None:
         there = member in self.group.members
         assert self.beat(member, -1, None) == there
-        self.told.pop(member, None)
+        self.error_for_client.pop(member, None)
 
     @rule(ms=st.sampled_from((1, 50, 99, 100)))
     def time(self, ms: int) -> None:
@@ -127,7 +132,7 @@ class ShareGroupModel(RuleBasedStateMachine):
             each.member_id for each in self.group.members.values() if each.session_deadline_ms <= self.now
         }
         assert bool(overdue) == (self.group.next_deadline_ms() <= self.now)
-        self.keep(self.group.tick(self.topics, self.now))
+        self.write(self.group.tick(self.topics, self.now))
         assert not overdue & self.group.members.keys()
 
     @rule(name=st.sampled_from("xyz"), size=st.integers(0, 4))
@@ -135,18 +140,18 @@ class ShareGroupModel(RuleBasedStateMachine):
         self.sizes[name] = size
         ids = {each: IDS[each] for each, many in self.sizes.items() if many}
         self.topics = Topics(ids, {IDS[each]: self.sizes[each] for each in ids}, {})
-        self.keep(self.group.topics_changed(self.topics, self.now))
+        self.write(self.group.topics_changed(self.topics, self.now))
 
     @rule(name=st.sampled_from("xyz"), crash=st.booleans())
     def state_is_deleted(self, name: str, crash: bool) -> None:
         try:
-            self.keep(self.group.deleting([IDS[name]]))
+            self.write(self.group.deleting([IDS[name]]))
         except NonEmptyGroup:
             assert any(IDS[name] == topic for each in self.group.members.values() for topic, _ in each.target)
             return
         if crash:
             self.crash()
-        self.keep(self.group.deleted([IDS[name]]))
+        self.write(self.group.deleted([IDS[name]]))
         state = self.group.state_partitions
         assert IDS[name] not in {each.topic_id for each in (*state.initialized, *state.deleting)}
 
@@ -154,9 +159,9 @@ class ShareGroupModel(RuleBasedStateMachine):
     def crash(self) -> None:
         self.group = ShareGroup("g", settings=SETTINGS)
         for key, value in self.log.items():
-            self.group.apply(decode_modern_key(key), value)
+            self.group.apply(decode_group_record_key(key), value)
         self.group.restored(self.now)
-        self.keep(self.group.topics_changed(self.topics, self.now))
+        self.write(self.group.topics_changed(self.topics, self.now))
 
     @rule()
     def delete(self) -> None:
@@ -164,9 +169,9 @@ class ShareGroupModel(RuleBasedStateMachine):
             with pytest.raises(NonEmptyGroup):
                 self.group.delete()
             return
-        self.keep(self.group.delete())
+        self.write(self.group.delete())
         assert self.log == {}
-        self.group, self.epoch, self.told = ShareGroup("g", settings=SETTINGS), 0, {}
+        self.group, self.epoch, self.error_for_client = ShareGroup("g", settings=SETTINGS), 0, {}
 
     @invariant()
     def holds(self) -> None:
@@ -189,7 +194,7 @@ class ShareGroupModel(RuleBasedStateMachine):
             assert member.current.epoch <= group.group_epoch
             assert member.session_deadline_ms < math.inf
         before = dict(self.log)
-        for name, (epoch, _) in list(self.told.items()):
+        for name, (epoch, _) in list(self.error_for_client.items()):
             member = group.members.get(name)
             if member is not None and epoch == member.current.epoch == group.group_epoch:
                 deadline = member.session_deadline_ms

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import InvalidRecordState, InvalidRequest, MansioError
-from mansio.state.share_partition import SharePartition
-from mansio.state.share_settling import ONE_BY_ONE_MAX
-from mansio.state.share_types import (
+from mansio.state.share_partition.acknowledgement_check import ONE_BY_ONE_MAX
+from mansio.state.share_partition.machine import SharePartition
+from mansio.state.share_partition.types import (
     ACCEPT,
     ACKNOWLEDGED,
     ARCHIVING,
@@ -20,14 +20,14 @@ from mansio.state.share_types import (
     REJECT,
     RELEASE,
     RENEW,
-    Acquired,
+    AcknowledgementBatch,
+    AcquiredRange,
     Backoff,
+    DeadLetterReservation,
     Producer,
     RedriveResult,
-    Settle,
     ShareKey,
     ShareSettings,
-    Ticket,
     Update,
 )
 from support.share_store import Store
@@ -46,9 +46,9 @@ class Leases:
         self.group, self.store, self.now, self.sequence = group, Store(), 0.0, 0
         self.load()
 
-    def load(self, *, certain: bool = True) -> None:
-        state = self.store.fold(certain=certain, withheld_ms=0 if certain else LOCK_MS)
-        self.core = SharePartition(
+    def load(self, *, is_complete: bool = True) -> None:
+        state = self.store.fold(is_complete=is_complete, withheld_ms=0 if is_complete else LOCK_MS)
+        self.state_machine = SharePartition(
             ShareKey(self.group, bytes(16), 0), SETTINGS, state, leader_epoch=1, log_start=0, log_end=LOG_END,
             high_watermark=LOG_END, now_ms=self.now, wall_ms=round(WALL_MS + self.now),
         )  # fmt: skip
@@ -56,52 +56,55 @@ class Leases:
     def lose_power(self) -> None:
         """What was not synced is lost."""
         del self.store.log[self.store.synced :]
-        self.load(certain=False)
+        self.load(is_complete=False)
 
     def put(self, update: Update | None) -> list[tuple[int, int]]:
         if update is None:
             return []
         self.store.append(update)
-        return [(each.first, each.last) for each in self.core.settled(update.token)]
+        return [(each.first, each.last) for each in self.state_machine.persisted(update.token)]
 
-    def ask(self, member: str, first: int, last: int) -> tuple[list[Acquired], Update | None]:
+    def call_and_rearm(self, member: str, first: int, last: int) -> tuple[list[AcquiredRange], Update | None]:
         size = last - first + 1
-        return self.core.acquire(member, [(first, last)], size, strict=True, batch_ends=(), now_ms=self.now)
+        return self.state_machine.acquire(
+            member, [(first, last)], size, strict=True, batch_ends=(), now_ms=self.now
+        )
 
-    def lease(self, member: str, first: int, last: int) -> list[Acquired]:
-        told, update = self.ask(member, first, last)
+    def lease(self, member: str, first: int, last: int) -> list[AcquiredRange]:
+        error_for_client, update = self.call_and_rearm(member, first, last)
         self.put(update)
-        return told
+        return error_for_client
 
     def say(self, member: str, first: int, last: int, kind: int, count: int = -1) -> Update | None:
-        said = Settle(first, last, bytes([kind]), delivery_count=count)
-        return self.core.settle(member, [said], self.now, round(WALL_MS + self.now), 0.5)
+        said = AcknowledgementBatch(first, last, bytes([kind]), delivery_count=count)
+        return self.state_machine.acknowledge(member, [said], self.now, round(WALL_MS + self.now), 0.5)
 
-    def reserve(self) -> list[tuple[int, int, Ticket]]:
+    def reserve(self) -> list[tuple[int, int, DeadLetterReservation]]:
         """Places for all that waits for its dead letter."""
         places = []
-        for each in self.core.archiving():
-            ticket = each.ticket._replace(
+        for each in self.state_machine.archiving():
+            reservation = each.reservation._replace(
                 topic_id=b"t" * 16, partition=0, producer_id=7, epoch=0, sequence=self.sequence
             )
-            places.append((each.first, each.last, ticket))
+            places.append((each.first, each.last, reservation))
             self.sequence += each.last - each.first + 1
-        self.put(self.core.reserve(Producer(7, 0, ((b"t" * 16, 0, self.sequence),)), places))
+        self.put(self.state_machine.reserve(Producer(7, 0, ((b"t" * 16, 0, self.sequence),)), places))
         return places
 
     def redrive(self, name: str) -> RedriveResult:
         """Of all that may ever have been dead."""
-        update, result = self.core.redrive(name, [(0, 2)], 10, self.now)
+        update, result = self.state_machine.redrive(name, [(0, 2)], 10, self.now)
         self.put(update)
         return result
 
     def wait(self, ms: float) -> None:
         self.now += ms
-        self.put(self.core.tick(self.now, round(WALL_MS + self.now), 0.5))
+        self.put(self.state_machine.tick(self.now, round(WALL_MS + self.now), 0.5))
 
     def states(self) -> list[tuple[int, int, int, int, str]]:
         return [
-            (each.first, each.last, each.state, each.deliveries, each.holder) for each in self.core.ranges
+            (each.first, each.last, each.state, each.deliveries, each.holder)
+            for each in self.state_machine.ranges
         ]
 
 
@@ -113,7 +116,7 @@ def test_late_ack_counts_no_more_once_another_has_the_lease() -> None:
     with pytest.raises(InvalidRecordState):
         leases.say("a", 0, 3, ACCEPT)
     leases.put(leases.say("b", 0, 3, ACCEPT))
-    assert leases.core.ranges.start == 4
+    assert leases.state_machine.ranges.start == 4
 
 
 def test_late_ack_of_an_earlier_delivery_does_not_settle_the_later_one() -> None:
@@ -133,11 +136,14 @@ def test_more_acknowledgements_than_there_can_be_leases_are_refused_unread() -> 
     types = bytes([ACCEPT, RELEASE]) * (ONE_BY_ONE_MAX // 2 + 1)
     half = len(types) // 2
     for said in (
-        [Settle(0, len(types) - 1, types)],
-        [Settle(0, half - 1, types[:half]), Settle(half, len(types) - 1, types[half:])],
+        [AcknowledgementBatch(0, len(types) - 1, types)],
+        [
+            AcknowledgementBatch(0, half - 1, types[:half]),
+            AcknowledgementBatch(half, len(types) - 1, types[half:]),
+        ],
     ):
         with pytest.raises(InvalidRequest):
-            leases.core.settle("a", said, leases.now, WALL_MS, 0.5)
+            leases.state_machine.acknowledge("a", said, leases.now, WALL_MS, 0.5)
     assert leases.states() == before
 
 
@@ -146,7 +152,7 @@ def test_lease_ends_at_its_deadline_and_not_before() -> None:
     leases.lease("a", 0, 3)
     leases.wait(LOCK_MS - 1)
     assert leases.lease("b", 0, 3) == []
-    assert leases.core.next_deadline_ms() == LOCK_MS
+    assert leases.state_machine.next_deadline_ms() == LOCK_MS
     leases.wait(1)
     assert leases.lease("b", 0, 3) == [(0, 3, 2)]
 
@@ -170,10 +176,10 @@ def test_rejected_record_is_archived_only_when_its_copy_is_there() -> None:
     assert leases.states()[0][:3] == (0, 1, ARCHIVING)
     leases.load()
     places = leases.reserve()
-    assert leases.core.ranges.start == 0
-    leases.put(leases.core.archived(places))
-    assert leases.core.ranges.start == 2
-    assert leases.core.counts(leases.now).dead == 2
+    assert leases.state_machine.ranges.start == 0
+    leases.put(leases.state_machine.archived(places))
+    assert leases.state_machine.ranges.start == 2
+    assert leases.state_machine.counts(leases.now).dead == 2
 
 
 def test_redrive_brings_back_what_is_dead_and_once_for_one_id() -> None:
@@ -182,13 +188,13 @@ def test_redrive_brings_back_what_is_dead_and_once_for_one_id() -> None:
     leases.put(leases.say("a", 1, 1, ACCEPT))
     for first, last in ((0, 0), (2, 2)):
         leases.put(leases.say("a", first, last, REJECT))
-    leases.put(leases.core.archived(leases.reserve()))
-    assert leases.core.ranges.start == 3
+    leases.put(leases.state_machine.archived(leases.reserve()))
+    assert leases.state_machine.ranges.start == 3
     assert leases.redrive("x") == (2, 0, 0)
     assert leases.lease("b", 0, 2) == [(0, 0, 2), (2, 2, 2)]
     for first, last in ((0, 0), (2, 2)):
         leases.put(leases.say("b", first, last, REJECT))
-    leases.put(leases.core.archived(leases.reserve()))
+    leases.put(leases.state_machine.archived(leases.reserve()))
     leases.load()
     assert leases.redrive("x") == (0, 2, 0)
     assert leases.redrive("y") == (2, 0, 0)
@@ -220,11 +226,11 @@ def test_delivery_after_the_first_is_known_after_any_loss() -> None:
 
 def test_nothing_is_leased_at_or_above_a_horizon_that_is_not_stored() -> None:
     leases = Leases()
-    told, update = leases.ask("a", 0, 15)
-    assert (told, update.horizon, update.durable) == ([(0, 15, 1)], 40, True)
-    assert leases.ask("b", 16, 30)[0] == [(16, 19, 1)]
+    error_for_client, update = leases.call_and_rearm("a", 0, 15)
+    assert (error_for_client, update.horizon, update.durable) == ([(0, 15, 1)], 40, True)
+    assert leases.call_and_rearm("b", 16, 30)[0] == [(16, 19, 1)]
     leases.put(update)
-    assert leases.ask("b", 20, 30)[0] == [(20, 30, 1)]
+    assert leases.call_and_rearm("b", 20, 30)[0] == [(20, 30, 1)]
 
 
 def test_what_may_have_been_leased_before_a_loss_is_withheld_for_as_long_as_a_lease_lasts() -> None:
@@ -244,9 +250,9 @@ def test_start_moves_only_over_what_is_stored() -> None:
     leases.lease("a", 0, 3)
     accepted = leases.say("a", 0, 1, ACCEPT)
     assert leases.put(leases.say("a", 2, 3, RELEASE)) == []
-    assert leases.core.ranges.start == leases.store.fold().start_offset == 0
+    assert leases.state_machine.ranges.start == leases.store.fold().start_offset == 0
     leases.put(accepted)
-    assert leases.core.ranges.start == leases.store.fold().start_offset == 2
+    assert leases.state_machine.ranges.start == leases.store.fold().start_offset == 2
 
 
 def test_what_waits_to_be_stored_can_neither_be_leased_nor_settled_again() -> None:
@@ -257,20 +263,23 @@ def test_what_waits_to_be_stored_can_neither_be_leased_nor_settled_again() -> No
     with pytest.raises(InvalidRecordState):
         leases.say("a", 0, 1, ACCEPT)
     assert leases.say("a", 1, 1, ACCEPT).changes[0].state == ACKNOWLEDGED
-    leases.ask("a", 2, 3)
+    leases.call_and_rearm("a", 2, 3)
     with pytest.raises(InvalidRecordState):
         leases.say("a", 2, 3, ACCEPT)
 
 
 def test_two_groups_have_the_same_records_side_by_side() -> None:
     one, other = Leases("g"), Leases("h")
-    (told, first), (told_too, second) = one.ask("a", 0, 3), other.ask("a", 0, 5)
-    assert (told, told_too) == ([(0, 3, 1)], [(0, 5, 1)])
+    (error_for_client, first), (told_too, second) = (
+        one.call_and_rearm("a", 0, 3),
+        other.call_and_rearm("a", 0, 5),
+    )
+    assert (error_for_client, told_too) == ([(0, 3, 1)], [(0, 5, 1)])
     one.put(first)
     other.put(second)
     one.put(one.say("a", 0, 3, ACCEPT))
     other.put(other.say("a", 0, 1, RELEASE))
-    assert one.core.ranges.start == 4
+    assert one.state_machine.ranges.start == 4
     assert other.lease("b", 0, 5) == [(0, 1, 2)]
 
 
@@ -292,12 +301,12 @@ def act(leases: Leases, flying: list[Update], acts: Iterable[tuple]) -> list[obj
         update = None
         try:
             if name == "lease":
-                told, update = leases.ask(member, first, first + more)
-                seen.append(told)
+                error_for_client, update = leases.call_and_rearm(member, first, first + more)
+                seen.append(error_for_client)
             elif name == "say":
                 update = leases.say(member, first, first + more, kind)
             elif name == "leave":
-                update = leases.core.release_member(member, leases.now)
+                update = leases.state_machine.release_member(member, leases.now)
             elif name == "wait":
                 leases.wait(10 * more)
             elif name == "land" and flying:
@@ -309,7 +318,7 @@ def act(leases: Leases, flying: list[Update], acts: Iterable[tuple]) -> list[obj
             seen.append(str(error))
         if update is not None:
             flying.append(update)
-        seen.append((update, leases.states(), leases.core.counts(leases.now)))
+        seen.append((update, leases.states(), leases.state_machine.counts(leases.now)))
     return seen
 
 
@@ -330,16 +339,16 @@ def test_an_acknowledgement_of_what_another_member_settled_is_refused_also_below
     leases = Leases()
     leases.lease("one", 0, 3)
     leases.now += LOCK_MS
-    leases.put(leases.core.tick(leases.now, round(WALL_MS + leases.now), 0.5))
+    leases.put(leases.state_machine.tick(leases.now, round(WALL_MS + leases.now), 0.5))
     leases.lease("two", 0, 1)
     leases.put(leases.say("two", 0, 1, ACCEPT))
-    assert leases.core.ranges.start == 2
+    assert leases.state_machine.ranges.start == 2
     for kind in (ACCEPT, REJECT, RELEASE):
         with pytest.raises(InvalidRecordState):
             leases.say("one", 0, 0, kind)
     leases.lease("one", 2, 3)
     with pytest.raises(InvalidRecordState):
         leases.say("one", 0, 3, ACCEPT)
-    leases.put(leases.core.trimmed(3))
+    leases.put(leases.state_machine.advance_log_start(3))
     leases.put(leases.say("one", 0, 3, ACCEPT))
-    assert leases.core.ranges.start == 4, "what the log has lost is left out"
+    assert leases.state_machine.ranges.start == 4, "what the log has lost is left out"

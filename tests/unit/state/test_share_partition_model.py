@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mansio.errors import InvalidRecordState
-from mansio.state.retry import delay_ms
-from mansio.state.share_loading import remembered
-from mansio.state.share_partition import SharePartition
-from mansio.state.share_types import (
+from mansio.state.share_partition.machine import SharePartition
+from mansio.state.share_partition.restore import with_known_state
+from mansio.state.share_partition.retry_backoff import delay_ms
+from mansio.state.share_partition.types import (
     ACCEPT,
     ACKNOWLEDGED,
     ACQUIRED,
@@ -29,12 +29,12 @@ from mansio.state.share_types import (
     RELEASE,
     RENEW,
     WITHHELD,
-    Acquired,
+    AcknowledgementBatch,
+    AcquiredRange,
     Backoff,
     DeadRange,
     LoadedState,
     Producer,
-    Settle,
     ShareKey,
     ShareSettings,
     Update,
@@ -70,10 +70,10 @@ class History:
 
     has: dict[int, tuple[str, float]] = field(default_factory=dict)
     count: dict[int, int] = field(default_factory=dict)
-    settled: set[int] = field(default_factory=set)
+    persisted: set[int] = field(default_factory=set)
 
     def handed(self, offset: int, member: str, count: int, until: float, now: float) -> None:
-        assert offset not in self.settled, "a settled record was delivered again"
+        assert offset not in self.persisted, "a settled record was delivered again"
         holder, ends = self.has.get(offset, (member, now))
         assert ends <= now, f"{offset} was given to {member} while {holder} has it"
         assert count > self.count.get(offset, 0), "a count went back"
@@ -87,21 +87,21 @@ class Side:
         self.key = ShareKey(name, bytes(16), 0)
         self.settings = SETTINGS._replace(ordered=ordered)
         self.store, self.history = Store(), History()
-        self.flying: list[tuple[Update, list[Acquired], str]] = []
+        self.flying: list[tuple[Update, list[AcquiredRange], str]] = []
         self.unresolved, self.withheld_until = False, 0.0
         self.sequence = 0
         self.log_start = 0
 
-    def load(self, now: float, log_end: int, *, certain: bool, known: LoadedState | None = None) -> None:
+    def load(self, now: float, log_end: int, *, is_complete: bool, known: LoadedState | None = None) -> None:
         """`known`: by a leader who lived through what was lost; it writes all of it."""
-        if not certain:
+        if not is_complete:
             self.unresolved, self.withheld_until = True, now + LOCK
         left = max(self.withheld_until - now, 0)
-        state = self.store.fold(certain=not self.unresolved, withheld_ms=round(left))
+        state = self.store.fold(is_complete=not self.unresolved, withheld_ms=round(left))
         if known is not None:
-            state = remembered(state._replace(leader_epoch=known.leader_epoch), known)
+            state = with_known_state(state._replace(leader_epoch=known.leader_epoch), known)
             self.unresolved = False
-        self.start, self.horizon, self.horizon_asked = state.start_offset, state.horizon, None
+        self.start, self.lease_bound, self.horizon_asked = state.start_offset, state.lease_bound, None
         self.dead = {o: each for each in state.dead for o in range(each.first, each.last + 1)}
         self.offered = {
             name: {o for first, last in ranges for o in range(first, last + 1)}
@@ -109,19 +109,19 @@ class Side:
         }
         self.model = {}
         for o, change in ((o, at_offset(each, o)) for o, each in expand(state.changes).items()):
-            record = Record(change.state, change.deliveries, change.forgiven)
+            record = Record(change.state, change.deliveries, change.uncounted_deliveries)
             self.model[o] = record
             if change.state == ACQUIRED:
                 record.holder, record.until = change.holder, now + LOCK
             elif change.state == AVAILABLE and change.due_ms > WALL + now:
                 record.due, record.until = change.due_ms, change.due_ms - WALL
-            elif change.ticket is not None and change.ticket.sequence >= 0:
-                record.sequence = change.ticket.sequence
-        for o in range(self.start, min(self.horizon, log_end)) if self.unresolved else ():
+            elif change.reservation is not None and change.reservation.sequence >= 0:
+                record.sequence = change.reservation.sequence
+        for o in range(self.start, min(self.lease_bound, log_end)) if self.unresolved else ():
             if self.at(o).state == AVAILABLE and self.at(o).n == 0:
                 self.model[o] = Record(WITHHELD, 1, 1, until=now + left)
         self.flying = []
-        self.core = SharePartition(
+        self.state_machine = SharePartition(
             self.key,
             self.settings,
             state,
@@ -162,12 +162,14 @@ class Side:
 
     def retry(self, o: int, token: int, now: float, asked: int = -1) -> None:
         record = self.at(o)
-        tries = record.n - record.f
-        if tries >= self.settings.delivery_limit:
+        attempts = record.n - record.f
+        if attempts >= self.settings.delivery_limit:
             self.end(o, ARCHIVING, token)
             return
         rest = (
-            0 if self.settings.ordered and asked < 0 else delay_ms(self.settings.backoff, tries, 0.5, asked)
+            0
+            if self.settings.ordered and asked < 0
+            else delay_ms(self.settings.backoff, attempts, 0.5, asked)
         )
         until, due = (now + rest, round(WALL + now) + rest) if rest else (math.inf, -1)
         self.end(o, AVAILABLE, token, until=until, due=due)
@@ -204,12 +206,14 @@ class Side:
         return sum(record.state == ACQUIRED for record in self.model.values())
 
     def may_move_horizon(self, update: Update) -> None:
-        if update.horizon > self.horizon:
+        if update.lease_bound > self.lease_bound:
             assert update.durable
             assert self.horizon_asked is None
-            self.horizon_asked = (update.token, update.horizon)
+            self.horizon_asked = (update.token, update.lease_bound)
 
-    def fly(self, update: Update | None, told: list[Acquired] | None = None, member: str = "") -> None:
+    def fly(
+        self, update: Update | None, error_for_client: list[AcquiredRange] | None = None, member: str = ""
+    ) -> None:
         if update is None:
             return
         self.may_move_horizon(update)
@@ -226,13 +230,13 @@ class Side:
             assert update.durable or change.state != ACQUIRED or change.deliveries == 1, (
                 "a redelivery is durable"
             )
-        self.flying.append((update, told or [], member))
+        self.flying.append((update, error_for_client or [], member))
 
-    def land(self, update: Update, told: list[Acquired], member: str, now: float) -> None:
+    def land(self, update: Update, error_for_client: list[AcquiredRange], member: str, now: float) -> None:
         self.store.append(update)
-        archiving = self.core.settled(update.token)
+        archiving = self.state_machine.persisted(update.token)
         if self.horizon_asked and self.horizon_asked[0] == update.token:
-            self.horizon, self.horizon_asked = self.horizon_asked[1], None
+            self.lease_bound, self.horizon_asked = self.horizon_asked[1], None
         fresh = []
         for o, record in self.model.items():
             if record.busy == update.token:
@@ -240,16 +244,16 @@ class Side:
                 if record.state == ARCHIVING and record.sequence < 0:
                     fresh.append(o)
                 if record.state == ACKNOWLEDGED:
-                    self.history.settled.add(o)
+                    self.history.persisted.add(o)
                 if record.state != ACQUIRED:
                     record.holder = ""
         assert [o for each in archiving for o in range(each.first, each.last + 1)] == sorted(fresh)
         self.advance()
         if update.snapshot:
             self.unresolved = False  # it says what is withheld, too
-        if self.unresolved and now >= self.withheld_until and not self.core.counts(now).withheld:
+        if self.unresolved and now >= self.withheld_until and not self.state_machine.counts(now).withheld:
             self.unresolved = any(record.busy and record.n == 1 == record.f for record in self.model.values())
-        for each in told:
+        for each in error_for_client:
             for o in range(each.first, each.last + 1):
                 if self.model.get(o, Record()).state == ACQUIRED:
                     self.history.handed(o, member, each.deliveries, self.at(o).until, now)
@@ -263,7 +267,7 @@ class ShareModel(RuleBasedStateMachine):
         self.now, self.log_end = 0.0, end
         self.sides = [Side("loose", ordered=False), Side("strict", ordered=True)]
         for side in self.sides:
-            side.load(self.now, self.log_end, certain=True)
+            side.load(self.now, self.log_end, is_complete=True)
 
     @rule(more=st.integers(1, 12))
     def produce(self, more: int) -> None:
@@ -282,22 +286,22 @@ class ShareModel(RuleBasedStateMachine):
         self, index: int, member: str, most: int, strict: bool, skip: int, wide: int, at_once: bool
     ) -> None:
         side = self.sides[index]
-        stop = min(self.log_end, side.horizon)
-        if len(side.core.ranges) >= side.settings.ranges_max:
-            stop = min(stop, side.core.ranges.end)
+        stop = min(self.log_end, side.lease_bound)
+        if len(side.state_machine.ranges) >= side.settings.ranges_max:
+            stop = min(stop, side.state_machine.ranges.end)
         free = side.free(member, stop)
         locks = side.settings.locks_max - side.leased()
-        stretches = side.core.wanted(member, most, self.log_end, self.now)
-        offered = [o for first, last in stretches for o in range(first, last + 1)]
-        assert offered == free[: min(most, locks)] or len(stretches) == 8
+        read_ranges = side.state_machine.acquirable_ranges(member, most, self.log_end, self.now)
+        offered = [o for first, last in read_ranges for o in range(first, last + 1)]
+        assert offered == free[: min(most, locks)] or len(read_ranges) == 8
         read = [
             (first, min(max(last, last // BATCH * BATCH + BATCH - 1), self.log_end - 1))
-            for first, last in stretches
+            for first, last in read_ranges
         ]
         if read:
             read[-1] = (read[-1][0], min(read[-1][1] + wide, self.log_end - 1))
         read = [
-            (first, min([last, *(other - 1 for other, _ in stretches if other > first)]))
+            (first, min([last, *(other - 1 for other, _ in read_ranges if other > first)]))
             for first, last in read
         ][skip:]
         readable = {o for first, last in read for o in range(first, last + 1)}
@@ -315,15 +319,17 @@ class ShareModel(RuleBasedStateMachine):
                     break
             expected.append(o)
         ends = range(BATCH - 1, 200, BATCH)
-        told, update = side.core.acquire(member, read, most, strict=strict, batch_ends=ends, now_ms=self.now)
-        assert [o for each in told for o in range(each.first, each.last + 1)] == expected
+        error_for_client, update = side.state_machine.acquire(
+            member, read, most, strict=strict, batch_ends=ends, now_ms=self.now
+        )
+        assert [o for each in error_for_client for o in range(each.first, each.last + 1)] == expected
         for o in expected:
             old = side.at(o)
             side.model[o] = Record(ACQUIRED, old.n + 1, old.f, member, self.now + LOCK, busy=update.token)
-            assert o < side.horizon
-        for each in told:
+            assert o < side.lease_bound
+        for each in error_for_client:
             assert {side.at(o).n for o in range(each.first, each.last + 1)} == {each.deliveries}
-        side.fly(update, told, member)
+        side.fly(update, error_for_client, member)
         if at_once:
             self.land_all(index)
 
@@ -333,7 +339,7 @@ class ShareModel(RuleBasedStateMachine):
         count=st.sampled_from((-1, -1, -1, -1, 1, 2)), delay=st.sampled_from((-1, -1, 0, 30)), single=st.booleans(),
         at_once=st.booleans(), data=st.data(),
     )  # fmt: skip
-    def settle(
+    def acknowledge(
         self,
         index: int,
         which: int,
@@ -360,11 +366,11 @@ class ShareModel(RuleBasedStateMachine):
         types = bytes(
             [data.draw(kinds)] if single else data.draw(st.lists(kinds, min_size=size, max_size=size))
         )
-        self.say(side, member, Settle(first, last, types, delay, "why", count))
+        self.say(side, member, AcknowledgementBatch(first, last, types, delay, "why", count))
         if at_once:
             self.land_all(self.sides.index(side))
 
-    def say(self, side: Side, member: str, batch: Settle) -> None:
+    def say(self, side: Side, member: str, batch: AcknowledgementBatch) -> None:
         first, last, types, delay, _, count = batch
         said = {
             o: types[o - first if len(types) > 1 else 0] for o in range(first, last + 1) if o >= side.start
@@ -379,7 +385,7 @@ class ShareModel(RuleBasedStateMachine):
             for o, type_ in said.items()
         )
         try:
-            update = side.core.settle(member, [batch], self.now, round(WALL + self.now), 0.5)
+            update = side.state_machine.acknowledge(member, [batch], self.now, round(WALL + self.now), 0.5)
         except InvalidRecordState:
             assert not allowed
             return
@@ -410,24 +416,24 @@ class ShareModel(RuleBasedStateMachine):
         if len(side.flying) > before > 0 and not any(each[0].snapshot for each in side.flying):
             self.land_one(side, durable=False)
 
-    @rule(index=SIDES, member=st.sampled_from(MEMBERS), forgive=st.booleans())
-    def member_leaves(self, index: int, member: str, forgive: bool) -> None:
+    @rule(index=SIDES, member=st.sampled_from(MEMBERS), uncounted=st.booleans())
+    def member_leaves(self, index: int, member: str, uncounted: bool) -> None:
         side = self.sides[index]
-        update = side.core.release_member(member, self.now, forgive=forgive)
+        update = side.state_machine.release_member(member, self.now, uncounted=uncounted)
         for o, record in list(side.model.items()):
             if record.state == ACQUIRED and record.holder == member and not record.busy:
-                record.f += forgive
+                record.f += uncounted
                 side.history.has[o] = (member, self.now)
                 side.retry(o, update.token, self.now, 0)
         side.fly(update)
 
-    @rule(index=SIDES, most=st.integers(1, 3), times=st.integers(2, 4), forgive=st.booleans())
-    def go_from_hand_to_hand(self, index: int, most: int, times: int, forgive: bool) -> None:
+    @rule(index=SIDES, most=st.integers(1, 3), times=st.integers(2, 4), uncounted=st.booleans())
+    def go_from_hand_to_hand(self, index: int, most: int, times: int, uncounted: bool) -> None:
         """Members come, take some, and leave without a word."""
         for turn in range(times):
             member = MEMBERS[turn % 2]
             self.acquire(index, member, most, strict=True, skip=0, wide=0, at_once=True)
-            self.member_leaves(index, member, forgive=forgive)
+            self.member_leaves(index, member, uncounted=uncounted)
             self.land_all(index)
 
     @rule(ms=st.sampled_from((1, 10, 30, 99, 100)))
@@ -437,8 +443,8 @@ class ShareModel(RuleBasedStateMachine):
     @rule(index=SIDES)
     def tick(self, index: int) -> None:
         side = self.sides[index]
-        due = side.core.next_deadline_ms()
-        update = side.core.tick(self.now, round(WALL + self.now), 0.5)
+        due = side.state_machine.next_deadline_ms()
+        update = side.state_machine.tick(self.now, round(WALL + self.now), 0.5)
         token = update.token if update else 0
         side.age(side.log_start, token)
         for o, record in list(side.model.items()):
@@ -452,7 +458,7 @@ class ShareModel(RuleBasedStateMachine):
             else:
                 record.until, record.due = math.inf, -1
         side.fly(update)
-        assert side.core.next_deadline_ms() > self.now
+        assert side.state_machine.next_deadline_ms() > self.now
 
     @precondition(lambda self: any(side.flying for side in self.sides))
     @rule(data=st.data(), durable=st.booleans())
@@ -480,41 +486,43 @@ class ShareModel(RuleBasedStateMachine):
     @rule(index=SIDES)
     def reserve(self, index: int) -> None:
         side = self.sides[index]
-        waiting = [each for each in side.core.archiving() if each.ticket.producer_id < 0]
+        waiting = [each for each in side.state_machine.archiving() if each.reservation.producer_id < 0]
         expected = [
             o for o, r in sorted(side.model.items()) if r.state == ARCHIVING and not r.busy and r.sequence < 0
         ]
         assert [o for each in waiting for o in range(each.first, each.last + 1)] == expected
         if not waiting:
             return
-        tickets = []
+        reservations = []
         for each in waiting:
-            ticket = each.ticket._replace(
+            reservation = each.reservation._replace(
                 topic_id=b"t" * 16, partition=0, producer_id=7, epoch=0, sequence=side.sequence
             )
-            tickets.append((each.first, each.last, ticket))
+            reservations.append((each.first, each.last, reservation))
             side.sequence += each.last - each.first + 1
-        update = side.core.reserve(Producer(7, 0, ((b"t" * 16, 0, side.sequence),)), tickets)
-        for first, last, ticket in tickets:
+        update = side.state_machine.reserve(Producer(7, 0, ((b"t" * 16, 0, side.sequence),)), reservations)
+        for first, last, reservation in reservations:
             for o in range(first, last + 1):
-                side.end(o, ARCHIVING, update.token, sequence=ticket.sequence + o - first)
+                side.end(o, ARCHIVING, update.token, sequence=reservation.sequence + o - first)
         side.fly(update)
 
     @precondition(
         lambda self: any(record.sequence >= 0 for side in self.sides for record in side.model.values())
     )
-    @rule(index=SIDES, cut=st.integers(0, 3))
-    def copied(self, index: int, cut: int) -> None:
+    @rule(index=SIDES, truncated=st.integers(0, 3))
+    def copied(self, index: int, truncated: int) -> None:
         """The copies of some are in the dead-letter topic; a batch may end in the middle of a range."""
         side = self.sides[index]
-        filled = [each for each in side.core.archiving() if each.ticket.producer_id >= 0]
+        filled = [each for each in side.state_machine.archiving() if each.reservation.producer_id >= 0]
         if not filled:
             return
-        letters = [(each.first, max(each.first, each.last - cut), each.ticket) for each in filled[:2]]
-        update = side.core.archived(letters)
-        for first, last, ticket in letters:
+        letters = [
+            (each.first, max(each.first, each.last - truncated), each.reservation) for each in filled[:2]
+        ]
+        update = side.state_machine.archived(letters)
+        for first, last, reservation in letters:
             for o in range(first, last + 1):
-                assert side.at(o).sequence == ticket.sequence + o - first
+                assert side.at(o).sequence == reservation.sequence + o - first
                 if o >= side.log_start:
                     side.dead[o] = DeadRange(o, o, side.at(o).n, side.at(o).f)
                 side.end(o, ARCHIVED, update.token)
@@ -526,10 +534,10 @@ class ShareModel(RuleBasedStateMachine):
         which=st.integers(0, 40),
         size=st.integers(1, 4),
         every=st.sampled_from((1, 1, 2)),
-        cut=st.integers(0, 1),
+        truncated=st.integers(0, 1),
         known=st.booleans(),
     )
-    def die(self, index: int, which: int, size: int, every: int, cut: int, known: bool) -> None:
+    def die(self, index: int, which: int, size: int, every: int, truncated: int, known: bool) -> None:
         """All of them, or every other, to the dead-letter topic; that they are there may not be stored yet."""
         index = index if self.sides[index].held() else 1 - index
         side = self.sides[index]
@@ -537,11 +545,11 @@ class ShareModel(RuleBasedStateMachine):
         first = held[which % len(held)]
         last = side.end_of_run(first, size)
         types = bytes([ACCEPT if at % every else REJECT for at in range(last - first + 1)])
-        self.say(side, side.at(first).holder or "a", Settle(first, last, types, reason="bad"))
+        self.say(side, side.at(first).holder or "a", AcknowledgementBatch(first, last, types, reason="bad"))
         self.land_all(index)
         self.reserve(index)
         self.land_all(index)
-        self.copied(index, cut)
+        self.copied(index, truncated)
         if known:
             self.land_all(index)
 
@@ -567,12 +575,18 @@ class ShareModel(RuleBasedStateMachine):
 
     def offer_again(self, side: Side, name: str, first: int, size: int, most: int, *, every: bool) -> None:
         offered = side.offered.setdefault(name, set())
-        wanted = sorted(side.dead) if every else list(range(first, first + size))
-        here = [o for o in wanted if o in side.dead and o not in offered and not side.at(o).busy][:most]
+        acquirable_ranges = sorted(side.dead) if every else list(range(first, first + size))
+        here = [o for o in acquirable_ranges if o in side.dead and o not in offered and not side.at(o).busy][
+            :most
+        ]
         ranges = None if every else [(first, first + size - 1)]
-        update, result = side.core.redrive(name, ranges, most, self.now)
-        again = [o for o in wanted if o in offered]
-        assert result == (len(here), len(again), sum(o < side.log_start and o not in offered for o in wanted))
+        update, result = side.state_machine.redrive(name, ranges, most, self.now)
+        again = [o for o in acquirable_ranges if o in offered]
+        assert result == (
+            len(here),
+            len(again),
+            sum(o < side.log_start and o not in offered for o in acquirable_ranges),
+        )
         assert (update is None) == (not here)
         if not here:
             return
@@ -599,13 +613,13 @@ class ShareModel(RuleBasedStateMachine):
         if not really:
             return
         first, *_, last = side.held()
-        self.say(side, side.at(first).holder or "a", Settle(first, first, bytes([REJECT])))
+        self.say(side, side.at(first).holder or "a", AcknowledgementBatch(first, first, bytes([REJECT])))
         self.land_all(self.sides.index(side))
         self.trim(side, last + 1)
 
     def trim(self, side: Side, log_start: int) -> None:
         log_start = min(max(log_start, side.log_start), self.log_end)
-        update = side.core.trimmed(log_start)
+        update = side.state_machine.advance_log_start(log_start)
         side.log_start = log_start
         side.trim(log_start, update.token if update else 0)
         side.fly(update)
@@ -616,9 +630,12 @@ class ShareModel(RuleBasedStateMachine):
         """All that is under way is stored; then the whole state is, in place of what was."""
         side = self.sides[index]
         self.land_all(index)
-        side.fly(side.core.reassert(self.now))
+        side.fly(side.state_machine.full_update(self.now))
         self.land_all(index)
-        stored = {change.first: (change.deliveries, change.forgiven) for change in side.store.fold().changes}
+        stored = {
+            change.first: (change.deliveries, change.uncounted_deliveries)
+            for change in side.store.fold().changes
+        }
         assert {o: count for o, count in stored.items() if count[0]} == {
             o: (record.n, record.f) for o, record in side.model.items() if record.n
         }
@@ -636,7 +653,7 @@ class ShareModel(RuleBasedStateMachine):
                 side.store.append(update)
         if power:
             del side.store.log[max(side.store.synced, len(side.store.log) - lost) :]
-        side.load(self.now, self.log_end, certain=not power)
+        side.load(self.now, self.log_end, is_complete=not power)
 
     @rule(index=SIDES, lost=st.integers(0, 4), really=st.sampled_from((False, True)))
     def state_lost(self, index: int, lost: int, really: bool) -> None:
@@ -651,45 +668,54 @@ class ShareModel(RuleBasedStateMachine):
         leased = {
             o: each.holder for o, each in side.model.items() if each.state == ACQUIRED and not each.busy
         }
-        side.load(self.now, self.log_end, certain=False, known=side.core.snapshot(self.now))
+        side.load(self.now, self.log_end, is_complete=False, known=side.state_machine.snapshot(self.now))
         still = {o: each.holder for o, each in side.model.items() if each.state == ACQUIRED}
         assert leased.items() <= still.items(), "a lease is undone"
-        assert not side.core.counts(self.now).withheld
-        side.fly(side.core.reassert(self.now))
+        assert not side.state_machine.counts(self.now).withheld
+        side.fly(side.state_machine.full_update(self.now))
         self.land_all(index)
 
     @invariant()
     def agrees(self) -> None:
         for side in getattr(self, "sides", ()):
-            ranges = side.core.ranges
+            ranges = side.state_machine.ranges
             assert ranges.start == side.start
             covered = ranges.start
             previous = None
             for span in ranges:
                 assert span.first == covered <= span.last
                 covered = span.last + 1
-                assert previous is None or span.unsettled or previous.unsettled or not previous.same(span), (
-                    "not merged"
-                )
+                assert (
+                    previous is None
+                    or span.pending_token
+                    or previous.pending_token
+                    or not previous.same(span)
+                ), "not merged"
                 previous = span
                 for o in range(span.first, span.last + 1):
                     record = side.at(o)
-                    told = (span.state, span.deliveries, span.forgiven, span.due_ms, span.unsettled)
-                    assert told == (record.state, record.n, record.f, record.due, record.busy), o
+                    error_for_client = (
+                        span.state,
+                        span.deliveries,
+                        span.uncounted_deliveries,
+                        span.due_ms,
+                        span.pending_token,
+                    )
+                    assert error_for_client == (record.state, record.n, record.f, record.due, record.busy), o
                     assert record.busy or span.holder == record.holder
                     assert record.state != ACQUIRED or span.holder == record.holder
                     assert record.busy or span.deadline_ms == record.until
-                    if span.ticket is not None and span.ticket.producer_id >= 0:
-                        assert span.ticket.sequence + o - span.first == record.sequence
+                    if span.reservation is not None and span.reservation.producer_id >= 0:
+                        assert span.reservation.sequence + o - span.first == record.sequence
                     assert 0 <= record.f <= record.n
             assert covered == ranges.end
             assert all(record == Record() for o, record in side.model.items() if o >= ranges.end)
-            counts = side.core.counts(self.now)
+            counts = side.state_machine.counts(self.now)
             assert counts.leased == side.leased() <= side.settings.locks_max
             assert counts.dead == len(side.dead)
             done = sum(record.state in DONE for record in side.model.values())
-            assert counts.open == max(side.core.high_watermark - side.start, 0) - done
-            assert side.core.snapshot(self.now).done_count == done
+            assert counts.open == max(side.state_machine.high_watermark - side.start, 0) - done
+            assert side.state_machine.snapshot(self.now).done_count == done
 
 
 ShareModel.TestCase.settings = settings(max_examples=examples(20, 300, 5_000), stateful_step_count=50)

@@ -7,15 +7,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mansio.errors import CorruptLog
-from mansio.state.flexible_bytes import tags, varint
-from mansio.state.share_fold import Folded, fold, of_state, to_state
-from mansio.state.share_records import (
+from mansio.state.share_partition.snapshot_delta import FoldedState, fold, from_state, to_state
+from mansio.state.share_partition.state_records import (
     CHANGES_PER_RECORD,
-    NOT_SAID,
     SNAPSHOT,
+    UNCHANGED,
     UPDATE,
     RecordKey,
-    Stored,
+    StateRecord,
     decode_key,
     decode_value,
     encode_key,
@@ -23,19 +22,20 @@ from mansio.state.share_records import (
     encode_update,
     update_tags,
 )
-from mansio.state.share_types import (
+from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
     AVAILABLE,
-    Change,
+    DeadLetterReservation,
     DeadRange,
     LoadedState,
     Producer,
     Redrive,
     ShareKey,
-    Ticket,
+    StateBatch,
     Update,
 )
+from mansio.wire.internal_records.flexible_codec import tags, varint
 from support.share_store import at_offset
 
 INT16 = st.integers(0, 2**15 - 1)
@@ -46,14 +46,23 @@ IDS = st.binary(min_size=16, max_size=16)
 RANGES = st.lists(st.tuples(INT64, INT64), max_size=3).map(tuple)
 
 TICKETS = st.builds(
-    Ticket, IDS, INT32, st.just(-1) | INT64, INT16, INT32, st.sampled_from((1, 2)), TEXT, TEXT, INT64
+    DeadLetterReservation,
+    IDS,
+    INT32,
+    st.just(-1) | INT64,
+    INT16,
+    INT32,
+    st.sampled_from((1, 2)),
+    TEXT,
+    TEXT,
+    INT64,
 )
 KEYS = st.builds(ShareKey, TEXT, IDS, INT32)
 PRODUCERS = st.builds(Producer, INT64, INT16, st.lists(st.tuples(IDS, INT32, INT32), max_size=2).map(tuple))
 
 
-def change_of(first: int, length: int, *rest: object) -> Change:
-    return Change(first, first + length, *rest)  # type: ignore[arg-type]  # the strategies below know
+def change_of(first: int, length: int, *rest: object) -> StateBatch:
+    return StateBatch(first, first + length, *rest)  # type: ignore[arg-type]  # the strategies below know
 
 
 ANY_CHANGES = st.builds(
@@ -71,9 +80,9 @@ ANY_UPDATES = st.builds(
     Update,
     st.just(0),
     st.just(False),
-    st.just(NOT_SAID) | INT64,
-    st.just(NOT_SAID) | INT64,
-    st.just(NOT_SAID) | INT32,
+    st.just(UNCHANGED) | INT64,
+    st.just(UNCHANGED) | INT64,
+    st.just(UNCHANGED) | INT32,
     st.lists(ANY_CHANGES, max_size=3).map(tuple),
     st.booleans(),
     st.none() | st.lists(st.builds(DeadRange, INT64, INT64, INT16, INT16), max_size=3).map(tuple),
@@ -85,7 +94,7 @@ ANY_UPDATES = st.builds(
 # Small ones, that meet each other.
 OFFSETS = st.integers(0, 30)
 SMALL_TICKETS = st.builds(
-    Ticket,
+    DeadLetterReservation,
     st.just(bytes(16)),
     st.just(0),
     st.sampled_from((-1, 7)),
@@ -123,16 +132,16 @@ SMALL_UPDATES = st.builds(
 )
 
 
-def state_of(folded: Folded) -> LoadedState:
+def state_of(folded: FoldedState) -> LoadedState:
     return to_state(folded, state_epoch=3, leader_epoch=4, snapshot_epoch=5)
 
 
-def stored_of(state: LoadedState) -> Stored:
+def stored_of(state: LoadedState) -> StateRecord:
     update = Update(
         0,
         False,
         state.start_offset,
-        state.horizon,
+        state.lease_bound,
         state.done_count,
         state.changes,
         True,
@@ -140,7 +149,7 @@ def stored_of(state: LoadedState) -> Stored:
         state.redrives,
         state.producer,
     )
-    return Stored(state.snapshot_epoch, state.leader_epoch, update, state.state_epoch, 10, 20)
+    return StateRecord(state.snapshot_epoch, state.leader_epoch, update, state.state_epoch, 10, 20)
 
 
 @given(st.sampled_from((SNAPSHOT, UPDATE)), KEYS)
@@ -165,7 +174,7 @@ def test_updates_come_back_and_every_cut_is_seen(
     raw = encode_update(snapshot_epoch, leader_epoch, update)
     assert raw.endswith(tags(update_tags(update))), "the numbers of most updates are written in a shorter way"
     decoded = decode_value(UPDATE, raw)
-    assert decoded == Stored(snapshot_epoch, leader_epoch, update._replace(snapshot=False))
+    assert decoded == StateRecord(snapshot_epoch, leader_epoch, update._replace(snapshot=False))
     for length in range(len(raw)):
         with pytest.raises(CorruptLog):
             decode_value(UPDATE, raw[:length])
@@ -178,7 +187,7 @@ def test_snapshots_come_back_and_every_cut_is_seen(
     update: Update, snapshot_epoch: int, leader_epoch: int, state_epoch: int, created_ms: int, written_ms: int
 ) -> None:
     update = update._replace(snapshot=True)
-    stored = Stored(snapshot_epoch, leader_epoch, update, state_epoch, created_ms, written_ms)
+    stored = StateRecord(snapshot_epoch, leader_epoch, update, state_epoch, created_ms, written_ms)
     ((kind, raw),) = encode_snapshot(stored)
     assert (kind, decode_value(SNAPSHOT, raw)) == (SNAPSHOT, stored)
     for length in range(len(raw)):
@@ -188,8 +197,8 @@ def test_snapshots_come_back_and_every_cut_is_seen(
 
 def test_the_bytes_are_those_of_kafkas_schema() -> None:
     """ShareUpdateValue, version 0: by hand, with a tagged field of ours in the batch, one of Kafka in the value."""
-    update = Update(0, durable=False, start_offset=7, horizon=NOT_SAID, done_count=2)
-    update = update._replace(changes=(Change(8, 9, 2, 1, holder="ab"),))
+    update = Update(0, durable=False, start_offset=7, lease_bound=UNCHANGED, done_count=2)
+    update = update._replace(changes=(StateBatch(8, 9, 2, 1, holder="ab"),))
     raw = bytes.fromhex(
         "0000"  # version
         "00000001"  # snapshot epoch
@@ -201,7 +210,7 @@ def test_the_bytes_are_those_of_kafkas_schema() -> None:
         "01" + "00" + "04" + "00000002"  # one tagged field: 0, four bytes, the delivery complete count
     )
     assert encode_update(1, 3, update) == raw
-    assert decode_value(UPDATE, raw) == Stored(1, 3, update)
+    assert decode_value(UPDATE, raw) == StateRecord(1, 3, update)
     key = ShareKey("g", bytes(range(16)), 5)
     assert encode_key(UPDATE, key) == b"\x00\x01\x00\x01g" + bytes(range(16)) + b"\x00\x00\x00\x05"
 
@@ -209,8 +218,8 @@ def test_the_bytes_are_those_of_kafkas_schema() -> None:
 @given(ANY_UPDATES, st.binary(max_size=5))
 def test_a_tag_that_is_not_known_is_skipped(update: Update, more: bytes) -> None:
     plain = update._replace(
-        done_count=NOT_SAID,
-        horizon=NOT_SAID,
+        done_count=UNCHANGED,
+        lease_bound=UNCHANGED,
         producer=None,
         redrives=None,
         dead=None,
@@ -221,14 +230,14 @@ def test_a_tag_that_is_not_known_is_skipped(update: Update, more: bytes) -> None
     raw = encode_update(1, 2, plain)
     assert raw.endswith(b"\x00")
     assert decode_value(UPDATE, raw[:-1] + tags({1900: more})).update == plain
-    batch = encode_update(1, 2, plain._replace(changes=(Change(1, 2, 0, 0),)))
+    batch = encode_update(1, 2, plain._replace(changes=(StateBatch(1, 2, 0, 0),)))
     known = decode_value(UPDATE, batch[:-2] + tags({1900: more}) + b"\x00")
-    assert known.update.changes == (Change(1, 2, 0, 0),)
+    assert known.update.changes == (StateBatch(1, 2, 0, 0),)
 
 
 @pytest.mark.parametrize("bad", [(5, 4, 0, 0), (-1, 4, 0, 0), (1, 4, 5, 0), (1, 4, 9, 0), (1, 4, 0, -1)])
 def test_a_range_that_cannot_be_is_damage(bad: tuple[int, int, int, int]) -> None:
-    raw = encode_update(1, 2, Update(0, False, 0, 0, 0, (Change(*bad),)))
+    raw = encode_update(1, 2, Update(0, False, 0, 0, 0, (StateBatch(*bad),)))
     with pytest.raises(CorruptLog):
         decode_value(UPDATE, raw)
 
@@ -237,15 +246,15 @@ def test_a_range_that_cannot_be_is_damage(bad: tuple[int, int, int, int]) -> Non
     "count", [0, 1, CHANGES_PER_RECORD, CHANGES_PER_RECORD + 1, 2 * CHANGES_PER_RECORD + 7]
 )
 def test_a_large_snapshot_is_one_record_and_updates_of_its_epoch(count: int) -> None:
-    changes = tuple(Change(2 * n, 2 * n, ACQUIRED, 1, holder="m") for n in range(count))
-    folded = Folded()
+    changes = tuple(StateBatch(2 * n, 2 * n, ACQUIRED, 1, holder="m") for n in range(count))
+    folded = FoldedState()
     folded.apply(Update(0, False, 0, 9, 4, changes))
     state = state_of(folded)
     records = list(encode_snapshot(stored_of(state)))
     assert len(records) == max(-(-count // CHANGES_PER_RECORD), 1)
     assert [kind for kind, _ in records] == [SNAPSHOT] + [UPDATE] * (len(records) - 1)
-    again = Folded()
-    again.apply(Update(0, False, 0, 0, 0, (Change(5, 5, ACKNOWLEDGED, 9),)))
+    again = FoldedState()
+    again.apply(Update(0, False, 0, 0, 0, (StateBatch(5, 5, ACKNOWLEDGED, 9),)))
     for number, (kind, raw) in enumerate(records):
         stored = decode_value(kind, raw)
         assert stored.snapshot_epoch == 5
@@ -261,8 +270,8 @@ class Model:
     """One entry an offset."""
 
     def __init__(self) -> None:
-        self.start = self.horizon = self.done = 0
-        self.offsets: dict[int, Change] = {}
+        self.start = self.lease_bound = self.done = 0
+        self.offsets: dict[int, StateBatch] = {}
 
     def apply(self, update: Update) -> None:
         if update.snapshot:
@@ -270,29 +279,34 @@ class Model:
         for change in update.changes:
             for offset in range(change.first, change.last + 1):
                 self.offsets[offset] = said(change, offset)
-        self.start, self.horizon = max(self.start, update.start_offset), max(self.horizon, update.horizon)
+        self.start, self.lease_bound = (
+            max(self.start, update.start_offset),
+            max(self.lease_bound, update.lease_bound),
+        )
         self.done = update.done_count
 
 
-def said(change: Change, offset: int) -> Change:
+def said(change: StateBatch, offset: int) -> StateBatch:
     one = at_offset(change, offset)
-    if change.ticket is not None and change.ticket.producer_id < 0:
-        one = one._replace(ticket=change.ticket)  # nothing is reserved, so nothing counts up
+    if change.reservation is not None and change.reservation.producer_id < 0:
+        one = one._replace(reservation=change.reservation)  # nothing is reserved, so nothing counts up
     return one
 
 
-def nothing(change: Change) -> bool:
-    return change[2:] == Change(0, 0, AVAILABLE, 0)[2:]
+def nothing(change: StateBatch) -> bool:
+    return change[2:] == StateBatch(0, 0, AVAILABLE, 0)[2:]
 
 
 @given(st.lists(SMALL_UPDATES, max_size=8))
-@example([Update(0, False, 0, 0, 0, (Change(0, 9, 1, 1), Change(3, 5, 1, 2), Change(3, 5, 1, 1)))])
+@example(
+    [Update(0, False, 0, 0, 0, (StateBatch(0, 9, 1, 1), StateBatch(3, 5, 1, 2), StateBatch(3, 5, 1, 1)))]
+)
 def test_folded_updates_say_of_every_offset_what_was_said_last(updates: list[Update]) -> None:
-    model, folded = Model(), Folded()
+    model, folded = Model(), FoldedState()
     for update in updates:
         model.apply(update)
         folded.apply(update)
-    assert (folded.start_offset, folded.horizon) == (model.start, model.horizon)
+    assert (folded.start_offset, folded.lease_bound) == (model.start, model.lease_bound)
     expected = {o: c for o, c in model.offsets.items() if o >= model.start and not nothing(c)}
     found = {o: said(c, o) for c in folded.changes for o in range(c.first, c.last + 1)}
     assert found == expected
@@ -303,19 +317,19 @@ def test_folded_updates_say_of_every_offset_what_was_said_last(updates: list[Upd
 
 
 @given(st.lists(SMALL_UPDATES, max_size=8), st.integers(0, 8))
-def test_a_snapshot_may_stand_for_all_before_it_at_every_cut(updates: list[Update], cut: int) -> None:
-    straight = Folded()
+def test_a_snapshot_may_stand_for_all_before_it_at_every_cut(updates: list[Update], truncated: int) -> None:
+    straight = FoldedState()
     for update in updates:
         straight.apply(update)
-    state = state_of(Folded())
-    for update in updates[:cut]:
+    state = state_of(FoldedState())
+    for update in updates[:truncated]:
         state = fold(state, update)
-    over = Folded()
-    over.apply(Update(0, False, 3, 0, 1, (Change(4, 40, ACQUIRED, 9),)))
-    over = of_state(state) if cut % 2 else over
+    over = FoldedState()
+    over.apply(Update(0, False, 3, 0, 1, (StateBatch(4, 40, ACQUIRED, 9),)))
+    over = from_state(state) if truncated % 2 else over
     for kind, raw in encode_snapshot(stored_of(state)):
         over.apply(decode_value(kind, raw).update)
-    for update in updates[cut:]:
+    for update in updates[truncated:]:
         raw = encode_update(5, 4, update)
         over.apply(decode_value(UPDATE, raw).update._replace(snapshot=update.snapshot))
     assert state_of(over)._replace(producer=None) == state_of(straight)._replace(producer=None)
@@ -323,13 +337,13 @@ def test_a_snapshot_may_stand_for_all_before_it_at_every_cut(updates: list[Updat
 
 @given(SMALL_UPDATES, SMALL_UPDATES)
 def test_updates_of_other_offsets_may_come_in_either_order(one: Update, other: Update) -> None:
-    same = {"done_count": NOT_SAID, "dead": None, "redrives": None, "producer": None, "dead_added": ()}
+    same = {"done_count": UNCHANGED, "dead": None, "redrives": None, "producer": None, "dead_added": ()}
     one, other = one._replace(snapshot=False, **same), other._replace(snapshot=False, **same)
     shifted = tuple(
         change._replace(first=change.first + 50, last=change.last + 50) for change in other.changes
     )
     other = other._replace(changes=shifted)
-    here, there = Folded(), Folded()
+    here, there = FoldedState(), FoldedState()
     for folded, updates in ((here, (one, other)), (there, (other, one))):
         for update in updates:
             folded.apply(update)
@@ -342,10 +356,10 @@ def test_a_varint_of_a_tag_takes_two_bytes() -> None:
 
 def test_how_far_a_group_is_is_counted_whatever_order_its_updates_came_in() -> None:
     """Both were made when neither was stored: each knows the start and what is done without the other."""
-    low = Update(1, True, 2, 100, 3, (Change(0, 1, ACKNOWLEDGED, 1),))
-    high = Update(2, True, 0, 100, 5, (Change(2, 4, ACKNOWLEDGED, 1), Change(7, 8, ACKNOWLEDGED, 2)))
+    low = Update(1, True, 2, 100, 3, (StateBatch(0, 1, ACKNOWLEDGED, 1),))
+    high = Update(2, True, 0, 100, 5, (StateBatch(2, 4, ACKNOWLEDGED, 1), StateBatch(7, 8, ACKNOWLEDGED, 2)))
     for updates in ((low, high), (high, low)):
-        folded = Folded()
+        folded = FoldedState()
         for update in updates:
             folded.apply(update)
         assert folded.progress() == (5, 2)

@@ -16,7 +16,7 @@ from mansio.errors import (
     ShareSessionLimitReached,
     ShareSessionNotFound,
 )
-from mansio.state.share_session import Session, Sessions
+from mansio.state.share_group.share_sessions import Session, Sessions
 from support.tiers import examples
 
 LIMIT, ROOM = 3, 4

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.testing.scheduler import (
+    ConditionTimeout,
     SimulatedBackground,
     SimulatedScheduler,
     Simulation,
-    TooLate,
-    close_unbegun,
+    close_unstarted,
 )
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def test_what_a_coroutine_lets_out_ends_the_run() -> None:
     simulation.scheduler("a").spawn(fail(), name="fails")
     with pytest.raises(ValueError, match="a defect"):
         simulation.run_for(1)
-    with pytest.raises(TooLate):
+    with pytest.raises(ConditionTimeout):
         simulation.run_until(lambda: False, within_ms=10)
 
 
@@ -104,7 +104,7 @@ def test_jobs_run_one_at_a_time_and_are_told_later() -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [SimulatedScheduler.stop, lambda loop: close_unbegun()], ids=["stopped", "over"]
+    "end", [SimulatedScheduler.stop, lambda loop: close_unstarted()], ids=["stopped", "over"]
 )
 def test_work_that_will_never_begin_ends_unseen_and_is_not_kept(
     end: Callable[[SimulatedScheduler], None],

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from kio.schema.errors import ErrorCode
 from kio.serial import entity_reader, entity_writer
 
-from mansio.wire.messages import REQUEST, RESPONSE
-from mansio.wire.native import is_native
-from mansio.wire.schemas import Field, fields_of
-from mansio.wire.versions import OFFERED
+from mansio.wire.api_versions import OFFERED
+from mansio.wire.apis.mansio_apis import is_mansio_api
+from mansio.wire.codec.messages import REQUEST, RESPONSE
+from mansio.wire.codec.schemas import Field, fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +29,7 @@ ERRORS = [code.value for code in ErrorCode]
 def every_version(*, without: tuple[int, ...] = (), native: bool = False) -> Iterator[tuple[int, int, str]]:
     """(API key, version, direction) of everything offered that kio knows; with `native`, of ours too."""
     for api in OFFERED.values():
-        if api.key not in without and (native or not is_native(api.key)):
+        if api.key not in without and (native or not is_mansio_api(api.key)):
             for version in range(api.lowest, api.highest + 1):
                 yield int(api.key), version, REQUEST
                 yield int(api.key), version, RESPONSE

@@ -17,7 +17,7 @@ import snappy
 import zstandard
 
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression
-from mansio.wire.compression import Codec, compress, decompress
+from mansio.wire.batch.compression import Codec, compress, decompress
 from support.machine import scaled
 from unit.wire.foreign import kafka_codec
 
@@ -205,7 +205,7 @@ def test_bombs_are_refused_before_they_take_memory() -> None:
     program = (
         "import pickle, resource, sys\n"
         "from mansio.errors import InvalidRecord\n"
-        "from mansio.wire.compression import decompress\n"
+        "from mansio.wire.batch.compression import decompress\n"
         "bombs = pickle.load(sys.stdin.buffer)\n"
         "pages = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
         "resource.setrlimit(resource.RLIMIT_AS, (pages + (24 << 20),) * 2)\n"

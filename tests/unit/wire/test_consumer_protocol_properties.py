@@ -14,7 +14,7 @@ from kio.serial import entity_reader, entity_writer
 
 from mansio.client.types import TopicPartition
 from mansio.errors import WireError
-from mansio.wire.consumer_protocol import (
+from mansio.wire.internal_records.consumer_protocol import (
     Assignment,
     Subscription,
     decode_assignment,

@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from mansio.errors import FrameTooLarge
-from mansio.wire.frames import (
-    HELD_BYTES,
-    KEPT_BYTES,
+from mansio.wire.framing import (
+    IDLE_BUFFER_BYTES_MAX,
+    PARTIAL_FRAME_BYTES_MAX,
     SCRATCH_BYTES,
     SHRINK_AFTER_READS,
     FrameReader,
@@ -110,7 +110,7 @@ def test_large_frame_takes_no_more_than_itself() -> None:
 
 def test_buffer_of_a_huge_frame_is_given_back_at_once() -> None:
     reader = FrameReader(LIMIT)
-    feed(reader, framed(b"x" * (KEPT_BYTES + 1)))
+    feed(reader, framed(b"x" * (IDLE_BUFFER_BYTES_MAX + 1)))
     reader.get_buffer(65536)
     assert reader.capacity == 0
 
@@ -137,7 +137,9 @@ def test_readers_that_share_a_scratch_never_mix_their_bytes() -> None:
     readers = [FrameReader(LIMIT, scratch) for _ in range(12)]
     frames = [
         [
-            random.randbytes(random.randrange(random.choice((10, 1000, 2 * HELD_BYTES, 200_000))))
+            random.randbytes(
+                random.randrange(random.choice((10, 1000, 2 * PARTIAL_FRAME_BYTES_MAX, 200_000)))
+            )
             for _ in range(60)
         ]
         for _ in readers
@@ -146,11 +148,11 @@ def test_readers_that_share_a_scratch_never_mix_their_bytes() -> None:
     found: list[list[bytes]] = [[] for _ in readers]
     while any(streams):
         number = random.choice([number for number, stream in enumerate(streams) if stream])
-        step = random.randrange(1, random.choice((20, 5_000, HELD_BYTES, 300_000)))
+        step = random.randrange(1, random.choice((20, 5_000, PARTIAL_FRAME_BYTES_MAX, 300_000)))
         found[number] += feed(readers[number], streams[number][:step])
         streams[number] = streams[number][step:]
         if random.random() < 0.1:
-            readers[number].let_go()
+            readers[number].release_memory()
         if random.random() < 0.1:
             readers[number].get_buffer(
                 65536
@@ -165,16 +167,18 @@ def test_connection_between_two_frames_holds_nothing() -> None:
     assert reader.capacity == reader.buffered == 0
     feed(reader, framed(b"x" * 500_000))
     assert reader.capacity > 500_000
-    reader.let_go()
+    reader.release_memory()
     assert reader.capacity == 0
 
 
-@pytest.mark.parametrize("sent", [1, 3, 5, HELD_BYTES, HELD_BYTES + 1, SCRATCH_BYTES, 300_000])
+@pytest.mark.parametrize(
+    "sent", [1, 3, 5, PARTIAL_FRAME_BYTES_MAX, PARTIAL_FRAME_BYTES_MAX + 1, SCRATCH_BYTES, 300_000]
+)
 def test_quiet_connection_holds_only_what_it_has_received_of_a_frame(sent: int) -> None:
     frame = bytes(range(256)) * 8192
     reader = FrameReader(LIMIT)
     feed(reader, framed(frame)[:sent])
-    reader.let_go()
+    reader.release_memory()
     assert reader.buffered == sent
     assert reader.capacity <= 2 * sent
     assert feed(reader, framed(frame)[sent:] + framed(b"next")) == [frame, b"next"]

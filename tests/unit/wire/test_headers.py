@@ -13,6 +13,8 @@ from kio.schema.response_header.v1 import ResponseHeader as ResponseV1
 from kio.serial import entity_writer
 
 from mansio.errors import WireError
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.codec.messages import REQUEST, RESPONSE, _schema
 from mansio.wire.headers import (
     framed_response,
     read_correlation_id,
@@ -23,8 +25,6 @@ from mansio.wire.headers import (
     response_header,
     unsigned_varint,
 )
-from mansio.wire.messages import REQUEST, RESPONSE, _schema
-from mansio.wire.versions import ApiKey
 from unit.wire.kio_oracle import every_version
 
 
@@ -82,7 +82,7 @@ def test_tagged_fields_in_a_header_are_skipped() -> None:
     assert read_request_header(start + tags + b"body").body == len(start + tags)
 
 
-GARBAGE = {
+DECODE_ERRORS = {
     "empty": b"",
     "too short": b"\x00\x03\x00\x01\x00\x00\x00\x01\x00",
     "a client id longer than the frame": b"\x00\x03\x00\x01\x00\x00\x00\x01\x00\x05abcd",
@@ -97,7 +97,7 @@ GARBAGE = {
 }
 
 
-@pytest.mark.parametrize("frame", GARBAGE.values(), ids=GARBAGE.keys())
+@pytest.mark.parametrize("frame", DECODE_ERRORS.values(), ids=DECODE_ERRORS.keys())
 def test_garbage_is_a_wire_error_or_an_api_nobody_knows(frame: bytes) -> None:
     try:
         header = read_request_header(memoryview(frame))

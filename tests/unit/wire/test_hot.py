@@ -7,10 +7,11 @@ import tracemalloc
 import pytest
 
 from mansio.errors import WireError
-from mansio.wire import fetch, hot, produce
-from mansio.wire.fetch import FetchedPartition, FetchPartition
+from mansio.wire import primitives
+from mansio.wire.apis import fetch, produce
+from mansio.wire.apis.fetch import FetchedPartition, FetchPartition
+from mansio.wire.apis.produce import PartitionResult
 from mansio.wire.headers import read_request_header
-from mansio.wire.produce import PartitionResult
 
 TOPIC = ("t", None)
 PRODUCE_V9 = bytes.fromhex("00 ffff 000003e8 02 02 74 02 00000005 04 616263 00 00 00")
@@ -133,7 +134,7 @@ def test_number_of_partitions_in_one_request_is_bounded(version: int) -> None:
         return memoryview(data)[4:]
 
     body = read_request_header(request(0)).body
-    most = hot.MAX_ENTRIES - 1  # the topic is one
+    most = primitives.MAX_ENTRIES - 1  # the topic is one
     assert len(produce.decode_request(version, request(most), body).topics[0][2]) == most
     with pytest.raises(WireError, match="a count of"):
         produce.decode_request(version, request(most + 1), body)

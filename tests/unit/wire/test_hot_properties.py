@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mansio.wire import fetch, messages, produce
-from mansio.wire.fetch import FetchedPartition, FetchPartition
+from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.apis import fetch, produce
+from mansio.wire.apis.fetch import FetchedPartition, FetchPartition
+from mansio.wire.apis.produce import PartitionResult
+from mansio.wire.codec import messages
+from mansio.wire.codec.messages import REQUEST, RESPONSE
 from mansio.wire.headers import read_request_header, response_header
-from mansio.wire.messages import REQUEST, RESPONSE
-from mansio.wire.produce import PartitionResult
-from mansio.wire.versions import OFFERED, ApiKey
 from unit.wire.kio_oracle import kio_bytes, random_message
 
 PRODUCE = range(OFFERED[ApiKey.PRODUCE].lowest, OFFERED[ApiKey.PRODUCE].highest + 1)

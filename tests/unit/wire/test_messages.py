@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mansio.errors import WireError
-from mansio.wire import messages, schema_readers
-from mansio.wire.headers import read_request_header, unsigned_varint
-from mansio.wire.messages import (
+from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.codec import messages, schema_readers
+from mansio.wire.codec.messages import (
     Struct,
     decode_request,
     decode_response,
@@ -21,7 +21,7 @@ from mansio.wire.messages import (
     encode_request,
     encode_response,
 )
-from mansio.wire.versions import OFFERED, ApiKey
+from mansio.wire.headers import read_request_header, unsigned_varint
 from support.machine import scaled
 
 METADATA_V12 = bytes.fromhex(
@@ -268,7 +268,7 @@ def test_huge_body_is_refused_before_it_is_looked_at() -> None:
 
 
 def test_warm_up_leaves_nothing_to_import() -> None:
-    steps = sum(1 for _ in messages.warm_up())
+    steps = sum(1 for _ in messages.preload_schemas())
     assert steps == 2 * sum(
         api.highest - api.lowest + 1 for api in OFFERED.values() if api.handler and not api.raw
     )
@@ -278,7 +278,7 @@ def test_importing_the_wire_imports_no_schema() -> None:
     """All of kio's schemas take over a second; a broker must start in a fifth of that."""
     program = (
         "import sys\n"
-        "import mansio.wire.messages, mansio.wire.produce, mansio.wire.fetch, mansio.wire.frames\n"
+        "import mansio.wire.codec.messages, mansio.wire.apis.produce, mansio.wire.apis.fetch, mansio.wire.framing\n"
         "print([name for name in sys.modules if name.startswith('kio.schema.')])"
     )
     done = subprocess.run(

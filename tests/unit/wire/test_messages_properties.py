@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kio.schema.index import api_key_map, schema_name_map
 
-from mansio.wire import messages, native
-from mansio.wire.messages import REQUEST, RESPONSE
-from mansio.wire.schemas import Struct, fields_of
-from mansio.wire.versions import OFFERED, ApiKey, is_flexible
+from mansio.wire.api_versions import OFFERED, ApiKey, is_flexible
+from mansio.wire.apis import mansio_apis
+from mansio.wire.codec import messages
+from mansio.wire.codec.messages import REQUEST, RESPONSE
+from mansio.wire.codec.schemas import Struct, fields_of
 from unit.wire.kio_oracle import every_version, kio_bytes, kio_reads, random_message, to_kio
 
-KAFKAS = [api for api in OFFERED.values() if not native.is_native(api.key)]
+KAFKAS = [api for api in OFFERED.values() if not mansio_apis.is_mansio_api(api.key)]
 ALL = list(every_version(without=(ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.SHARE_FETCH)))
 IDS = [f"{api_key_map[key]}-v{version}-{direction}" for key, version, direction in ALL]
 

@@ -7,12 +7,13 @@ from random import Random
 import pytest
 
 from mansio.errors import WireError
-from mansio.wire import messages, native
-from mansio.wire.messages import REQUEST, RESPONSE, Struct
-from mansio.wire.versions import OFFERED, ApiKey, announced, is_flexible
+from mansio.wire.api_versions import OFFERED, ApiKey, announced, is_flexible
+from mansio.wire.apis import mansio_apis
+from mansio.wire.codec import messages
+from mansio.wire.codec.messages import REQUEST, RESPONSE, Struct
 from unit.wire.kio_oracle import random_message
 
-NATIVE = [api.key for api in OFFERED.values() if native.is_native(api.key)]
+NATIVE = [api.key for api in OFFERED.values() if mansio_apis.is_mansio_api(api.key)]
 BOTH = [(key, direction) for key in NATIVE for direction in (REQUEST, RESPONSE)]
 
 SETTLE = {
@@ -47,7 +48,7 @@ GOLDEN = (
 
 
 def test_the_bytes_of_a_request_to_settle_leases() -> None:
-    assert messages.encode_request(ApiKey.SETTLE_LEASES, 0, 7, "c", SETTLE) == bytes.fromhex(GOLDEN)
+    assert messages.encode_request(ApiKey.ACKNOWLEDGE_RECORDS, 0, 7, "c", SETTLE) == bytes.fromhex(GOLDEN)
 
 
 def test_they_are_announced_with_numbers_of_their_own() -> None:

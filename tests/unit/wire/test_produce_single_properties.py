@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import WireError
-from mansio.wire import produce
-from mansio.wire.produce_single import LOWEST_VERSION, SingleProduce
+from mansio.wire.apis import produce
+from mansio.wire.apis.produce_single import LOWEST_VERSION, SinglePartitionProduce
 
 VERSIONS = range(LOWEST_VERSION, 14)
 TOPIC_ID = b"\x07" * 16
@@ -28,7 +28,7 @@ texts = st.text(max_size=20)
 def test_request_is_the_one_of_the_long_way(
     version: int, client_id: str | None, topic: str, acks: int, size: int, index: int, correlation_id: int
 ) -> None:
-    single = SingleProduce(version, client_id, acks, 1000, topic, TOPIC_ID)
+    single = SinglePartitionProduce(version, client_id, acks, 1000, topic, TOPIC_ID)
     batch = b"x" * size
     topics = [(topic, TOPIC_ID, [(index, batch)])]
     expected = produce.encode_request(version, correlation_id, client_id, acks, 1000, topics)
@@ -52,9 +52,9 @@ def answer(version: int, topic: str, result: produce.PartitionResult, throttle_m
 def test_stored_is_understood_without_the_long_way(
     version: int, topic: str, index: int, base_offset: int, append_ms: int, throttle_ms: int
 ) -> None:
-    single = SingleProduce(version, "me", -1, 1000, topic, TOPIC_ID)
+    single = SinglePartitionProduce(version, "me", -1, 1000, topic, TOPIC_ID)
     frame = answer(version, topic, produce.PartitionResult(index, 0, base_offset, append_ms, 3), throttle_ms)
-    assert single.read_stored(index, frame) == (base_offset, append_ms)
+    assert single.decode_stored(index, frame) == (base_offset, append_ms)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -68,9 +68,9 @@ def test_stored_is_understood_without_the_long_way(
     ],
 )
 def test_any_other_answer_takes_the_long_way(version: int, result: produce.PartitionResult) -> None:
-    single = SingleProduce(version, "me", -1, 1000, "topic", TOPIC_ID)
-    assert single.read_stored(2, answer(version, "topic", result)) is None
-    assert single.read_stored(2, answer(version, "other" * 5, produce.PartitionResult(2))) is None or (
+    single = SinglePartitionProduce(version, "me", -1, 1000, "topic", TOPIC_ID)
+    assert single.decode_stored(2, answer(version, "topic", result)) is None
+    assert single.decode_stored(2, answer(version, "other" * 5, produce.PartitionResult(2))) is None or (
         version >= 13  # the answer does not name it
     )
 
@@ -86,12 +86,12 @@ def test_any_other_answer_takes_the_long_way(version: int, result: produce.Parti
 def test_changed_answer_is_never_read_otherwise_than_the_long_way_reads_it(
     version: int, position: int, change: int, cut: int, more: bytes
 ) -> None:
-    single = SingleProduce(version, "me", -1, 1000, "topic", TOPIC_ID)
+    single = SinglePartitionProduce(version, "me", -1, 1000, "topic", TOPIC_ID)
     original = answer(version, "topic", produce.PartitionResult(2, 0, 77, -1, 5))
     mutated = bytearray(original[: len(original) - cut] + more)
     if position < len(mutated):
         mutated[position] ^= change
-    found = single.read_stored(2, bytes(mutated))
+    found = single.decode_stored(2, bytes(mutated))
     if found is None:
         return
     try:

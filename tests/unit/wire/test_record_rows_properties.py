@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from mansio.client.types import Message
 from mansio.errors import MansioError
-from mansio.wire.compression import Codec
-from mansio.wire.record_reader import read_records
-from mansio.wire.record_rows import read_rows
-from mansio.wire.records import (
+from mansio.wire.batch.compression import Codec
+from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
     BatchHeader,
     build_batch,
+    encode_batch,
     read_header,
-    seal_batch,
     with_log_append_time,
 )
+from mansio.wire.batch.record_reader import read_records
+from mansio.wire.batch.record_rows import read_rows
 
 OPENED_BYTES_MAX = 1 << 20
 
@@ -102,7 +102,7 @@ def test_damage_is_refused_with_the_same_words(
             last_offset_delta=header.last_offset_delta + span_change,
         )
     )
-    damaged = seal_batch(changed, bytes(body))
+    damaged = encode_batch(changed, bytes(body))
     assert as_rows(damaged) == expected(damaged)
 
 

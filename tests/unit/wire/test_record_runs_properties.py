@@ -10,17 +10,17 @@ from hypothesis import strategies as st
 
 from mansio.client.types import Message
 from mansio.errors import MansioError
-from mansio.wire.record_reader import read_records
-from mansio.wire.record_rows import read_rows
-from mansio.wire.record_runs import RUN_RECORDS_MIN, read_run
-from mansio.wire.records import (
+from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
     build_batch,
     build_values_batch,
+    encode_batch,
     read_header,
-    seal_batch,
     with_log_append_time,
 )
+from mansio.wire.batch.record_reader import read_records
+from mansio.wire.batch.record_rows import read_rows
+from mansio.wire.batch.record_runs import UNIFORM_RECORDS_MIN, read_run
 
 OPENED_BYTES_MAX = 8 << 20
 BASE_MS = 1_700_000_000_000
@@ -68,7 +68,7 @@ def test_alike_records_are_a_run() -> None:
 
 @settings(max_examples=600, deadline=None)
 @given(
-    count=st.integers(RUN_RECORDS_MIN, 90),
+    count=st.integers(UNIFORM_RECORDS_MIN, 90),
     odd=st.dictionaries(
         st.integers(0, 89),
         st.tuples(
@@ -99,5 +99,5 @@ def test_one_that_is_different_or_damaged_is_seen(
     changed = header._replace(
         record_count=count + count_change, last_offset_delta=header.last_offset_delta + span_change
     )
-    damaged = seal_batch(changed, bytes(body))
+    damaged = encode_batch(changed, bytes(body))
     assert as_rows(damaged) == one_by_one(damaged)

@@ -16,8 +16,7 @@ from mansio.errors import (
     UnsupportedCompression,
     UnsupportedMessageFormat,
 )
-from mansio.wire.record_reader import read_records
-from mansio.wire.records import (
+from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
     Codec,
     TimestampType,
@@ -27,6 +26,7 @@ from mansio.wire.records import (
     read_header,
     with_log_append_time,
 )
+from mansio.wire.batch.record_reader import read_records
 from unit.wire.foreign import kafka_records
 
 PLENTY = 1 << 20

@@ -8,19 +8,19 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import MansioError
-from mansio.wire import fetch, replica_fetch
-from mansio.wire.fetch import FetchedPartition, FetchPartition
-from mansio.wire.headers import read_request_header
-from mansio.wire.records import (
+from mansio.wire.apis import fetch, replica_fetch
+from mansio.wire.apis.fetch import FetchedPartition, FetchPartition
+from mansio.wire.batch.batch_reader import read_stored_batches
+from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
     BatchHeader,
     build_batch,
     check_stored_batch,
+    encode_batch,
     iterate_batches,
     read_header,
-    seal_batch,
 )
-from mansio.wire.stored_batches import read_stored_batches
+from mansio.wire.headers import read_request_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -176,5 +176,5 @@ def test_a_batch_that_would_not_be_kept_is_refused_for_the_same_reason() -> None
         {"record_count": 0},
         {"last_offset_delta": 9},
     ):
-        other = seal_batch(header._replace(**changed), body)
+        other = encode_batch(header._replace(**changed), body)
         assert outcome(read_stored_batches, batch + other) == outcome(one_by_one, batch + other)

@@ -1,4 +1,4 @@
-"""The hand-written SettleLeases of the broker, held against the schema's own reader and writer."""
+"""The hand-written AcknowledgeRecords of the broker, held against the schema's own reader and writer."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import WireError
-from mansio.wire import messages
-from mansio.wire.messages import REQUEST
-from mansio.wire.settle_leases import SettledPartition, decode_request, encode_response
-from mansio.wire.versions import ApiKey
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis.acknowledge_records import AcknowledgedPartition, decode_request, encode_response
+from mansio.wire.codec import messages
+from mansio.wire.codec.messages import REQUEST
 from unit.wire.kio_oracle import random_message
 
-KEY = ApiKey.SETTLE_LEASES
+KEY = ApiKey.ACKNOWLEDGE_RECORDS
 ZERO = bytes(16)
 
 few = settings(max_examples=60, deadline=None)
@@ -99,7 +99,7 @@ def test_what_is_no_request_is_refused_as_the_schema_refuses_it(
         st.binary(min_size=16, max_size=16),
         st.lists(
             st.builds(
-                SettledPartition,
+                AcknowledgedPartition,
                 st.integers(0, 2**31 - 1),
                 st.sampled_from([0, 6, 121]),
                 st.none() | st.text(max_size=200),
@@ -111,7 +111,7 @@ def test_what_is_no_request_is_refused_as_the_schema_refuses_it(
 )
 @few
 def test_an_answer_is_written_as_the_schema_writes_it(
-    correlation_id: int, lock_ms: int, topics: dict[bytes, list[SettledPartition]]
+    correlation_id: int, lock_ms: int, topics: dict[bytes, list[AcknowledgedPartition]]
 ) -> None:
     fields = {
         "acquisition_lock_timeout_ms": lock_ms,

@@ -1,4 +1,4 @@
-"""The hand-written SettleLeases of the client, held against the schema's own reader and writer."""
+"""The hand-written AcknowledgeRecords of the client, held against the schema's own reader and writer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import WireError
-from mansio.wire import messages
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis.acknowledge_records import AcknowledgeBatch, decode_response, encode_request
+from mansio.wire.codec import messages
+from mansio.wire.codec.messages import RESPONSE
 from mansio.wire.headers import read_request_header, response_header
-from mansio.wire.messages import RESPONSE
-from mansio.wire.settle_leases import SettleBatch, decode_response, encode_request
-from mansio.wire.versions import ApiKey
 from unit.wire.kio_oracle import random_message
 
-KEY = ApiKey.SETTLE_LEASES
+KEY = ApiKey.ACKNOWLEDGE_RECORDS
 ZERO = bytes(16)
 
 few = settings(max_examples=60, deadline=None)
 offsets = st.integers(0, 2**63 - 1)
 batches = st.builds(
-    SettleBatch,
+    AcknowledgeBatch,
     offsets,
     offsets,
     st.integers(0, 4),
@@ -56,7 +56,7 @@ def test_a_request_says_what_the_schema_reads(correlation_id: int, member: str, 
                 (
                     part.partition_index,
                     [
-                        SettleBatch(
+                        AcknowledgeBatch(
                             one.first_offset,
                             one.last_offset,
                             *one.types,

@@ -11,12 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import WireError
-from mansio.wire import messages, share_acknowledge, share_fetch
+from mansio.wire.api_versions import OFFERED, ApiKey
+from mansio.wire.apis import share_acknowledge, share_fetch
+from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition, AckResult, Endpoint
+from mansio.wire.apis.share_fetch import SharePartitionData
+from mansio.wire.codec import messages
+from mansio.wire.codec.messages import REQUEST, RESPONSE
 from mansio.wire.headers import read_request_header, response_header
-from mansio.wire.messages import REQUEST, RESPONSE
-from mansio.wire.share_acknowledge import AckBatch, AckPartition, AckResult, Endpoint
-from mansio.wire.share_fetch import SharePartitionData
-from mansio.wire.versions import OFFERED, ApiKey
 from unit.wire.kio_oracle import kio_bytes, random_message
 
 FETCH = range(OFFERED[ApiKey.SHARE_FETCH].lowest, OFFERED[ApiKey.SHARE_FETCH].highest + 1)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from kio.schema.index import api_key_map
 
-from mansio.wire import native
+from mansio.wire.api_versions import OFFERED, SKIPPED, ApiKey, announced, is_flexible, is_offered
+from mansio.wire.apis import mansio_apis
 from mansio.wire.compatibility import render
-from mansio.wire.versions import OFFERED, SKIPPED, ApiKey, announced, is_flexible, is_offered
 
 ROOT = Path(__file__).parents[3]
 
@@ -21,7 +21,7 @@ def test_every_api_has_its_row_and_kafkas_name() -> None:
     assert list(OFFERED) == list(ApiKey) == sorted(ApiKey)
     for key, api in OFFERED.items():
         assert api.key is key
-        if not native.is_native(key):
+        if not mansio_apis.is_mansio_api(key):
             assert api_key_map[key] == key.name.lower()
         assert api.lowest <= api.highest
         own_way = (ApiKey.PRODUCE, ApiKey.FETCH, ApiKey.SHARE_FETCH, ApiKey.SHARE_ACKNOWLEDGE)

@@ -11,37 +11,37 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 
 from mansio.api.http import health, metrics
-from mansio.api.http.disk_watch import DiskWatch
+from mansio.api.http.disk_monitor import DiskMonitor
 from mansio.api.http.errors import EXCEPTION_HANDLERS
-from mansio.api.http.loop_watch import LoopWatch
-from mansio.api.http.service_view import ServiceView
+from mansio.api.http.event_loop_monitor import EventLoopMonitor
+from mansio.api.http.service_stats import ServiceStats
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from mansio.api.http.source import BrokerView
-    from mansio.broker.service import Service
-    from mansio.config import Settings
+    from mansio.api.http.broker_stats import BrokerStats
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.config.settings import Settings
 
 
-def build_app(service: Service) -> Starlette:
+def build_app(service: BrokerServices) -> Starlette:
     """The application for a running broker's service. Runs on the broker's loop."""
-    watch = LoopWatch(service.scheduler, service.clock)
-    view = ServiceView(service.settings)
+    watch = EventLoopMonitor(service.scheduler, service.clock)
+    view = ServiceStats(service.settings)
     view.attach(service)
-    return assemble(view, watch, disk_watch(service.settings))
+    return assemble(view, watch, disk_monitor(service.settings))
 
 
-def disk_watch(settings: Settings) -> DiskWatch:
+def disk_monitor(settings: Settings) -> DiskMonitor:
     """The watch over the disk of a broker with these settings."""
-    return DiskWatch(settings.data_dir, settings.disk_free_warn_bytes)
+    return DiskMonitor(settings.data_dir, settings.disk_free_warn_bytes)
 
 
-def assemble(view: BrokerView, watch: LoopWatch, disk: DiskWatch | None = None) -> Starlette:
+def assemble(view: BrokerStats, watch: EventLoopMonitor, disk: DiskMonitor | None = None) -> Starlette:
     """The application over any view of a broker. The watches run while the application lives."""
 
     if disk is not None:
-        view.on_room_change(disk.look_soon)
+        view.on_disk_full_change(disk.check_soon)
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:

@@ -11,14 +11,16 @@
 Reasons: `starting` (the broker is not up yet), `stopping` (it drains), `log_failed` (a partition's log takes no
 more writes), `log_corrupt` (a partition is damaged and was not opened), `partition_not_open` (it should be here and
 is not), `metadata_failed` (changes are not seen any more; in a cluster the broker gave its session back),
-`loop_stalled` (the event loop stood still a moment ago); in a cluster `session_not_held` (another broker may lead what
-this one leads, so it acknowledges nothing).
+`event_loop_stalled` (the event loop stood still a moment ago); in a cluster `session_not_held` (another broker may
+lead what this one leads, so it acknowledges nothing).
 Warnings do not keep work away; with any of them the broker is `degraded`: `corrupt_batch` (a reader met damage),
-`log_cut` (the start cut what was not known to be durable; said until the next start), `disk_full` (writes find no
-room), `disk_low`, `disk_silent` (the file system does not say how much is free), `hold_broken` (records are gone that
-a pipeline had not read), `holds_unknown` (nothing is deleted, because nobody knows what pipelines still need),
-`dead_letters_waiting` (they could not be written when last tried); in a cluster `etcd_silent`, `etcd_member_down`,
-`replicas_not_in_sync`, `under_min_in_sync` (acks=all is refused).
+`log_truncated` (the start cut what was not known to be durable; said until the next start), `disk_full` (writes find no
+room), `disk_low`, `disk_unresponsive` (the file system does not say how much is free), `hold_released` (records
+are gone that a pipeline had not read), `holds_not_loaded` (nothing is deleted, because nobody knows what pipelines
+still need),
+`dead_letters_pending` (they could not be written when last tried); in a cluster `etcd_unresponsive`,
+`etcd_member_down`,
+`replicas_not_in_sync`, `under_min_isr` (acks=all is refused).
 Always true: at most `REASONS_MAX` reasons, and as many warnings, are listed; the count of the rest is said.
 """
 
@@ -29,35 +31,35 @@ from typing import TYPE_CHECKING
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from mansio.api.http.source import Problem
+from mansio.api.http.broker_stats import Problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from starlette.requests import Request
 
-    from mansio.api.http.disk_watch import DiskWatch
-    from mansio.api.http.loop_watch import LoopWatch
-    from mansio.api.http.source import BrokerView
+    from mansio.api.http.broker_stats import BrokerStats
+    from mansio.api.http.disk_monitor import DiskMonitor
+    from mansio.api.http.event_loop_monitor import EventLoopMonitor
 
 REASONS_MAX = 20
 
 
-def reasons(view: BrokerView, watch: LoopWatch) -> list[Problem]:
+def reasons(view: BrokerStats, watch: EventLoopMonitor) -> list[Problem]:
     """Everything that speaks against readiness; empty when ready."""
     found: list[Problem] = []
     if view.phase != "running":
         found.append(Problem(view.phase, f"the broker is {view.phase}"))
     found += view.problems()
     found += [
-        Problem("loop_stalled", f"the event loop stood still for {stall.lag_ms:.0f} ms")
+        Problem("event_loop_stalled", f"the event loop stood still for {stall.lag_ms:.0f} ms")
         for stall in watch.recent_stalls()
     ]
     return found
 
 
 def readiness_body(
-    found: Sequence[Problem], warnings: Sequence[Problem] = (), disk: DiskWatch | None = None
+    found: Sequence[Problem], warnings: Sequence[Problem] = (), disk: DiskMonitor | None = None
 ) -> dict[str, object]:
     """The JSON value of `/health/ready`."""
     if disk is not None:
@@ -84,7 +86,7 @@ def _shown(problem: Problem) -> dict[str, object]:
     return shown
 
 
-def routes(view: BrokerView, watch: LoopWatch, disk: DiskWatch | None = None) -> list[Route]:
+def routes(view: BrokerStats, watch: EventLoopMonitor, disk: DiskMonitor | None = None) -> list[Route]:
     async def live(_request: Request) -> JSONResponse:
         return JSONResponse({"live": True})
 

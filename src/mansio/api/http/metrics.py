@@ -6,7 +6,7 @@ thread, because the loop has records to move.
 
 Always true: names begin with `mansio_`, carry their unit last, counters end in `_total`; the number of series is
 bounded by settings, whatever clients call their topics and groups (single partitions are shown up to
-`metrics_partitions_max` of them, topics and groups up to `metrics_series_max`; `mansio_metrics_left_out` says how many
+`metrics_partitions_max` of them, topics and groups up to `metrics_series_max`; `mansio_metrics_omitted` says how many
 were not shown); one scrape at a time is made, and only few may wait. The registry is our own, so two brokers in one
 process do not mix.
 Names: https://prometheus.io/docs/practices/naming/
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
     from starlette.requests import Request
 
-    from mansio.api.http.disk_watch import DiskWatch
-    from mansio.api.http.loop_watch import LoopWatch
-    from mansio.api.http.source import (
+    from mansio.api.http.broker_stats import (
         Distribution,
         GroupLag,
-        LedSample,
+        LeaderSample,
         Measurement,
         MetricsSource,
         PartitionSample,
         Problem,
     )
+    from mansio.api.http.disk_monitor import DiskMonitor
+    from mansio.api.http.event_loop_monitor import EventLoopMonitor
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ PARTITION_GAUGES: Final = (
 
 
 @dataclass(slots=True)
-class TopicSum:
+class TopicTotals:
     """The partitions of one topic, together."""
 
     partitions: int = 0
@@ -83,20 +83,20 @@ class TopicSum:
 
 
 @dataclass(slots=True)
-class LedSum:
+class LeaderTotals:
     """The partitions that this broker leads in a cluster, together; and how far their followers are behind at most, by
     broker."""
 
     partitions: int = 0
     under_replicated: int = 0
-    under_min_in_sync: int = 0
+    under_min_isr: int = 0
     records: dict[int, int] = field(default_factory=dict)
     seconds: dict[int, float] = field(default_factory=dict)
 
-    def add(self, led: LedSample) -> None:
+    def add(self, led: LeaderSample) -> None:
         self.partitions += 1
         self.under_replicated += led.is_under_replicated
-        self.under_min_in_sync += led.is_under_min_in_sync
+        self.under_min_isr += led.is_under_min_isr
         for broker, records, seconds in led.copies:
             if records >= 0:
                 self.records[broker] = max(self.records.get(broker, 0), records)
@@ -112,17 +112,17 @@ class Snapshot:
     problems: Sequence[Problem]
     loop_lag_s: float
     loop_lag_s_max: float
-    loop_stalls: int
+    event_loop_stalls: int
     partition_count: int = 0
     size_bytes: int = 0
     partitions: list[PartitionSample] = field(default_factory=list)
-    topics: dict[str, TopicSum] = field(default_factory=dict)
+    topics: dict[str, TopicTotals] = field(default_factory=dict)
     lags: list[GroupLag] = field(default_factory=list)
     partitions_left_out: int = 0
     topics_left_out: int = 0
     lags_left_out: int = 0
-    disk: DiskWatch | None = None
-    led: LedSum | None = None
+    disk: DiskMonitor | None = None
+    led: LeaderTotals | None = None
 
     def collect(self) -> Iterable[Metric]:
         yield _family("gauge", "build_info", "1; the version is the label.", [({"version": __version__}, 1)])
@@ -139,7 +139,7 @@ class Snapshot:
         )
         yield _family(
             "gauge",
-            "metrics_left_out",
+            "metrics_omitted",
             "Series not shown because there are too many of their kind.",
             [
                 ({"kind": "partition"}, self.partitions_left_out),
@@ -194,13 +194,15 @@ class Snapshot:
         )
 
     def _machine_metrics(self) -> Iterable[Metric]:
-        yield _one("loop_lag_seconds", "How late the last heartbeat of the event loop was.", self.loop_lag_s)
-        yield _one("loop_lag_max_seconds", "The latest heartbeat since the start.", self.loop_lag_s_max)
+        yield _one(
+            "event_loop_lag_seconds", "How late the last heartbeat of the event loop was.", self.loop_lag_s
+        )
+        yield _one("event_loop_lag_max_seconds", "The latest heartbeat since the start.", self.loop_lag_s_max)
         yield _family(
             "counter",
-            "loop_stalls",
+            "event_loop_stalls",
             "Times the event loop stood still beyond the bound.",
-            [({}, self.loop_stalls)],
+            [({}, self.event_loop_stalls)],
         )
         if self.disk is not None:
             if self.disk.space is not None:
@@ -211,13 +213,13 @@ class Snapshot:
             yield _one("disk_low", "1 when less is free than disk_free_warn_bytes.", self.disk.low)
 
 
-def _replica_metrics(led: LedSum) -> Iterable[Metric]:
-    yield _one("led_partitions", "Partitions that this broker leads.", led.partitions)
+def _replica_metrics(led: LeaderTotals) -> Iterable[Metric]:
+    yield _one("leader_partitions", "Partitions that this broker leads.", led.partitions)
     yield _one("under_replicated_partitions", "Led here, and a replica is not in sync.", led.under_replicated)
     yield _one(
-        "under_min_in_sync_partitions",
+        "under_min_isr_partitions",
         "Led here, and acks=all is refused because too few replicas are in sync.",
-        led.under_min_in_sync,
+        led.under_min_isr,
     )
     for name, meaning, found in (
         (
@@ -277,7 +279,9 @@ def _histograms(distributions: Sequence[Distribution]) -> Iterable[Metric]:
     yield from found.values()
 
 
-async def take_snapshot(source: MetricsSource, watch: LoopWatch, disk: DiskWatch | None = None) -> Snapshot:
+async def take_snapshot(
+    source: MetricsSource, watch: EventLoopMonitor, disk: DiskMonitor | None = None
+) -> Snapshot:
     """Read everything once; on the loop, which others use in between."""
     snapshot = Snapshot(
         measurements=list(source.measurements()),
@@ -285,9 +289,9 @@ async def take_snapshot(source: MetricsSource, watch: LoopWatch, disk: DiskWatch
         problems=list(source.problems()),
         loop_lag_s=watch.lag_ms / 1000,
         loop_lag_s_max=watch.lag_ms_max / 1000,
-        loop_stalls=watch.stalls_total,
+        event_loop_stalls=watch.stalls_total,
         disk=disk,
-        led=LedSum() if source.clustered else None,
+        led=LeaderTotals() if source.clustered else None,
     )
     bounds = source.bounds
     topics_left_out: set[str] = set()
@@ -303,7 +307,7 @@ async def take_snapshot(source: MetricsSource, watch: LoopWatch, disk: DiskWatch
             if len(snapshot.topics) >= bounds.series_max:
                 topics_left_out.add(sample.topic)
                 continue
-            topic = snapshot.topics[sample.topic] = TopicSum()
+            topic = snapshot.topics[sample.topic] = TopicTotals()
         topic.partitions += 1
         topic.records += sample.end_offset
         topic.size_bytes += sample.size_bytes
@@ -347,7 +351,7 @@ def render(snapshot: Snapshot, accept: str) -> tuple[bytes, str]:
     return encode(registry), content_type
 
 
-def routes(source: MetricsSource, watch: LoopWatch, disk: DiskWatch | None = None) -> list[Route]:
+def routes(source: MetricsSource, watch: EventLoopMonitor, disk: DiskMonitor | None = None) -> list[Route]:
     turn = asyncio.Lock()
     waiting = 0
 

@@ -41,18 +41,18 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-class _Door(H11Protocol):
+class _HttpConnection(H11Protocol):
     """One connection. `doors` are all of a server, the one that was answered longest ago first."""
 
-    def __init__(self, doors: dict[_Door, None], **uvicorns: Any) -> None:
+    def __init__(self, doors: dict[_HttpConnection, None], **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
-        self._doors = doors
+        self._connections = doors
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
-        if len(self._doors) >= CONNECTIONS_MAX:
-            quietest = next(iter(self._doors))
+        if len(self._connections) >= CONNECTIONS_MAX:
+            quietest = next(iter(self._connections))
             self.logger.warning("Too many connections: the one that was answered longest ago ends.")
             quietest.end()
         self._begin_waiting()
@@ -73,11 +73,11 @@ class _Door(H11Protocol):
 
     def _begin_waiting(self) -> None:
         self._forget()
-        self._doors[self] = None
+        self._connections[self] = None
         self._deadline = self.loop.call_later(UNANSWERED_S_MAX, self.end)
 
     def _forget(self) -> None:
-        self._doors.pop(self, None)
+        self._connections.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -123,7 +123,7 @@ class HttpServer:
 def _config(app: Any) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=cast("Any", partial(_Door, {})),
+        http=cast("Any", partial(_HttpConnection, {})),
         ws="none",
         lifespan="on",
         log_config=None,

@@ -40,7 +40,7 @@ class RangeAssignor:
         for topics in alike.values():
             order = _order(subscribers[topics[0]], {topic: partitions[topic] for topic in topics})
             for topic in topics:
-                _cut(targets, order, topic, partitions[topic])
+                _assign_ranges(targets, order, topic, partitions[topic])
         return {member_id: sorted(target) for member_id, target in targets.items()}
 
 
@@ -78,7 +78,9 @@ def _gaps(members: list[MemberSpec], counts: Mapping[bytes, int]) -> list[float]
     return gaps
 
 
-def _cut(targets: dict[str, list[TopicPartition]], order: list[str], topic: bytes, count: int) -> None:
+def _assign_ranges(
+    targets: dict[str, list[TopicPartition]], order: list[str], topic: bytes, count: int
+) -> None:
     share, one_more = divmod(count, len(order))
     begin = 0
     for position, member_id in enumerate(order):

@@ -14,7 +14,7 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mansio.state.assignors.everything import everything
+from mansio.state.assignors.partition_sets import all_partitions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -36,7 +36,11 @@ class UniformAssignor:
         first = ordered[0].topics
         alike = all(each.topics is first or set(each.topics) == set(first) for each in ordered)
         kept, unassigned = _kept(ordered, partitions, alike=alike)
-        return _level(kept, unassigned) if alike else _Uneven(ordered, kept).settle(sorted(unassigned))
+        return (
+            _balance_equal(kept, unassigned)
+            if alike
+            else _HeterogeneousAssignment(ordered, kept).balance(sorted(unassigned))
+        )
 
 
 def _kept(
@@ -45,7 +49,7 @@ def _kept(
     """What members have and may keep (it is there, they subscribe to it, nobody before them has it), by member in the
     order given; and what nobody has of all that somebody subscribes to. `alike`: all subscribe to the same."""
     wanted = {topic for member in (members[:1] if alike else members) for topic in member.topics}
-    free = set(everything(wanted, partitions))
+    free = set(all_partitions(wanted, partitions))
     kept: dict[str, frozenset[TopicPartition]] = {}
     for member in members:
         own = member.assigned if member.assigned <= free else member.assigned & free
@@ -57,7 +61,7 @@ def _kept(
     return kept, free
 
 
-def _level(
+def _balance_equal(
     kept: dict[str, frozenset[TopicPartition]], free: set[TopicPartition]
 ) -> dict[str, frozenset[TopicPartition]]:
     """All members subscribe to the same: each gets its share, and keeps as much of it as there is. Looks one by one
@@ -69,27 +73,27 @@ def _level(
         if len(owned) > share and one_more:
             most, one_more = share + 1, one_more - 1
         if len(owned) > most:
-            going = heapq.nlargest(len(owned) - most, owned)
-            kept[member] = owned.difference(going)
-            unassigned += going
+            surplus = heapq.nlargest(len(owned) - most, owned)
+            kept[member] = owned.difference(surplus)
+            unassigned += surplus
     unassigned.sort(
         reverse=True
     )  # dealt out from its end, lowest first, in turns: so each gets some of each topic
-    dealt: dict[str, list[TopicPartition]] = {
+    added: dict[str, list[TopicPartition]] = {
         member: [] for member, owned in kept.items() if len(owned) < share
     }
-    open_hands = list(dealt)
-    while open_hands:
-        for member in open_hands:
-            dealt[member].append(unassigned.pop())
-        open_hands = [each for each in open_hands if len(kept[each]) + len(dealt[each]) < share]
+    below_share = list(added)
+    while below_share:
+        for member in below_share:
+            added[member].append(unassigned.pop())
+        below_share = [each for each in below_share if len(kept[each]) + len(added[each]) < share]
     for member, owned in kept.items():
-        if unassigned and len(owned) + len(dealt.get(member, ())) == share:
-            dealt.setdefault(member, []).append(unassigned.pop())
-    return kept | {member: kept[member].union(more) for member, more in dealt.items()}
+        if unassigned and len(owned) + len(added.get(member, ())) == share:
+            added.setdefault(member, []).append(unassigned.pop())
+    return kept | {member: kept[member].union(more) for member, more in added.items()}
 
 
-class _Uneven:
+class _HeterogeneousAssignment:
     """Members with subscriptions of their own. `held`: member -> topic -> indexes; `loads`: how many in all."""
 
     def __init__(self, members: list[MemberSpec], kept: dict[str, frozenset[TopicPartition]]) -> None:
@@ -104,23 +108,23 @@ class _Uneven:
             for topic, index in sorted(owned):
                 self._held[holder].setdefault(topic, []).append(index)
 
-    def settle(self, unassigned: list[TopicPartition]) -> dict[str, frozenset[TopicPartition]]:
+    def balance(self, unassigned: list[TopicPartition]) -> dict[str, frozenset[TopicPartition]]:
         """Who has what in the end."""
-        self._place(unassigned)
+        self._assign_unassigned(unassigned)
         by_choice = sorted(self._subscribers, key=lambda topic: (len(self._subscribers[topic]), topic))
         moved = True
         while moved:
             moved = False
             for topic in by_choice:
-                moved |= self._hand_over(topic)
-        while self._chain():
+                moved |= self._single_moves(topic)
+        while self._move_chain():
             pass
         return {
             member: frozenset((topic, index) for topic, indexes in held.items() for index in indexes)
             for member, held in self._held.items()
         }
 
-    def _place(self, unassigned: list[TopicPartition]) -> None:
+    def _assign_unassigned(self, unassigned: list[TopicPartition]) -> None:
         """Give each to its least loaded subscriber; topics with the least choice first."""
         by_topic: dict[bytes, list[int]] = {}
         for topic, index in unassigned:
@@ -134,7 +138,7 @@ class _Uneven:
                 self._loads[member] = load + 1
                 heapq.heapreplace(least, (load + 1, member))
 
-    def _hand_over(self, topic: bytes) -> bool:
+    def _single_moves(self, topic: bytes) -> bool:
         """Single moves within a topic, from its fullest holder to its emptiest subscriber; whether there were any."""
         loads, moved = self._loads, False
         least = [(loads[member], member) for member in self._subscribers[topic]]
@@ -144,61 +148,61 @@ class _Uneven:
         heapq.heapify(least)
         heapq.heapify(most)
         while most:
-            load, giver = -most[0][0], most[0][1]
-            if load != loads[giver] or topic not in self._held[giver]:
+            load, source = -most[0][0], most[0][1]
+            if load != loads[source] or topic not in self._held[source]:
                 heapq.heappop(most)
                 continue
-            taker_load, taker = least[0]
-            if taker_load != loads[taker]:
-                heapq.heapreplace(least, (loads[taker], taker))
+            target_load, target = least[0]
+            if target_load != loads[target]:
+                heapq.heapreplace(least, (loads[target], target))
                 continue
-            if load - taker_load < 2:
+            if load - target_load < 2:
                 break
-            self._move(topic, giver, taker)
+            self._move(topic, source, target)
             moved = True
-            heapq.heapreplace(most, (-loads[giver], giver))
-            heapq.heappush(most, (-loads[taker], taker))
-            heapq.heapreplace(least, (loads[taker], taker))
-            heapq.heappush(least, (loads[giver], giver))
+            heapq.heapreplace(most, (-loads[source], source))
+            heapq.heappush(most, (-loads[target], target))
+            heapq.heapreplace(least, (loads[target], target))
+            heapq.heappush(least, (loads[source], source))
         return moved
 
-    def _chain(self) -> bool:
+    def _move_chain(self) -> bool:
         """One chain of hand-overs, from the fullest members that can start one; whether there was any."""
         for load in sorted(set(self._loads.values()), reverse=True):
             if load - min(self._loads.values()) < 2:
                 return False
-            givers = [member for member in self._loads if self._loads[member] >= load]
-            if chain := self._search(givers, load - 2):
-                for giver, topic, taker in chain:
-                    self._move(topic, giver, taker)
+            sources = [member for member in self._loads if self._loads[member] >= load]
+            if chain := self._search(sources, load - 2):
+                for source, topic, target in chain:
+                    self._move(topic, source, target)
                 return True
         return False
 
-    def _search(self, givers: list[str], load_max: int) -> list[tuple[str, bytes, str]]:
-        """The shortest chain from one of `givers` to a member with at most `load_max`; empty if there is none."""
-        came_from: dict[str, tuple[str, bytes] | None] = dict.fromkeys(givers)
+    def _search(self, sources: list[str], load_max: int) -> list[tuple[str, bytes, str]]:
+        """The shortest chain from one of `sources` to a member with at most `load_max`; empty if there is none."""
+        came_from: dict[str, tuple[str, bytes] | None] = dict.fromkeys(sources)
         topics_seen: set[bytes] = set()
-        queue = deque(givers)
+        queue = deque(sources)
         while queue:
-            giver = queue.popleft()
-            for topic in sorted(self._held[giver].keys() - topics_seen):
+            source = queue.popleft()
+            for topic in sorted(self._held[source].keys() - topics_seen):
                 topics_seen.add(topic)
-                for taker in self._subscribers[topic]:
-                    if taker in came_from:
+                for target in self._subscribers[topic]:
+                    if target in came_from:
                         continue
-                    came_from[taker] = (giver, topic)
-                    if self._loads[taker] <= load_max:
-                        return _path(came_from, taker)
-                    queue.append(taker)
+                    came_from[target] = (source, topic)
+                    if self._loads[target] <= load_max:
+                        return _path(came_from, target)
+                    queue.append(target)
         return []
 
-    def _move(self, topic: bytes, giver: str, taker: str) -> None:
-        indexes = self._held[giver][topic]
-        self._held[taker].setdefault(topic, []).append(indexes.pop())
+    def _move(self, topic: bytes, source: str, target: str) -> None:
+        indexes = self._held[source][topic]
+        self._held[target].setdefault(topic, []).append(indexes.pop())
         if not indexes:
-            del self._held[giver][topic]
-        self._loads[giver] -= 1
-        self._loads[taker] += 1
+            del self._held[source][topic]
+        self._loads[source] -= 1
+        self._loads[target] += 1
 
 
 def _path(came_from: dict[str, tuple[str, bytes] | None], end: str) -> list[tuple[str, bytes, str]]:

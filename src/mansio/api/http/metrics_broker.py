@@ -1,0 +1,230 @@
+"""The numbers of a running broker for `/metrics`, part by part.
+
+Each function reads one part's own counters. `PARTS` is the list of them: a feature adds its function here.
+
+Always true: names carry their unit; label values come from tables of this program, never from clients.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mansio.api.http import metrics_cluster, metrics_share
+from mansio.api.http.broker_stats import Distribution, Measurement
+from mansio.errors import BY_KAFKA_CODE
+from mansio.logs import COUNTS
+from mansio.wire.api_versions import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.broker.services.statistics import Histogram
+
+ERROR_NAMES: Final = {code: kind.__name__ for code, kind in BY_KAFKA_CODE.items()}
+
+
+def _records(service: BrokerServices) -> Iterator[Measurement]:
+    counts = service.records.counters
+    yield _counter("appended_batches", "Record batches written to a log.", counts.appended_batches)
+    yield _counter("appended_bytes", "Bytes of record batches written to a log.", counts.appended_bytes)
+    yield _counter("rejected_batches", "Record batches refused with an error.", counts.rejected_batches)
+    yield _counter("fetches", "Fetch requests answered.", counts.fetches)
+    yield _counter("fetched_bytes", "Bytes of records handed to consumers.", counts.fetched_bytes)
+    yield _gauge(
+        "pending_produce_requests",
+        "Produce requests that wait for the disk.",
+        len(service.records.pending_produces),
+    )
+    yield _gauge(
+        "parked_fetch_requests", "Fetch requests that wait for data.", len(service.records.parked_fetches)
+    )
+
+
+def _requests(service: BrokerServices) -> Iterator[Measurement]:
+    if service.server is not None:
+        for key, requests in service.server.counters.requests.items():
+            yield _counter("requests", "Kafka requests received.", requests, api=_api(key))
+    for (key, code), times in tuple(service.statistics.errors.items()):
+        yield _counter(
+            "request_errors",
+            "Requests, or items of one, answered with an error.",
+            times,
+            api=_api(key),
+            error=ERROR_NAMES.get(code, "Other"),
+            code=str(code),
+        )
+
+
+def _connections(service: BrokerServices) -> Iterator[Measurement]:
+    server = service.server
+    if server is None:
+        return
+    counts = server.counters
+    yield _gauge("connections", "Open Kafka connections.", server.connection_count)
+    yield _gauge("connections_limit", "Kafka connections there may be.", service.settings.max_connections)
+    yield _counter("connections_accepted", "Kafka connections accepted.", counts.connections_accepted)
+    for reason, times in tuple(counts.refused_by_reason.items()):
+        yield _counter("connections_rejected", "Kafka connections not taken.", times, reason=reason)
+    for reason, times in tuple(counts.closed_by_reason.items()):
+        yield _counter("connections_closed", "Kafka connections ended by this broker.", times, reason=reason)
+    yield _gauge("in_flight_bytes", "Memory held by requests that are coming in.", server.memory.held_bytes)
+    yield _gauge(
+        "in_flight_limit_bytes",
+        "Memory that requests that are coming in may hold.",
+        service.settings.queued_max_request_bytes,
+    )
+
+
+def _groups(service: BrokerServices) -> Iterator[Measurement]:
+    states: dict[str, int] = {}
+    members = 0
+    for entry in tuple(service.groups.store.entries.values()):
+        states[str(entry.group.state)] = states.get(str(entry.group.state), 0) + 1
+        members += entry.member_count
+    for state, groups in states.items():
+        yield _gauge("groups", "Consumer groups known.", groups, state=state)
+    yield _gauge("group_members", "Members of all consumer groups.", members)
+
+
+def _age(service: BrokerServices) -> Iterator[Measurement]:
+    if service.retention is None:
+        return
+    counts = service.retention.counts
+    yield _counter(
+        "retention_checks", "Rounds over all partitions that looked for old records.", counts.checks
+    )
+    yield _counter(
+        "retention_failures", "Partitions that could not be checked for old records.", counts.failures
+    )
+    yield _counter("expired_segments", "Segments that retention let go of.", counts.segments)
+    yield _counter("expired_records", "Offsets that retention let go of.", counts.records)
+    yield _counter("expired_bytes", "Bytes of segments that retention let go of.", counts.size_bytes)
+
+
+def _holds(service: BrokerServices) -> Iterator[Measurement]:
+    holds = service.partitions.holds
+    yield _gauge("holds", "Partitions held back from deletion, once for each pipeline.", len(holds))
+    yield _gauge(
+        "holds_behind_log_start",
+        "Of these, those whose pipeline is behind the start of the log.",
+        sum(1 for _ in holds.broken()),
+    )
+    for reason, times in holds.released_counts.items():
+        yield _counter(
+            "released_holds", "Holds that a limit or a full disk has broken, by which.", times, reason=reason
+        )
+
+
+def _compaction(service: BrokerServices) -> Iterator[Measurement]:
+    if service.log_cleaner is None:
+        return
+    counts = service.log_cleaner.counts
+    yield _counter("compaction_runs", "Compactions of one log that ended well.", counts.runs)
+    yield _counter("compaction_failures", "Compactions that failed.", counts.failed)
+    yield _counter("compaction_read_bytes", "Bytes that compaction read.", counts.bytes_read)
+    yield _counter("compaction_written_bytes", "Bytes that compaction wrote.", counts.bytes_written)
+    yield _counter("compacted_records", "Records that compaction dropped.", counts.records_dropped)
+    yield _gauge(
+        "compaction_max_dirty_ratio",
+        "Largest share of a log that is not compacted yet.",
+        service.log_cleaner.dirty_ratio_max,
+    )
+    yield _gauge(
+        "uncleanable_partitions",
+        "Partitions that are not compacted any more because it failed.",
+        len(service.log_cleaner.uncleanable),
+    )
+    yield _counter("compaction_seconds", "Time compaction was at work, without its pauses.", counts.seconds)
+
+
+def _quotas(service: BrokerServices) -> Iterator[Measurement]:
+    counts = service.quotas.counters
+    for api, answers, paused_ms in (
+        ("produce", counts.produce_throttled, counts.produce_throttled_ms),
+        ("fetch", counts.fetch_throttled, counts.fetch_throttled_ms),
+    ):
+        yield _counter("throttled_requests", "Requests of clients over their quota.", answers, api=api)
+        yield _counter(
+            "throttle_seconds", "Pauses that clients over their quota were given.", paused_ms / 1000, api=api
+        )
+
+
+def _lines(_service: BrokerServices) -> Iterator[Measurement]:
+    for level, lines in COUNTS.lines.items():
+        yield _counter("log_lines", "Log lines written.", lines, level=level)
+    yield _counter(
+        "log_lines_suppressed",
+        "Log lines not written because a peer caused too many of their kind.",
+        COUNTS.held_back,
+    )
+
+
+def _storage(service: BrokerServices) -> Iterator[Measurement]:
+    yield _counter(
+        "corrupt_batches",
+        "Times the broker met a damaged batch while it served a reader; a damaged value is found by the client.",
+        service.partitions.storage_health.corrupt_batches,
+    )
+    truncations, truncated_bytes = (
+        service.partitions.storage_health.truncations,
+        service.partitions.storage_health.truncated_bytes,
+    )
+    yield _counter("log_truncations", "Logs whose end the start cut because it was not whole.", truncations)
+    yield _counter("log_truncated_bytes", "Bytes that the start cut from the ends of logs.", truncated_bytes)
+
+
+PARTS: Final[tuple[Callable[[BrokerServices], Iterator[Measurement]], ...]] = (
+    _records,
+    _storage,
+    _requests,
+    _connections,
+    _groups,
+    _age,
+    _holds,
+    _compaction,
+    _quotas,
+    _lines,
+    metrics_cluster.measurements,
+    metrics_share.measurements,
+)
+
+
+def distributions(service: BrokerServices) -> Iterator[Distribution]:
+    """The histograms."""
+    kept = service.statistics
+    yield _distribution(
+        "produce_acknowledge_seconds",
+        "From the append of a batch with acks=all to its acknowledgement; a sample of one batch in 16.",
+        kept.acknowledge,
+    )
+    for waited, histogram in (("false", kept.fetch), ("true", kept.fetch_waited)):
+        yield _distribution(
+            "fetch_seconds",
+            "From a fetch request to its answer, by whether it had to wait for data; a sample of one in 16.",
+            histogram,
+            waited=waited,
+        )
+    yield _distribution(
+        "fsync_duration_seconds",
+        "One sync of the disk; all batches that waited when it began share it.",
+        kept.sync,
+    )
+
+
+def _api(key: int) -> str:
+    return ApiKey(key).name.lower()
+
+
+def _counter(name: str, meaning: str, value: float, **labels: str) -> Measurement:
+    return Measurement(name, "counter", meaning, tuple(labels.items()), value)
+
+
+def _gauge(name: str, meaning: str, value: float, **labels: str) -> Measurement:
+    return Measurement(name, "gauge", meaning, tuple(labels.items()), value)
+
+
+def _distribution(name: str, meaning: str, histogram: Histogram, **labels: str) -> Distribution:
+    return Distribution(
+        name, meaning, tuple(labels.items()), histogram.bounds, tuple(histogram.counts), histogram.total_s
+    )

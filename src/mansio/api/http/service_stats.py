@@ -1,0 +1,168 @@
+"""The real broker as the HTTP door sees it: reads the plain integers its parts count anyway."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import TYPE_CHECKING
+
+from mansio.api.http import metrics_broker, metrics_cluster, metrics_share
+from mansio.api.http.broker_stats import Bounds, GroupLag, PartitionSample, Problem
+from mansio.broker.partition.retention_holds import REASONS
+from mansio.errors import CorruptLog, MansioError, StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mansio.api.http.broker_stats import Distribution, Measurement, Phase
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.config.settings import Settings
+
+
+class ServiceStats:
+    """`BrokerStats` of a `BrokerServices`, or of a broker that is still recovering its logs and has none yet: it
+    answers probes (`starting`) from the first moment. Every method on the broker's loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._service: BrokerServices | None = None
+        self._disk_full_listeners: list[Callable[[], object]] = []
+        self.clustered = settings.clustered
+        self.bounds = Bounds(settings.metrics_partitions_max, settings.metrics_series_max)
+
+    def attach(self, service: BrokerServices) -> None:
+        """The broker has started."""
+        self._service = service
+        for listener in self._disk_full_listeners:
+            service.partitions.storage_health.on_disk_full_change(listener)
+
+    def on_disk_full_change(self, listener: Callable[[], object]) -> None:
+        if self._service is None:
+            self._disk_full_listeners.append(listener)
+        else:
+            self._service.partitions.storage_health.on_disk_full_change(listener)
+
+    @property
+    def phase(self) -> Phase:
+        if self._service is None:
+            return "starting"
+        return "running" if self._service.ready else "stopping"
+
+    def problems(self) -> Iterator[Problem]:
+        service = self._service
+        if service is None:
+            return
+        state = service.topics.state
+        if state.failure is not None:
+            yield Problem("metadata_failed", str(state.failure))
+        yield from metrics_cluster.problems(service)
+        failures = service.partitions.failures()
+        for name, error in failures.items():
+            topic, _, number = name.rpartition("-")
+            reason = _reason(service, topic, int(number), error)
+            yield Problem(reason, f"{name}: {error}", topic, int(number))
+        for known in tuple(state.topics.values()):
+            for index, placed in enumerate(known.partitions):
+                name = f"{known.name}-{index}"
+                if placed.leader == service.settings.node_id and name not in failures:
+                    try:
+                        service.partitions.find(known.name, None, index)
+                    except MansioError:
+                        yield Problem("partition_not_open", name, known.name, index)
+
+    def warnings(self) -> Iterator[Problem]:
+        service = self._service
+        if service is None:
+            return
+        storage_health = service.partitions.storage_health
+        if disk_full_partitions := storage_health.disk_full_partitions():
+            topic, index = disk_full_partitions[0]
+            yield Problem(
+                "disk_full",
+                f"the last write to {topic}-{index} found no room"
+                + (
+                    f", and so did those to {len(disk_full_partitions) - 1} others"
+                    if len(disk_full_partitions) > 1
+                    else ""
+                ),
+                topic,
+                index,
+            )
+        for (topic, index), damage in tuple(storage_health.damaged.items()):
+            if topic:
+                detail = f"{topic}-{index}: met {damage.times} times by readers, last: {damage.reason}"
+            else:
+                detail = f"other partitions: met {damage.times} times by readers"
+            yield Problem("corrupt_batch", detail, topic, index)
+        yield from metrics_cluster.warnings(service)
+        yield from metrics_share.warnings(service)
+        yield from _held_back(service)
+        for partition in tuple(service.partitions):
+            if (cut := partition.log.recovery.cut) is not None:
+                detail = (
+                    f"{partition.name}: the start cut {cut.size_bytes:,} bytes at offset {cut.offset} that were not "
+                    f"known to be durable: {cut.reason}"
+                )
+                if cut.path:
+                    detail += f"; {cut.batches:,} whole batches among them are kept in {cut.path}"
+                yield Problem("log_truncated", detail, partition.topic, partition.index)
+
+    def partition_samples(self) -> Iterator[PartitionSample]:
+        if self._service is None:
+            return
+        clustered = self.clustered
+        for partition in tuple(self._service.partitions):
+            yield PartitionSample(
+                topic=partition.topic,
+                partition=partition.index,
+                leader_epoch=partition.leader_epoch,
+                start_offset=partition.start_offset,
+                end_offset=partition.end_offset,
+                high_watermark=partition.high_watermark,
+                size_bytes=partition.log.size_bytes,
+                failed=partition.log.failure is not None,
+                led=metrics_cluster.led(partition) if clustered else None,
+            )
+
+    def group_lags(self) -> Iterator[GroupLag]:
+        service = self._service
+        if service is None:
+            return
+        for entry in tuple(service.groups.store.entries.values()):
+            for topic, offsets in tuple(entry.offsets.items()):
+                records = 0
+                for index, committed in tuple(offsets.items()):
+                    partition = service.partitions.get(topic, index)
+                    if partition is not None:
+                        records += max(partition.high_watermark - committed.offset, 0)
+                yield GroupLag(entry.group.group_id, topic, records, len(offsets))
+
+    def measurements(self) -> Iterator[Measurement]:
+        if self._service is None:
+            return iter(())
+        return chain.from_iterable(part(self._service) for part in metrics_broker.PARTS)
+
+    def distributions(self) -> Iterator[Distribution]:
+        return iter(()) if self._service is None else metrics_broker.distributions(self._service)
+
+
+def _held_back(service: BrokerServices) -> Iterator[Problem]:
+    """What went wrong with the holds of pipelines."""
+    holds = service.partitions.holds
+    if holds.unknown:
+        yield Problem(
+            "holds_not_loaded",
+            "nothing is deleted: offsets of groups, which may hold records, are not loaded",
+        )
+    for one in holds.broken():
+        yield Problem(
+            "hold_released",
+            f"pipeline {one.pipeline!r} is at offset {one.offset} of {one.topic}-{one.partition}, and records below "
+            f"{one.start} are gone: {REASONS[one.reason]}",
+            one.topic,
+            one.partition,
+        )
+
+
+def _reason(service: BrokerServices, topic: str, index: int, error: StorageError) -> str:
+    if service.partitions.get(topic, index) is not None:
+        return "log_failed"
+    return "log_corrupt" if isinstance(error, CorruptLog) else "partition_not_open"

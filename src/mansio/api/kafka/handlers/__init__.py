@@ -1,0 +1,1 @@
+"""Handlers of the Kafka protocol, one module per API family."""

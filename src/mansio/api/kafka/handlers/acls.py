@@ -1,0 +1,57 @@
+"""DescribeAcls, CreateAcls, DeleteAcls, DescribeUserScramCredentials: there is no authorizer and no user, and that is
+what is said.
+
+Behaviour: SECURITY_DISABLED for everything about ACLs, in the places Kafka's tools look for it: they take it for
+"access control is off". Of users there are none to describe; tools ask for them beside the quotas of users.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.wire.codec.messages import Struct
+
+SECURITY_DISABLED: Final = 54
+RESOURCE_NOT_FOUND: Final = 91
+REFUSAL: Final = {
+    "error_code": SECURITY_DISABLED,
+    "error_message": "No authorizer is configured: every operation is allowed to everybody",
+}
+
+
+async def describe_acls(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """One refusal."""
+    del service, request, context
+    return {**REFUSAL, "resources": []}
+
+
+async def create_acls(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """One refusal for each rule."""
+    del service, context
+    return {"results": [REFUSAL for _ in request.creations]}
+
+
+async def delete_acls(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """One refusal for each filter."""
+    del service, context
+    return {"filter_results": [{**REFUSAL, "matching_acls": []} for _ in request.filters]}
+
+
+async def describe_user_scram_credentials(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """No user has credentials (KIP-554)."""
+    del service, context
+    return {
+        "results": [
+            {
+                "user": user.name,
+                "error_code": RESOURCE_NOT_FOUND,
+                "error_message": f"user {user.name!r} has no credentials",
+            }
+            for user in request.users or ()
+        ]
+    }

@@ -1,0 +1,176 @@
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources, for topics, groups and this broker.
+
+Behaviour: settings of a topic or group can be changed; those of the broker are read at start and shown read-only. A
+group can have settings before it is there, and keeps them when it is deleted.
+Non-obvious: AlterConfigs takes settings it does not name back to their defaults (that is why there is the other); a
+setting named with null is one it does not name. An empty list of names asks for all of them, as null does (old clients
+send it). What is named several times is described once, and one answer has some `ENTRIES_MAX` settings at most: a few
+bytes of a request ask for many. Broker "" stands for the dynamic defaults of all brokers in Kafka; here there are none,
+so the answer is empty.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.config.config_entries import ConfigEntry, broker_entries
+from mansio.config.topic_config import Change, Operation
+from mansio.errors import InvalidRequest, MansioError
+from mansio.metadata.topic_plan import check_topic_name
+
+if TYPE_CHECKING:
+    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.wire.codec.messages import Struct
+
+TOPIC: Final = 2
+BROKER: Final = 4
+GROUP: Final = 32
+LISTED: Final = (TOPIC, BROKER, GROUP)
+
+ENTRIES_MAX: Final = 250_000
+"""All settings of ten thousand topics."""
+
+
+async def describe_configs(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """Values with source and type; synonyms and documentation for who asks (KIP-226, KIP-569)."""
+    del context
+    results = []
+    room = ENTRIES_MAX
+    asked = dict.fromkeys(
+        (one.resource_type, one.resource_name, frozenset(one.configuration_keys or ()))
+        for one in request.resources
+    )
+    for kind, name, wanted in asked:
+        result: dict[str, Any] = {"resource_type": kind, "resource_name": name, "configs": []}
+        try:
+            if room <= 0:
+                raise InvalidRequest("too many settings for one answer: ask for fewer resources at a time")
+            entries = [entry for entry in _entries(service, kind, name) if not wanted or entry.name in wanted]
+        except MansioError as error:
+            result |= {"error_code": error.kafka_code, "error_message": error.message}
+        else:
+            room -= len(entries)
+            result["configs"] = [_shown(entry, request) for entry in entries]
+        results.append(result)
+    return {"results": results}
+
+
+def _entries(service: BrokerServices, kind: int, name: str) -> list[ConfigEntry]:
+    if kind == TOPIC:
+        check_topic_name(name)
+        return service.topics.describe(service.topics.find(name))
+    if kind == GROUP:
+        return _groups(service).describe(name)
+    if kind != BROKER:
+        raise InvalidRequest(
+            f"resource type {kind}: only topics (2), brokers (4) and groups (32) have settings here"
+        )
+    if name == "":
+        return []
+    _check_own(service, name)
+    return broker_entries(service.settings)
+
+
+def _groups(service: BrokerServices) -> GroupConfigManager:
+    if service.group_configs is None:
+        raise InvalidRequest("this broker keeps no settings of groups")
+    return service.group_configs
+
+
+async def list_config_resources(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """What has settings (KIP-1142): of the types asked for, or all. Version 0 asks for client metrics (KIP-714), which
+    nobody can subscribe to here."""
+    if context.api_version == 0:
+        return {"config_resources": []}
+    found: list[tuple[str, int]] = []
+    for kind in dict.fromkeys(request.resource_types or LISTED):
+        if kind == TOPIC:
+            found += [(name, kind) for name in sorted(service.topics.state.topics)]
+        elif kind == BROKER:
+            own = service.settings.node_id
+            found += [(str(node_id), kind) for node_id in sorted({own, *service.topics.state.brokers})]
+        elif kind == GROUP:
+            found += [(group_id, kind) for group_id in _groups(service).groups()]
+    return {"config_resources": [{"resource_name": name, "resource_type": kind} for name, kind in found]}
+
+
+def _check_own(service: BrokerServices, name: str) -> None:
+    if name != str(service.settings.node_id):
+        raise InvalidRequest(f"broker {name!r} was asked for, but this is broker {service.settings.node_id}")
+
+
+def _shown(entry: ConfigEntry, request: Struct) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "name": entry.name,
+        "value": entry.value,
+        "read_only": entry.read_only,
+        "config_source": int(entry.source),
+        "config_type": int(entry.kind),
+        "synonyms": [],
+    }
+    if request.include_synonyms:
+        shown["synonyms"] = [
+            {"name": synonym.name, "value": synonym.value, "source": int(synonym.source)}
+            for synonym in entry.synonyms
+        ]
+    if request.include_documentation:
+        shown["documentation"] = entry.documentation
+    return shown
+
+
+async def alter_configs(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """Replace all settings of a topic or group (KIP-133)."""
+    del context
+    return await _alter_each(service, request, replace=True)
+
+
+async def incremental_alter_configs(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """Change single settings, leaving the others alone (KIP-339)."""
+    del context
+    return await _alter_each(service, request, replace=False)
+
+
+async def _alter_each(service: BrokerServices, request: Struct, *, replace: bool) -> dict[str, Any]:
+    count = Counter((resource.resource_type, resource.resource_name) for resource in request.resources)
+    results = []
+    for resource in request.resources:
+        kind, name = resource.resource_type, resource.resource_name
+        result = {"resource_type": kind, "resource_name": name}
+        try:
+            if count[kind, name] > 1:
+                raise InvalidRequest(f"{name!r} is in the request more than once")
+            await _alter(service, resource, replace=replace, validate_only=request.validate_only)
+        except MansioError as error:
+            result |= {"error_code": error.kafka_code, "error_message": error.message}
+        results.append(result)
+    return {"responses": results}
+
+
+async def _alter(service: BrokerServices, resource: Struct, *, replace: bool, validate_only: bool) -> None:
+    if resource.resource_type == BROKER:
+        raise InvalidRequest("the broker's settings are read at start: set them in its file or environment")
+    kind, name = resource.resource_type, resource.resource_name
+    if kind not in (TOPIC, GROUP):
+        raise InvalidRequest(f"resource type {kind}: only topics (2) and groups (32) can be changed here")
+    if kind == TOPIC:
+        check_topic_name(name)
+    if replace:
+        changes = [
+            Change(config.name, Operation.DELETE if config.value is None else Operation.SET, config.value)
+            for config in resource.configs
+        ]
+    else:
+        changes = [Change(config.name, config.config_operation, config.value) for config in resource.configs]
+    if kind == GROUP:
+        await _groups(service).alter(name, changes, replace=replace, validate_only=validate_only)
+    else:
+        await service.topics.alter_configs(name, changes, replace=replace, validate_only=validate_only)

@@ -1,0 +1,72 @@
+"""DescribeLogDirs (KIP-113, KIP-827): how large each partition is, and how much room there is.
+
+Behaviour: a broker has one data directory, told with the bytes of the file system it is on; sizes are those of the
+segments. Topics and partitions that are not here are left out, as in Kafka.
+Non-obvious: null asks for all topics; a list of none asks for the directory alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.broker.partition.partition import Partition
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.wire.codec.messages import Struct
+
+STORAGE_ERROR: Final = 56
+UNKNOWN_BYTES: Final = -1
+
+
+async def describe_log_dirs(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """The one directory. A file system that does not answer is told as a storage error of the directory."""
+    del context
+    directory = service.settings.data_dir
+    code, total_bytes, usable_bytes = 0, UNKNOWN_BYTES, UNKNOWN_BYTES
+    try:
+        usage = shutil.disk_usage(directory)
+    except OSError:
+        code = STORAGE_ERROR
+    else:
+        total_bytes, usable_bytes = usage.total, usage.free
+    return {
+        "results": [
+            {
+                "error_code": code,
+                "log_dir": directory,
+                "topics": _topics(service, request.topics),
+                "total_bytes": total_bytes,
+                "usable_bytes": usable_bytes,
+            }
+        ]
+    }
+
+
+def _topics(service: BrokerServices, wanted: list[Struct] | None) -> list[dict[str, Any]]:
+    topics = service.topics.state.topics
+    asked: Iterable[tuple[str, Iterable[int]]]
+    if wanted is None:
+        asked = ((name, range(len(topic.partitions))) for name, topic in topics.items())
+    else:
+        asked = ((topic.topic, topic.partitions) for topic in wanted)
+    found = []
+    for name, indexes in asked:
+        here = [one for index in indexes if (one := service.partitions.get(name, index)) is not None]
+        if here:
+            found.append({"name": name, "partitions": [_size(partition) for partition in here]})
+    return found
+
+
+def _size(partition: Partition) -> dict[str, Any]:
+    return {
+        "partition_index": partition.index,
+        "partition_size": partition.log.size_bytes,
+        "offset_lag": 0,
+        "is_future_key": False,
+    }

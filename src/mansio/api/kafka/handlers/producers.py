@@ -1,0 +1,101 @@
+"""DescribeProducers, ListTransactions, DescribeTransactions (KIP-664): who writes, and in which transaction.
+
+Behaviour: the idempotent producers a partition remembers are shown; there are no transactions, so none is listed and
+none is found.
+A partition that is named several times is shown once, and one answer shows at most `SHOWN_MAX` producers.
+Non-obvious: state filters that Kafka does not know are told back, so that a tool can say which.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.broker.partition.producer_hook import ProducerHook
+from mansio.errors import InvalidRequest, MansioError
+
+if TYPE_CHECKING:
+    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.state.producers import Producer
+    from mansio.wire.codec.messages import Struct
+
+TRANSACTIONAL_ID_NOT_FOUND: Final = 105
+TRANSACTION_STATES: Final = frozenset(
+    {
+        "Empty",
+        "Ongoing",
+        "PrepareCommit",
+        "PrepareAbort",
+        "CompleteCommit",
+        "CompleteAbort",
+        "PrepareEpochFence",
+    }
+)
+NONE: Final = -1
+
+SHOWN_MAX: Final = 100_000
+"""A partition remembers some ten thousand of them, and takes four bytes of a request."""
+
+
+async def describe_producers(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """The producers each partition remembers, with their last sequence and when it came."""
+    del context
+    asked: dict[str, dict[int, None]] = {}
+    for topic in request.topics:
+        asked.setdefault(topic.name, {}).update(dict.fromkeys(topic.partition_indexes))
+    room = SHOWN_MAX
+    topics = []
+    for name, indexes in asked.items():
+        partitions = []
+        for index in indexes:
+            found = _producers(service, name, index, room)
+            room -= len(found.get("active_producers", ()))
+            partitions.append(found)
+        topics.append({"name": name, "partitions": partitions})
+    return {"topics": topics}
+
+
+def _producers(service: BrokerServices, topic: str, index: int, room: int) -> dict[str, Any]:
+    try:
+        hook = service.partition(topic, index).find_hook(ProducerHook)
+        known = list(hook.table.items()) if hook is not None else []
+        if len(known) > room:
+            raise InvalidRequest("too many producers for one answer: ask for fewer partitions at a time")
+    except MansioError as error:
+        return {"partition_index": index, "error_code": error.kafka_code, "error_message": error.message}
+    return {"partition_index": index, "active_producers": [_shown(*one) for one in known]}
+
+
+def _shown(producer_id: int, producer: Producer) -> dict[str, Any]:
+    return {
+        "producer_id": producer_id,
+        "producer_epoch": producer.epoch,
+        "last_sequence": producer.batches[-1].last_sequence if producer.batches else NONE,
+        "last_timestamp": producer.last_seen_ms,
+        "coordinator_epoch": NONE,
+        "current_txn_start_offset": NONE,
+    }
+
+
+async def list_transactions(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """There are none."""
+    del service, context
+    unknown = [state for state in request.state_filters or () if state not in TRANSACTION_STATES]
+    return {"unknown_state_filters": unknown, "transaction_states": []}
+
+
+async def describe_transactions(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """None is found."""
+    del service, context
+    return {
+        "transaction_states": [
+            {"error_code": TRANSACTIONAL_ID_NOT_FOUND, "transactional_id": transactional_id}
+            for transactional_id in request.transactional_ids
+        ]
+    }

@@ -1,0 +1,92 @@
+"""Membership of share groups (KIP-932) over the Kafka protocol: ShareGroupHeartbeat and ShareGroupDescribe.
+
+Translates only: requests into calls on `service.groups`, its answers and errors into response fields.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.api.kafka.handlers.consumer_groups import TOPIC_NAMES_MAX
+from mansio.api.kafka.handlers.group_responses import by_topic, describe_error, heartbeat_fields
+from mansio.api.kafka.handlers.share_responses import MEMBER_BYTES_MAX
+from mansio.broker.coordinator.group.error_mapping import NAME_BYTES_MAX, check_group_id
+from mansio.errors import InvalidRequest, MansioError
+from mansio.state.share_group.group import ShareHeartbeat
+
+if TYPE_CHECKING:
+    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.state.share_group.group import ShareGroupMember
+    from mansio.wire.codec.messages import Struct
+
+Fields = dict[str, Any]
+
+ASSIGNOR: Final = "simple"
+
+
+async def share_group_heartbeat(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """A member joins, is alive, or leaves; it is told its epoch, and its partitions when they are others."""
+    try:
+        answer = await service.groups.share_heartbeat(request.group_id, _asked(request, context))
+    except MansioError as error:
+        return {"error_code": error.kafka_code, "error_message": error.message}
+    return heartbeat_fields(answer)
+
+
+def _asked(request: Struct, context: RequestContext) -> ShareHeartbeat:
+    """The request, checked as far as that needs no group."""
+    if len(request.member_id.encode()) > MEMBER_BYTES_MAX:
+        raise InvalidRequest(f"a member's id has at most {MEMBER_BYTES_MAX} bytes")
+    if request.rack_id == "" or len((request.rack_id or "").encode()) > NAME_BYTES_MAX:
+        raise InvalidRequest("a rack is null or has a name")
+    names = request.subscribed_topic_names
+    if names is not None and len(names) > TOPIC_NAMES_MAX:
+        raise InvalidRequest(f"a member may subscribe to {TOPIC_NAMES_MAX} topics")
+    return ShareHeartbeat(
+        member_id=request.member_id,
+        member_epoch=request.member_epoch,
+        rack_id=request.rack_id,
+        client_id=context.client_id or "",
+        client_host=f"/{context.client_host}",
+        topic_names=None if names is None else tuple(names),
+    )
+
+
+async def share_group_describe(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
+    """Each group with its members and what they fetch; once, however often it is named."""
+    return {"groups": [_describe(service, group_id) for group_id in dict.fromkeys(request.group_ids)]}
+
+
+def _describe(service: BrokerServices, group_id: str) -> Fields:
+    try:
+        check_group_id(group_id)
+        found = service.groups.share.describe(group_id)
+    except MansioError as error:
+        return describe_error(group_id, error)
+    return {
+        "group_id": group_id,
+        "group_state": found.state,
+        "group_epoch": found.group_epoch,
+        "assignment_epoch": found.assignment_epoch,
+        "assignor_name": ASSIGNOR,
+        "members": [_described(service, each) for each in found.members],
+    }
+
+
+def _described(service: BrokerServices, member: ShareGroupMember) -> Fields:
+    name_of = service.groups.subscriptions.name_of
+    named = [
+        {**each, "topic_name": name}
+        for each in by_topic(sorted(member.current.assigned))
+        if (name := name_of(each["topic_id"])) is not None
+    ]
+    return {
+        "member_id": member.member_id,
+        "rack_id": member.metadata.rack_id,
+        "member_epoch": member.current.epoch,
+        "client_id": member.metadata.client_id,
+        "client_host": member.metadata.client_host,
+        "subscribed_topic_names": member.metadata.topic_names,
+        "assignment": {"topic_partitions": named},
+    }

@@ -1,0 +1,236 @@
+"""Where share groups are in their topics: DescribeShareGroupOffsets, AlterShareGroupOffsets, DeleteShareGroupOffsets.
+
+Asked of the group's coordinator, which asks whoever keeps the state. Altering begins a share partition's state anew, in
+a higher state epoch, so that its leader finds itself fenced with the next thing it writes; the one on this broker is
+told at once.
+
+Always true: a group with members is not altered; a group's topics are altered or deleted one at a time, and what could
+not be is said of each.
+
+Source: KIP-932, KIP-1226 (lag).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.broker.coordinator.group.error_mapping import as_coordinator_error, check_group_id
+from mansio.errors import (
+    InvalidRequest,
+    MansioError,
+    NonEmptyGroup,
+    UnknownTopicOrPartition,
+)
+from mansio.state.share_partition.types import ShareKey
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.broker.coordinator.group.group_store import GroupEntry
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.state.share_group.group import ShareGroup
+    from mansio.state.share_partition.types import ShareSummary
+    from mansio.wire.codec.messages import Struct
+
+Fields = dict[str, Any]
+
+UNKNOWN: Final = -1
+NO_TOPIC: Final = bytes(16)
+NO_ERROR: Final[tuple[int, str | None]] = (0, None)
+
+
+async def describe_share_group_offsets(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> Fields:
+    """For each group the start of what is open in each partition, and how much is."""
+    named = Counter(each.group_id for each in request.groups)
+    return {
+        "groups": [await _described(service, each, once=named[each.group_id] == 1) for each in request.groups]
+    }
+
+
+async def _described(service: BrokerServices, asked: Struct, *, once: bool) -> Fields:
+    try:
+        check_group_id(asked.group_id)
+        if not once:  # a few bytes ask for all that a group reads
+            raise InvalidRequest(f"group {asked.group_id!r} is in the request more than once")
+        _, group = service.groups.share.find(asked.group_id)
+        topics = [await _described_topic(service, group, *each) for each in _wanted(service, group, asked)]
+    except MansioError as error:
+        code, message = _told(error)
+        failed = {"error_code": code, "error_message": message}
+        return {"group_id": asked.group_id, "topics": [], **failed}
+    return {"group_id": asked.group_id, "topics": topics, "error_code": 0, "error_message": None}
+
+
+def _wanted(service: BrokerServices, group: ShareGroup, asked: Struct) -> list[tuple[str, Sequence[int]]]:
+    if asked.topics is not None:
+        return [(each.topic_name, each.partitions) for each in asked.topics]
+    name_of = service.groups.subscriptions.name_of
+    return [
+        (name, each.partitions)
+        for each in group.state_partitions.initialized
+        if (name := name_of(each.topic_id)) is not None
+    ]
+
+
+async def _described_topic(
+    service: BrokerServices, group: ShareGroup, name: str, indexes: Sequence[int]
+) -> Fields:
+    topic = service.topics.state.topics.get(name)
+    topic_id = NO_TOPIC if topic is None else topic.topic_id.bytes
+    partitions = []
+    for index in indexes:
+        try:
+            if topic is None or not 0 <= index < len(topic.partitions):
+                raise UnknownTopicOrPartition(f"there is no partition {name}-{index}")
+            key = ShareKey(group.group_id, topic_id, index)
+            partitions.append(await _described_partition(service, name, key))
+        except MansioError as error:
+            partitions.append(
+                {
+                    "partition_index": index,
+                    "start_offset": UNKNOWN,
+                    "leader_epoch": 0,
+                    "lag": UNKNOWN,
+                    "error_code": error.kafka_code,
+                    "error_message": error.message,
+                }
+            )
+    return {"topic_name": name, "topic_id": topic_id, "partitions": partitions}
+
+
+async def _described_partition(service: BrokerServices, name: str, key: ShareKey) -> Fields:
+    summary = await service.shares.persister.summary(key)
+    fields: Fields = {"partition_index": key.partition, "error_code": 0, "error_message": None}
+    if summary is None:
+        return {**fields, "start_offset": UNKNOWN, "leader_epoch": 0, "lag": UNKNOWN}
+    lag = _lag(service, name, key, summary)
+    return {
+        **fields,
+        "start_offset": summary.start_offset,
+        "leader_epoch": max(summary.leader_epoch, 0),
+        "lag": lag,
+    }
+
+
+def _lag(service: BrokerServices, name: str, key: ShareKey, summary: ShareSummary) -> int:
+    """Unknown (-1) where this broker has no copy of the partition. A copy's end may be a little behind its leader's."""
+    partition = service.partitions.get(name, key.partition)
+    if partition is None:
+        return UNKNOWN
+    start = max(summary.start_offset, partition.start_offset)
+    return max(partition.high_watermark - start - summary.done_count, 0)
+
+
+def _told(error: MansioError) -> tuple[int, str]:
+    """Code and message; of the log behind a group's records what members are told, too."""
+    if not isinstance(error, UnknownTopicOrPartition):
+        error = as_coordinator_error(error)
+    return error.kafka_code, error.message
+
+
+# ---------------------------------------------------------------- changing
+
+
+def _empty(service: BrokerServices, group_id: str) -> tuple[GroupEntry, ShareGroup]:
+    check_group_id(group_id)
+    entry, group = service.groups.share.find(group_id)
+    if group.members:
+        raise NonEmptyGroup(f"group {group_id!r} has members")
+    return entry, group
+
+
+async def alter_share_group_offsets(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> Fields:
+    """Begin elsewhere: all that is leased, parked or done in these partitions is forgotten."""
+    try:
+        entry, group = _empty(service, request.group_id)
+    except MansioError as error:
+        return {"error_code": error.kafka_code, "error_message": error.message, "responses": []}
+    responses = []
+    for asked in request.topics:
+        topic = service.topics.state.topics.get(asked.topic_name)
+        topic_id = NO_TOPIC if topic is None else topic.topic_id.bytes
+        results, altered = [], []
+        for each in asked.partitions:
+            error_code, message = NO_ERROR
+            try:
+                if topic is None or not 0 <= each.partition_index < len(topic.partitions):
+                    raise UnknownTopicOrPartition(
+                        f"there is no partition {asked.topic_name}-{each.partition_index}"
+                    )
+                await _altered(
+                    service, ShareKey(group.group_id, topic_id, each.partition_index), each.start_offset
+                )
+                altered.append(each.partition_index)
+            except MansioError as error:
+                error_code, message = _told(error)
+            results.append(
+                {
+                    "partition_index": each.partition_index,
+                    "error_code": error_code,
+                    "error_message": message,
+                }
+            )
+        if altered and topic is not None:  # the others are no new ones from then on
+            every = range(len(topic.partitions))
+            await _noted(service, entry, group, topic_id, asked.topic_name, every)
+        responses.append({"topic_name": asked.topic_name, "topic_id": topic_id, "partitions": results})
+    return {"error_code": 0, "error_message": None, "responses": responses}
+
+
+async def _altered(service: BrokerServices, key: ShareKey, start_offset: int) -> None:
+    if start_offset < 0:
+        raise InvalidRequest(f"{start_offset} is not an offset")
+    shares = service.shares
+    await shares.wait_for_dead_letters(key)
+    summary = await shares.persister.summary(key)
+    await shares.persister.initialize(key, 0 if summary is None else summary.state_epoch + 1, start_offset)
+    shares.forget(key)
+
+
+async def _noted(
+    service: BrokerServices,
+    entry: GroupEntry,
+    group: ShareGroup,
+    topic_id: bytes,
+    name: str,
+    indexes: Sequence[int],
+) -> None:
+    """The group's records are to name what has state, so that it is deleted with the group."""
+    if not entry.gone and entry.group is group:
+        await service.groups.share.initialized(entry, group, topic_id, name, indexes)
+
+
+async def delete_share_group_offsets(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> Fields:
+    """Forget topics: a group that reads one of them again begins where a new one would."""
+    try:
+        entry, group = _empty(service, request.group_id)
+    except MansioError as error:
+        return {"error_code": error.kafka_code, "error_message": error.message, "responses": []}
+    responses = []
+    for asked in request.topics:
+        topic = service.topics.state.topics.get(asked.topic_name)
+        topic_id = NO_TOPIC if topic is None else topic.topic_id.bytes
+        error_code, message = NO_ERROR
+        try:
+            if topic is None:
+                raise UnknownTopicOrPartition(f"there is no topic {asked.topic_name!r}")
+            await service.groups.share.forget_topics(entry, group, [topic_id])
+        except MansioError as error:
+            error_code, message = _told(error)
+        responses.append(
+            {
+                "topic_name": asked.topic_name,
+                "topic_id": topic_id,
+                "error_code": error_code,
+                "error_message": message,
+            }
+        )
+    return {"error_code": 0, "error_message": None, "responses": responses}

@@ -1,0 +1,124 @@
+"""The state of share partitions, asked for and written by the brokers that lead them (APIs 83 to 87, KIP-932).
+
+Behaviour: brokers of the same cluster only, in the session they have now; on a single node nobody. A request is
+answered when all of it is: what is to be committed is appended first, so that it shares one sync.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from mansio.broker.coordinator.share.gather_results import gather_results
+from mansio.broker.coordinator.share.state_messages import StateResult, decode_request, encode_answer
+from mansio.errors import MansioError, StaleBrokerEpoch
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.broker.coordinator.share.state_client import LocalStateClient
+    from mansio.broker.coordinator.share.state_messages import RequestSender, StateRequest
+    from mansio.broker.services.broker_services import BrokerServices
+
+CLUSTER_AUTHORIZATION_FAILED: Final = 31
+
+
+async def initialize(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
+    async def one(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+        await client.initialize(state_request.key, state_request.state_epoch, state_request.start_offset)
+        return StateResult()
+
+    return await _answer(service, request, context, one)
+
+
+async def read(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
+    async def one(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+        state, session = await client.read(state_request.key, state_request.leader_epoch)
+        return StateResult(session=session, state=state)
+
+    return await _answer(service, request, context, one)
+
+
+async def write(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
+    async def one(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+        assert state_request.write_token is not None, "a write is not read without"
+        assert state_request.update is not None, "nor without this"
+        await client.write(
+            state_request.key,
+            state_request.write_token,
+            state_request.state_epoch,
+            state_request.leader_epoch,
+            state_request.update,
+        )
+        return StateResult()
+
+    return await _answer(service, request, context, one)
+
+
+async def delete(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
+    async def one(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+        await client.delete(state_request.key)
+        return StateResult()
+
+    return await _answer(service, request, context, one)
+
+
+async def summary(service: BrokerServices, request: bytes, context: RequestContext) -> bytes:
+    async def one(client: LocalStateClient, state_request: StateRequest) -> StateResult:
+        return StateResult(summary=await client.summary(state_request.key))
+
+    return await _answer(service, request, context, one)
+
+
+async def _answer(
+    service: BrokerServices,
+    request: bytes,
+    context: RequestContext,
+    one: Callable[[LocalStateClient, StateRequest], Awaitable[StateResult]],
+) -> bytes:
+    sender, state_requests = decode_request(context.api_key, request)
+    refusal = _refusal(service, sender)
+    if refusal is not None or service.share_state is None:
+        answers = [refusal or StateResult(CLUSTER_AUTHORIZATION_FAILED)] * len(state_requests)
+    else:
+        answers = await _each(service, service.share_state.client, state_requests, one)
+    for answer in answers:
+        if answer.error_code:
+            service.statistics.refused(context.api_key, answer.error_code)
+    return encode_answer(context.api_key, context.correlation_id, state_requests, answers)
+
+
+def _refusal(service: BrokerServices, sender: RequestSender | None) -> StateResult | None:
+    """What is told to whoever is no broker of the cluster, in its session of now."""
+    known_epoch_of = service.broker_epoch_of
+    if known_epoch_of is None or sender is None:
+        return StateResult(
+            CLUSTER_AUTHORIZATION_FAILED, "only brokers of the same cluster ask for the state of share groups"
+        )
+    known_epoch = known_epoch_of(sender.node_id)
+    if not known_epoch or sender.broker_epoch < known_epoch:
+        return StateResult(
+            StaleBrokerEpoch.kafka_code,
+            f"broker {sender.node_id} has another session, or none that is known here",
+        )
+    return None
+
+
+async def _each(
+    service: BrokerServices,
+    client: LocalStateClient,
+    state_requests: list[StateRequest],
+    one: Callable[[LocalStateClient, StateRequest], Awaitable[StateResult]],
+) -> list[StateResult]:
+    """All at once: each begins before any waits."""
+    answers = [StateResult()] * len(state_requests)
+
+    async def work(number: int, state_request: StateRequest) -> None:
+        answers[number] = await one(client, state_request)
+
+    works = [work(number, state_request) for number, state_request in enumerate(state_requests)]
+    errors: list[MansioError | None] = await gather_results(service.scheduler, works, name="share states")
+    return [
+        answer if error is None else StateResult(error.kafka_code, error.message)
+        for answer, error in zip(answers, errors, strict=True)
+    ]

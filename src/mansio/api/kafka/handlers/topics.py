@@ -1,0 +1,138 @@
+"""CreateTopics, DeleteTopics, CreatePartitions: each item of a request succeeds or fails by itself.
+
+Behaviour: an answer is given when everything asked for is done and durable; `timeout_ms` is not needed for that.
+Non-obvious: an item that is named twice in a request is refused in both places and done in neither, as in Kafka.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from mansio.broker.services.topics import NewTopic
+from mansio.errors import InvalidRequest, MansioError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.metadata.model import Topic
+    from mansio.wire.codec.messages import Struct
+
+
+async def create_topics(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """KIP-4, with the settings in force in the answer (KIP-525) and the topic's id (KIP-516)."""
+    del context
+    repeated = _repeated(item.name for item in request.topics)
+    results = []
+    for item in request.topics:
+        try:
+            if item.name in repeated:
+                raise InvalidRequest(f"topic {item.name!r} is in the request more than once")
+            topic = await service.topics.create(_new_topic(item), validate_only=request.validate_only)
+        except MansioError as error:
+            results.append(
+                {"name": item.name, **_failure(error), "num_partitions": -1, "replication_factor": -1}
+            )
+        else:
+            results.append(_created(service, topic))
+    return {"topics": results}
+
+
+def _new_topic(item: Struct) -> NewTopic:
+    assignments = {one.partition_index: one.broker_ids for one in item.assignments}
+    if len(assignments) != len(item.assignments):
+        raise InvalidRequest("a partition is assigned more than once")
+    return NewTopic(
+        name=item.name,
+        partitions=item.num_partitions,
+        replication_factor=item.replication_factor,
+        assignments=assignments or None,
+        configs=[(config.name, config.value) for config in item.configs],
+    )
+
+
+def _created(service: BrokerServices, topic: Topic) -> dict[str, Any]:
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "num_partitions": len(topic.partitions),
+        "replication_factor": topic.replication_factor,
+        "configs": [
+            {
+                "name": entry.name,
+                "value": entry.value,
+                "read_only": entry.read_only,
+                "config_source": int(entry.source),
+            }
+            for entry in service.topics.describe(topic)
+        ],
+    }
+
+
+async def delete_topics(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
+    """By name, and from version 6 on by id."""
+    wanted: list[tuple[str | None, bytes | None]]
+    if context.api_version >= 6:
+        wanted = [(item.name, item.topic_id) for item in request.topics]
+    else:
+        wanted = [(name, None) for name in request.topic_names]
+    found = [_to_delete(service, name, topic_id) for name, topic_id in wanted]
+    repeated = _repeated(one.topic_id for one in found if not isinstance(one, MansioError))
+    results = []
+    for (name, topic_id), one in zip(wanted, found, strict=True):
+        result: dict[str, Any] = {"name": name, "topic_id": topic_id}
+        try:
+            if isinstance(one, MansioError):
+                raise one
+            result = {"name": one.name, "topic_id": one.topic_id}
+            if one.topic_id in repeated:
+                raise InvalidRequest(f"topic {one.name!r} is in the request more than once")
+            await service.topics.delete(one)
+        except MansioError as error:
+            result |= _failure(error)
+        results.append(result)
+    return {"responses": results}
+
+
+def _to_delete(service: BrokerServices, name: str | None, topic_id: bytes | None) -> Topic | MansioError:
+    try:
+        if name is None:
+            if topic_id is None:
+                raise InvalidRequest("a topic must be named, or given by its id")
+            return service.topics.find_by_id(UUID(bytes=topic_id))
+        if topic_id is not None:
+            raise InvalidRequest("a topic is either named or given by its id, not both")
+        return service.topics.find(name)
+    except MansioError as error:
+        return error
+
+
+async def create_partitions(
+    service: BrokerServices, request: Struct, context: RequestContext
+) -> dict[str, Any]:
+    """More partitions for topics that are there (KIP-195)."""
+    del context
+    repeated = _repeated(item.name for item in request.topics)
+    results = []
+    for item in request.topics:
+        result: dict[str, Any] = {"name": item.name}
+        assignments = None if item.assignments is None else [one.broker_ids for one in item.assignments]
+        try:
+            if item.name in repeated:
+                raise InvalidRequest(f"topic {item.name!r} is in the request more than once")
+            await service.topics.grow(item.name, item.count, assignments, validate_only=request.validate_only)
+        except MansioError as error:
+            result |= _failure(error)
+        results.append(result)
+    return {"results": results}
+
+
+def _repeated(items: Iterable[Any]) -> set[Any]:
+    return {item for item, count in Counter(items).items() if count > 1}
+
+
+def _failure(error: MansioError) -> dict[str, Any]:
+    return {"error_code": error.kafka_code, "error_message": error.message}

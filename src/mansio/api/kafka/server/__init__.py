@@ -1,0 +1,1 @@
+"""Listener, connections and request routing of the Kafka protocol."""

@@ -1,0 +1,422 @@
+"""One client connection: frames in, responses out, in the order the requests came.
+
+Kafka answers a connection's requests one at a time. So does this, with one exception that changes nothing a client
+can see: produce requests that follow each other are all begun at once, and only their answers wait (for fdatasync).
+Any other request that cannot be answered on the spot holds back the frames behind it; they are copied out of the
+receive buffer and wait in the backlog.
+
+Owns the reader of frames, the backlog, the queue of answers and the way out. Bounded: how many requests are being
+worked on, what waits in the backlog and to be sent, and what the backlog and a large frame take of the memory that all
+connections share; past a bound, reading pauses.
+
+Always true: answers leave in request order; a frame's memory is never touched after its turn ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, cast
+
+from mansio.api.kafka.server.pending_response import PendingResponse
+from mansio.api.kafka.server.socket_writer import SocketWriter
+from mansio.errors import MansioError, StorageError, WireError
+from mansio.logs import fields
+from mansio.wire.framing import IDLE_BUFFER_BYTES_MAX, FrameReader
+
+if TYPE_CHECKING:
+    from mansio.api.kafka.server.listener import Server
+    from mansio.api.kafka.server.pending_response import QueuedResponse
+    from mansio.api.kafka.server.socket_writer import ResponsePart
+    from mansio.wire.apis.produce_template import ProduceTemplate
+
+logger = logging.getLogger(__name__)
+
+PRODUCE_KEY = b"\x00\x00"  # the first two bytes of a produce request
+
+MUTE_MS_MAX = 30_000
+"""So long a connection is left unread at the most because its client is over a quota."""
+
+UNSENT_PIECES_MAX = 1024
+"""So many sends wait for the peer at the most: many tiny answers take more memory than their bytes."""
+
+CONGESTED_BYTES_MAX = 64 * 1024
+"""What one connection may hold of unsent answers when all together hold too much."""
+
+ANSWERS_PER_SEND = 64
+"""So many answers are sent together at the most, so that one read of many requests cannot pile up answers."""
+
+
+def is_loopback(host: str) -> bool:
+    """The peer is on this machine."""
+    return host.startswith("127.") or host in ("", "::1")
+
+
+class Connection(asyncio.BufferedProtocol):
+    """See the module."""
+
+    __slots__ = (
+        "_backlog",
+        "_blocked_by",
+        "_drain_due",
+        "_flush_due",
+        "_frames",
+        "_muted",
+        "_muted_until",
+        "_out",
+        "_paused",
+        "_pending_responses",
+        "_server",
+        "_socket_writer",
+        "_transport",
+        "_unsent_before",
+        "_unsent_since",
+        "backlog_bytes",
+        "client_host",
+        "closed",
+        "get_buffer",
+        "last_active",
+        "pattern",
+        "pattern_misses",
+        "received_bytes",
+    )
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._frames = FrameReader(server.limits.socket_request_max_bytes, server.receive_scratch)
+        self.get_buffer = self._frames.get_buffer  # type: ignore[assignment,method-assign]  # the transport's own call, no detour
+        self._backlog: deque[bytes] = deque()
+        self.backlog_bytes = 0
+        self._pending_responses: deque[QueuedResponse] = deque()
+        self._blocked_by: PendingResponse | None = None
+        self._out: list[ResponsePart] = []
+        self._flush_due = False
+        self._drain_due = False
+        self._paused = False
+        self._muted: asyncio.Handle | None = None
+        self._muted_until = 0.0
+        self._transport: asyncio.Transport | None = None
+        self._socket_writer: SocketWriter | None = None
+        self._unsent_before = 0
+        self._unsent_since = 0.0
+        self.client_host = ""
+        self.closed = False
+        self.last_active = 0.0
+        self.received_bytes = 0
+        self.pattern: ProduceTemplate | None = None
+        """What the produce requests of this connection have in common, once there was one."""
+        self.pattern_misses = 0
+
+    # The transport's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
+        peer = transport.get_extra_info("peername")
+        self.client_host = str(peer[0]) if peer else ""
+        self.last_active = self._server.now
+        try:
+            self._socket_writer = SocketWriter(
+                self._server.loop,
+                transport.get_extra_info("socket").fileno(),
+                self._server.scratch if is_loopback(self.client_host) else None,
+                self._on_drained,
+                self._send_failed,
+            )
+        except OSError as error:  # no descriptor left
+            self._server.refuse(self, "descriptors", error.strerror or str(error))
+            return
+        self._server.connected(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's signature
+        self.closed = True
+        if self._socket_writer is not None:
+            self._socket_writer.close()
+        self._socket_writer = None  # they refer to each other: memory must not wait for the collector
+        if self._muted is not None:
+            self._muted.cancel()
+            self._muted = None
+        self._transport = None
+        for response in self._pending_responses:
+            if isinstance(response, PendingResponse):
+                response.lost()
+        self._blocked_by = None
+        self._pending_responses.clear()
+        self._backlog.clear()
+        self.backlog_bytes = 0
+        self._out.clear()
+        self._server.disconnected(self)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        server = self._server
+        frames = self._frames
+        self.last_active = server.now
+        self.received_bytes += nbytes
+        try:
+            for frame in frames.received(nbytes):
+                if not self._backlog and (
+                    not (self._pending_responses or self._paused) or self._is_next(frame)
+                ):
+                    self._begin(frame)
+                else:
+                    self._keep(frame)
+        except MansioError as error:
+            self.refuse(error)
+            return
+        if self._out:
+            self.flush()
+        if frames.buffered or server.memory.held_bytes:
+            self._account()
+        if len(self._pending_responses) >= server.limits.requests_max:
+            self.pause_reading()
+
+    def _account(self) -> None:
+        """Tell the server what this connection holds of requests that have not begun."""
+        if self.closed:  # what it held is given back, or soon will be; taken again it would be lost
+            return
+        frames = self._frames
+        if frames.capacity > IDLE_BUFFER_BYTES_MAX and not frames.buffered:
+            frames.release_memory()  # not only with the next read, which may never come
+        self._server.on_partial_frame(self, frames.frame_bytes, frames.buffered)
+
+    def eof_received(self) -> bool:
+        return False
+
+    # Requests
+
+    def _keep(self, frame: memoryview) -> None:
+        """A copy of the frame waits until the request before it has been answered."""
+        self._backlog.append(bytes(frame))
+        self.backlog_bytes += len(frame)
+        if not self._may_read():
+            self.pause_reading()
+
+    def _begin(self, frame: memoryview) -> None:
+        pieces = self._server.begin(self, frame)
+        if pieces is None:
+            return
+        if self._pending_responses:
+            self._pending_responses.append(PendingResponse(self, pieces))
+            return
+        self._out.extend(pieces)
+        if len(self._out) >= ANSWERS_PER_SEND:
+            self.flush()
+
+    def defer(self) -> PendingResponse:
+        """The request at hand is answered later, and those behind it wait until then."""
+        pending_response = PendingResponse(self)
+        self._pending_responses.append(pending_response)
+        self._blocked_by = pending_response
+        return pending_response
+
+    def queue(self, response: QueuedResponse) -> None:
+        """The request at hand is answered later; those behind it go on meanwhile."""
+        self._pending_responses.append(response)
+
+    def answered(self, pending_response: QueuedResponse) -> None:
+        """`pending_response` was filled: send what is now in order, and go on with what it held back."""
+        if self.closed:
+            return
+        slots = self._pending_responses
+        out = self._out
+        while slots and (pieces := slots[0].pieces) is not None:
+            out.extend(pieces)
+            slots.popleft()
+        if out and not self._flush_due:
+            self._flush_due = True
+            self._server.flush_soon(self)
+        if pending_response is self._blocked_by:
+            self._blocked_by = None
+        self._drain_soon()
+        if self._paused:
+            self.resume_reading()
+
+    def _drain_soon(self) -> None:
+        """If the first of what waits may begin; if not, whoever holds it back calls again."""
+        if self._backlog and not self._drain_due and self._is_next(self._backlog[0]):
+            self._drain_due = True
+            self._server.loop.call_soon(self._drain_backlog)
+
+    def _drain_backlog(self) -> None:
+        self._drain_due = False
+        try:
+            while self._backlog and self._is_next(self._backlog[0]):
+                frame = self._backlog.popleft()
+                self.backlog_bytes -= len(frame)
+                self._begin(memoryview(frame))
+        except MansioError as error:
+            self.refuse(error)
+            return
+        self.flush()
+        if self._server.memory.held_bytes:
+            self._account()
+        self.resume_reading()
+
+    def _is_next(self, frame: memoryview | bytes) -> bool:
+        """It may begin now: nothing is before it that must be answered first (nothing at all, or produce requests
+        before another), and the peer takes its answers."""
+        if self.closed or (self._paused and (self._muted is not None or not self._may_answer())):
+            return False
+        slots = self._pending_responses
+        return not slots or (
+            self._blocked_by is None
+            and frame[:2] == PRODUCE_KEY
+            and len(slots) < self._server.limits.requests_max
+        )
+
+    # Answers
+
+    def flush(self) -> None:
+        """Send what is ready."""
+        self._flush_due = False
+        out = self._out
+        socket_writer = self._socket_writer
+        if not out or self.closed or socket_writer is None:
+            return
+        self._out = []
+        if len(out) > 1 and all(type(piece) is bytes for piece in out):
+            out = [b"".join(out)]  # type: ignore[arg-type]  # all are bytes
+        try:
+            socket_writer.send(out)
+        except (OSError, StorageError) as error:  # of the disk: a small slice is read while it is sent
+            self._send_failed(error)
+            return
+        if socket_writer.waiting_bytes:
+            self._server.set_unsent_bytes(self, socket_writer.held_bytes)
+            if not self._may_answer():
+                self.pause_reading()
+
+    def _on_drained(self) -> None:
+        """Everything has left."""
+        self._server.set_unsent_bytes(self, 0)
+        self.resume_reading()
+
+    def _send_failed(self, error: Exception) -> None:
+        logger.warning("connection_send_failed", extra=fields(peer=self.client_host, error=str(error)))
+        self._server.counters.closed("send_failed")
+        self.abort()
+
+    # Reading on and off
+
+    @property
+    def unread(self) -> bool:
+        """Nothing is read from the peer now, so its end would not be noticed."""
+        return self._paused and not self.closed
+
+    @property
+    def descriptor(self) -> int:
+        """Of the socket's duplicate; -1 when there is none."""
+        return -1 if self._socket_writer is None else self._socket_writer.descriptor
+
+    @property
+    def busy(self) -> bool:
+        """A request is being worked on, or an answer has not left yet."""
+        return bool(
+            self._pending_responses
+            or self._backlog
+            or self._muted is not None
+            or (self._socket_writer is not None and self._socket_writer.waiting_bytes)
+        )
+
+    def is_idle(self, now: float, oldest: float) -> bool:
+        """Nothing has come since `oldest`, and nothing is being worked on, or answers wait for a peer that has taken
+        nothing of them since then. To be asked often: what it takes is seen by what still waits (monotonic seconds).
+        """
+        unsent = 0 if self._socket_writer is None else self._socket_writer.waiting_bytes
+        if unsent != self._unsent_before:
+            self._unsent_before, self._unsent_since = unsent, now
+        if self.last_active >= oldest:
+            return False
+        return self._unsent_since < oldest if unsent else not self.busy
+
+    @property
+    def writing(self) -> bool:
+        """Produce requests wait for our disk, and nothing else does."""
+        return bool(self._pending_responses) and self._blocked_by is None
+
+    @property
+    def is_blocked_by_broker(self) -> bool:
+        """It is up to us, not to the peer, that it does not go on: its client is over a quota, or a request that waits
+        holds back all that we want to read of it."""
+        if self._muted is not None:
+            return True
+        if self._blocked_by is None:
+            return False
+        return self._may_answer() if self._paused else not self._frames.buffered
+
+    def pause_reading(self) -> None:
+        if not self._paused and self._transport is not None and not self.closed:
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read on, unless a bound still says no."""
+        if self._paused and self._transport is not None and not self.closed and self._may_read():
+            self._paused = False
+            self.last_active = self._server.now
+            self._transport.resume_reading()
+        self._drain_soon()
+
+    def pause_reading_ms(self, duration_ms: int) -> None:
+        """Begin no request for so long, at most `MUTE_MS_MAX`; answers leave all the same (KIP-219: a client that is
+        over its quota). Of several calls the one that lasts longest counts."""
+        if self.closed or duration_ms <= 0:
+            return
+        until = self._server.loop.time() + min(duration_ms, MUTE_MS_MAX) / 1000
+        if self._muted is not None:
+            if self._muted_until >= until:
+                return
+            self._muted.cancel()
+        self._muted_until = until
+        self._muted = self._server.loop.call_at(until, self.end_pause)
+        self.pause_reading()
+
+    def end_pause(self) -> None:
+        """What `pause_reading_ms` began is over."""
+        if self._muted is not None:
+            self._muted.cancel()
+            self._muted = None
+            self.resume_reading()
+
+    def _may_answer(self) -> bool:
+        socket_writer = self._socket_writer
+        return socket_writer is None or (
+            socket_writer.waiting_bytes <= self._server.limits.unsent_bytes_max
+            and socket_writer.waiting_pieces <= UNSENT_PIECES_MAX
+            and not (socket_writer.held_bytes > CONGESTED_BYTES_MAX and self._server.crowded)
+        )
+
+    def _may_read(self) -> bool:
+        limits = self._server.limits
+        return (
+            len(self._pending_responses) + len(self._backlog) < limits.requests_max
+            and self.backlog_bytes <= limits.backlog_bytes_max
+            and self._muted is None
+            and self._may_answer()
+            and not self._server.is_reading_paused(self)
+        )
+
+    def shrink_receive_buffer(self) -> None:
+        """Nothing came for a while: keep no more than what was received of a frame."""
+        self._frames.release_memory()
+
+    def refuse(self, error: MansioError) -> None:
+        """The peer does not speak the protocol, or breaks a limit: one line, and the connection ends."""
+        kind = "not the Kafka protocol" if type(error) is WireError else type(error).__name__
+        logger.warning(
+            "connection_closed", extra=fields(peer=self.client_host, reason=kind, detail=str(error))
+        )
+        self._server.counters.closed(type(error).__name__)
+        self.abort()
+
+    def abort(self) -> None:
+        """End the connection now; nothing more is sent."""
+        if self._transport is not None and not self.closed:
+            self.closed = True
+            self._transport.abort()
+
+    def close(self) -> None:
+        """End the connection; what the socket took still arrives."""
+        if self._transport is not None and not self.closed:
+            self.flush()
+            self._transport.close()

@@ -1,0 +1,108 @@
+"""From a decoded request to its handler and back to bytes: the slow road, for everything but produce and fetch.
+
+Handlers are named in the versions table as "module.function" under `mansio.api.kafka.handlers`; the module is imported
+the first time a request needs it. A handler takes `(service, request, context)` and returns the response's fields;
+that of an API marked `raw` gets the request's bytes.
+
+Always true: `run` fills its slot, or closes the connection when there is no truthful answer.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from mansio.errors import MansioError, WireError
+from mansio.logs import fields as fields_of_event
+from mansio.wire.api_versions import OFFERED, ApiKey, announced
+from mansio.wire.codec import messages
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+
+    from mansio.api.kafka.server.pending_response import PendingResponse
+    from mansio.api.kafka.server.request_context import RequestContext
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.wire.codec.messages import Struct
+    from mansio.wire.headers import RequestHeader
+
+    Handler = Callable[[BrokerServices, Any, RequestContext], Awaitable[Mapping[str, Any] | bytes]]
+
+logger = logging.getLogger(__name__)
+
+UNSUPPORTED_VERSION = 35
+
+
+class RequestRouter:
+    """Runs handlers; remembers which it has already found."""
+
+    __slots__ = ("_handlers", "_service")
+
+    def __init__(self, service: BrokerServices) -> None:
+        self._service = service
+        self._handlers: dict[int, Handler] = {}
+
+    async def run(
+        self, request: Struct | bytes, context: RequestContext, pending_response: PendingResponse
+    ) -> None:
+        """Handle one request and fill its slot. A handler may return the encoded frame itself (`bytes`)."""
+        try:
+            handler = self._handlers.get(context.api_key) or self._find(context.api_key)
+            try:
+                fields = await handler(self._service, request, context)
+            except MansioError as error:
+                if isinstance(error, WireError) and OFFERED[ApiKey(context.api_key)].raw:
+                    pending_response.refuse(error)  # its bytes are no request, which is found only now
+                    return
+                fields = _error_fields(error, context)
+            if not isinstance(fields, bytes):
+                self._service.statistics.answered(context.api_key, fields)
+            pending_response.answer([self._encode(fields, context)])
+        finally:
+            pending_response.abandon()  # no effect after an answer; without one: our defect, or a shutdown
+
+    def _encode(self, fields: Mapping[str, Any] | bytes, context: RequestContext) -> bytes:
+        if isinstance(fields, bytes):
+            return fields
+        return messages.encode_response(context.api_key, context.api_version, context.correlation_id, fields)
+
+    def _find(self, api_key: int) -> Handler:
+        name = OFFERED[ApiKey(api_key)].handler
+        assert name is not None
+        module, _, function = name.partition(".")
+        handler: Handler = getattr(importlib.import_module(f"mansio.api.kafka.handlers.{module}"), function)
+        self._handlers[api_key] = handler
+        return handler
+
+    def unsupported_api_versions(self, header: RequestHeader, pending_response: PendingResponse) -> None:
+        """KIP-511: whatever version was asked for, answer in version 0 with the list and the error."""
+        api_keys = [
+            {"api_key": key, "min_version": lowest, "max_version": highest}
+            for key, lowest, highest in announced()
+        ]
+        fields = {"error_code": UNSUPPORTED_VERSION, "api_keys": api_keys}
+        pending_response.answer(
+            [messages.encode_response(ApiKey.API_VERSIONS, 0, header.correlation_id, fields)]
+        )
+
+
+def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any]:
+    """The whole request failed: the fields of an answer that says so."""
+    logger.warning(
+        "request_rejected",
+        extra=fields_of_event(
+            api=ApiKey(context.api_key).name.lower(),
+            client=context.client_host,
+            client_id=context.client_id,
+            error=type(error).__name__,
+            reason=error.message,
+        ),
+    )
+    names = messages.shape_of(context.api_key, messages.RESPONSE).defaults
+    if "error_code" not in names:  # such an API answers per item; its handler should have
+        raise error
+    return {
+        "error_code": error.kafka_code,
+        **({"error_message": error.message} if "error_message" in names else {}),
+    }

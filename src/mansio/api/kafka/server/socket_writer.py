@@ -1,0 +1,264 @@
+"""The way out of one connection: response bytes and file slices, in order, without copying what is large.
+
+Everything leaves through a duplicate of the socket's descriptor, written directly: a response of small pieces is one
+`send`; a large file slice goes from the page cache to the socket, by `sendfile` to other machines and through one
+scratch buffer to this one, together with what is before and behind it (docs/adr/0004-how-fetched-bytes-leave.md); and
+what the peer does not take yet waits here until the socket is writable. Writing past the transport keeps one queue
+where two would have to be kept in order.
+
+Always true: bytes leave in the order of `send`; `waiting_bytes` is what the peer has not taken yet, `held_bytes` what
+of it is in memory; a slice that waits holds no memory, only its place in the file; a disk that fails while a slice is
+read ends the connection.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Callable, Sequence
+
+    from mansio.storage.log import LogSlice
+
+    ResponsePart = bytes | LogSlice
+
+SLICE_BYTES_MIN = 64 * 1024
+"""Below this a read and one `send` together with the header are cheaper than calls of their own."""
+
+SCRATCH_BYTES = 512 * 1024
+"""So much of a slice is read at a time; what the peer does not take of it is read again later."""
+
+JOIN_BYTES_MAX = 256 * 1024
+"""Small pieces are joined into one `send` up to this size."""
+
+EAGER_BYTES_MAX = 1024 * 1024
+"""Small slices are read before they can be sent until so much waits in memory; those behind them stay in the file."""
+
+PUMP_BYTES_MAX = 4 * 1024 * 1024
+"""After so many bytes at one go the other connections get their turn."""
+
+BUFFERS_MAX = 64
+"""So many pieces leave with one call."""
+
+_MORE = getattr(socket, "MSG_MORE", 0)
+
+
+class SocketWriter:
+    """See the module. `on_writable` is called when everything waiting has left; `on_lost` when the peer is gone.
+
+    `scratch` is the buffer for slices, shared by all connections of a loop; None for `sendfile`.
+    """
+
+    __slots__ = (
+        "_loop",
+        "_on_lost",
+        "_on_writable",
+        "_queue",
+        "_scratch",
+        "_slice_sent",
+        "_socket",
+        "_writing",
+        "held_bytes",
+        "waiting_bytes",
+    )
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        descriptor: int,
+        scratch: memoryview | None,
+        on_writable: Callable[[], None],
+        on_lost: Callable[[OSError], None],
+    ) -> None:
+        self._loop = loop
+        self._socket: socket.socket | None = socket.socket(fileno=os.dup(descriptor))
+        self._socket.setblocking(False)
+        self._scratch = scratch
+        self._queue: deque[memoryview | LogSlice] = deque()
+        self._slice_sent = 0
+        self._writing = False
+        self._on_writable = on_writable
+        self._on_lost = on_lost
+        self.held_bytes = 0
+        self.waiting_bytes = 0
+
+    @property
+    def descriptor(self) -> int:
+        """Where everything leaves; -1 once closed."""
+        return -1 if self._socket is None else self._socket.fileno()
+
+    @property
+    def waiting_pieces(self) -> int:
+        """How many pieces wait; each costs something, however small it is."""
+        return len(self._queue)
+
+    def send(self, pieces: Sequence[ResponsePart]) -> None:
+        """Send `pieces` in order, now as far as the peer takes them, the rest when it does."""
+        if self._socket is None:
+            return
+        if self._queue or len(pieces) != 1 or type(data := pieces[0]) is not bytes:
+            self._enqueue(pieces)
+            if not self._writing:
+                self._pump()
+            return
+        try:
+            sent = self._socket.send(data)
+        except (BlockingIOError, InterruptedError):
+            sent = 0
+        except OSError as error:
+            self._on_lost(error)
+            return
+        if sent < len(data):
+            self._queue.append(memoryview(data)[sent:])
+            self.waiting_bytes += len(data) - sent
+            self.held_bytes += len(data) - sent
+            self._wait_until_writable()
+
+    def close(self) -> None:
+        """Forget what waits and let go of the descriptor."""
+        if self._socket is None:
+            return
+        if self._writing:
+            self._loop.remove_writer(self._socket.fileno())
+            self._writing = False
+        self._queue.clear()
+        self.held_bytes = self.waiting_bytes = 0
+        self._socket.close()
+        self._socket = None
+
+    def _enqueue(self, pieces: Sequence[ResponsePart]) -> None:
+        """Join neighbours that are small; keep large slices as they are."""
+        small: list[bytes] = []
+        small_bytes = 0
+        for piece in pieces:
+            if type(piece) is bytes:
+                data = piece
+            elif (
+                piece.length < SLICE_BYTES_MIN and self.held_bytes + small_bytes < EAGER_BYTES_MAX  # type: ignore[union-attr]  # not bytes
+            ) or piece.file.fileno() < 0:  # type: ignore[union-attr]  # not bytes
+                data = piece.read()  # type: ignore[union-attr]  # not bytes, as above
+            else:
+                self._flush_small(small, small_bytes)
+                small, small_bytes = [], 0
+                self._queue.append(piece)  # type: ignore[arg-type]  # not bytes, as above
+                self.waiting_bytes += piece.length  # type: ignore[union-attr]  # not bytes, as above
+                continue
+            small.append(data)
+            small_bytes += len(data)
+            if small_bytes > JOIN_BYTES_MAX:
+                self._flush_small(small, small_bytes)
+                small, small_bytes = [], 0
+        self._flush_small(small, small_bytes)
+
+    def _flush_small(self, small: list[bytes], small_bytes: int) -> None:
+        if small_bytes:
+            self._queue.append(memoryview(small[0] if len(small) == 1 else b"".join(small)))
+            self.waiting_bytes += small_bytes
+            self.held_bytes += small_bytes
+
+    def _pump(self) -> None:
+        assert self._socket is not None
+        queue = self._queue
+        enough = self.waiting_bytes - PUMP_BYTES_MAX
+        try:
+            while queue:
+                if self.waiting_bytes <= enough:
+                    self._wait_until_writable()
+                    return
+                head = queue[0]
+                if self._scratch is not None and (len(queue) > 1 or not isinstance(head, memoryview)):
+                    if not self._send_together(self._scratch):
+                        self._wait_until_writable()
+                        return
+                elif isinstance(head, memoryview):
+                    self._sent(self._socket.send(head, _MORE if len(queue) > 1 else 0))
+                else:
+                    self._send_file(head)
+        except (BlockingIOError, InterruptedError):
+            self._wait_until_writable()
+            return
+        except OSError as error:
+            self._on_lost(error)
+            return
+        if self._writing:
+            self._loop.remove_writer(self._socket.fileno())
+            self._writing = False
+            self._on_writable()
+
+    def _send_together(self, scratch: memoryview) -> bool:
+        """Send what waits with one call, as much of it as the scratch buffer holds; False when the peer took less.
+
+        All of an answer at once: its reader is not woken for the most of it, only to find the last bytes missing.
+        """
+        assert self._socket is not None
+        queue = self._queue
+        buffers: list[memoryview] = []
+        total = filled = 0
+        done = self._slice_sent
+        for piece in queue:
+            if len(buffers) == BUFFERS_MAX:
+                break
+            if isinstance(piece, memoryview):
+                buffers.append(piece)
+                total += len(piece)
+                continue
+            part = scratch[filled : filled + piece.length - done]
+            if not part:
+                break
+            count = os.preadv(piece.file.fileno(), [part], piece.position + done)
+            if not count:
+                raise _ended_early(piece)
+            buffers.append(part[:count])
+            filled += count
+            total += count
+            if done + count < piece.length:
+                break
+            done = 0
+        sent = self._socket.sendmsg(buffers, (), 0 if total == self.waiting_bytes else _MORE)
+        self._sent(sent)
+        return sent == total
+
+    def _send_file(self, piece: LogSlice) -> None:
+        assert self._socket is not None
+        done = self._slice_sent
+        sent = os.sendfile(
+            self._socket.fileno(), piece.file.fileno(), piece.position + done, piece.length - done
+        )
+        if not sent:
+            raise _ended_early(piece)
+        self._sent(sent)
+
+    def _sent(self, count: int) -> None:
+        """The peer took so many bytes of what waits."""
+        queue = self._queue
+        self.waiting_bytes -= count
+        while count:
+            head = queue[0]
+            if isinstance(head, memoryview):
+                taken = min(count, len(head))
+                self.held_bytes -= taken
+                if taken < len(head):
+                    queue[0] = head[taken:]
+                    return
+            else:
+                taken = min(count, head.length - self._slice_sent)
+                self._slice_sent += taken
+                if self._slice_sent < head.length:
+                    return
+                self._slice_sent = 0
+            queue.popleft()
+            count -= taken
+
+    def _wait_until_writable(self) -> None:
+        if not self._writing:
+            assert self._socket is not None
+            self._loop.add_writer(self._socket.fileno(), self._pump)
+            self._writing = True
+
+
+def _ended_early(piece: LogSlice) -> OSError:
+    return OSError(f"{piece.file.path} ends before byte {piece.position + piece.length}")

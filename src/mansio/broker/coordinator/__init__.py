@@ -1,0 +1,1 @@
+"""Coordinators of groups and share groups on internal topics."""

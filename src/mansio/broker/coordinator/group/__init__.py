@@ -1,0 +1,1 @@
+"""Coordinator of classic groups, consumer groups and committed offsets."""

@@ -1,0 +1,111 @@
+"""The settings of single groups: kept in the metadata store, in force at once on every broker.
+
+Changes are written to the store and seen through `MetadataImage`, whoever made them; `GroupCoordinator` is told of each
+and takes what is in force for a group from `overrides`.
+
+Always true: a change is durable, and in force on this broker, when it is answered.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mansio.broker.coordinator.group.error_mapping import check_group_id
+from mansio.config import group_config
+from mansio.config.config_entries import group_entries
+from mansio.errors import ConcurrentChange, PolicyViolation
+from mansio.logs import fields
+from mansio.metadata import metadata_store
+from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mansio.config.config_entries import ConfigEntry
+    from mansio.config.settings import Settings
+    from mansio.config.topic_config import Change
+    from mansio.metadata.image import MetadataImage
+    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.ports import Random, Scheduler
+
+logger = logging.getLogger(__name__)
+
+GROUPS_MAX: Final = 10_000
+CONFLICT_ATTEMPTS_MAX: Final = 5
+
+
+class GroupConfigManager:
+    """See the module. All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        state: MetadataImage,
+        scheduler: Scheduler,
+        random: Random,
+        settings: Settings,
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._scheduler = scheduler
+        self._random = random
+        self._settings = settings
+
+    def groups(self) -> list[str]:
+        """The groups that have settings of their own."""
+        return sorted(self._state.group_configs)
+
+    def overrides(self, group_id: str) -> Mapping[str, str]:
+        """What a group has of its own, by name."""
+        entry = self._state.group_configs.get(group_id)
+        return {} if entry is None else entry.configs
+
+    def describe(self, group_id: str) -> list[ConfigEntry]:
+        """Every setting of a group with its source; the group need not be there. Raises `InvalidGroupId`."""
+        check_group_id(group_id)
+        return group_entries(self.overrides(group_id), self._settings)
+
+    async def alter(
+        self, group_id: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False
+    ) -> None:
+        """Change some settings of a group (KIP-339); with `replace` the others go back to the broker's.
+
+        Raises `InvalidGroupId`, `InvalidConfig`, `InvalidRequest`, `PolicyViolation` (too many groups),
+        `ConcurrentChange`, `StorageError`.
+        """
+        check_group_id(group_id)
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            entry = self._state.group_configs.get(group_id)
+            before = {} if entry is None else dict(entry.configs)
+            configs = group_config.apply_changes({} if replace else before, changes)
+            group_config.check_together(configs, self._defaults())
+            if entry is None and configs and len(self._state.group_configs) >= GROUPS_MAX:
+                raise PolicyViolation(f"{GROUPS_MAX} groups have settings of their own, and no more may")
+            if validate_only or configs == before:
+                return
+            if await self._write(group_id, 0 if entry is None else entry.mod_revision, configs):
+                told = ",".join(f"{name}={value}" for name, value in sorted(configs.items())) or "none"
+                logger.info("group settings changed", extra=fields(group=group_id, settings=told))
+                return
+        raise ConcurrentChange(f"the settings of group {group_id} are being changed by others")
+
+    def _defaults(self) -> dict[str, int]:
+        return {
+            row.name: int(getattr(self._settings, row.broker_setting))
+            for row in group_config.SETTINGS.values()
+            if row.broker_setting
+        }
+
+    async def _write(self, group_id: str, revision: int, configs: Mapping[str, str]) -> bool:
+        key = self._state.keys.group_config(group_id)
+        guard = [Compare(key, mod_revision=revision)]
+        if configs:
+            writer = new_writer_id(self._random)
+            put = Put(key, metadata_store.encode({"configs": configs}, writer))
+            done = await metadata_store.transact_resolving_ambiguity(self._store, guard, [put], writer)
+        else:
+            done = await self._store.transact(guard, [Delete(key)])
+        await self._state.reached(done.revision, self._scheduler)
+        return done.succeeded

@@ -1,0 +1,275 @@
+"""Looking at groups: what exists, who is in it, who reads what, and how far behind.
+
+Only reads. The Kafka handlers, the command line and the HTTP door show the same values from here.
+
+Always true: what is shown of a group is one moment of it; a lag is never negative.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.errors import GroupIdNotFound, WireError
+from mansio.state.classic_group.group import DEAD, STABLE, ClassicGroup
+from mansio.state.consumer_group.group import ConsumerGroup
+from mansio.state.share_group.group import ShareGroup
+from mansio.wire.internal_records.consumer_protocol import decode_assignment, decode_subscription
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable
+
+    from mansio.broker.coordinator.group.group_store import GroupEntry, GroupStore
+    from mansio.broker.coordinator.group.topic_resolver import TopicResolver
+    from mansio.state.classic_group.types import Member
+    from mansio.state.consumer_group.member import ConsumerMember
+    from mansio.state.consumer_group.types import TopicPartition
+
+CLASSIC: Final = "classic"
+CONSUMER: Final = "consumer"
+SHARE: Final = "share"
+"""The types of groups: who assigns, a member or the broker (KIP-848). Also the protocol type of consumers."""
+
+
+class ListedGroup(NamedTuple):
+    """One line of a list of groups."""
+
+    group_id: str
+    protocol_type: str
+    state: str
+    group_type: str = CLASSIC
+
+
+class DescribedMember(NamedTuple):
+    """`metadata` and `assignment` are the client's own bytes; empty unless the group is stable. `partitions`
+    is
+    the assignment read, for groups of consumers."""
+
+    member_id: str
+    instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    assignment: bytes
+    partitions: tuple[tuple[str, int], ...]
+
+
+class DescribedGroup(NamedTuple):
+    """A group as `DescribeGroups` shows it. A group that does not exist has the state Dead."""
+
+    group_id: str
+    state: str
+    protocol_type: str = ""
+    protocol: str = ""
+    generation: int = 0
+    members: tuple[DescribedMember, ...] = ()
+
+
+class AssignedTopic(NamedTuple):
+    """Partitions of one topic, by its id and its name."""
+
+    topic_id: bytes
+    topic: str
+    partitions: tuple[int, ...]
+
+
+class DescribedConsumerMember(NamedTuple):
+    """`assigned`: what it was told that it may read; `target`: what it is to have."""
+
+    member_id: str
+    instance_id: str | None
+    rack_id: str | None
+    epoch: int
+    client_id: str
+    client_host: str
+    topic_names: tuple[str, ...]
+    topic_regex: str | None
+    assigned: tuple[AssignedTopic, ...]
+    target: tuple[AssignedTopic, ...]
+    is_classic: bool
+
+
+class DescribedConsumerGroup(NamedTuple):
+    """A group as `ConsumerGroupDescribe` shows it."""
+
+    group_id: str
+    state: str
+    group_epoch: int
+    assignment_epoch: int
+    assignor: str
+    members: tuple[DescribedConsumerMember, ...]
+
+
+class PartitionLag(NamedTuple):
+    """How far a group is in one partition. None: nothing committed, no such partition, nobody reads it."""
+
+    topic: str
+    partition: int
+    committed_offset: int | None
+    end_offset: int | None
+    lag: int | None
+    metadata: str
+    member_id: str | None
+
+
+class GroupInspection:
+    """Questions about the groups of this broker."""
+
+    def __init__(
+        self,
+        store: GroupStore,
+        end_offset: Callable[[str, int], int | None],
+        subscriptions: TopicResolver,
+    ) -> None:
+        self._store = store
+        self._end_offset = end_offset
+        self._subscriptions = subscriptions
+
+    def list_groups(
+        self, states: Collection[str] = (), types: Collection[str] = (), *, led: Iterable[int] = ()
+    ) -> list[ListedGroup]:
+        """The groups of this broker in one of `states` and of one of `types` (any case); empty filters let all pass.
+        `led`: the partitions of `__consumer_offsets` that this broker leads by the metadata. Raises
+        `CoordinatorLoadInProgress` while groups of one of them may be missing."""
+        self._store.topic.check_all_loaded(led)
+        wanted_states = {each.lower() for each in states}
+        wanted_types = {each.lower() for each in types}
+        return [
+            group
+            for group in (_listed(entry) for _, entry in sorted(self._store.entries.items()))
+            if (not wanted_types or group.group_type in wanted_types)
+            and (not wanted_states or group.state.lower() in wanted_states)
+        ]
+
+    def describe(self, group_id: str) -> DescribedGroup:
+        """One classic group. Of another kind there is none as far as this tells (as in Kafka)."""
+        entry = self._store.find(group_id)
+        group = None if entry is None or entry.is_deleted else entry.group
+        if not isinstance(group, ClassicGroup):
+            return DescribedGroup(group_id, str(DEAD))
+        stable = group.state is STABLE
+        return DescribedGroup(
+            group_id,
+            str(group.state),
+            group.protocol_type or "",
+            (group.protocol or "") if stable else "",
+            group.generation,
+            tuple(_described(member, group.protocol if stable else None) for member in group.roster),
+        )
+
+    def describe_consumer(self, group_id: str) -> DescribedConsumerGroup:
+        """One group of the new protocol. Raises `GroupIdNotFound` where there is none, or one of another kind."""
+        entry = self._store.find(group_id)
+        if entry is None or entry.is_deleted:
+            raise GroupIdNotFound(f"there is no group {group_id!r}")
+        group = entry.group
+        if not isinstance(group, ConsumerGroup):
+            raise GroupIdNotFound(f"group {group_id!r} is not one of the new protocol")
+        return DescribedConsumerGroup(
+            group_id,
+            str(group.state),
+            group.group_epoch,
+            group.assignment_epoch,
+            group.assignor,
+            tuple(self._described_consumer(member) for member in group.members.values()),
+        )
+
+    def _described_consumer(self, member: ConsumerMember) -> DescribedConsumerMember:
+        metadata = member.metadata
+        return DescribedConsumerMember(
+            member.member_id,
+            metadata.instance_id,
+            metadata.rack_id,
+            member.current.epoch,
+            metadata.client_id,
+            metadata.client_host,
+            metadata.topic_names,
+            metadata.topic_regex,
+            self._by_topic(member.current.assigned),
+            self._by_topic(member.target),
+            member.is_classic,
+        )
+
+    def _by_topic(self, partitions: Iterable[TopicPartition]) -> tuple[AssignedTopic, ...]:
+        grouped: dict[bytes, list[int]] = {}
+        for topic_id, index in sorted(partitions):
+            grouped.setdefault(topic_id, []).append(index)
+        return tuple(
+            AssignedTopic(topic_id, name, tuple(indexes))
+            for topic_id, indexes in grouped.items()
+            if (name := self._subscriptions.name_of(topic_id)) is not None
+        )
+
+    def lag(self, group_id: str) -> list[PartitionLag]:
+        """Every partition the group has committed or is assigned, in order."""
+        entry = self._store.find(group_id)
+        if entry is None:
+            return []
+        owners = self._owners(entry)
+        offsets = {(topic, partition): found for topic, partition, found in entry.each_offset()}
+        rows = []
+        for topic, partition in sorted(owners.keys() | offsets.keys()):
+            committed = offsets.get((topic, partition))
+            end = self._end_offset(topic, partition)
+            lag = None if committed is None or end is None else max(end - committed.offset, 0)
+            rows.append(
+                PartitionLag(
+                    topic,
+                    partition,
+                    None if committed is None else committed.offset,
+                    end,
+                    lag,
+                    "" if committed is None else committed.metadata,
+                    owners.get((topic, partition)),
+                )
+            )
+        return rows
+
+    def _owners(self, entry: GroupEntry) -> dict[tuple[str, int], str]:
+        group = entry.group
+        if isinstance(group, ConsumerGroup):
+            return {
+                (each.topic, index): member.member_id
+                for member in group.members.values()
+                for each in self._by_topic(member.current.assigned)
+                for index in each.partitions
+            }
+        if isinstance(group, ShareGroup) or group.state is not STABLE:
+            return {}
+        return {partition: member.member_id for member in group.roster for partition in _assigned(member)}
+
+
+def _listed(entry: GroupEntry) -> ListedGroup:
+    group = entry.group
+    if isinstance(group, ConsumerGroup):
+        return ListedGroup(group.group_id, CONSUMER, str(group.state), CONSUMER)
+    if isinstance(group, ShareGroup):
+        return ListedGroup(group.group_id, SHARE, str(group.state), SHARE)
+    return ListedGroup(group.group_id, group.protocol_type or "", str(group.state))
+
+
+def topics_of_subscription(metadata: bytes) -> tuple[str, ...] | None:
+    """The topics a consumer subscribes to; None if these bytes are not a subscription."""
+    try:
+        return decode_subscription(metadata).topics
+    except WireError:
+        return None
+
+
+def _described(member: Member, protocol: str | None) -> DescribedMember:
+    stable = protocol is not None
+    return DescribedMember(
+        member.member_id,
+        member.instance_id,
+        member.client_id,
+        member.client_host,
+        member.metadata_for(protocol) if stable else b"",
+        member.assignment if stable else b"",
+        _assigned(member) if stable else (),
+    )
+
+
+def _assigned(member: Member) -> tuple[tuple[str, int], ...]:
+    try:
+        return tuple((each[0], each[1]) for each in decode_assignment(member.assignment).partitions)
+    except WireError:
+        return ()  # a group that is not one of consumers: its bytes mean something else

@@ -1,0 +1,57 @@
+"""What can be set about consumer groups; names of Kafka's settings in the comments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from mansio.config.settings import Settings
+
+OFFSETS_TOPIC: Final = "__consumer_offsets"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """Bounds and waits of the group coordinator.
+
+    The initial rebalance delay is 200 ms where Kafka waits 3 s: it only saves rebalances when many members of
+    a new group start at about the same time, and everybody else would pay three seconds at every start for
+    it.
+    """
+
+    session_timeout_ms_min: int = 6_000  # group.min.session.timeout.ms
+    session_timeout_ms_max: int = 30 * 60_000  # group.max.session.timeout.ms
+    initial_rebalance_delay_ms: int = 200  # group.initial.rebalance.delay.ms
+    members_max: int = 1_000  # group.max.size
+    groups_max: int = 100_000
+    members_bytes_max: int = 256 << 20  # what all members of classic groups say of themselves
+    member_bytes_max: int = 4 << 20  # what one of them does
+    consumer_session_timeout_ms: int = 45_000  # group.consumer.session.timeout.ms
+    consumer_heartbeat_interval_ms: int = 500  # group.consumer.heartbeat.interval.ms
+    consumer_assignors: tuple[str, ...] = ("uniform", "range")  # group.consumer.assignors
+    share_session_timeout_ms: int = 45_000  # group.share.session.timeout.ms
+    share_heartbeat_interval_ms: int = 5_000  # group.share.heartbeat.interval.ms
+    share_members_max: int = 200  # group.share.max.size
+    offset_metadata_max_bytes: int = 4_096  # offset.metadata.max.bytes
+    offsets_retention_ms: int = 7 * 24 * 60 * 60_000  # offsets.retention.minutes
+    offsets_retention_check_interval_ms: int = 10 * 60_000  # offsets.retention.check.interval.ms
+    stall_ms: int = 1_000  # a timer this late means we were stopped, not the members
+
+
+def group_settings(settings: Settings) -> GroupSettings:
+    """What the broker's settings say of them."""
+    return GroupSettings(
+        session_timeout_ms_min=settings.group_min_session_timeout_ms,
+        session_timeout_ms_max=settings.group_max_session_timeout_ms,
+        initial_rebalance_delay_ms=settings.group_initial_rebalance_delay_ms,
+        members_max=settings.group_max_size,
+        offset_metadata_max_bytes=settings.offset_metadata_max_bytes,
+        offsets_retention_ms=settings.offsets_retention_ms,
+        consumer_session_timeout_ms=settings.group_consumer_session_timeout_ms,
+        consumer_heartbeat_interval_ms=settings.group_consumer_heartbeat_interval_ms,
+        consumer_assignors=tuple(settings.group_consumer_assignors.split(",")),
+        share_session_timeout_ms=settings.group_share_session_timeout_ms,
+        share_heartbeat_interval_ms=settings.group_share_heartbeat_interval_ms,
+        share_members_max=settings.group_share_max_size,
+    )

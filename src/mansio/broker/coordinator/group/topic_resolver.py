@@ -1,0 +1,165 @@
+"""The topics there are as consumer groups see them, and which of them a regular expression means.
+
+Owns the `Topics` that every group of this broker is given: one object until a topic comes, goes, is made anew or grows,
+so that a group sees by its identity that nothing has changed. A change of leaders or of replicas in sync is none.
+
+Expressions are RE2's: matching takes time linear in the name and in what the expression compiles to, and neither can be
+large. They match whole names, and never a topic of the broker's own. One is held against all names once; afterwards,
+when somebody asks, against those that came and went since. So neither members that send theirs with every heartbeat nor
+topics that come and go cost much.
+
+Always true: the expressions of whoever asked are in `matches`; at most `PATTERNS_MAX` are kept, those that were asked
+for last, and at most `TOPIC_CHANGES_MAX` names that came or went.
+
+Source: KIP-848 (SubscribedTopicRegex).
+"""
+
+from __future__ import annotations
+
+import logging
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.errors import InvalidRegularExpression
+from mansio.logs import fields
+from mansio.state.consumer_group.types import Topics
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from mansio.metadata.model import Topic, TopicChange
+
+logger = logging.getLogger(__name__)
+
+PATTERN_CHARACTERS_MAX: Final = 4_096
+PATTERNS_MAX: Final = 1_000
+TOPIC_CHANGES_MAX: Final = 1_000
+COMPILED_MAX: Final = 32
+PATTERN_MEMORY_BYTES_MAX: Final = 1 << 20
+"""What one compiled expression may take; a larger one is refused."""
+PROGRAM_STEPS_MAX: Final = 1_000
+"""Of one compiled expression; a larger one is refused. In the worst case each character of a name costs all of them."""
+
+
+class TopicResolver:
+    """See the module. `topics` is the metadata's own mapping of live topics by name; `changed` is to be told of every
+    change of it."""
+
+    def __init__(self, topics: Mapping[str, Topic]) -> None:
+        self._metadata_topics = topics
+        self._view: Topics | None = None
+        self._matches: dict[str, tuple[str, ...]] = {}  # of the view
+        self._resolved: dict[str, tuple[int, tuple[str, ...]]] = {}  # news it has seen, names it matches
+        self._topic_changes: list[str] = []  # names that came or went, from the `_dropped_changes`th on
+        self._dropped_changes = 0
+        self._names: dict[bytes, str] = {}
+
+    def changed(self, change: TopicChange) -> None:
+        """A topic changed; a new view is made when it is asked for."""
+        before, after = change.before, change.after
+        if _shape(before) == _shape(after):
+            return
+        self._view = None
+        names = {_name_of(before): None, _name_of(after): None}
+        if len(names) > 1:
+            self._topic_changes += [name for name in names if name is not None]
+        if len(self._topic_changes) > TOPIC_CHANGES_MAX:
+            self._dropped_changes += len(self._topic_changes)
+            self._topic_changes.clear()
+
+    def topics(self, patterns: Iterable[str] = ()) -> Topics:
+        """The topics, with these expressions resolved. One that is none matches nothing (`check` comes before)."""
+        view = self._view or self._build_view()
+        for pattern in patterns:
+            if pattern in self._matches:
+                self._resolved[pattern] = self._resolved.pop(pattern)
+            else:
+                self._resolve(pattern)
+        return view
+
+    def name_of(self, topic_id: bytes) -> str | None:
+        """The name of a topic that is there."""
+        if self._view is None:
+            self._build_view()
+        return self._names.get(topic_id)
+
+    def check(self, pattern: str) -> None:
+        """Raise `InvalidRegularExpression` unless it is an expression of RE2."""
+        self.topics()
+        if pattern and pattern not in self._matches:
+            _compiled(pattern)
+
+    def _build_view(self) -> Topics:
+        ids, partitions = {}, {}
+        self._names = {}
+        for name, topic in self._metadata_topics.items():
+            topic_id = topic.topic_id.bytes
+            ids[name] = topic_id
+            partitions[topic_id] = len(topic.partitions)
+            self._names[topic_id] = name
+        self._matches = {}
+        self._view = Topics(ids, partitions, self._matches)
+        return self._view
+
+    def _resolve(self, pattern: str) -> None:
+        seen, found = self._resolved.pop(pattern, (-1, ()))
+        now = self._dropped_changes + len(self._topic_changes)
+        if seen != now:
+            found = self._matched(pattern, seen, found)
+        while len(self._resolved) >= PATTERNS_MAX:
+            oldest = next(iter(self._resolved))
+            del self._resolved[oldest]
+            self._matches.pop(oldest, None)
+        self._resolved[pattern] = now, found
+        self._matches[pattern] = found
+
+    def _matched(self, pattern: str, seen: int, before: tuple[str, ...]) -> tuple[str, ...]:
+        """What it matches now, from what it matched `before`, when it had `seen` so much news."""
+        try:
+            is_match = _compiled(pattern)
+        except InvalidRegularExpression as error:
+            logger.warning("stored subscription not understood", extra=fields(reason=error))
+            return ()
+        names: Iterable[str] = self._metadata_topics
+        found = {}
+        if seen >= self._dropped_changes:
+            names = dict.fromkeys(self._topic_changes[seen - self._dropped_changes :])
+            found = {name: None for name in before if name not in names}
+        for name in names:
+            topic = self._metadata_topics.get(name)
+            if topic is not None and not topic.internal and is_match(name):
+                found[name] = None
+        return tuple(sorted(found))
+
+
+def _name_of(topic: Topic | None) -> str | None:
+    return None if topic is None else topic.name
+
+
+def _shape(topic: Topic | None) -> tuple[str, Any, int] | None:
+    return None if topic is None else (topic.name, topic.topic_id, len(topic.partitions))
+
+
+@lru_cache(COMPILED_MAX)  # a check is followed by its use
+def _compiled(pattern: str) -> Callable[[str], Any]:
+    if len(pattern) > PATTERN_CHARACTERS_MAX:
+        raise InvalidRegularExpression(f"the expression is longer than {PATTERN_CHARACTERS_MAX} characters")
+    import re2  # only with the first expression: a shared library of a megabyte
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = PATTERN_MEMORY_BYTES_MAX
+    options.never_capture = True  # groups are not asked for, and cost as much again
+    try:
+        compiled = re2.compile(pattern, options)
+    except re2.error as error:
+        reason = error.args[0] if error.args else error
+        text = reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)
+        raise InvalidRegularExpression(f"{pattern[:80]!r} is not an expression of RE2: {text}") from error
+    # `.*` two hundred times over is short to send, and takes milliseconds a name.
+    if compiled.programsize > PROGRAM_STEPS_MAX:
+        raise InvalidRegularExpression(
+            f"{pattern[:80]!r} takes {compiled.programsize} steps, and {PROGRAM_STEPS_MAX} are allowed"
+        )
+    is_match: Callable[[str], Any] = compiled.fullmatch
+    return is_match

@@ -1,0 +1,1 @@
+"""Coordinator and persister of share groups."""

@@ -1,0 +1,319 @@
+"""Where dead letters go: the topic of a group, made when it is needed, and the way into it, here or on another broker.
+
+A topic takes dead letters when it has `errors.deadletterqueue.group.enable=true`; what goes wrong with those of its own
+is not kept (or every failure would fail again). Its partition is that of the record, modulo how many it has.
+
+Always true: a batch is answered for only when it is committed, as with acks=all; it goes to the topic with the id it
+was made for, never to another one of that name.
+
+Source: KIP-1191.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from uuid import UUID
+
+from mansio.broker.partition.producer_hook import ProducerHook
+from mansio.broker.services.topics import NewTopic
+from mansio.config.config_def import INT32_MAX
+from mansio.config.share_group_config import DEAD_LETTER_COPY, DEAD_LETTER_TOPIC, in_force
+from mansio.config.topic_config import TAKES_DEAD_LETTERS
+from mansio.errors import (
+    InvalidTopic,
+    LeaderNotAvailable,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    PolicyViolation,
+    RequestTimedOut,
+    TopicAlreadyExists,
+    UnknownTopicId,
+)
+from mansio.net.retry import error_for
+from mansio.wire.apis import fetch, produce
+from mansio.wire.batch.record_batch import iterate_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from mansio.broker.partition.partition import Partition
+    from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.services.topics import TopicService
+    from mansio.metadata.model import Topic
+    from mansio.ports import Peers, Promise, Scheduler
+    from mansio.state.share_partition.dead_letter_queue import Batch
+    from mansio.wire.batch.record_batch import BatchHeader
+
+RETENTION_MS: Final = 14 * 24 * 3600 * 1000
+HEADERS_ROOM_BYTES: Final = 64 * 1024
+"""So much larger than the source's are the batches that a dead-letter topic made here takes."""
+
+WRITE_TIMEOUT_MS: Final = 10_000
+ALL: Final = -1
+PRODUCE_VERSION: Final = 13
+DUPLICATE_SEQUENCE: Final = 46
+CLIENT_ID: Final = "mansio-dead-letters"
+
+CLOCKS_APART_MS: Final = 60 * 60 * 1000
+"""More than the clocks of two brokers are apart."""
+
+FETCH_VERSION: Final = 17
+FETCH_BYTES_MAX: Final = 4 * 1024 * 1024
+MEASURED_VALUES_MAX: Final = 1_000
+"""Batches, before others have a turn."""
+
+
+class DeadLetterPartition(NamedTuple):
+    """One partition of a dead-letter topic. `bytes_max`: the largest batch it takes."""
+
+    topic: str
+    topic_id: bytes
+    partition: int
+    bytes_max: int
+
+
+class DeadLetterTopics:
+    """See the module. All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        *,
+        node_id: int,
+        topics: TopicService,
+        partitions: PartitionSet,
+        scheduler: Scheduler,
+        overrides: Callable[[str], Mapping[str, str]],
+        prefix: str,
+        peers: Peers | None = None,
+    ) -> None:
+        """`overrides`: the settings a group has of its own; `peers`: None on a single node."""
+        self._node_id = node_id
+        self._topics = topics
+        self._partitions = partitions
+        self._scheduler = scheduler
+        self._overrides = overrides
+        self._prefix = prefix
+        self._peers = peers
+        self._making: dict[str, list[Promise[None]]] = {}  # who waits for the topic of that name
+
+    # Which topic
+
+    def takes_dead_letters(self, topic: Topic) -> bool:
+        """Is this one for dead letters?"""
+        return self._topics.settings_of(topic).takes_dead_letters
+
+    def copied(self, group: str) -> bool:
+        """Does this group want the record in its dead letter, or only where it was?"""
+        return bool(in_force(DEAD_LETTER_COPY, self._overrides(group)) == "true")
+
+    def name_of(self, group: str, topic: str) -> str:
+        """Where the dead letters of a topic go."""
+        return in_force(DEAD_LETTER_TOPIC, self._overrides(group)) or f"{self._prefix}{topic}"
+
+    async def find(self, group: str, source: Topic, index: int) -> DeadLetterPartition:
+        """Where the dead letters of a partition go now; the topic is made if it is not there.
+
+        Raises `PolicyViolation` for a topic that does not take dead letters, `InvalidTopic` for a name that cannot be
+        one, and what `TopicService.create` raises.
+        """
+        name = self.name_of(group, source.name)
+        if name.startswith("__"):
+            raise InvalidTopic(f"a dead-letter topic cannot be named {name}: names of that kind are internal")
+        while name in self._making:
+            await self._while_made(name)
+        topic = self._topics.state.topics.get(name) or await self._made(name, source)
+        if not self.takes_dead_letters(topic):
+            raise PolicyViolation(f"topic {name} does not take dead letters: set {TAKES_DEAD_LETTERS}=true")
+        partition = index % len(topic.partitions)
+        return DeadLetterPartition(name, topic.topic_id.bytes, partition, self._bytes_max(topic))
+
+    async def _while_made(self, name: str) -> None:
+        promise: Promise[None] = self._scheduler.promise()
+        self._making[name].append(promise)
+        await promise
+
+    async def _made(self, name: str, source: Topic) -> Topic:
+        """Made once, though several share partitions have their first dead letters at the same time."""
+        self._making[name] = []
+        try:
+            return await self._make(name, source)
+        except TopicAlreadyExists:  # by somebody else, just now
+            topic = self._topics.state.topics.get(name)
+            if topic is None:
+                raise
+            return topic
+        finally:
+            for promise in self._making.pop(name):
+                if not promise.done():
+                    promise.set_result(None)
+
+    async def _make(self, name: str, source: Topic) -> Topic:
+        settings = self._topics.settings_of(source)
+        largest = min(settings.max_message_bytes + HEADERS_ROOM_BYTES, INT32_MAX)
+        configs = (
+            (TAKES_DEAD_LETTERS, "true"),
+            ("max.message.bytes", str(largest)),
+            ("message.timestamp.type", "CreateTime"),
+            ("retention.ms", str(RETENTION_MS)),
+        )
+        return await self._topics.create(
+            NewTopic(name, len(source.partitions), source.replication_factor, configs=configs)
+        )
+
+    def by_id(self, topic_id: bytes, partition: int) -> DeadLetterPartition:
+        """The one a batch was made for. Raises `UnknownTopicId` when it is gone."""
+        topic = self._topics.find_by_id(UUID(bytes=topic_id))
+        if partition >= len(topic.partitions):
+            raise UnknownTopicId(f"topic {topic.name} has no partition {partition} any more")
+        return DeadLetterPartition(topic.name, topic_id, partition, self._bytes_max(topic))
+
+    def _bytes_max(self, topic: Topic) -> int:
+        return self._topics.settings_of(topic).max_message_bytes
+
+    # Into it
+
+    async def append(self, target: DeadLetterPartition, data: bytes) -> None:
+        """Returns when the batch is committed, now or before. Raises why it is not, or why nobody knows."""
+        leader = self._leader_of(target)
+        if leader is None:
+            partition = self._here(target)
+            appended = partition.append(data)
+            await self._within(partition.committed(appended.end_offset), partition.name)
+            return
+        topics = [(None, target.topic_id, [(target.partition, data)])]
+        request = b"".join(
+            produce.encode_request(PRODUCE_VERSION, 0, CLIENT_ID, ALL, WRITE_TIMEOUT_MS, topics)
+        )
+        answer = await self._send(leader, request)
+        response = produce.decode_response(PRODUCE_VERSION, answer)
+        for _, _, results in response.topics:
+            for result in results:
+                if result.error_code not in (0, DUPLICATE_SEQUENCE):
+                    raise error_for(result.error_code, result.error_message)
+
+    def is_unknown_producer(self, batch: Batch) -> bool:
+        """Does the target, if it is led here, know nothing of the batch's producer? Then it would take a repeat."""
+        if self._leader_of(self.by_id(batch.topic_id, batch.partition)) is not None:
+            return False
+        hook = self._here(self.by_id(batch.topic_id, batch.partition)).find_hook(ProducerHook)
+        return hook is None or hook.table.get(batch.producer_id) is None
+
+    async def holds(self, batch: Batch, wall_ms: int) -> bool:
+        """Looks through what the target got since the records were given up: is this very batch there? It is known by
+        its producer, epoch and sequence, which no other batch of this partition has.
+
+        `wall_ms`: now. Raises what a read raises.
+        """
+        target = self.by_id(batch.topic_id, batch.partition)
+        since_ms = max(min(batch.oldest_ms, wall_ms) - CLOCKS_APART_MS, 0)
+        if self._leader_of(target) is None:
+            return await self._holds_here(self._here(target), batch, since_ms)
+        return await self._holds_there(target, batch)
+
+    async def _holds_here(self, partition: Partition, batch: Batch, since_ms: int) -> bool:
+        partition.ensure_high_watermark_known()
+        found = partition.offset_at_timestamp(since_ms, partition.end_offset)
+        if found is None:
+            return False
+        for looked_at, header in enumerate(partition.log.batch_headers(found[0]), 1):
+            if _is_of(header, batch):
+                await self._within(partition.committed(header.last_offset + 1), partition.name)
+                return True
+            if looked_at % MEASURED_VALUES_MAX == 0:
+                await self._pause()
+        return False
+
+    async def _holds_there(self, target: DeadLetterPartition, batch: Batch) -> bool:
+        """All of the target is read: rare enough, and one request is known less than two."""
+        offset = 0
+        while True:
+            asked = fetch.FetchPartition(target.partition, -1, offset, -1, -1, FETCH_BYTES_MAX)
+            request = fetch.encode_request(
+                FETCH_VERSION,
+                0,
+                CLIENT_ID,
+                [(None, target.topic_id, [asked])],
+                max_wait_ms=0,
+                min_bytes=0,
+                max_bytes=FETCH_BYTES_MAX,
+            )
+            answer = await self._send(self._leader_of(target), request)
+            found = _fetched(fetch.decode_response(FETCH_VERSION, answer))
+            if found.error_code == OffsetOutOfRange.kafka_code and offset < found.log_start_offset:
+                offset = found.log_start_offset
+                continue
+            if found.error_code:
+                raise error_for(found.error_code)
+            headers = [header for _, header in iterate_batches(found.records or b"")]
+            if any(_is_of(header, batch) for header in headers):
+                return True
+            if not headers:
+                return False
+            offset = headers[-1].last_offset + 1
+
+    def _leader_of(self, target: DeadLetterPartition) -> int | None:
+        """Another broker; None where this one leads."""
+        topic = self._topics.find_by_id(UUID(bytes=target.topic_id))
+        leader = topic.partitions[target.partition].leader
+        if leader == self._node_id or self._peers is None:
+            return None
+        if leader < 0:
+            raise LeaderNotAvailable(f"nobody leads {target.topic}-{target.partition}")
+        return leader
+
+    def _here(self, target: DeadLetterPartition) -> Partition:
+        partition = self._partitions.find(None, target.topic_id, target.partition)
+        partition.ensure_leader()
+        return partition
+
+    async def _send(self, node_id: int | None, request: bytes) -> bytes:
+        if node_id is None or self._peers is None:
+            raise NotLeaderOrFollower("the leader of the dead-letter topic has moved")
+        return await self._peers.send(node_id, request, timeout_ms=2 * WRITE_TIMEOUT_MS)
+
+    async def _within(self, promise: Promise[Any], name: str) -> None:
+        """Wait for it, but not for ever."""
+        late: Promise[Any] = self._scheduler.promise()
+
+        def settle(outcome: Any) -> None:
+            if not late.done():
+                try:
+                    late.set_result(outcome.result())
+                except Exception as error:  # noqa: BLE001 - it is handed on
+                    late.set_exception(error)
+
+        def end() -> None:
+            if not late.done():
+                late.set_exception(
+                    RequestTimedOut(f"{name}: not committed within {WRITE_TIMEOUT_MS // 1000} s")
+                )
+
+        promise.add_done_callback(settle)
+        timer = self._scheduler.call_later(WRITE_TIMEOUT_MS, end)
+        try:
+            await late
+        finally:
+            timer.cancel()
+
+    async def _pause(self) -> None:
+        promise: Promise[None] = self._scheduler.promise()
+        self._scheduler.call_later(0, promise.set_result, None)
+        await promise
+
+
+def _is_of(header: BatchHeader, batch: Batch) -> bool:
+    return (header.producer_id, header.producer_epoch, header.base_sequence) == (
+        batch.producer_id,
+        batch.epoch,
+        batch.base_sequence,
+    )
+
+
+def _fetched(answer: fetch.FetchResponse) -> fetch.FetchedPartition:
+    """The one partition that was asked for. Raises why there is none."""
+    if answer.error_code:
+        raise error_for(answer.error_code)
+    for _, _, partitions in answer.topics:
+        for partition in partitions:
+            return partition
+    raise RequestTimedOut("a broker left the dead-letter topic out of its answer")

@@ -1,0 +1,338 @@
+"""What brokers say to each other about the state of share partitions: bytes <-> values (APIs 83 to 87).
+
+Kafka's requests, with tagged fields of ours: who asks (as a follower's fetch says it), the reading in which something
+is written, whether its commit is waited for, and what a state has beyond Kafka's. Several share partitions go in one
+request; where they are of several groups, those that are not of the first one's group say so in a tagged field.
+
+Always true: answers come in the order of what was asked. Bytes that are not such a message raise `WireError` and
+nothing else.
+
+Source: KIP-932; WriteShareGroupStateRequest.json and its neighbours of Apache Kafka 4.3.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from mansio.broker.coordinator.share.persisted_state import WriteToken
+from mansio.errors import CorruptLog, WireError
+from mansio.state.share_partition.state_records import (
+    UNCHANGED,
+    encode_changes,
+    read_changes,
+    update_of,
+    update_tags,
+)
+from mansio.state.share_partition.types import LoadedState, ShareKey, ShareSummary, Update
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.headers import framed_response, read_response_header, request_header
+from mansio.wire.internal_records.flexible_codec import NO_TAGS, Reader, array, tags, text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+T = TypeVar("T")
+
+VERSIONS: Final = {
+    ApiKey.INITIALIZE_SHARE_GROUP_STATE: 0,
+    ApiKey.READ_SHARE_GROUP_STATE: 0,
+    ApiKey.WRITE_SHARE_GROUP_STATE: 1,
+    ApiKey.DELETE_SHARE_GROUP_STATE: 0,
+    ApiKey.READ_SHARE_GROUP_STATE_SUMMARY: 1,
+}
+
+_DURABLE: Final = 1020
+_WITHHELD: Final = 1021
+_SENDER: Final = 1022
+_WRITE_TOKEN: Final = 1023
+_CERTAIN: Final = 1024
+_SNAPSHOT: Final = 1025
+_ABSENT: Final = 1026
+_GROUP: Final = 1027
+_DONE: Final = 1028
+_EPOCHS: Final = 1029
+_ARCHIVING: Final = 1030
+_DONE_IN_RECORDS: Final = 0
+
+_INIT: Final = Struct(">iiq")  # partition, state epoch, start offset
+_ASK: Final = Struct(">ii")  # partition, leader epoch
+_INDEX: Final = Struct(">i")
+_WRITE: Final = Struct(
+    ">iiiqi"
+)  # partition, state epoch, leader epoch, start offset, delivery complete count
+_RESULT: Final = Struct(">ih")  # partition, error code
+_STATE: Final = Struct(">iq")  # state epoch, start offset
+_SUMMARY: Final = Struct(">iiqi")  # state epoch, leader epoch, start offset, delivery complete count
+_SENDER_FIELDS: Final = Struct(">iq")
+_WRITE_TOKEN_FIELDS: Final = Struct(">qi")
+_LONG: Final = Struct(">q")
+_TWO: Final = Struct(">ii")
+_YES: Final = b"\x01"
+
+
+class RequestSender(NamedTuple):
+    """A broker and the session it asks in."""
+
+    node_id: int
+    broker_epoch: int
+
+
+class StateRequest(NamedTuple):
+    """What is asked of one share partition; which fields count follows from the API."""
+
+    key: ShareKey
+    state_epoch: int = 0
+    leader_epoch: int = 0
+    start_offset: int = 0
+    write_token: WriteToken | None = None
+    update: Update | None = None
+
+
+class StateResult(NamedTuple):
+    """What is answered for one. `session`, `state` and `summary`: of a read; None for no state."""
+
+    error_code: int = 0
+    message: str | None = None
+    session: int = 0
+    state: LoadedState | None = None
+    summary: ShareSummary | None = None
+
+
+# ---------------------------------------------------------------------- requests
+
+
+def encode_request(
+    api_key: int, sender: RequestSender, state_requests: Sequence[StateRequest], client_id: str
+) -> bytes:
+    """The whole request, its length first, correlation id 0."""
+    group = state_requests[0].key.group
+    topics = (
+        state_request.key.topic_id + array((_partition(api_key, group, state_request),)) + NO_TAGS
+        for state_request in state_requests
+    )
+    body = b"".join(
+        (
+            request_header(api_key, VERSIONS[ApiKey(api_key)], 0, client_id),
+            text(group),
+            array(topics),
+            tags({_SENDER: _SENDER_FIELDS.pack(*sender)}),
+        )
+    )
+    return len(body).to_bytes(4, "big") + body
+
+
+def decode_request(api_key: int, body: bytes) -> tuple[RequestSender | None, list[StateRequest]]:
+    """Who asks what; the sender is None for one that does not say."""
+    with _wire_errors():
+        reader = Reader(body, "share state request")
+        group = reader.text()
+        found = reader.array(
+            lambda: _read_topic(reader, lambda topic: _read_question(api_key, group, topic, reader))
+        )
+        sender = reader.tags().get(_SENDER)
+        reader.end()
+        known = None if sender is None else RequestSender(*_unpack(reader, _SENDER_FIELDS, sender))
+        return known, [state_request for state_requests in found for state_request in state_requests]
+
+
+def _partition(api_key: int, group: str, state_request: StateRequest) -> bytes:
+    key, fields = state_request.key, {}
+    if key.group != group:
+        fields[_GROUP] = text(key.group)
+    if api_key == ApiKey.INITIALIZE_SHARE_GROUP_STATE:
+        start = _INIT.pack(key.partition, state_request.state_epoch, state_request.start_offset)
+    elif api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
+        start, more = _encode_write(state_request)
+        fields |= more
+    elif api_key == ApiKey.DELETE_SHARE_GROUP_STATE:
+        start = _INDEX.pack(key.partition)
+    else:
+        start = _ASK.pack(key.partition, state_request.leader_epoch)
+    return start + tags(fields)
+
+
+def _encode_write(state_request: StateRequest) -> tuple[bytes, dict[int, bytes]]:
+    update, write_token = state_request.update, state_request.write_token
+    assert update is not None, "a write says what"
+    assert write_token is not None, "and in which reading"
+    fields = update_tags(update)
+    fields.pop(_DONE_IN_RECORDS, None)
+    fields[_WRITE_TOKEN] = _WRITE_TOKEN_FIELDS.pack(*write_token)
+    if update.durable:
+        fields[_DURABLE] = _YES
+    if update.snapshot:
+        fields[_SNAPSHOT] = _YES
+    start = _WRITE.pack(
+        state_request.key.partition,
+        state_request.state_epoch,
+        state_request.leader_epoch,
+        update.start_offset,
+        update.done_count,
+    )
+    return start + encode_changes(update.changes), fields
+
+
+def _read_question(api_key: int, group: str, topic_id: bytes, reader: Reader) -> StateRequest:
+    state_epoch = leader_epoch = start_offset = 0
+    write_token = update = None
+    if api_key == ApiKey.INITIALIZE_SHARE_GROUP_STATE:
+        index, state_epoch, start_offset = _INIT.unpack(reader.take(_INIT.size))
+        fields = reader.tags()
+    elif api_key == ApiKey.WRITE_SHARE_GROUP_STATE:
+        index, state_epoch, leader_epoch, start_offset, done = _WRITE.unpack(reader.take(_WRITE.size))
+        changes = read_changes(reader)
+        fields = reader.tags()
+        update = update_of(
+            reader, start_offset, changes, fields, snapshot=_SNAPSHOT in fields, durable=_DURABLE in fields
+        )._replace(done_count=done)
+        if _WRITE_TOKEN not in fields:
+            reader.fail("a write in no reading")
+        write_token = WriteToken(*_unpack(reader, _WRITE_TOKEN_FIELDS, fields[_WRITE_TOKEN]))
+    elif api_key == ApiKey.DELETE_SHARE_GROUP_STATE:
+        (index,) = _INDEX.unpack(reader.take(_INDEX.size))
+        fields = reader.tags()
+    else:
+        index, leader_epoch = _ASK.unpack(reader.take(_ASK.size))
+        fields = reader.tags()
+    if _GROUP in fields:
+        inside = reader.inside(fields[_GROUP])
+        group = inside.text()
+        inside.end()
+    return StateRequest(
+        ShareKey(group, topic_id, index), state_epoch, leader_epoch, start_offset, write_token, update
+    )
+
+
+# ---------------------------------------------------------------------- answers
+
+
+def encode_answer(
+    api_key: int, correlation_id: int, state_requests: Sequence[StateRequest], answers: Sequence[StateResult]
+) -> bytes:
+    """The whole answer, its length first."""
+    topics = (
+        state_request.key.topic_id + array((_result(api_key, state_request, answer),)) + NO_TAGS
+        for state_request, answer in zip(state_requests, answers, strict=True)
+    )
+    return framed_response(api_key, VERSIONS[ApiKey(api_key)], correlation_id, array(topics) + NO_TAGS)
+
+
+def decode_answer(api_key: int, frame: bytes) -> list[StateResult]:
+    """The answers of a frame without its length."""
+    _, position = read_response_header(api_key, VERSIONS[ApiKey(api_key)], frame)
+    with _wire_errors():
+        reader = Reader(bytes(frame[position:]), "share state answer")
+        found = reader.array(lambda: _read_topic(reader, lambda _: _read_answer(api_key, reader)))
+        reader.tags()
+        reader.end()
+        return [answer for answers in found for answer in answers]
+
+
+def _result(api_key: int, state_request: StateRequest, answer: StateResult) -> bytes:
+    start = _RESULT.pack(state_request.key.partition, answer.error_code) + text(answer.message)
+    if api_key == ApiKey.READ_SHARE_GROUP_STATE:
+        return start + _encode_state(answer)
+    if api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
+        summary = answer.summary
+        if summary is None:
+            return start + _SUMMARY.pack(0, UNCHANGED, UNCHANGED, UNCHANGED) + tags({_ABSENT: _YES})
+        return start + _SUMMARY.pack(*summary[:4]) + tags({_ARCHIVING: _YES} if summary.is_archiving else {})
+    return start + NO_TAGS
+
+
+def _encode_state(answer: StateResult) -> bytes:
+    state = answer.state
+    if state is None:
+        fields = {_WRITE_TOKEN: _LONG.pack(answer.session), _ABSENT: _YES}
+        return _STATE.pack(0, UNCHANGED) + array(()) + tags(fields)
+    whole = Update(
+        0,
+        durable=False,
+        start_offset=state.start_offset,
+        lease_bound=state.lease_bound,
+        done_count=state.done_count,
+        dead=state.dead,
+        redrives=state.redrives,
+        producer=state.producer,
+    )
+    fields = update_tags(whole)
+    fields[_DONE] = fields.pop(_DONE_IN_RECORDS)
+    fields[_WRITE_TOKEN] = _LONG.pack(answer.session)
+    fields[_EPOCHS] = _TWO.pack(state.leader_epoch, state.snapshot_epoch)
+    fields[_WITHHELD] = _LONG.pack(state.withheld_ms)
+    if state.is_complete:
+        fields[_CERTAIN] = _YES
+    return _STATE.pack(state.state_epoch, state.start_offset) + encode_changes(state.changes) + tags(fields)
+
+
+def _read_answer(api_key: int, reader: Reader) -> StateResult:
+    _, error_code = _RESULT.unpack(reader.take(_RESULT.size))
+    message = reader.nullable_text()
+    if api_key == ApiKey.READ_SHARE_GROUP_STATE:
+        return _read_state(reader, StateResult(error_code, message))
+    if api_key == ApiKey.READ_SHARE_GROUP_STATE_SUMMARY:
+        said = ShareSummary(*_SUMMARY.unpack(reader.take(_SUMMARY.size)))
+        told = reader.tags()
+        summary = None if _ABSENT in told else said._replace(is_archiving=_ARCHIVING in told)
+        return StateResult(error_code, message, summary=summary)
+    reader.tags()
+    return StateResult(error_code, message)
+
+
+def _read_state(reader: Reader, answer: StateResult) -> StateResult:
+    state_epoch, start_offset = _STATE.unpack(reader.take(_STATE.size))
+    changes, fields = read_changes(reader), reader.tags()
+    if answer.error_code:
+        return answer
+    if not {_WRITE_TOKEN} <= fields.keys():
+        reader.fail("a state without its reading")
+    (session,) = _unpack(reader, _LONG, fields[_WRITE_TOKEN])
+    if _ABSENT in fields:
+        return answer._replace(session=session)
+    if not {_EPOCHS, _WITHHELD, _DONE} <= fields.keys():
+        reader.fail("a state that is not whole")
+    leader_epoch, snapshot_epoch = _unpack(reader, _TWO, fields[_EPOCHS])
+    (withheld_ms,) = _unpack(reader, _LONG, fields[_WITHHELD])
+    fields[_DONE_IN_RECORDS] = fields[_DONE]
+    whole = update_of(reader, start_offset, changes, fields, snapshot=True)
+    state = LoadedState(
+        state_epoch,
+        leader_epoch,
+        snapshot_epoch,
+        start_offset,
+        whole.lease_bound,
+        whole.done_count,
+        changes,
+        whole.dead or (),
+        whole.redrives or (),
+        whole.producer,
+        _CERTAIN in fields,
+        withheld_ms,
+    )
+    return answer._replace(session=session, state=state)
+
+
+# ---------------------------------------------------------------------- both
+
+
+def _read_topic(reader: Reader, item: Callable[[bytes], T]) -> tuple[T, ...]:
+    topic_id = reader.take(16)
+    items = reader.array(lambda: item(topic_id))
+    reader.tags()
+    return items
+
+
+def _unpack(reader: Reader, shape: Struct, raw: bytes) -> tuple[int, ...]:
+    if len(raw) != shape.size:
+        reader.fail("a tagged field of a wrong length")
+    return shape.unpack(raw)
+
+
+@contextmanager
+def _wire_errors() -> Iterator[None]:
+    try:
+        yield
+    except CorruptLog as error:
+        raise WireError(error.message) from error

@@ -1,0 +1,444 @@
+"""The state of share partitions, kept in `__share_group_state`: the view of that topic, and its writer.
+
+A state is a snapshot and the updates after it. Whoever leads a share partition reads its state, and writes changes of
+it; it is handed out again only from here. The log is kept from the oldest snapshot that still counts: after so many
+updates, and when it has lain in closed segments for long, a state gets a new one, and what is before all of them goes.
+
+Always true:
+* A write counts only of the last reader: in its state epoch, in its leader epoch or a later one, and in the reading
+  (`WriteToken`) that nobody has read after. What comes late, or a second time, is refused.
+* A read is answered when everything it tells is committed, and the leader epoch it was asked in with it: from then on
+  no older leader writes.
+* What is not durable is applied when it is appended. So after the loss of this log's end, first leases may be missing;
+  the states of such a load say so (`is_complete`) until as much time has passed as a lease lasts and something
+  durable was written, or until a leader that lived through it has written its whole state.
+* Nothing above the oldest snapshot that counts, or not committed, is pruned.
+
+Source: KIP-932.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from bisect import bisect_right
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
+from mansio.broker.coordinator.share.lazy_replay import LazyReplay
+from mansio.broker.coordinator.share.persisted_state import PersistedShareState, WriteToken
+from mansio.broker.coordinator.share.state_lookup import coordinator_key, index_of
+from mansio.errors import (
+    CoordinatorNotAvailable,
+    FencedLeaderEpoch,
+    FencedStateEpoch,
+    MansioError,
+    NotCoordinator,
+)
+from mansio.logs import fields
+from mansio.state.share_partition.state_records import (
+    SNAPSHOT,
+    UNCHANGED,
+    UPDATE,
+    StateRecord,
+    decode_key,
+    decode_value,
+    encode_update,
+)
+from mansio.state.share_partition.types import ARCHIVING, ShareSummary, Update
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mansio.broker.coordinator.runtime import CoordinatorRuntime, KeyValue
+    from mansio.ports import Clock, Promise
+    from mansio.state.share_partition.types import LoadedState, ShareKey
+
+logger = logging.getLogger(__name__)
+
+PINNED_SEGMENTS_MAX: Final = 8
+"""A snapshot that keeps more closed segments than these on the disk is written anew at once."""
+
+COLD_RANGES_MAX: Final = 100_000
+"""So many ranges are written anew at a time, for the sake of the log's room."""
+
+_SESSION_BITS: Final = 32
+
+
+class ShareStateSettings(NamedTuple):
+    """`updates_per_snapshot`: after so many updates a state gets a new snapshot; `cold_ms`: one in a closed segment is
+    written anew when it is so old; `shares_max`: bound of share partitions with state here."""
+
+    updates_per_snapshot: int = 500
+    cold_ms: int = 300_000
+    shares_max: int = 100_000
+
+
+class ShareStateStore:
+    """See the module. `topic` is set right after construction: the two refer to each other."""
+
+    def __init__(
+        self,
+        settings: ShareStateSettings,
+        clock: Clock,
+        *,
+        lock_ms: Callable[[str], int],
+        check_complete_log: Callable[[int], bool],
+    ) -> None:
+        """`lock_ms`: how long a lease of a group lasts; `check_complete_log`: may nothing be missing from the log
+        of this partition of the topic, asked when it has been loaded."""
+        self._settings = settings
+        self._clock = clock
+        self._lock_ms = lock_ms
+        self._is_log_complete = check_complete_log
+        self.topic: CoordinatorRuntime
+        self._shares: dict[ShareKey, PersistedShareState] = {}
+        self._of: dict[int, OrderedDict[ShareKey, PersistedShareState]] = {}  # the oldest snapshot first
+        self._here: dict[int, None] = {}  # whole, so that records are taken in at once
+        self._lazy_replays: dict[int, LazyReplay] = {}  # of those that are being loaded
+        self._uncertain: dict[int, None] = {}
+        self._deleted: dict[int, int] = {}  # sessions up to this one make no state anew
+        self._sessions = 0
+        self.on_loaded: Callable[[], None] = lambda: None
+        """Told when a partition's states are here."""
+        self._writing: PersistedShareState | None = None  # whose records are being appended
+        self._said: StateRecord | None = None  # what the one record says that is being appended
+
+    def __len__(self) -> int:
+        return len(self._shares)
+
+    def index_of(self, key: ShareKey) -> int:
+        """The partition of the topic that a state lives in."""
+        return index_of(coordinator_key(key), self.topic.partition_count)
+
+    def lock_ms_max(self) -> int:
+        """Of the groups that have state here."""
+        groups = dict.fromkeys(key.group for key in self._shares)
+        return max((self._lock_ms(group) for group in groups), default=0)
+
+    def archiving(self) -> list[ShareKey]:
+        """The share partitions that have records on their way to a dead-letter topic."""
+        return [key for key, share in self._shares.items() if share.folded.is_in(ARCHIVING)]
+
+    # ------------------------------------------------------------------ reading
+
+    async def read(self, key: ShareKey, leader_epoch: int) -> tuple[LoadedState | None, int]:
+        """The state, None if there is none, and the session in which who leads in this epoch may write it.
+
+        Raises `FencedLeaderEpoch`, and as `SharePersister` does.
+        """
+        self.topic.check_available()
+        if not self.topic.partition_count:
+            return None, 0
+        index = self.index_of(key)
+        self.topic.check_loaded(index)
+        session = self._new_session(index)
+        share = self._shares.get(key)
+        if share is not None:
+            if leader_epoch < share.leader_epoch:
+                raise _fenced(share, leader_epoch)
+            share.session, share.numbers = session, [0, 0]
+            if leader_epoch > share.leader_epoch:
+                raised = Update(0, False, UNCHANGED, UNCHANGED, UNCHANGED)
+                self._append_update(share, leader_epoch, raised, durable=False)
+        await self._committed(index)
+        if share is None:
+            return None, session
+        if self._shares.get(key) is not share or share.session != session:
+            raise NotCoordinator(f"the state of {key.group} was read by another meanwhile")
+        is_complete = self._is_complete(share)
+        return share.loaded(
+            is_complete=is_complete, withheld_ms=0 if is_complete else self._withheld_ms(share)
+        ), session
+
+    async def summary(self, key: ShareKey) -> ShareSummary | None:
+        """What a lag is reckoned from; None when there is no state."""
+        self.topic.check_available()
+        if not self.topic.partition_count:
+            return None
+        index = self.index_of(key)
+        await self._committed(index)
+        share = self._shares.get(key)
+        if share is None:
+            return None
+        start_offset, done_count = share.folded.progress()
+        return ShareSummary(
+            share.state_epoch,
+            share.leader_epoch,
+            start_offset,
+            done_count,
+            share.folded.is_in(ARCHIVING),
+        )
+
+    def _new_session(self, index: int) -> int:
+        self._sessions += 1
+        return self.topic.leader_epoch_of(index) << _SESSION_BITS | self._sessions
+
+    def _is_complete(self, share: PersistedShareState) -> bool:
+        return share.resolved or share.index not in self._uncertain
+
+    def _withheld_ms(self, share: PersistedShareState) -> int:
+        """How long what may be leased is yet to be withheld. Counted from the first read: until then a leader that is
+        still there may have renewed leases, which is not written."""
+        if share.withheld_since_ms is None:
+            share.withheld_since_ms = self._now_ms()
+        passed_ms = self._now_ms() - share.withheld_since_ms
+        return max(math.ceil(self._lock_ms(share.key.group) - passed_ms), 0)
+
+    def _now_ms(self) -> float:
+        return self._clock.monotonic() * 1000
+
+    # ------------------------------------------------------------------ writing
+
+    def write(
+        self, key: ShareKey, write_token: WriteToken, state_epoch: int, leader_epoch: int, update: Update
+    ) -> Promise[None] | None:
+        """Store a change. A promise that is kept when it is committed; None for one that is not durable, which is
+        appended. Raises `FencedStateEpoch`, `FencedLeaderEpoch`, `NotCoordinator` for a writer that is not the last
+        reader, and what the partition raises; then nothing is stored."""
+        share = self._shares.get(key)
+        index = self.index_of(key) if share is None else share.index
+        self.topic.check_loaded(index)
+        if share is None:
+            return self._create(key, index, write_token, state_epoch, leader_epoch, update)
+        self._check(share, write_token, state_epoch, leader_epoch, durable=update.durable)
+        if update.snapshot:
+            return self._replace(share, leader_epoch, update)
+        promise = self._append_update(share, leader_epoch, update, durable=update.durable)
+        if update.durable and not share.resolved and not self._is_complete(share):
+            share.resolved = self._withheld_ms(share) == 0
+        if share.updates >= self._settings.updates_per_snapshot:
+            self._snapshot_if_possible(share)
+        return promise
+
+    def _check(
+        self,
+        share: PersistedShareState,
+        write_token: WriteToken,
+        state_epoch: int,
+        leader_epoch: int,
+        *,
+        durable: bool,
+    ) -> None:
+        if state_epoch != share.state_epoch:
+            raise FencedStateEpoch(
+                f"share group {share.key.group}: state epoch {state_epoch} is not {share.state_epoch}"
+            )
+        if share.leader_epoch > leader_epoch:
+            raise _fenced(share, leader_epoch)
+        if write_token.session != share.session:
+            raise NotCoordinator(
+                f"share group {share.key.group}: the state has to be read before it is written"
+            )
+        if write_token.number:
+            if write_token.number <= share.numbers[durable]:
+                raise NotCoordinator(f"share group {share.key.group}: write {write_token.number} comes late")
+            share.numbers[durable] = write_token.number
+
+    def _create(
+        self,
+        key: ShareKey,
+        index: int,
+        write_token: WriteToken,
+        state_epoch: int,
+        leader_epoch: int,
+        update: Update,
+    ) -> Promise[None]:
+        if not update.snapshot:
+            raise FencedStateEpoch(f"share group {key.group}: there is no such state")
+        if write_token.session <= self._deleted.get(index, 0):
+            raise NotCoordinator(f"share group {key.group}: the state has to be read before it is written")
+        self._check_room()
+        share = PersistedShareState(key, index)
+        share.state_epoch, share.session, share.resolved = state_epoch, write_token.session, True
+        return self._replace(share, leader_epoch, update)
+
+    def _check_room(self) -> None:
+        if len(self._shares) >= self._settings.shares_max:
+            raise CoordinatorNotAvailable(f"there are {self._settings.shares_max} states of share partitions")
+
+    def _replace(self, share: PersistedShareState, leader_epoch: int, update: Update) -> Promise[None]:
+        """Write a leader's whole state."""
+        stored = share.next_snapshot(leader_epoch=leader_epoch, wall_ms=self._clock.wall_ms(), update=update)
+        promise = self._append_snapshot(share, stored)
+        share.resolved = True
+        return promise
+
+    async def initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
+        """Begin the state anew; returns when that is committed. In the epoch that it has, it is left as it is. Raises
+        `FencedStateEpoch` and as `write`."""
+        index = self.index_of(key)
+        self.topic.check_loaded(index)
+        known = self._shares.get(key)
+        if known is not None and state_epoch < known.state_epoch:
+            raise FencedStateEpoch(
+                f"share group {key.group}: state epoch {state_epoch} is older than {known.state_epoch}"
+            )
+        if known is not None and state_epoch == known.state_epoch:
+            await self._committed(index)  # asked a second time, maybe late: it has been written to since
+            return
+        share = PersistedShareState(key, index)
+        if known is None:
+            self._check_room()
+        else:
+            share.snapshot_epoch, share.leader_epoch = known.snapshot_epoch, known.leader_epoch
+        share.state_epoch, share.session, share.resolved = state_epoch, self._new_session(index), True
+        empty = Update(0, True, start_offset, 0, 0, snapshot=True)
+        stored = share.next_snapshot(
+            leader_epoch=share.leader_epoch, wall_ms=self._clock.wall_ms(), update=empty
+        )
+        try:
+            await self._append_snapshot(share, stored)
+        except MansioError as error:
+            raise as_coordinator_error(error) from error
+
+    async def delete(self, key: ShareKey) -> None:
+        """Forget the state; returns when that is committed."""
+        self.topic.check_available()
+        if not self.topic.partition_count:
+            return
+        index = self.index_of(key)
+        self.topic.check_loaded(index)
+        share = self._shares.get(key)
+        self._deleted[index] = self._new_session(index)
+        if share is not None:
+            self._append(share, [(share.snapshot_key, None)], durable=False)
+        await self._committed(index)
+
+    def _append_update(
+        self, share: PersistedShareState, leader_epoch: int, update: Update, *, durable: bool
+    ) -> Promise[None] | None:
+        value = encode_update(share.snapshot_epoch, leader_epoch, update)
+        self._said = StateRecord(share.snapshot_epoch, leader_epoch, update)
+        return self._append(share, [(share.update_key, value)], durable=durable)
+
+    def _append(
+        self, share: PersistedShareState, records: list[KeyValue], *, durable: bool
+    ) -> Promise[None] | None:
+        """All of it or nothing. With a snapshot `share` takes the place of the one that is known."""
+        self._writing = share
+        try:
+            if durable:
+                return self.topic.append(share.index, records, whole=True)
+            self.topic.append_without_flush(share.index, records, whole=True)
+            return None
+        except MansioError as error:
+            raise as_coordinator_error(error) from error
+        finally:
+            self._writing = self._said = None
+
+    def _append_snapshot(self, share: PersistedShareState, stored: StateRecord) -> Promise[None]:
+        promise = self._append(share, share.records(stored), durable=True)
+        assert promise is not None, "it is durable"
+        return promise
+
+    def _snapshot_if_possible(self, share: PersistedShareState) -> bool:
+        """Write the state anew, for the log's sake: a later time will do as well."""
+        stored = share.next_snapshot(leader_epoch=share.leader_epoch, wall_ms=self._clock.wall_ms())
+        try:
+            self._append(share, share.records(stored), durable=False)
+        except MansioError as error:
+            known = fields(group=share.key.group, partition=share.index, reason=error)
+            logger.warning("share state snapshot not written", extra=known)
+            return False
+        return True
+
+    async def _committed(self, index: int) -> None:
+        try:
+            await self.topic.committed(index)
+        except MansioError as error:
+            raise as_coordinator_error(error) from error
+
+    # ------------------------------------------------------------------ keeping the log short
+
+    async def prune(self, index: int) -> None:
+        """Write the states anew that keep closed segments on the disk, then let go of what no state needs."""
+        shares, bases = self._of.setdefault(index, OrderedDict()), self.topic.segments_of(index)
+        ranges = 0
+        while shares and ranges < COLD_RANGES_MAX:
+            oldest = next(iter(shares.values()))
+            pinned = len(bases) - bisect_right(bases, oldest.snapshot_offset)
+            rests_ms = self._now_ms() - oldest.snapshot_ms
+            if not pinned or (pinned <= PINNED_SEGMENTS_MAX and rests_ms < self._settings.cold_ms):
+                break
+            ranges += len(oldest.folded) + 1
+            if not self._snapshot_if_possible(oldest):
+                break
+        below = next(iter(shares.values())).snapshot_offset if shares else self.topic.end_offset_of(index)
+        await self._committed(index)  # the snapshot that is the oldest now is durable then
+        self.topic.prune(index, below)
+
+    # ------------------------------------------------------------------ the view
+
+    def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:
+        share = self._writing
+        if share is not None and self._said is not None:
+            share.apply_update(self._said)
+            return
+        decoded = decode_key(key)
+        if decoded is None:
+            return
+        if value is None:
+            if decoded.kind == SNAPSHOT:
+                self._forget(index, decoded.key)
+            return
+        if share is None:
+            share = self._shares.get(decoded.key)
+        if share is None:
+            if decoded.kind == UPDATE:
+                return  # its snapshot was let go together with the state
+            share = PersistedShareState(decoded.key, index)
+        if index not in self._here:
+            lazy_replay = self._lazy_replays.setdefault(index, LazyReplay())
+            lazy_replay.add(decoded.kind, share, value, offset, self._now_ms())
+        elif decoded.kind == UPDATE:
+            share.apply_update(decode_value(UPDATE, value))
+        else:
+            share.apply_snapshot(decode_value(SNAPSHOT, value), offset, self._now_ms())
+        if decoded.kind == SNAPSHOT:
+            self._is_newest(index, share)
+
+    def _is_newest(self, index: int, share: PersistedShareState) -> None:
+        """Its snapshot is the last one of all."""
+        self._shares[share.key] = share
+        of_index = self._of.setdefault(index, OrderedDict())
+        of_index[share.key] = share
+        of_index.move_to_end(share.key)
+
+    def _forget(self, index: int, key: ShareKey) -> None:
+        if index in self._lazy_replays:
+            self._lazy_replays[index].drop(key)
+        if self._shares.pop(key, None) is not None:
+            del self._of[index][key]
+
+    def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
+        """There are no checkpoints of this view: its snapshots are in the log."""
+        del index
+        return iter(())
+
+    def loaded(self, index: int) -> None:
+        if (lazy_replay := self._lazy_replays.pop(index, None)) is not None:
+            lazy_replay.replay(self._now_ms())
+        self._here[index] = None
+        self.on_loaded()
+        if not self._is_log_complete(index):
+            self._uncertain[index] = None
+        shares = len(self._of.get(index, ()))
+        if shares:
+            known = fields(partition=index, states=shares, is_complete=index not in self._uncertain)
+            logger.info("share states loaded", extra=known)
+
+    def unload(self, index: int) -> None:
+        for key in self._of.pop(index, {}):
+            del self._shares[key]
+        self._lazy_replays.pop(index, None)
+        self._here.pop(index, None)
+        self._uncertain.pop(index, None)
+        self._deleted.pop(index, None)
+
+
+def _fenced(share: PersistedShareState, leader_epoch: int) -> FencedLeaderEpoch:
+    return FencedLeaderEpoch(
+        f"share group {share.key.group}: leader epoch {leader_epoch} is older than {share.leader_epoch}"
+    )

@@ -1,0 +1,1 @@
+"""Retention, log cleaner, storage health and the check of a data directory."""

@@ -1,0 +1,337 @@
+"""Examines a data directory that no broker has open: metadata, every partition, views, and what does not belong there.
+
+Owns the order of the examination and what the files beside the logs mean; a log itself is
+`mansio.storage.inspect.inspection`'s.
+
+Always true: the lock of the directory is held throughout; without `repair` no file in it is changed (the metadata is
+looked at in a copy, because SQLite cannot read a write-ahead log without touching files); with it, only files that can
+be derived from others are. What cannot be read is reported, and the rest is examined all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.broker.coordinator.checkpoint import decode_checkpoint
+from mansio.broker.coordinator.share.boot_id_file import NAME as BOOT_NAME
+from mansio.broker.maintenance.data_dir_mode import CLUSTERED
+from mansio.broker.maintenance.orphaned_directories import FILE as SEEN_NAME
+from mansio.broker.maintenance.orphaned_directories import REMOVED, SET_ASIDE
+from mansio.broker.partition.partition_files import topic_directory
+from mansio.config import topic_config
+from mansio.errors import CorruptLog, MansioError, StorageError
+from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.host.atomic_file import TEMPORARY_SUFFIX
+from mansio.host.host import BackgroundThread, HostRandom
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.sqlite.format import verify_store
+from mansio.metadata.sqlite.store import SqliteStore
+from mansio.state.producers import ProducerTable
+from mansio.storage.inspect.inspection import INDEX_INTERVAL_BYTES, inspect_log, log_bytes
+from mansio.storage.inspect.report import Finding, LogReport, Severity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mansio.metadata.model import Topic
+    from mansio.ports import Disk
+
+METADATA_NAME: Final = "metadata.sqlite3"
+METADATA_SUFFIXES: Final = ("", "-wal", "-shm", "-journal", ".revision")
+TOP_NAMES: Final = frozenset(
+    {
+        "lock",
+        "topics",
+        "views",
+        CLUSTERED,
+        SEEN_NAME,
+        "partitions-made",
+        "etcd",
+        BOOT_NAME,
+        f"{BOOT_NAME}.new",
+    }
+    | {METADATA_NAME + suffix for suffix in METADATA_SUFFIXES}
+)
+MOVED: Final = {
+    REMOVED: ("directories of topics that were deleted", "the next start removes them"),
+    SET_ASIDE: ("directories of topics that the metadata did not know", "they are for you to look at"),
+}
+PRODUCERS_SUFFIX: Final = ".producers"
+VIEW_SUFFIX: Final = ".checkpoint"
+DAY_MS: Final = 24 * 3600 * 1000
+
+
+class PartitionReport(NamedTuple):
+    """One partition and what was found in its log."""
+
+    topic: str
+    partition: int
+    log: LogReport
+
+
+@dataclass(slots=True)
+class DataCheckReport:
+    """Everything found. `findings` are about the directory itself; those of logs are in `partitions`."""
+
+    data_dir: str
+    findings: list[Finding] = field(default_factory=list)
+    partitions: list[PartitionReport] = field(default_factory=list)
+
+    def each_finding(self) -> Iterator[Finding]:
+        """All of them, the directory's first."""
+        yield from self.findings
+        for partition in self.partitions:
+            yield from partition.log.findings
+
+    @property
+    def clean(self) -> bool:
+        """Nothing is damaged, and nothing is left to be repaired."""
+        return not any(
+            partition.log.has_damage or partition.log.has_rebuilds for partition in self.partitions
+        ) and all(
+            finding.severity is Severity.NOTE or (finding.severity is Severity.REBUILD and finding.repaired)
+            for finding in self.findings
+        )
+
+
+class PartitionLocation(NamedTuple):
+    """Where a partition should be."""
+
+    topic: str
+    partition: int
+    directory: str
+    index_interval_bytes: int
+
+
+class Progress(NamedTuple):
+    """Who is told how it goes: the bytes there are to read, once, and each time some were read."""
+
+    total: Callable[[int], object] = lambda _: None
+    read: Callable[[int], object] = lambda _: None
+
+
+NOBODY: Final = Progress()
+
+
+def check_data_directory(
+    disk: Disk, data_dir: str, *, repair: bool = False, progress: Progress = NOBODY
+) -> DataCheckReport:
+    """Examine everything in `data_dir`.
+
+    Raises `DataDirectoryLocked` while a broker runs on it, `StorageError` when it is no data directory.
+    """
+    data_dir = data_dir.rstrip("/") or "/"
+    if not disk.exists(f"{data_dir}/{METADATA_NAME}") and not disk.exists(f"{data_dir}/topics"):
+        raise StorageError(f"{data_dir} is no data directory: it has neither {METADATA_NAME} nor topics")
+    lock = disk.lock(f"{data_dir}/lock")
+    try:
+        return _Examination(disk, data_dir, repair, progress).run()
+    finally:
+        lock.release()
+
+
+class _Examination:
+    """One run."""
+
+    def __init__(self, disk: Disk, data_dir: str, repair: bool, progress: Progress) -> None:
+        self.disk = disk
+        self.data_dir = data_dir
+        self.repair = repair
+        self.progress = progress
+        self.diagnosis = DataCheckReport(data_dir)
+
+    def run(self) -> DataCheckReport:
+        topics = self._metadata()
+        places = self._places(topics)
+        self.progress.total(sum(self._bytes(place) for place in places))
+        for place in places:
+            self._partition(place)
+        self._views()
+        self._unknown_files()
+        return self.diagnosis
+
+    def _add(self, severity: Severity, path: str, what: str, meaning: str, repaired: str = "") -> None:
+        self.diagnosis.findings.append(Finding(severity, path, what, meaning, repaired=repaired))
+
+    # Metadata
+
+    def _metadata(self) -> list[Topic] | None:
+        """The topics; None when the metadata cannot tell."""
+        path = f"{self.data_dir}/{METADATA_NAME}"
+        mark = f"{self.data_dir}/{CLUSTERED}"
+        if self.disk.exists(mark) and not self.disk.exists(path):
+            meaning = "topics are taken from the names of directories here"
+            self._add(Severity.NOTE, mark, "one of a cluster, whose metadata are in etcd", meaning)
+            return None
+        with tempfile.TemporaryDirectory(prefix="mansio-doctor-") as room:
+            copy = f"{room}/{METADATA_NAME}"
+            for suffix in METADATA_SUFFIXES:
+                if suffix != "-shm" and os.path.exists(path + suffix):
+                    shutil.copyfile(path + suffix, copy + suffix)
+            problems = verify_store(copy)
+            for problem in problems:
+                self._add(
+                    Severity.DAMAGE,
+                    path,
+                    problem.replace(f"metadata {copy} ", "").replace("is damaged: ", ""),
+                    "the broker does not start; topics are taken from the names of directories here",
+                )
+            if problems:
+                return None
+            try:
+                return asyncio.run(_read_topics(copy))
+            except MansioError as error:
+                self._add(Severity.DAMAGE, path, error.message, "the broker does not start")
+                return None
+
+    # Partitions
+
+    def _places(self, topics: list[Topic] | None) -> list[PartitionLocation]:
+        root = f"{self.data_dir}/topics"
+        names = self.disk.list_directory(root) if self.disk.exists(root) else []
+        if topics is None:
+            return [place for name in names for place in self._guessed(f"{root}/{name}", name)]
+        places = []
+        known = set()
+        for topic in topics:
+            directory = topic_directory(self.data_dir, topic)
+            known.add(directory.rpartition("/")[2])
+            settings = topic_config.resolve(topic.configs, {}, topic.replication_factor)
+            if topic.state != "live":
+                self._add(
+                    Severity.NOTE,
+                    directory,
+                    f"the topic {topic.name} is {topic.state}",
+                    "the next start deletes it",
+                )
+                continue
+            places += [
+                PartitionLocation(topic.name, index, f"{directory}/{index}", settings.index_interval_bytes)
+                for index in range(len(topic.partitions))
+            ]
+        for name in names:
+            if name not in known:
+                self._add(
+                    Severity.NOTE,
+                    f"{root}/{name}",
+                    "belongs to no topic that the metadata knows",
+                    "the broker leaves it alone; it only takes room",
+                )
+        return places
+
+    def _guessed(self, directory: str, name: str) -> list[PartitionLocation]:
+        topic = name.rpartition(".")[0] or name
+        indexes = [int(entry) for entry in self.disk.list_directory(directory) if entry.isdigit()]
+        return [
+            PartitionLocation(topic, index, f"{directory}/{index}", INDEX_INTERVAL_BYTES)
+            for index in sorted(indexes)
+        ]
+
+    def _bytes(self, place: PartitionLocation) -> int:
+        try:
+            return log_bytes(self.disk, place.directory)
+        except OSError:  # reported when its turn comes
+            return 0
+
+    def _partition(self, place: PartitionLocation) -> None:
+        if not self.disk.exists(place.directory):
+            self._add(
+                Severity.DAMAGE,
+                place.directory,
+                f"partition {place.topic}-{place.partition} has no directory",
+                "all its records are gone, and it is not opened",
+            )
+            return
+        try:
+            report = inspect_log(
+                self.disk,
+                place.directory,
+                repair=self.repair,
+                index_interval_bytes=place.index_interval_bytes,
+                on_bytes=self.progress.read,
+            )
+        except OSError as error:
+            self._add(
+                Severity.DAMAGE,
+                place.directory,
+                f"cannot be read: {error}",
+                "the partition fails when it is read",
+            )
+            return
+        for name in report.other_names:
+            self._other_file(report, name)
+        self.diagnosis.partitions.append(PartitionReport(place.topic, place.partition, report))
+
+    def _other_file(self, report: LogReport, name: str) -> None:
+        """A file in a partition's directory that is not the log's."""
+        path = f"{report.directory}/{name}"
+        if name.endswith(PRODUCERS_SUFFIX):
+            try:
+                ProducerTable.from_bytes(self.disk.read_file(path), expiration_ms=DAY_MS)
+            except CorruptLog as error:
+                report.add(
+                    Finding(
+                        Severity.REBUILD,
+                        path,
+                        f"a snapshot of producers: {error.message}",
+                        "an older one or the log itself is read instead",
+                        repaired=self._remove(path),
+                    )
+                )
+        elif name.endswith(TEMPORARY_SUFFIX):
+            report.add(Finding(Severity.NOTE, path, "a file that was never finished", "nobody reads it"))
+        else:
+            report.add(Finding(Severity.NOTE, path, "no file of the broker's", "it is left alone"))
+
+    def _remove(self, path: str) -> str:
+        """Remove a file that only saves time, if files are repaired; what was done."""
+        if not self.repair:
+            return ""
+        self.disk.remove(path)
+        self.disk.sync_directory(path.rpartition("/")[0])
+        return "removed"
+
+    # The rest
+
+    def _views(self) -> None:
+        root = f"{self.data_dir}/views"
+        for name in self.disk.list_directory(root) if self.disk.exists(root) else []:
+            path = f"{root}/{name}"
+            if name.endswith(VIEW_SUFFIX):
+                try:
+                    decode_checkpoint(self.disk.read_file(path))
+                except (CorruptLog, OSError) as error:
+                    repaired = self._remove(path)
+                    self._add(
+                        Severity.REBUILD, path, str(error), "the next start reads the log instead", repaired
+                    )
+            elif name.endswith(TEMPORARY_SUFFIX):
+                self._add(Severity.NOTE, path, "a file that was never finished", "nobody reads it")
+            else:
+                self._add(Severity.NOTE, path, "no file of the broker's", "it is left alone")
+
+    def _unknown_files(self) -> None:
+        for name in self.disk.list_directory(self.data_dir):
+            if name not in TOP_NAMES:
+                what, meaning = MOVED.get(name, ("no file of the broker's", "it is left alone"))
+                self._add(Severity.NOTE, f"{self.data_dir}/{name}", what, meaning)
+
+
+async def _read_topics(path: str) -> list[Topic]:
+    """All topics of a metadata file, unfinished ones too."""
+    scheduler = AsyncioScheduler(asyncio.get_running_loop())
+    background = BackgroundThread(scheduler.call_from_thread, name="mansio-doctor")
+    try:
+        store = SqliteStore.open(path, background, scheduler.promise)
+        try:
+            state = await MetadataImage.load(store, "", HostRandom())
+            return [*state.topics.values(), *state.unfinished.values()]
+        finally:
+            await store.close()
+    finally:
+        background.close()

@@ -1,0 +1,157 @@
+"""Directories of topics that were deleted while this broker was away: removed when it starts, if that is sure.
+
+In a cluster nobody tells a broker later of a topic that was deleted meanwhile; it only finds a directory whose topic id
+the metadata does not have. The same is found when the metadata are not those that the directory was made under: an
+etcd that was wiped, restored from a backup, or is another one under the same cluster id. So the broker notes what it
+has seen of the metadata: the value of the cluster's `format` key, which is written once with a token of its own, and
+how far the revisions had come when it last made a directory. Where the format is another one now, or revisions went
+back, nothing is removed: the directories are set aside, for an operator to look at.
+
+Always true: a directory is removed only under the very metadata it was made under, and only when these do not know its
+topic id, neither live nor half made; what is no topic's directory by its name is left alone. A crash anywhere leaves a
+directory where it was, or in one of the two places it was moved to.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+
+from mansio.broker.partition.partition_files import topic_directory
+from mansio.errors import StorageError
+from mansio.host.atomic_file import write_file_atomically
+from mansio.host.run_in_thread import run_in_thread
+from mansio.logs import fields
+from mansio.storage.checksummed_file import decode_checksummed, encode_checksummed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.metadata.image import MetadataImage
+    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.ports import Background, Disk, Scheduler
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+FILE: Final = "metadata-seen"
+MAGIC: Final = b"MANSSEEN"
+VERSION: Final = 1
+REMOVED: Final = "removed"
+"""Where directories wait for their removal; a start goes on with it."""
+SET_ASIDE: Final = "set-aside"
+"""Where directories are kept whose topic may have existed under other metadata."""
+ID_BYTES: Final = 16
+
+
+class SeenMetadata(NamedTuple):
+    """The metadata as this broker saw them last: the cluster's `format` as it is written, and the revision."""
+
+    format: str
+    revision: int
+
+
+class OrphanedDirectories:
+    """See the module. `look` once, before any topic can be made or deleted; then `note` and `remove`."""
+
+    def __init__(self, disk: Disk, thread: Background, scheduler: Scheduler, data_dir: str) -> None:
+        self._disk = disk
+        self._thread = thread
+        self._scheduler = scheduler
+        self._data_dir = data_dir
+        self._format = ""
+
+    async def look(self, store: MetadataStore, state: MetadataImage) -> None:
+        """Move what belongs to no topic of `state`, which is as `store` had it a moment ago. Raises `Unavailable`;
+        a disk that does not let it is told, and everything stays as it is."""
+        entry = await store.get(state.keys.format)
+        self._format = "" if entry is None else entry.value.decode()
+        topics = [*state.topics.values(), *state.unfinished.values()]
+        known = frozenset(topic_directory(self._data_dir, topic).rpartition("/")[2] for topic in topics)
+        try:
+            await self._run_in_thread(partial(self._move, known, SeenMetadata(self._format, state.revision)))
+        except StorageError as error:
+            logger.error("orphaned_directory_scan_skipped", extra=fields(reason=error))
+
+    async def note(self, revision: int) -> None:
+        """The metadata have come this far, and directories were made under them. Raises `StorageError`."""
+        if self._format:
+            await self._run_in_thread(partial(self._write, SeenMetadata(self._format, revision)))
+
+    async def remove(self) -> None:
+        """Remove what waits for it, one directory at a time. Raises `StorageError`."""
+        root = f"{self._data_dir}/{REMOVED}"
+        for name in await self._run_in_thread(partial(self._names, root)):
+            await self._run_in_thread(partial(self._disk.remove_tree, f"{root}/{name}"))
+            logger.info("orphaned_directory_removed", extra=fields(directory=name))
+
+    # On the thread
+
+    def _move(self, known: frozenset[str], now: SeenMetadata) -> None:
+        root = f"{self._data_dir}/topics"
+        unknown = [name for name in self._names(root) if name not in known]
+        for name in [name for name in unknown if not _is_topic_directory(name)]:
+            logger.warning("unknown_directory_kept", extra=fields(directory=f"{root}/{name}"))
+        unknown = [name for name in unknown if _is_topic_directory(name)]
+        doubt = _doubt(self._read(), now)
+        for name in unknown:
+            self._move_one(name, SET_ASIDE if doubt else REMOVED, doubt)
+        if unknown:
+            self._disk.sync_directory(root)
+        self._write(now)
+
+    def _move_one(self, name: str, where: str, doubt: str) -> None:
+        aside = f"{self._data_dir}/{where}"
+        self._disk.make_directory(aside)
+        target, number = f"{aside}/{name}", 0
+        while self._disk.exists(target):
+            number += 1
+            target = f"{aside}/{name}.{number}"
+        self._disk.rename(f"{self._data_dir}/topics/{name}", target)
+        self._disk.sync_directory(aside)
+        if doubt:
+            known = fields(directory=target, reason=doubt)
+            logger.warning("unknown_directory_quarantined", extra=known)
+
+    def _names(self, root: str) -> list[str]:
+        return self._disk.list_directory(root) if self._disk.exists(root) else []
+
+    def _read(self) -> SeenMetadata | None:
+        path = f"{self._data_dir}/{FILE}"
+        payload = (
+            decode_checksummed(MAGIC, VERSION, self._disk.read_file(path))
+            if self._disk.exists(path)
+            else None
+        )
+        return None if payload is None else SeenMetadata(*json.loads(payload))
+
+    def _write(self, seen: SeenMetadata) -> None:
+        data = encode_checksummed(MAGIC, VERSION, json.dumps(seen).encode())
+        write_file_atomically(self._disk, f"{self._data_dir}/{FILE}", data)
+
+    async def _run_in_thread(self, work: Callable[[], T]) -> T:
+        return await run_in_thread(self._scheduler, self._thread, work)
+
+
+def _doubt(seen: SeenMetadata | None, now: SeenMetadata) -> str:
+    """Why these may not be the metadata that were seen, or empty."""
+    if seen is None:
+        return "this broker has not noted under which metadata it was made"
+    if seen.format != now.format or not now.format:
+        return "the cluster's metadata were made anew since"
+    if now.revision < seen.revision:
+        return "the cluster's metadata are older than they were, as after a restore"
+    return ""
+
+
+def _is_topic_directory(name: str) -> bool:
+    """By its name: a topic's, a dot, and an id."""
+    topic, _, tag = name.rpartition(".")
+    try:
+        return bool(topic) and len(base64.urlsafe_b64decode(f"{tag}==")) == ID_BYTES
+    except ValueError:
+        return False

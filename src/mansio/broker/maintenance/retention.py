@@ -1,0 +1,188 @@
+"""Age: lets go of what topics do not want to keep any longer.
+
+One keeper for all partitions of a broker. It goes over them every `check_interval_ms`, with the settings that are in
+force then, so a change counts from the next time on. What may go is decided by `mansio.storage.retention`; the log
+removes the files once it is on disk that it begins later.
+
+Always true:
+* nothing at or above the high watermark goes, nor what a feature still needs (`Partition.retention_floor`);
+* time and size let go of records only where cleanup.policy has `delete`, and never of the broker's own topics, which
+  carry the state of groups; of others only what lies below the start of the log leaves;
+* a check looks at the segments that go and one more, and the loop is given back after `TURN_S` seconds;
+* a partition that cannot be checked is reported, and the next ones are checked all the same.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from mansio.errors import MansioError, StorageError
+from mansio.logs import fields
+from mansio.storage.retention import UNLIMITED, expired
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mansio.broker.partition.partition import Partition
+    from mansio.ports import Clock, Scheduler, Timer
+    from mansio.storage.retention import Expired
+
+logger = logging.getLogger(__name__)
+
+FIRST_CHECK_MS = 30_000
+"""A broker that is restarted more often than it checks must let go of things too."""
+
+TURN_S = 0.002
+"""How long the partitions are looked at before others have their turn."""
+
+TURN_PAUSE_MS = 5
+
+
+class RetentionCounts(NamedTuple):
+    """What this keeper has done since the broker started. Bytes are those of segments as they were on disk."""
+
+    checks: int = 0
+    failures: int = 0
+    segments: int = 0
+    records: int = 0
+    size_bytes: int = 0
+
+
+class RetentionManager:
+    """See the module. `partitions` is iterated at the beginning of every round. All on the broker's loop."""
+
+    def __init__(
+        self,
+        partitions: Iterable[Partition],
+        *,
+        clock: Clock,
+        scheduler: Scheduler,
+        check_interval_ms: int,
+    ) -> None:
+        self._partitions = partitions
+        self._clock = clock
+        self._scheduler = scheduler
+        self._check_interval_ms = check_interval_ms
+        self._waiting: deque[Partition] = deque()
+        self._timer: Timer | None = None
+        self.counts = RetentionCounts()
+
+    def start(self) -> None:
+        """Begin with a first round soon."""
+        first_ms = min(FIRST_CHECK_MS, self._check_interval_ms)
+        self._timer = self._scheduler.call_later(first_ms, self._round)
+
+    def check_soon(self) -> None:
+        """Do not wait for the next round: there is a reason to look now."""
+        if self._timer is not None and not self._waiting:
+            self._timer.cancel()
+            self._timer = self._scheduler.call_later(0, self._round)
+
+    def stop(self) -> None:
+        """No more checks."""
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _round(self) -> None:
+        self._waiting = deque(self._partitions)
+        self._turn()
+
+    def _turn(self) -> None:
+        """Look at some partitions, at least one, and come back for the others."""
+        clock, waiting = self._clock, self._waiting
+        end = clock.monotonic() + TURN_S
+        while waiting:
+            self._check(waiting.popleft())
+            if clock.monotonic() >= end:
+                break
+        if waiting:
+            self._timer = self._scheduler.call_later(TURN_PAUSE_MS, self._turn)
+            return
+        self.counts = self.counts._replace(checks=self.counts.checks + 1)
+        self._timer = self._scheduler.call_later(self._check_interval_ms, self._round)
+
+    def _check(self, partition: Partition) -> None:
+        if partition.closed or partition.log.failure is not None:
+            return
+        try:
+            self.check(partition)
+        except MansioError as error:
+            self.counts = self.counts._replace(failures=self.counts.failures + 1)
+            logger.error(
+                "retention_failed",
+                extra=fields(topic=partition.topic, partition=partition.index, reason=error.message),
+            )
+        except Exception as error:  # a defect costs one look at one partition, not all retention
+            self.counts = self.counts._replace(failures=self.counts.failures + 1)
+            logger.error(
+                "retention_failed",
+                exc_info=error,
+                extra=fields(topic=partition.topic, partition=partition.index, reason=repr(error)),
+            )
+
+    def check(self, partition: Partition) -> None:
+        """Let go of what one partition may lose now. Raises `StorageError`."""
+        log = partition.log
+        if log.start_offset == log.end_offset == partition.high_watermark and log.active_segment().size_bytes:
+            partition.roll()  # all of it was deleted: give back the space of the segment that is written to as well
+        settings = partition.settings
+        if not partition.is_leader or partition.internal or not settings.deletes:
+            return  # a follower's log begins where its leader's does
+        by_size = settings.retention_bytes != UNLIMITED
+        if not by_size and settings.retention_ms == UNLIMITED:
+            return
+        floor = partition.retention_floor()
+        found = expired(
+            log.closed_segments(),
+            log.active_segment(),
+            size_bytes=log.size_bytes if by_size else 0,
+            now_ms=self._clock.wall_ms(),
+            retention_ms=settings.retention_ms,
+            retention_bytes=settings.retention_bytes,
+            floor_offset=partition.high_watermark if floor is None else min(floor, partition.high_watermark),
+        )
+        if found.end_offset > log.start_offset:
+            self._let_go(partition, found)
+
+    def _let_go(self, partition: Partition, found: Expired) -> None:
+        """Trim to what was found. Without room for a new segment all goes but the one that is written to."""
+        if found.newest:
+            active = partition.log.active_segment()
+            try:
+                partition.roll()
+            except StorageError:
+                if partition.log.failure is None and active.base_offset > partition.start_offset:
+                    rest = found._replace(
+                        end_offset=active.base_offset,
+                        segments=found.segments - 1,
+                        size_bytes=found.size_bytes - active.size_bytes,
+                    )
+                    self._trim(partition, rest)
+                raise
+        self._trim(partition, found)
+
+    def _trim(self, partition: Partition, found: Expired) -> None:
+        start_offset = partition.start_offset
+        partition.trim(found.end_offset)
+        counts = self.counts
+        self.counts = counts._replace(
+            segments=counts.segments + found.segments,
+            records=counts.records + found.end_offset - start_offset,
+            size_bytes=counts.size_bytes + found.size_bytes,
+        )
+        logger.info(
+            "records_expired",
+            extra=fields(
+                topic=partition.topic,
+                partition=partition.index,
+                start=start_offset,
+                to=found.end_offset,
+                segments=found.segments,
+                bytes=found.size_bytes,
+                reason=found.reason,
+            ),
+        )

@@ -1,0 +1,1 @@
+"""One partition on one broker: log, leadership, follower state, append validation."""

@@ -1,0 +1,93 @@
+"""What an append must obey, and the words in which one that does not, or that the disk refuses, is refused.
+
+Pure: the partition decides in its hot path that something is wrong, and asks here how to say it.
+
+Always true: a refusal names the partition, and no place on the broker's disk.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn
+
+from mansio.broker.partition.record_validation import timestamp_errors
+from mansio.errors import (
+    DiskFull,
+    InvalidRecord,
+    InvalidTimestamp,
+    LogFailed,
+    MessageTooLarge,
+    StorageError,
+)
+from mansio.storage.flush.flush_jobs import NO_ROOM
+
+if TYPE_CHECKING:
+    from mansio.ports import Buffer
+    from mansio.wire.batch.record_batch import BatchHeader, TimestampType
+
+CONTROL_OR_TRANSACTIONAL: Final = 0x30
+"""The two bits of a batch's attributes."""
+
+
+class AppendRules(NamedTuple):
+    """The topic's settings that an append must obey."""
+
+    message_bytes_max: int
+    timestamp_type: TimestampType
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
+    keys_needed: bool = False
+    """The topic is compacted: a record without a key could be neither kept nor let go."""
+
+
+def refuse(name: str, rules: AppendRules, header: BatchHeader) -> NoReturn:
+    """Say why a client's batch is not taken: it is too large, or of a kind that clients may not write."""
+    if header.size > rules.message_bytes_max:
+        raise MessageTooLarge(
+            f"{name}: a batch of {header.size} bytes is over max.message.bytes={rules.message_bytes_max}"
+        )
+    if header.is_control:
+        raise InvalidRecord(f"{name}: clients may not write control batches")
+    raise InvalidRecord(f"{name}: transactional batches are not offered by this broker")
+
+
+def reject_timestamps(
+    name: str, rules: AppendRules, batch: Buffer, header: BatchHeader, now_ms: int
+) -> NoReturn:
+    """KIP-937. A closed batch shows its first and its highest timestamp; those two are held to the limits."""
+    latest_ms, earliest_ms = now_ms + rules.timestamp_after_max_ms, now_ms - rules.timestamp_before_max_ms
+    if header.max_timestamp_ms > latest_ms:
+        error = InvalidTimestamp(
+            f"{name}: timestamp {header.max_timestamp_ms} is more than message.timestamp.after.max.ms="
+            f"{rules.timestamp_after_max_ms} ahead of the broker's clock"
+        )
+    else:
+        error = InvalidTimestamp(
+            f"{name}: timestamp {header.base_timestamp_ms} is more than message.timestamp.before.max.ms="
+            f"{rules.timestamp_before_max_ms} behind the broker's clock"
+        )
+    error.record_errors = timestamp_errors(batch, header, earliest_ms, latest_ms)
+    raise error
+
+
+def log_failed(name: str, failed: StorageError) -> LogFailed:
+    """What is said to everybody who writes to a log that has failed."""
+    return LogFailed(
+        f"{name}: its log failed and takes no more writes until the broker is restarted ({_told(failed)})"
+    )
+
+
+def append_error(name: str, error: StorageError) -> StorageError:
+    """What is said of an append that the log refused and may take later: `DiskFull` where that is why."""
+    cause = error.__cause__
+    if isinstance(cause, OSError) and cause.errno in NO_ROOM:
+        return DiskFull(
+            f"{name}: the broker's disk is full ({cause.strerror}); nothing was written, and the same request "
+            f"succeeds when there is room"
+        )
+    return StorageError(f"{name}: {_told(error)}")
+
+
+def _told(error: StorageError) -> str:
+    """What of a failure is said to clients: what the system said, and not where the files are."""
+    cause = error.__cause__
+    return cause.strerror or str(cause) if isinstance(cause, OSError) else error.message

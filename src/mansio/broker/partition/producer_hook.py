@@ -1,0 +1,189 @@
+"""Idempotence, plugged into a partition: no batch of one producer is stored twice, also not after a restart.
+
+Owns the partition's `ProducerTable` and its snapshots. The table is a view of the log; a snapshot only saves the time
+of reading all batch headers again.
+
+Always true: a snapshot on disk describes the log up to an offset that was durable when the snapshot was written. So a
+crash cannot leave a snapshot that knows batches which the log has lost; one beyond the log's end, where damage cut the
+log, goes before the log can grow up to it.
+Snapshots are written off the loop and not synced: their checksum tells a torn one, and the one before it is kept until
+the next.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from mansio.broker.partition.partition_hook import AppendResult
+from mansio.errors import CorruptLog
+from mansio.host.atomic_file import TEMPORARY_SUFFIX
+from mansio.logs import fields
+from mansio.state.producers import ProducerTable
+
+if TYPE_CHECKING:
+    from mansio.ports import Background, Clock, Disk
+    from mansio.storage.log import Log
+    from mansio.wire.batch.record_batch import BatchHeader
+
+logger = logging.getLogger(__name__)
+
+SNAPSHOT_INTERVAL_BYTES = 64 * 1024 * 1024
+"""So much log is read again at the most to bring a snapshot up to date (headers only)."""
+
+SNAPSHOTS_KEPT = 2
+EXPIRY_INTERVAL_MS = 10 * 60 * 1000
+_SUFFIX = ".producers"
+
+
+class ProducerHook:
+    """`PartitionHook` for idempotent producers."""
+
+    __slots__ = (
+        "_background",
+        "_clock",
+        "_directory",
+        "_disk",
+        "_expiration_ms",
+        "_expiry_due_ms",
+        "_log",
+        "_saved_end_offset",
+        "_unsaved_bytes",
+        "_waiting_snapshot",
+        "table",
+    )
+
+    def __init__(
+        self,
+        disk: Disk,
+        clock: Clock,
+        background: Background,
+        directory: str,
+        log: Log,
+        *,
+        expiration_ms: int,
+    ) -> None:
+        self._disk = disk
+        self._clock = clock
+        self._background = background
+        self._directory = directory
+        self._log = log
+        self._unsaved_bytes = 0
+        self._waiting_snapshot: tuple[int, bytes] | None = None
+        self._expiry_due_ms = clock.wall_ms() + EXPIRY_INTERVAL_MS
+        self._expiration_ms = expiration_ms
+        self.table = ProducerTable(expiration_ms=expiration_ms)
+        self._load()
+
+    # What the partition calls
+
+    def before_append(self, header: BatchHeader) -> AppendResult | None:
+        if header.producer_id < 0:
+            return None
+        known = self.table.check(header)
+        if known is None:
+            return None
+        return AppendResult(known.base_offset, known.last_offset + 1, known.timestamp_ms, True)
+
+    def on_append(self, header: BatchHeader, base_offset: int) -> None:
+        if header.producer_id >= 0:
+            now_ms = self._clock.wall_ms()
+            self.table.record(header, base_offset, now_ms)
+            if now_ms >= self._expiry_due_ms:
+                self._expiry_due_ms = now_ms + EXPIRY_INTERVAL_MS
+                self.table.expire(now_ms)
+        self._unsaved_bytes += header.batch_length
+        if self._unsaved_bytes >= SNAPSHOT_INTERVAL_BYTES and self._waiting_snapshot is None:
+            self._unsaved_bytes = 0
+            end_offset = base_offset + header.last_offset_delta + 1
+            self._waiting_snapshot = (end_offset, self.table.to_bytes(end_offset))
+
+    def on_committed(self, high_watermark: int) -> None:
+        if self._waiting_snapshot is not None and self._waiting_snapshot[0] <= high_watermark:
+            end_offset, data = self._waiting_snapshot
+            self._waiting_snapshot = None
+            self._background.submit(lambda: self._save(end_offset, data), self._saved)
+
+    def on_trim(self, start_offset: int) -> None:
+        """Producers are remembered by time, not by whether their batches are still there."""
+
+    def on_truncate(self, end_offset: int) -> None:
+        """What was taken back must not be remembered, nor come back from a snapshot when the log has grown again.
+
+        Reads the headers since the newest snapshot that is left.
+        """
+        self._waiting_snapshot = None
+        self._unsaved_bytes = 0
+        self._remove_snapshots_beyond(end_offset)
+        self.table = ProducerTable(expiration_ms=self._expiration_ms)
+        self._load()
+
+    def readable_end(self, isolation_level: int) -> int | None:  # noqa: ARG002 - the hook's signature
+        return None
+
+    def retention_floor(self) -> int | None:
+        return None
+
+    def close(self) -> None:
+        end_offset = self._log.end_offset
+        if end_offset == self._saved_end_offset:  # an idle partition costs nothing
+            return
+        if end_offset == self._log.durable_end_offset and self._log.failure is None:
+            self._save(end_offset, self.table.to_bytes(end_offset))
+
+    def _saved(self, result: None, error: BaseException | None) -> None:  # noqa: ARG002 - the port's signature
+        if error is not None:  # a snapshot saves time, never data: the one before it still stands
+            logger.warning(
+                "producer_snapshot_write_failed", extra=fields(directory=self._directory, reason=error)
+            )
+
+    # Snapshots
+
+    def _path(self, name: str) -> str:
+        return f"{self._directory}/{name}"
+
+    def _names(self) -> list[str]:
+        """Newest first: names are zero-padded offsets."""
+        names = self._disk.list_directory(self._directory)
+        own = [name for name in names if name.endswith(_SUFFIX) and name.removesuffix(_SUFFIX).isdecimal()]
+        return sorted(own, reverse=True)
+
+    def _remove_snapshots_beyond(self, end_offset: int) -> None:
+        """Remove the snapshots that know more than the log, for good."""
+        beyond = [name for name in self._names() if int(name.removesuffix(_SUFFIX)) > end_offset]
+        for name in beyond:
+            self._disk.remove(self._path(name))
+        if beyond:
+            self._disk.sync_directory(self._directory)
+
+    def _load(self) -> None:
+        self._remove_snapshots_beyond(self._log.end_offset)
+        from_offset = self._log.start_offset
+        for name in self._names():
+            try:
+                table, end_offset = ProducerTable.from_bytes(
+                    self._disk.read_file(self._path(name)), expiration_ms=self._expiration_ms
+                )
+            except (CorruptLog, OSError) as error:
+                logger.warning(
+                    "producer_snapshot_read_failed",
+                    extra=fields(path=self._path(name), reason=error),
+                )
+                continue
+            if self._log.start_offset <= end_offset <= self._log.end_offset:
+                self.table, from_offset = table, end_offset
+                break
+        self._saved_end_offset = from_offset
+        self.table.replay(self._log.batch_headers(from_offset), self._clock.wall_ms())
+
+    def _save(self, end_offset: int, data: bytes) -> None:
+        target = self._path(f"{end_offset:020d}{_SUFFIX}")
+        file = self._disk.open(target + TEMPORARY_SUFFIX, create=True)
+        try:
+            file.truncate(0)
+            file.write_at([data], 0)
+        finally:
+            file.close()
+        self._disk.rename(target + TEMPORARY_SUFFIX, target)
+        for name in self._names()[SNAPSHOTS_KEPT:]:
+            self._disk.remove(self._path(name))

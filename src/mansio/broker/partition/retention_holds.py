@@ -1,0 +1,213 @@
+"""What pipelines hold back: which records of which partition must stay because a pipeline has not read them yet.
+
+A hold is a committed offset with a mark (`mansio.wire.internal_records.encode_hold_metadata`), so this is a view
+of `__consumer_offsets`: told of every commit and deletion as it is applied, and of all of them again at a start.
+`RetentionHoldHook` asks it for one partition; health and metrics show what became of the holds.
+
+Always true:
+* until every group is loaded nobody can know what is held, and nothing is deleted;
+* a hold is broken only by a limit of its topic or by a full disk; each time that costs a pipeline records it had not
+  read there is one line, one count, and a warning of health until the pipeline is past the place;
+* a hold moves as soon as a commit is in the log, before that is durable: who commits 100 needs nothing below 100,
+  whether or not a power loss takes the commit back.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.logs import fields
+from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from mansio.ports import Background, Scheduler, Timer
+    from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
+
+logger = logging.getLogger(__name__)
+
+DISK_CHECK_INTERVAL_MS: Final = 5_000
+
+BYTES: Final = "bytes"
+TIME: Final = "time"
+DISK: Final = "disk"
+REASONS: Final = {
+    BYTES: "mansio.hold.bytes.max",
+    TIME: "mansio.hold.ms.max",
+    DISK: "the disk is nearly full",
+}
+"""What can break a hold, in one word and for people: the two limits of its topic, and too little room."""
+
+
+class RetentionHold(NamedTuple):
+    """One partition of one pipeline: records from `offset` on are needed; `commit_ms` is when it said so."""
+
+    pipeline: str
+    offset: int
+    commit_ms: int
+
+
+class ReleasedHold(NamedTuple):
+    """A hold that was broken: the log begins (or is compacted up to) `start`, and the pipeline is at `offset`."""
+
+    topic: str
+    partition: int
+    pipeline: str
+    offset: int
+    start: int
+    reason: str
+
+
+def is_hold(group_id: str, metadata: str) -> bool:
+    """Whether a committed offset holds records back."""
+    return pipeline_of(group_id) is not None and parse_hold_metadata(metadata) is not None
+
+
+class RetentionHolds:
+    """See the module. One per broker; all methods on its loop."""
+
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, int], dict[str, RetentionHold]] = {}
+        self._broken: dict[tuple[str, int, str], ReleasedHold] = {}
+        self._is_loaded: Callable[[], bool] = lambda: False
+        self._unknown_logged = False
+        self.disk_low = False
+        """Too little room where the data is: no hold counts until there is more."""
+        self.released_counts = dict.fromkeys(REASONS, 0)
+
+    # What is held
+
+    def follow(self, is_loaded: Callable[[], bool]) -> None:
+        """From now on `is_loaded` says whether the offsets of all groups are known."""
+        self._is_loaded = is_loaded
+
+    def note(self, group_id: str, topic: str, partition: int, committed: CommittedOffset | None) -> None:
+        """A committed offset of any group was stored, or deleted (None)."""
+        pipeline = pipeline_of(group_id)
+        if pipeline is None:
+            return
+        if committed is None or parse_hold_metadata(committed.metadata) is None:
+            self._let_go(topic, partition, pipeline)
+            return
+        place = self._of.setdefault((topic, partition), {})
+        place[pipeline] = RetentionHold(pipeline, committed.offset, committed.commit_ms)
+        broken = self._broken.get((topic, partition, pipeline))
+        if broken is not None and committed.offset >= broken.start:
+            del self._broken[topic, partition, pipeline]
+            known = fields(pipeline=pipeline, topic=topic, partition=partition, offset=committed.offset)
+            logger.info("hold_restored", extra=known)
+
+    def _let_go(self, topic: str, partition: int, pipeline: str) -> None:
+        self._broken.pop((topic, partition, pipeline), None)
+        place = self._of.get((topic, partition))
+        if place is not None and place.pop(pipeline, None) is not None and not place:
+            del self._of[topic, partition]
+
+    def of(self, topic: str, partition: int) -> Collection[RetentionHold]:
+        """The holds on one partition."""
+        place = self._of.get((topic, partition))
+        return () if place is None else place.values()
+
+    @property
+    def known(self) -> bool:
+        """Whether all holds are known. The first time that somebody has to wait for it there is a line."""
+        known = self._is_loaded()
+        if not known and not self._unknown_logged:
+            self._unknown_logged = True
+            logger.error("retention_blocked_offsets_not_loaded")
+        return known
+
+    @property
+    def unknown(self) -> bool:
+        """Whether something was kept because not all holds are known."""
+        return self._unknown_logged and not self._is_loaded()
+
+    def __len__(self) -> int:
+        return sum(len(place) for place in self._of.values())
+
+    # What became of it
+
+    def on_released(self, held: RetentionHold, topic: str, partition: int, start: int, reason: str) -> None:
+        """Records below `start` are gone, and a pipeline had not read them."""
+        key = (topic, partition, held.pipeline)
+        if key not in self._broken:
+            self.released_counts[reason] += 1
+            logger.error(
+                "hold_released",
+                extra=fields(
+                    pipeline=held.pipeline,
+                    topic=topic,
+                    partition=partition,
+                    offset=held.offset,
+                    start=start,
+                    reason=reason,
+                ),
+            )
+        self._broken[key] = ReleasedHold(topic, partition, held.pipeline, held.offset, start, reason)
+
+    def broken(self) -> Iterator[ReleasedHold]:
+        """The holds that are broken now."""
+        yield from tuple(self._broken.values())
+
+
+class HoldDiskLimit:
+    """Looks at the disk now and then: with too little room no hold counts, until there is more.
+
+    Asked on another thread, because a disk that hangs does not answer; the last answer counts meanwhile. `on_low` is
+    called when the room falls below `free_bytes_min` and something is held.
+    """
+
+    def __init__(
+        self,
+        holds: RetentionHolds,
+        *,
+        scheduler: Scheduler,
+        background: Background,
+        free_bytes: Callable[[], int],
+        free_bytes_min: int,
+        on_low: Callable[[], None],
+        interval_ms: float = DISK_CHECK_INTERVAL_MS,
+    ) -> None:
+        self._holds = holds
+        self._scheduler = scheduler
+        self._background = background
+        self._free_bytes = free_bytes
+        self._free_bytes_min = free_bytes_min
+        self._on_low = on_low
+        self._interval_ms = interval_ms
+        self._timer: Timer | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        """Begin to look; a minimum of 0 bytes needs no looking."""
+        if self._free_bytes_min > 0:
+            self._background.submit(self._free_bytes, self._seen)
+
+    def stop(self) -> None:
+        self._stopped = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._background.submit(self._free_bytes, self._seen)
+
+    def _seen(self, free_bytes: int | None, error: BaseException | None) -> None:
+        if self._stopped:
+            return
+        self._timer = self._scheduler.call_later(self._interval_ms, self._look)
+        if error is not None or free_bytes is None:
+            logger.warning("disk_free_space_unknown", extra=fields(reason=error))
+            return
+        low = free_bytes < self._free_bytes_min
+        holds = self._holds
+        if low == holds.disk_low:
+            return
+        holds.disk_low = low
+        known = fields(free_bytes=free_bytes, least_bytes=self._free_bytes_min, holds=len(holds))
+        if not low:
+            logger.info("holds_enforced", extra=known)
+        elif len(holds) or holds.unknown:
+            logger.error("holds_ignored_disk_full", extra=known)
+            self._on_low()

@@ -1,0 +1,1 @@
+"""Replica manager, leadership changes, in-sync replicas and replica fetchers."""

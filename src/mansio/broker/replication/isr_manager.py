@@ -1,0 +1,338 @@
+"""Who is in sync: a leader takes replicas into the in-sync sets of its partitions, and takes them out.
+
+Each change is one transaction of the metadata store, guarded by: nobody changed the partition since, this broker's
+session lives, and for each broker that is added, the session lives in which it fetched what it needs. Until the answer
+is known the set that was asked for counts beside the committed one (`ReplicationProgress.propose`).
+
+Always true:
+* only the leader changes the set, and never takes itself out;
+* a replica joins when it has everything up to the high watermark and up to where this epoch began; it leaves when its
+  broker's session ends, or when it did not keep up for `lag_ms_max`;
+* an answer that was lost is not guessed: the same transaction is tried again until it is known to have happened, or
+  the partition is known to have changed, after which it can not;
+* of one partition one change is under way, of all together `CHANGES_MAX`.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mansio.broker.partition import leadership
+from mansio.errors import ConcurrentChange, MansioError
+from mansio.logs import fields
+from mansio.metadata.metadata_store import (
+    Compare,
+    Put,
+    decode,
+    encode,
+    new_writer_id,
+    transact_resolving_ambiguity,
+)
+from mansio.metadata.model import partition_document
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.broker.partition.partition import Partition
+    from mansio.metadata.metadata_store import Keys, MetadataStore
+    from mansio.metadata.model import PartitionState
+    from mansio.ports import Promise, Random, Scheduler, Timer
+    from mansio.state.replica import ReplicationProgress
+
+logger = logging.getLogger(__name__)
+
+CHANGES_MAX: Final = 32
+CHECK_INTERVAL_MS: Final = 500
+RETRY_MS: Final = 200
+RETRY_MS_MAX: Final = 2000
+
+
+class _LeaderPartition:
+    """A partition that is led here, and what the store says about it."""
+
+    __slots__ = ("changing", "gone", "partition", "replica", "state")
+
+    def __init__(self, partition: Partition, replica: ReplicationProgress, state: PartitionState) -> None:
+        self.partition = partition
+        self.replica = replica
+        self.state = state
+        self.changing = False
+        self.gone: set[int] = set()
+        """Members whose sessions ended since they were found to be in sync."""
+
+    @property
+    def current(self) -> bool:
+        """Does this broker lead the partition still, in the same epoch?"""
+        return self.partition.replica is self.replica and not self.partition.closed
+
+
+class IsrManager:
+    """See the module. All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        keys: Keys,
+        *,
+        node_id: int,
+        scheduler: Scheduler,
+        random: Random,
+        broker_epoch_of: Callable[[int], int],
+        can_join_isr: Callable[[int], bool],
+        is_session_valid: Callable[[], bool],
+        lag_ms_max: int,
+    ) -> None:
+        """`broker_epoch_of`: the epoch of a broker's session now, 0 for none; `can_join_isr`: is a broker neither
+        fenced nor on its way out; `is_session_valid`: is the own session sure to live; `lag_ms_max`:
+        replica.lag.time.max.ms.
+        """
+        self._store = store
+        self._keys = keys
+        self._node_id = node_id
+        self._scheduler = scheduler
+        self._random = random
+        self._broker_epoch_of = broker_epoch_of
+        self._may_join = can_join_isr
+        self._is_session_valid = is_session_valid
+        self._lag_ms_max = lag_ms_max
+        self._leader_partitions: dict[Partition, _LeaderPartition] = {}
+        self._waiting: dict[_LeaderPartition, None] = {}
+        self._under_way = 0
+        self._timer: Timer | None = None
+        self._stopped = False
+        self.expansions = 0
+        self.shrinks = 0
+
+    def start(self) -> None:
+        """Look after the partitions now and then, too: who does not keep up says nothing."""
+        self._timer = self._scheduler.call_later(CHECK_INTERVAL_MS, self._check)
+
+    def stop(self) -> None:
+        """No more changes."""
+        self._stopped = True
+        self._leader_partitions.clear()
+        self._waiting.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def become_leader(self, partition: Partition, state: PartitionState) -> None:
+        """This broker leads the partition, as `state` says (`Partition.become_leader` has been called)."""
+        replica = partition.replica
+        assert leadership.is_leader(replica), "lead first"
+        known = self._leader_partitions.get(partition)
+        if known is not None and known.replica is replica:
+            self.metadata_changed(partition, state)
+            return
+        led = self._leader_partitions[partition] = _LeaderPartition(partition, replica, state)
+        partition.on_isr_candidate = self._isr_candidate
+        self._decide(led)
+
+    def leave(self, partition: Partition) -> None:
+        """This broker leads the partition no more."""
+        led = self._leader_partitions.pop(partition, None)
+        partition.on_isr_candidate = None
+        if led is not None:
+            self._waiting.pop(led, None)
+
+    def metadata_changed(self, partition: Partition, state: PartitionState) -> None:
+        """The metadata says so; what is known already, or older, changes nothing."""
+        led = self._leader_partitions.get(partition)
+        if led is None or state.leader_epoch != led.state.leader_epoch or state.leader != self._node_id:
+            return
+        if state.mod_revision > led.state.mod_revision:
+            self._adopt(led, state)
+
+    def session_ended(self, node_id: int) -> None:
+        """A broker's session ended, whether or not it has another one by now: nobody waits for it any longer."""
+        for led in list(self._leader_partitions.values()):
+            if node_id in led.state.isr and node_id != self._node_id:
+                led.gone.add(node_id)
+                self._decide(led)
+
+    def _isr_candidate(self, partition: Partition, node_id: int) -> None:
+        del node_id
+        led = self._leader_partitions.get(partition)
+        if led is not None:
+            self._decide(led)
+
+    def _check(self) -> None:
+        self._timer = self._scheduler.call_later(CHECK_INTERVAL_MS, self._check)
+        for led in list(self._leader_partitions.values()):
+            if not led.current:
+                self.leave(led.partition)
+                continue
+            leadership.check_session(led.partition)
+            self._decide(led)
+
+    # Deciding
+
+    def _decide(self, led: _LeaderPartition) -> None:
+        """Begin a change if one is due and none is under way."""
+        if led.changing or self._stopped or not led.current or not self._is_session_valid():
+            return
+        if self._target(led) == led.replica.in_sync:
+            return
+        self._waiting[led] = None
+        self._begin()
+
+    def _target(self, led: _LeaderPartition) -> frozenset[int]:
+        """Who should be in sync, as far as is known here."""
+        replica, partition = led.replica, led.partition
+        lagging = replica.lagging(leadership.now_ms(partition), self._lag_ms_max, partition.end_offset)
+        gone = {
+            node
+            for node in replica.in_sync
+            if node != self._node_id
+            and (node in led.gone or node in lagging or not self._broker_epoch_of(node))
+        }
+        joining = {
+            node
+            for node, copy in replica.copies().items()
+            if node in led.state.replicas
+            and replica.can_join_isr(node)
+            and copy.broker_epoch == self._broker_epoch_of(node) > 0
+            and self._may_join(node)
+        }
+        return (replica.in_sync - gone) | joining
+
+    def _begin(self) -> None:
+        while self._waiting and self._under_way < CHANGES_MAX:
+            led = next(iter(self._waiting))
+            del self._waiting[led]
+            target = self._target(led) if led.current and not led.changing else led.replica.in_sync
+            if target == led.replica.in_sync:
+                continue
+            led.changing = True
+            copies = led.replica.copies()
+            sessions = {node: copies[node].broker_epoch for node in sorted(target - {*led.state.isr})}
+            led.replica.propose(target)
+            self._under_way += 1
+            name = f"in-sync set of {led.partition.name}"
+            self._scheduler.spawn(self._change(led, led.state, target, sessions), name=name)
+
+    # Changing
+
+    async def _change(
+        self, led: _LeaderPartition, state: PartitionState, target: frozenset[int], sessions: dict[int, int]
+    ) -> None:
+        """Turn `state` into `target`, or find out that it can not be done any more. `sessions`: of those who are added,
+        the broker epoch in which they had what it takes. All of it is as it was when `target` was proposed."""
+        try:
+            isr = (*(node for node in state.isr if node in target), *sessions)
+            wanted = state._replace(isr=isr, partition_epoch=state.partition_epoch + 1)
+            compares = [
+                Compare(self._key(led), mod_revision=state.mod_revision),
+                Compare(self._keys.session(self._node_id), create_revision=state.leader_broker_epoch),
+            ]
+            for node, epoch in sessions.items():
+                compares.append(Compare(self._keys.session(node), create_revision=epoch))
+            await self._commit(led, state, wanted, compares)
+        finally:
+            led.changing = False
+            self._under_way -= 1
+        if led.current:
+            self._decide(led)
+        self._begin()
+
+    async def _commit(
+        self, led: _LeaderPartition, before: PartitionState, wanted: PartitionState, compares: list[Compare]
+    ) -> None:
+        """Until it is known to have happened, or that it never can."""
+        writer = new_writer_id(self._random)
+        put = Put(self._key(led), encode(partition_document(wanted), writer))
+        wait_ms = RETRY_MS
+        while True:
+            if not led.current or led.state.mod_revision != before.mod_revision or self._stopped:
+                return
+            try:
+                done = await transact_resolving_ambiguity(self._store, compares, [put], writer)
+            except ConcurrentChange:
+                break
+            except MansioError as error:
+                logger.warning(
+                    "isr_change_failed",
+                    extra=fields(
+                        topic=led.partition.topic, partition=led.partition.index, reason=error.message
+                    ),
+                )
+                await self._sleep(wait_ms)
+                wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
+                continue
+            if done.succeeded:
+                self._committed(led, before, wanted._replace(mod_revision=done.revision))
+                return
+            break
+        await self._read_with_retries(led)
+        await self._sleep(RETRY_MS)  # whatever it failed for, the view of the metadata has to catch up first
+
+    async def _read_with_retries(self, led: _LeaderPartition) -> None:
+        wait_ms = RETRY_MS
+        while led.current and not self._stopped:
+            try:
+                await self._read_again(led)
+            except MansioError:
+                await self._sleep(wait_ms)
+                wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
+            else:
+                return
+
+    async def _read_again(self, led: _LeaderPartition) -> None:
+        """A change did not happen, and will not: take what there is."""
+        entry = await self._store.get(self._key(led))
+        if entry is None or not led.current or entry.mod_revision < led.state.mod_revision:
+            return
+        document = decode(entry.key, entry.value)
+        state = led.state
+        if (document["leader"], document["leader_epoch"]) != (state.leader, state.leader_epoch):
+            return  # nothing is committed here any more; the metadata will say who leads
+        found = state._replace(
+            replicas=tuple(document["replicas"]),
+            isr=tuple(document["isr"]),
+            partition_epoch=document["part_epoch"],
+            adding=tuple(document["adding"]),
+            removing=tuple(document["removing"]),
+            mod_revision=entry.mod_revision,
+        )
+        self._adopt(led, found)
+
+    def _committed(self, led: _LeaderPartition, old: PartitionState, state: PartitionState) -> None:
+        """A change happened. It is told of here, because the view may have had it before the answer came."""
+        before, after = frozenset(old.isr), frozenset(state.isr)
+        self.expansions += bool(after - before)
+        self.shrinks += bool(before - after)
+        logger.info(
+            "isr_changed",
+            extra=fields(
+                topic=led.partition.topic,
+                partition=led.partition.index,
+                before=old.isr,
+                after=state.isr,
+            ),
+        )
+        if led.current and state.mod_revision > led.state.mod_revision:
+            self._adopt(led, state)
+
+    def _adopt(self, led: _LeaderPartition, state: PartitionState) -> None:
+        """The store has it so."""
+        if not led.current:
+            return
+        led.state = state
+        led.gone &= {*state.isr}
+        led.replica.assigned(state.replicas, leadership.now_ms(led.partition))
+        leadership.isr_committed(led.partition, frozenset(state.isr))
+        self._decide(led)
+
+    def _key(self, led: _LeaderPartition) -> str:
+        return self._keys.partition(led.partition.topic_id, led.partition.index)
+
+    async def _sleep(self, wait_ms: float) -> None:
+        promise: Promise[None] = self._scheduler.promise()
+        self._scheduler.call_later(wait_ms, _settle, promise)
+        await promise
+
+
+def _settle(promise: Promise[None]) -> None:
+    if not promise.done():
+        promise.set_result(None)

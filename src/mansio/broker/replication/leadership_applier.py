@@ -1,0 +1,103 @@
+"""From the metadata to roles: what this broker leads, what it copies, and from whom.
+
+Puts together what the parts do by themselves: `Partition.become_leader` and `become_follower`, the
+`ReplicaFetcherManager`, the `IsrManager`.
+
+Always true: news of a leader epoch that is over changes nothing; a broker leads only what it was chosen for in the
+session it has now. One that may not lead what it should (its log failed, or knows the epoch from before a restart) says
+so and leads nothing until the next epoch.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from mansio.errors import MansioError
+from mansio.logs import fields
+from mansio.state.replica import NOBODY
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.broker.partition.partition import Partition
+    from mansio.broker.replication.isr_manager import IsrManager
+    from mansio.broker.replication.replica_fetcher_manager import ReplicaFetcherManager
+    from mansio.metadata.model import BrokerChange, PartitionState
+
+logger = logging.getLogger(__name__)
+
+
+class LeadershipApplier:
+    """See the module. All methods belong to the broker's loop."""
+
+    def __init__(
+        self,
+        node_id: int,
+        *,
+        fetcher_manager: ReplicaFetcherManager,
+        isr_manager: IsrManager,
+        broker_epoch: Callable[[], int],
+        is_session_valid: Callable[[], bool],
+    ) -> None:
+        """`broker_epoch`: that of this broker's session now; `is_session_valid`: is that session sure to live."""
+        self._node_id = node_id
+        self.fetcher_manager = fetcher_manager
+        self.isr_manager = isr_manager
+        self._broker_epoch = broker_epoch
+        self._is_session_valid = is_session_valid
+        self.on_leader_elected: Callable[[], None] = _nobody
+        """Called when this broker leads a partition in an epoch in which it did not."""
+
+    def start(self) -> None:
+        """Look after what is led here."""
+        self.isr_manager.start()
+
+    def stop(self) -> None:
+        """Copy nothing and change nothing any more."""
+        self.fetcher_manager.stop()
+        self.isr_manager.stop()
+
+    def apply(self, partition: Partition, state: PartitionState) -> None:
+        """The metadata says this of a partition that is open here."""
+        if state.leader_epoch < partition.leader_epoch or partition.closed:
+            return
+        is_leader = state.led_by(self._node_id, self._broker_epoch())
+        try:
+            if is_leader:
+                before = partition.replica
+                partition.become_leader(
+                    state.leader_epoch,
+                    in_sync=state.isr,
+                    replicas=state.replicas,
+                    is_session_valid=self._is_session_valid,
+                )
+                if partition.replica is not before:
+                    self.on_leader_elected()
+                self.fetcher_manager.leave(partition)
+                self.isr_manager.become_leader(partition, state)
+                return
+            copies = self._node_id in state.replicas and state.leader != self._node_id
+            self.isr_manager.leave(partition)
+            partition.become_follower(state.leader if copies else NOBODY, state.leader_epoch)
+        except MansioError as error:
+            known = fields(topic=partition.topic, partition=partition.index, reason=error.message)
+            logger.error("partition_role_rejected", extra=known)
+            self.isr_manager.leave(partition)
+            if is_leader:
+                partition.become_follower(NOBODY, state.leader_epoch)
+        self.fetcher_manager.become_follower(partition)
+
+    def leave(self, partition: Partition) -> None:
+        """The partition is about to be closed here."""
+        self.fetcher_manager.leave(partition)
+        self.isr_manager.leave(partition)
+
+    def broker_changed(self, change: BrokerChange) -> None:
+        """A broker's session began or ended, or another one took its place."""
+        if change.before is not None and (change.after is None or change.after.epoch != change.before.epoch):
+            self.isr_manager.session_ended(change.node_id)
+
+
+def _nobody() -> None:
+    """Stands where a listener will be."""

@@ -1,0 +1,435 @@
+"""Copies from one leader: the loop that asks, appends, syncs, and asks again. `follower` has all of them.
+
+Always true: an answer changes a partition only if its role is the one it had when the request left; a partition that
+fails is set aside for a while, one whose log has failed for good, and the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.broker.partition import follower_fetch
+from mansio.errors import (
+    ConcurrentChange,
+    MansioError,
+    OffsetOutOfRange,
+    StorageError,
+    UnknownTopicId,
+    error_for_code,
+)
+from mansio.logs import fields
+from mansio.state.quota import TokenBucket
+from mansio.wire.apis import replica_fetch
+from mansio.wire.apis.fetch import FetchPartition, decode_response, encode_request
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from mansio.broker.partition.partition import Partition
+    from mansio.ports import Clock, Peers, Promise, Random, Scheduler, Timer
+    from mansio.state.replica import FollowerReplica
+    from mansio.wire.apis.fetch import FetchedPartition, FetchResponse
+
+logger = logging.getLogger(__name__)
+
+VERSION: Final = replica_fetch.VERSION
+"""Of Fetch, which brokers speak among each other."""
+
+CLIENT_ID: Final = "mansio-follower"
+CLIENT_ID_BYTES: Final = CLIENT_ID.encode()
+BUSY_WAIT_MS: Final = 20
+"""How soon a log that has to be cut is looked at again when a sync holds it."""
+
+ACTIVE_S: Final = 0.5
+"""So long after its last news a partition is taken to have more soon."""
+
+QUIET_ROUND_S: Final = 0.0001
+"""Times the number of partitions: so often the quiet ones are asked for, too, while others are lively."""
+
+CATCH_UP_BURST_MS: Final = 1000
+JITTER: Final = 0.2
+
+LOG_FROM_ATTEMPT: Final = 5
+"""A leader that does not know its role yet refuses for a moment, after each creation and each move: nobody's business
+unless it lasts (about a second)."""
+
+
+class ReplicaFetcherSettings(NamedTuple):
+    """How to copy, and how much at a time. `catch_up_bytes_per_second`: 0 for as fast as it goes."""
+
+    fetch_wait_ms: int = 500
+    partition_bytes_max: int = 1 << 20
+    response_bytes_max: int = 10 << 20
+    request_timeout_ms: int = 10_000
+    backoff_ms: int = 50
+    backoff_ms_max: int = 2000
+    catch_up_bytes_per_second: int = 0
+    all_partitions_max: int = 200
+    """Of more partitions than that, those where nothing happens are asked for less often."""
+
+
+class _FetchedReplica:
+    """One partition that is copied. `retry_at_s`: it is set aside until then."""
+
+    __slots__ = (
+        "active_until_s",
+        "attempts",
+        "behind",
+        "error",
+        "logged_error",
+        "partition",
+        "place",
+        "replica",
+        "retry_at_s",
+        "topic_id",
+    )
+
+    def __init__(self, partition: Partition, replica: FollowerReplica) -> None:
+        self.partition = partition
+        self.topic_id = partition.topic_id.bytes
+        self.place = (self.topic_id, partition.index)
+        self.replica = replica
+        self.attempts = 0
+        self.retry_at_s = 0.0
+        self.active_until_s = 0.0
+        self.behind = False
+        self.error: MansioError | None = None
+        self.logged_error = ""
+
+    @property
+    def current(self) -> bool:
+        """Does the partition have the role still that this was made for?"""
+        return self.partition.replica is self.replica and not self.partition.closed
+
+
+class ReplicationThrottle:
+    """The bytes per second that replicas far behind may take, of all leaders together."""
+
+    __slots__ = ("_bucket", "_clock", "_free_at_s")
+
+    def __init__(self, bytes_per_second: int, clock: Clock) -> None:
+        now = clock.monotonic()
+        self._clock = clock
+        self._bucket = TokenBucket(bytes_per_second, CATCH_UP_BURST_MS, now) if bytes_per_second else None
+        self._free_at_s = now
+
+    def took(self, size_bytes: int) -> None:
+        """So much was copied."""
+        if self._bucket is not None and size_bytes:
+            now = self._clock.monotonic()
+            self._free_at_s = now + self._bucket.take(size_bytes, now) / 1000
+
+    @property
+    def free_at_s(self) -> float:
+        """From when on more may be taken."""
+        return self._free_at_s
+
+
+class FetcherContext(NamedTuple):
+    """What the fetchers of a broker share. `broker_epoch`: that of this broker's session now."""
+
+    node_id: int
+    peers: Peers
+    scheduler: Scheduler
+    clock: Clock
+    random: Random
+    broker_epoch: Callable[[], int]
+    settings: ReplicaFetcherSettings
+    throttle: ReplicationThrottle
+
+
+class ReplicaFetcher:
+    """What is copied from one leader."""
+
+    def __init__(self, context: FetcherContext, leader: int) -> None:
+        self._context = context
+        self._leader = leader
+        self.copies: dict[Partition, _FetchedReplica] = {}
+        self._work: Timer | None = None
+        self._pause: Promise[None] | None = None
+        self._attempts = 0
+        self._logged_error: str | None = None
+        self._all_due_s = 0.0
+
+    def copy(self, partition: Partition, replica: FollowerReplica) -> None:
+        """Copy it, from the next request on."""
+        known = self.copies.get(partition)
+        if known is not None and known.replica is replica:
+            self._attempts = 0  # whoever says so again has news: of a session, of the leader
+            self._poke()
+            return
+        self.copies[partition] = _FetchedReplica(partition, replica)
+        self._poke()
+        if self._work is None:
+            name = f"follow broker {self._leader}"
+            self._work = self._context.scheduler.spawn(self._run(), name=name)
+
+    def leave(self, partition: Partition) -> None:
+        """Copy it no more; an answer that is under way changes nothing of it."""
+        self.copies.pop(partition, None)
+
+    def stop(self) -> None:
+        self.copies.clear()
+        if self._work is not None:
+            self._work.cancel()
+            self._work = None
+
+    # The loop
+
+    async def _run(self) -> None:
+        context = self._context
+        settings = context.settings
+        while True:
+            asked, wait_ms = self._turn(self._due())
+            if not asked:
+                await self._sleep(self._wait_ms())
+                continue
+            try:
+                frame = await context.peers.send(
+                    self._leader,
+                    self._request(asked, wait_ms),
+                    timeout_ms=settings.request_timeout_ms,
+                )
+                response = replica_fetch.decode_response(frame) or decode_response(VERSION, frame)
+                if response.error_code:
+                    raise error_for_code(response.error_code, "the leader refused the request")
+            except MansioError as error:
+                self._attempts += 1
+                if self._attempts >= LOG_FROM_ATTEMPT:
+                    self._tell(error)
+                await self._sleep(self._backoff_ms(self._attempts))
+                continue
+            self._attempts = 0
+            self._logged_error = None
+            await self._synced(self._take(asked, response))
+
+    def _due(self) -> list[_FetchedReplica]:
+        """The partitions to ask for now, those first that got nothing for longest."""
+        now = self._context.clock.monotonic()
+        throttled = now < self._context.throttle.free_at_s
+        due = []
+        for one in tuple(self.copies.values()):
+            partition = one.partition
+            log = partition.log
+            if partition.replica is not one.replica or partition.closed:
+                del self.copies[partition]
+                continue
+            if one.retry_at_s > now or (throttled and one.behind):
+                continue
+            if (failure := partition.failure) is not None:
+                self._delay_retry(one, failure)
+            elif (
+                log.end_offset > log.durable_end_offset
+            ):  # it led before; what it asks from has to be durable
+                one.retry_at_s = now + BUSY_WAIT_MS / 1000
+            else:
+                due.append(one)
+        return due
+
+    def _turn(self, due: list[_FetchedReplica]) -> tuple[list[_FetchedReplica], int]:
+        """Whom to ask for this time, and how long the leader may wait for something to answer.
+
+        A request costs both sides some time for each partition. Of many, most are quiet while some have news all the
+        time: those are asked for alone for a while.
+        """
+        settings = self._context.settings
+        if len(due) <= settings.all_partitions_max:
+            return due, settings.fetch_wait_ms
+        now = self._context.clock.monotonic()
+        lively = [one for one in due if one.active_until_s > now]
+        left_ms = (self._all_due_s - now) * 1000
+        if lively and left_ms >= 1:
+            return lively, min(int(left_ms), settings.fetch_wait_ms)
+        self._all_due_s = now + len(due) * QUIET_ROUND_S
+        return due, settings.fetch_wait_ms
+
+    def _wait_ms(self) -> float:
+        """Until one that is set aside, or held back, is due."""
+        now = self._context.clock.monotonic()
+        due = [
+            max(one.retry_at_s, self._context.throttle.free_at_s if one.behind else 0.0)
+            for one in self.copies.values()
+        ]
+        at = min(due, default=now + self._context.settings.backoff_ms_max / 1000)
+        return max(1.0, (at - now) * 1000)
+
+    def _request(self, asked: Sequence[_FetchedReplica], wait_ms: int) -> bytes:
+        settings = self._context.settings
+        topics: dict[bytes, list[FetchPartition]] = {}
+        for copied in asked:
+            partition = copied.partition
+            log = partition.log
+            offset = log.durable_end_offset
+            topics.setdefault(copied.topic_id, []).append(
+                FetchPartition(
+                    partition.index,
+                    copied.replica.leader_epoch,
+                    offset,
+                    log.leader_epochs.epoch_at(offset - 1),
+                    log.durable_start_offset,
+                    settings.partition_bytes_max,
+                )
+            )
+        if len(asked) <= replica_fetch.ONE_BYTE_COUNT_MAX:
+            return replica_fetch.encode_request(
+                CLIENT_ID_BYTES,
+                topics,
+                max_wait_ms=wait_ms,
+                max_bytes=settings.response_bytes_max,
+                replica_id=self._context.node_id,
+                replica_epoch=self._context.broker_epoch(),
+            )
+        return encode_request(
+            VERSION,
+            0,
+            CLIENT_ID,
+            [(None, topic_id, partitions) for topic_id, partitions in topics.items()],
+            max_wait_ms=wait_ms,
+            min_bytes=1,
+            max_bytes=settings.response_bytes_max,
+            replica_id=self._context.node_id,
+            replica_epoch=self._context.broker_epoch(),
+        )
+
+    # Answers
+
+    def _take(self, asked: Sequence[_FetchedReplica], response: FetchResponse) -> list[_FetchedReplica]:
+        """Carry out an answer; the partitions that have something to sync now."""
+        by_place = {one.place: one for one in asked}
+        grown = []
+        for _, topic_id, answers in response.topics:
+            for answer in answers:
+                copied = by_place.pop((topic_id or b"", answer.index), None)
+                if copied is None or not copied.current:
+                    continue
+                try:
+                    if self._take_one(copied, answer):
+                        grown.append(copied)
+                except MansioError as error:
+                    self._delay_retry(copied, error)
+                except Exception as error:  # noqa: BLE001 - a defect costs its own partition, not all of this leader's
+                    self._defect(copied, error)
+                else:
+                    copied.attempts, copied.error, copied.logged_error = 0, None, ""
+        for copied in by_place.values():
+            if copied.current:
+                self._delay_retry(copied, UnknownTopicId("the leader left the partition out of its answer"))
+        unsynced = [
+            log
+            for one in asked
+            if (log := one.partition.log).end_offset > log.durable_end_offset and one.current
+        ]
+        if unsynced:
+            asked[0].partition.group_commit.request_all(unsynced)  # a broker has one
+        for copied in grown:  # the others come first next time
+            if self.copies.pop(copied.partition, None) is copied:
+                self.copies[copied.partition] = copied
+        return grown
+
+    def _take_one(self, copied: _FetchedReplica, answer: FetchedPartition) -> bool:
+        """Carry out one partition's answer. True when the log has something to sync."""
+        partition = copied.partition
+        log = partition.log
+        if answer.error_code:
+            error = error_for_code(answer.error_code, f"{partition.name}: its leader refused to be copied")
+            if isinstance(error, OffsetOutOfRange) and (
+                log.end_offset < answer.log_start_offset
+                or (answer.log_start_offset >= 0 and log.start_offset == log.end_offset)
+            ):
+                follower_fetch.reset_to(partition, answer.log_start_offset)
+                return False
+            raise error
+        if answer.diverging is not None:
+            follower_fetch.agree(partition, answer.diverging)
+            return False
+        appended = 0
+        if answer.records_bytes:
+            appended = follower_fetch.append(partition, answer.records, answer.high_watermark)
+            copied.active_until_s = self._context.clock.monotonic() + ACTIVE_S
+        copied.behind = log.end_offset < answer.high_watermark
+        if copied.behind:
+            self._context.throttle.took(appended)
+        follower_fetch.heard(partition, answer.high_watermark, answer.log_start_offset)
+        return log.end_offset > log.durable_end_offset
+
+    def _delay_retry(self, copied: _FetchedReplica, error: MansioError) -> None:
+        """It failed: try it again in a while, or, when the log has failed, never."""
+        partition = copied.partition
+        now = self._context.clock.monotonic()
+        if isinstance(error, ConcurrentChange):  # its log is being synced
+            copied.retry_at_s = now + BUSY_WAIT_MS / 1000
+            return
+        copied.attempts += 1
+        lasts = copied.attempts >= LOG_FROM_ATTEMPT or isinstance(error, StorageError)
+        if lasts and copied.logged_error != str(error):
+            copied.logged_error = str(error)
+            known = fields(
+                topic=partition.topic, partition=partition.index, leader=self._leader, reason=error.message
+            )
+            logger.warning("replica_fetch_failed", extra=known)
+        copied.error = error
+        if partition.failure is not None:
+            copied.retry_at_s = float("inf")
+        elif isinstance(error, StorageError):
+            copied.retry_at_s = now + self._context.settings.backoff_ms_max / 1000
+        else:
+            copied.retry_at_s = now + self._backoff_ms(copied.attempts) / 1000
+
+    def _defect(self, copied: _FetchedReplica, error: Exception) -> None:
+        """What nobody thought of: told once in a spell, with its traceback, and tried again."""
+        name = copied.partition.name
+        if not copied.attempts:
+            known = fields(work=f"copy {name}", reason=repr(error))
+            logger.error("background_task_failed", exc_info=error, extra=known)
+        self._delay_retry(copied, MansioError(f"{name} cannot be copied: {error!r}"))
+
+    async def _synced(self, grown: Iterable[_FetchedReplica]) -> None:
+        """Wait until what was appended is durable; who fails or changes its role meanwhile is not waited for."""
+        left = 0
+        promise: Promise[None] = self._context.scheduler.promise()
+
+        def one_less() -> None:
+            nonlocal left
+            left -= 1
+            if left == 0 and not promise.done():
+                promise.set_result(None)
+
+        for copied in grown:
+            if copied.current and not follower_fetch.when_durable(
+                copied.partition, copied.partition.end_offset, one_less
+            ):
+                left += 1
+        if left:
+            await promise
+        for copied in grown:
+            if copied.current and (failure := copied.partition.failure) is not None:
+                self._delay_retry(copied, failure)
+
+    # Waiting
+
+    def _backoff_ms(self, attempts: int) -> float:
+        settings = self._context.settings
+        wait_ms = min(settings.backoff_ms << min(attempts - 1, 20), settings.backoff_ms_max)
+        return wait_ms * self._context.random.uniform(1 - JITTER, 1 + JITTER)
+
+    async def _sleep(self, wait_ms: float) -> None:
+        """Until the time is over, or something new is to be copied."""
+        self._pause = self._context.scheduler.promise()
+        timer = self._context.scheduler.call_later(min(wait_ms, 1e6), self._poke)
+        try:
+            await self._pause
+        finally:
+            timer.cancel()
+            self._pause = None
+
+    def _poke(self) -> None:
+        if self._pause is not None and not self._pause.done():
+            self._pause.set_result(None)
+
+    def _tell(self, error: MansioError) -> None:
+        """One line for a spell of the same trouble."""
+        logged_error = type(error).__name__
+        if logged_error != self._logged_error:
+            logger.warning("leader_unreachable", extra=fields(leader=self._leader, reason=error.message))
+        self._logged_error = logged_error

@@ -1,0 +1,278 @@
+"""Which partitions live on this broker of a cluster: opened when they are placed here, given their roles, closed and
+removed when their topic is deleted.
+
+Follows the metadata's view. Roles of partitions that are open change at once; opening, renewing and removing logs is
+work for the disk and done by one task, topic by topic, always from the newest view.
+
+Always true:
+* a partition leads or follows only while its log is open, and only as the newest view says;
+* a log that could not be opened, or is missing, is begun anew only where this broker is not in sync any more, so that
+  nothing it once confirmed is forgotten in silence. The last replica in sync is never replaced: it stays out of
+  service, for an operator to decide;
+* data is removed only for a topic that the metadata says is being deleted, or does not have any more after it had it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from mansio.broker.partition.partition import Partition
+from mansio.broker.replication.under_min_isr_log import UnderMinIsrLog
+from mansio.errors import CorruptLog, MansioError, StorageError
+from mansio.logs import fields
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator, Sequence
+    from uuid import UUID
+
+    from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.broker.replication.leadership_applier import LeadershipApplier
+    from mansio.metadata.image import MetadataImage
+    from mansio.metadata.model import PartitionState, Topic, TopicChange
+    from mansio.ports import Promise, Scheduler
+
+logger = logging.getLogger(__name__)
+
+TRY_AGAIN_MS = 1000
+"""After the disk did not let a topic be opened or removed, then twice as long; and how often failed logs are looked
+for."""
+TRY_AGAIN_MS_MAX = 60_000
+
+
+class ReplicaManager:
+    """See the module. All methods belong to the broker's loop.
+
+    `remove(topic)` closes what is open of a topic and removes its data. `give_up(places)` asks that others lead
+    partitions (topic id, index) whose log failed here, or could not be opened. `on_role(partition)` hears of every role
+    that was applied, `on_made(revision)` of topics that were made, with how far the view had come.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        *,
+        partitions: PartitionSet,
+        replication: LeadershipApplier,
+        state: MetadataImage,
+        scheduler: Scheduler,
+        remove: Callable[[Topic], Awaitable[None]],
+        give_up: Callable[[list[tuple[UUID, int]]], Awaitable[int]],
+        on_role: Callable[[Partition], None],
+        on_made: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._node_id = node_id
+        self._partitions = partitions
+        self._leadership_applier = replication
+        self._state = state
+        self._scheduler = scheduler
+        self._remove = remove
+        self._give_up = give_up
+        self._on_role = on_role
+        self._on_made = on_made
+        self._under_min_isr_log = UnderMinIsrLog(scheduler)
+        self._made_any = False
+        self._waiting: dict[UUID, Topic] = {}
+        self._gone: dict[UUID, Topic] = {}
+        self._failed: dict[UUID, int] = {}  # how often, one after the other
+        self._wake: Promise[None] | None = None
+        self._stopped = False
+
+    def start(self) -> None:
+        """Follow the view from now on. What it has lost since the partitions were opened goes, too."""
+        for topic in self._partitions.served():
+            if topic.topic_id not in self._state.topics_by_id:
+                self._partitions.drop(topic)
+                self._leave(topic)
+        self._state.on_change(self._changed)
+        for topic in self._state.topics.values():
+            self._look_at(topic)
+        self._scheduler.spawn(self._run(), name="open and close partitions")
+        self._scheduler.call_later(TRY_AGAIN_MS, self._look_for_failures)
+
+    def stop(self) -> None:
+        """Open and close nothing any more."""
+        self._stopped = True
+        self._woken()
+
+    def lost_logs(self) -> Iterator[tuple[UUID, int]]:
+        """Partitions placed here whose log cannot vouch for what this broker once confirmed. Where no other replica can
+        either, a disk that only does not answer is waited for: what it has may be all there is."""
+        for topic in self._state.topics.values():
+            for index, kept in enumerate(self._partitions.kept(topic)):
+                if isinstance(kept, StorageError) and not self._is_awaited(topic, index, kept):
+                    yield topic.topic_id, index
+
+    def _is_awaited(self, topic: Topic, index: int, kept: object) -> bool:
+        unread = isinstance(kept, StorageError) and not isinstance(kept, CorruptLog)
+        return unread and topic.partitions[index].isr == (self._node_id,)
+
+    def apply_all(self) -> None:
+        """The session of this broker began or ended: roles depend on it."""
+        for topic in tuple(self._state.topics.values()):
+            self._look_at(topic)
+
+    # Following the view
+
+    def _changed(self, change: TopicChange) -> None:
+        self._partitions.follow(change)
+        before, after = change.before, change.after
+        if before is not None and (after is None or after.topic_id != before.topic_id):
+            self._leave(before)
+        if before is None:
+            self._made_any = True
+            self._woken()
+        if after is not None:
+            known = before.partitions if before is not None and before.topic_id == after.topic_id else ()
+            self._apply(after, known)
+
+    def _leave(self, topic: Topic) -> None:
+        """It is deleted: nothing of it has a role here any more, and its data go."""
+        for partition in self._partitions.kept(topic):
+            if isinstance(partition, Partition):
+                self._leadership_applier.leave(partition)
+                partition.resign()
+                self._on_role(partition)
+                self._under_min_isr_log.look(partition)
+        self._waiting.pop(topic.topic_id, None)
+        self._gone[topic.topic_id] = topic
+        self._woken()
+
+    def _look_at(self, topic: Topic) -> None:
+        self._partitions.serve(topic)
+        self._apply(topic, ())
+
+    def _apply(self, topic: Topic, known: Sequence[PartitionState]) -> None:
+        """Roles of the partitions that are not as they were in `known`: a dead broker changes thousands, one by one."""
+        can_open = False
+        kept = self._partitions.kept(topic)
+        for index, (partition, state) in enumerate(zip(kept, topic.partitions, strict=True)):
+            if index < len(known) and known[index] is state:
+                continue
+            if isinstance(partition, Partition):
+                self._leadership_applier.apply(partition, state)
+                self._on_role(partition)
+                self._under_min_isr_log.look(partition)
+            can_open = can_open or self._can_open(topic, index, partition)
+        if can_open:
+            self._waiting[topic.topic_id] = topic
+            self._woken()
+
+    def _can_open(self, topic: Topic, index: int, kept: Partition | StorageError | None) -> bool:
+        state = topic.partitions[index]
+        if self._node_id not in state.replicas or isinstance(kept, Partition):
+            return False
+        return kept is None or self._node_id not in state.isr or self._is_awaited(topic, index, kept)
+
+    # The task
+
+    async def _run(self) -> None:
+        while not self._stopped:
+            if self._gone:
+                await self._tried(self._gone, self._remove_one)
+            elif self._waiting:
+                await self._tried(self._waiting, self._open_one)
+            elif self._made_any:
+                self._made_any = False
+                await self._note()
+            else:
+                self._wake = self._scheduler.promise()
+                await self._wake
+
+    async def _tried(self, topics: dict[UUID, Topic], work: Callable[[UUID, Topic], Awaitable[None]]) -> None:
+        """Do the first of `topics`. One that fails comes again some time later, and is not in the way of the others."""
+        topic_id, topic = next(iter(topics.items()))
+        try:
+            await work(topic_id, topic)
+        except (MansioError, OSError) as error:
+            attempts = self._failed[topic_id] = self._failed.get(topic_id, 0) + 1
+            pause_ms = min(TRY_AGAIN_MS << min(attempts - 1, 20), TRY_AGAIN_MS_MAX)
+            known = fields(topic=topic.name, reason=error, again_in_ms=pause_ms)
+            logger.error("partition_maintenance_failed", extra=known)
+            topics.pop(topic_id, None)
+            self._scheduler.call_later(pause_ms, self._again, topics, topic_id, topic)
+        else:
+            self._failed.pop(topic_id, None)
+
+    def _again(self, topics: dict[UUID, Topic], topic_id: UUID, topic: Topic) -> None:
+        topics.setdefault(topic_id, topic)
+        self._woken()
+
+    async def _remove_one(self, topic_id: UUID, topic: Topic) -> None:
+        if topic_id not in self._state.topics_by_id:
+            await self._remove(topic)
+            logger.info("partitions_removed", extra=fields(topic=topic.name, id=topic_id))
+        self._gone.pop(topic_id, None)
+
+    async def _open_one(self, topic_id: UUID, _: Topic) -> None:
+        topic = self._state.topics_by_id.get(topic_id)
+        if topic is not None:
+            for index, kept in enumerate(self._partitions.kept(topic)):
+                if not isinstance(kept, StorageError) or not self._can_open(topic, index, kept):
+                    continue
+                if self._node_id in topic.partitions[index].isr:
+                    await self._partitions.reopen(topic, index)
+                else:
+                    known = fields(topic=topic.name, partition=index, reason=kept.message)
+                    logger.warning("partition_recreated", extra=known)
+                    await self._partitions.renew(topic, index)
+            await self._partitions.open_partitions(topic)
+        self._waiting.pop(topic_id, None)
+        if (newest := self._state.topics_by_id.get(topic_id)) is not None:
+            self._look_at(newest)
+
+    async def _note(self) -> None:
+        try:
+            await self._on_made(self._state.revision)
+        except MansioError as error:
+            logger.warning("metadata_revision_not_recorded", extra=fields(reason=error))
+            self._scheduler.call_later(TRY_AGAIN_MS, self._note_again)
+
+    def _note_again(self) -> None:
+        self._made_any = True
+        self._woken()
+
+    def _woken(self) -> None:
+        if self._wake is not None:
+            _settle(self._wake)
+
+    # Logs that fail, or cannot be opened, while the broker runs
+
+    def _look_for_failures(self) -> None:
+        if self._stopped:
+            return
+        failed = [
+            (partition.topic_id, partition.index)
+            for partition in self._partitions
+            if partition.log.failure is not None and self._is_needed(partition.topic_id, partition.index)
+        ]
+        failed += self._not_opened()
+        if failed:
+            self._scheduler.spawn(self._ask_others(failed), name="give up failed partitions")
+        self._scheduler.call_later(TRY_AGAIN_MS, self._look_for_failures)
+
+    def _not_opened(self) -> Iterator[tuple[UUID, int]]:
+        """Partitions that others wait for, and that the disk did not let be opened here when it was tried last."""
+        for topic_id in self._failed:
+            if (topic := self._state.topics_by_id.get(topic_id)) is not None:
+                for index, kept in enumerate(self._partitions.kept(topic)):
+                    if kept is None and self._is_needed(topic_id, index):
+                        yield topic_id, index
+
+    def _is_needed(self, topic_id: UUID, index: int) -> bool:
+        topic = self._state.topics_by_id.get(topic_id)
+        if topic is None or index >= len(topic.partitions):
+            return False
+        state = topic.partitions[index]
+        return self._node_id in state.isr and len(state.isr) > 1
+
+    async def _ask_others(self, places: list[tuple[UUID, int]]) -> None:
+        try:
+            await self._give_up(places)
+        except MansioError as error:
+            logger.warning("failed_partitions_not_released", extra=fields(reason=error))
+
+
+def _settle(promise: Promise[None]) -> None:
+    if not promise.done():
+        promise.set_result(None)

@@ -1,0 +1,264 @@
+"""Byte-rate quotas of this broker: kept in the metadata store, in force at once, and enforced by pauses (KIP-13).
+
+Every broker of a cluster grants the whole quota, as in Kafka. A request over the quota is answered at once with the
+time its client has to pause (`throttle_time_ms`), and its connection is not read for that long (KIP-219).
+
+Owns the rates in force (`active`) and the counters of what was throttled. The quotas themselves are keys of the
+metadata store, seen through `MetadataImage`.
+
+Always true: `active` is None while there is no quota, so produce and fetch pay one look at it; a change is durable when
+it is answered. A value this version does not know, kept by another, is shown and has no effect.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import quote
+
+from mansio.errors import ConcurrentChange, InvalidRequest, PolicyViolation
+from mansio.logs import fields
+from mansio.metadata import metadata_store
+from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
+from mansio.state.quota import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, Entity, Name, Part, RateLimiter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mansio.api.kafka.server.connection import Connection
+    from mansio.metadata.image import MetadataImage
+    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.ports import Clock, Random, Scheduler
+
+logger = logging.getLogger(__name__)
+
+ANONYMOUS: Final = "ANONYMOUS"
+"""The user of every client that has not said who it is, as Kafka names it. Nobody can say who they are yet."""
+
+ENTITIES_MAX: Final = 10_000
+NAME_CHARACTERS_MAX: Final = 1000
+RATE_MAX: Final = float(1 << 62)
+CONFLICT_ATTEMPTS_MAX: Final = 5
+
+KEYS: Final = (PRODUCER_BYTE_RATE, CONSUMER_BYTE_RATE)
+NOT_OFFERED: Final = {
+    "request_percentage": "one loop serves all requests: there are no shares of threads to give out",
+    "controller_mutation_rate": "changes of topics are not limited by rate",
+    "connection_creation_rate": "connections are limited by number (max_connections), not by rate",
+}
+
+
+class QuotaCounters:
+    """Answers that told a client to pause, and for how long in all."""
+
+    __slots__ = ("fetch_throttled", "fetch_throttled_ms", "produce_throttled", "produce_throttled_ms")
+
+    def __init__(self) -> None:
+        self.produce_throttled = 0
+        self.produce_throttled_ms = 0
+        self.fetch_throttled = 0
+        self.fetch_throttled_ms = 0
+
+
+class Quota(NamedTuple):
+    """One entity's quotas as they are kept: rates by Kafka's name, bytes/s."""
+
+    entity: Entity
+    values: Mapping[str, float]
+
+
+class ActiveQuotas:
+    """What produce and fetch ask while there is any quota."""
+
+    __slots__ = ("_clock", "_counters", "consumers", "producers")
+
+    def __init__(self, clock: Clock, counters: QuotaCounters, burst_ms: int) -> None:
+        self._clock = clock
+        self._counters = counters
+        self.producers = RateLimiter(burst_ms=burst_ms)
+        self.consumers = RateLimiter(burst_ms=burst_ms)
+
+    def produced(self, connection: Connection, client_id: str | None, size_bytes: int) -> int:
+        """A produce request came in: how long its client has to pause, in ms. The connection already does."""
+        pause_ms = self.producers.take(ANONYMOUS, client_id or "", size_bytes, self._clock.monotonic())
+        if pause_ms:
+            self._counters.produce_throttled += 1
+            self._counters.produce_throttled_ms += pause_ms
+            connection.pause_reading_ms(pause_ms)
+        return pause_ms
+
+    def fetched(self, connection: Connection, client_id: str | None, size_bytes: int) -> int:
+        """The same for a fetch about to be answered with so many bytes of records."""
+        pause_ms = self.consumers.take(ANONYMOUS, client_id or "", size_bytes, self._clock.monotonic())
+        if pause_ms:
+            self._counters.fetch_throttled += 1
+            self._counters.fetch_throttled_ms += pause_ms
+            connection.pause_reading_ms(pause_ms)
+        return pause_ms
+
+    def is_throttled(self, client_id: str | None) -> bool:
+        """Whether a fetch gets nothing now: what was fetched before is not paid for yet."""
+        return self.consumers.take(ANONYMOUS, client_id or "", 0, self._clock.monotonic()) > 0
+
+    def fetch_max_bytes(self, client_id: str | None) -> int | None:
+        """What one answer may carry at the most, so that no answer costs a pause longer than a burst takes."""
+        return self.consumers.burst_bytes(ANONYMOUS, client_id or "", self._clock.monotonic())
+
+
+class QuotaService:
+    """See the module. All methods belong to the broker's loop."""
+
+    __slots__ = (
+        "_burst_ms",
+        "_clock",
+        "_random",
+        "_scheduler",
+        "_state",
+        "_stopped",
+        "_store",
+        "active",
+        "counters",
+    )
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        state: MetadataImage,
+        scheduler: Scheduler,
+        random: Random,
+        clock: Clock,
+        burst_ms: int,
+    ) -> None:
+        self._store = store
+        self._state = state
+        self._scheduler = scheduler
+        self._random = random
+        self._clock = clock
+        self._burst_ms = burst_ms
+        self._stopped = False
+        self.counters = QuotaCounters()
+        self.active: ActiveQuotas | None = None
+        state.on_quota_change(self._refresh)
+        self._refresh()
+
+    @property
+    def tracked(self) -> int:
+        """How many buckets are kept; each stands for a client that took something lately."""
+        active = self.active
+        return 0 if active is None else len(active.producers) + len(active.consumers)
+
+    def stop(self) -> None:
+        """The broker stops: nobody has to pause any more, so that what still waits is answered soon."""
+        self._stopped = True
+        self.active = None
+
+    def all(self) -> list[Quota]:
+        """Every quota there is."""
+        return [
+            Quota(_entity(entry.document["entity"]), entry.document["values"])
+            for _, entry in sorted(self._state.quotas.items())
+        ]
+
+    async def alter(
+        self, entity: Entity, changes: Mapping[str, float | None], *, validate_only: bool = False
+    ) -> None:
+        """Set quotas of one entity, in bytes/s; None removes one, also what could not be set. In force on return.
+
+        Raises `InvalidRequest`, `PolicyViolation` (too many entities), `ConcurrentChange`, `StorageError`.
+        """
+        if any(value is not None for value in changes.values()):
+            check_entity(entity)
+        for name, value in changes.items():
+            if value is not None:
+                _check_value(name, value)
+        key = f"{self._state.keys.quotas}{_key(entity)}"
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            known = self._state.quotas.get(key)
+            before = {} if known is None else known.document["values"]
+            values = {name: value for name, value in {**before, **changes}.items() if value is not None}
+            if known is None and len(self._state.quotas) >= ENTITIES_MAX:
+                raise PolicyViolation(f"there are {ENTITIES_MAX} entities with quotas, and no more are kept")
+            if validate_only or values == before:
+                return
+            revision = 0 if known is None else known.mod_revision
+            if await self._write(key, revision, entity, values):
+                logger.info("quota_changed", extra=fields(entity=_key(entity), values=_told(values)))
+                return
+        raise ConcurrentChange("these quotas are being changed by others")
+
+    async def _write(self, key: str, revision: int, entity: Entity, values: Mapping[str, float]) -> bool:
+        guard = [Compare(key, mod_revision=revision)]
+        if values:
+            writer = new_writer_id(self._random)
+            document = {"entity": _entity_document(entity), "values": values}
+            put = Put(key, metadata_store.encode(document, writer))
+            done = await metadata_store.transact_resolving_ambiguity(self._store, guard, [put], writer)
+        else:
+            done = await self._store.transact(guard, [Delete(key)])
+        await self._state.reached(done.revision, self._scheduler)
+        return done.succeeded
+
+    def _refresh(self) -> None:
+        rates: dict[str, dict[Entity, float]] = {name: {} for name in KEYS}
+        for entity, values in self.all():
+            for name in KEYS:
+                if name in values:
+                    rates[name][entity] = values[name]
+        if self._stopped or not any(rates.values()):
+            self.active = None
+            return
+        if self.active is None:
+            self.active = ActiveQuotas(self._clock, self.counters, self._burst_ms)
+        self.active.producers.set_rates(rates[PRODUCER_BYTE_RATE])
+        self.active.consumers.set_rates(rates[CONSUMER_BYTE_RATE])
+
+
+def check_entity(entity: Entity) -> None:
+    """Whether there may be quotas for it. Raises `InvalidRequest`."""
+    for name in entity:
+        if name == "" or (isinstance(name, str) and len(name) > NAME_CHARACTERS_MAX):
+            raise InvalidRequest(f"a name of a quota has 1 to {NAME_CHARACTERS_MAX} characters")
+    if isinstance(entity.user, str) and entity.user != ANONYMOUS:
+        raise InvalidRequest(
+            f"user {entity.user!r}: without authentication every client is the user {ANONYMOUS}"
+        )
+
+
+def _check_value(name: str, value: float) -> None:
+    if name not in KEYS:
+        why = NOT_OFFERED.get(name)
+        raise InvalidRequest(f"{name} is not offered: {why}" if why else f"{name}: no such quota")
+    if not (math.isfinite(value) and 1 <= value <= RATE_MAX and value == int(value)):
+        raise InvalidRequest(f"{name}: {value} is not a whole number of bytes per second, 1 or more")
+
+
+def _told(values: Mapping[str, float]) -> str:
+    return ",".join(f"{name}={rate:.0f}" for name, rate in sorted(values.items())) or "none"
+
+
+def _key(entity: Entity) -> str:
+    parts = []
+    for kind, name in entity._asdict().items():
+        if name is not Part.ABSENT:
+            parts.append(kind if name is Part.DEFAULT else f"{kind}={quote(name, safe='')}")
+    return ",".join(parts)
+
+
+def _entity_document(entity: Entity) -> dict[str, str | None]:
+    """What is kept: a null name stands for the default."""
+    return {
+        kind: None if name is Part.DEFAULT else name
+        for kind, name in entity._asdict().items()
+        if name is not Part.ABSENT
+    }
+
+
+def _entity(document: Mapping[str, Any]) -> Entity:
+    def name(kind: str) -> Name:
+        if kind not in document:
+            return Part.ABSENT
+        return Part.DEFAULT if document[kind] is None else str(document[kind])
+
+    return Entity(name("user"), name("client_id"))

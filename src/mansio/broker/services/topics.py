@@ -1,0 +1,394 @@
+"""Topics: made, changed, grown, deleted. The one place that decides these, whichever door asks.
+
+Owns what may be changed, and that whoever asks is told how it ended; `topic_steps` does it, in an order that survives a
+crash anywhere. In a cluster any broker makes and deletes topics; the others open and close their copies when their
+views show the topic live, or no more.
+
+Always true: a topic is in `state.topics` only while it is live and that is durable; partitions that are open
+but not in there belong to nobody yet and must not be served. Two that change the same topic cannot both win:
+each step is a guarded transaction.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+from uuid import UUID
+
+from mansio.broker.services.topic_lifecycle import TopicLifecycle, chunks
+from mansio.config import topic_config
+from mansio.config.config_entries import topic_entries
+from mansio.errors import (
+    ConcurrentChange,
+    InvalidTopic,
+    MansioError,
+    PolicyViolation,
+    TopicAlreadyExists,
+    Unavailable,
+    UnknownTopicId,
+    UnknownTopicOrPartition,
+)
+from mansio.logs import fields
+from mansio.metadata import metadata_store
+from mansio.metadata.metadata_response import TopicEncoder
+from mansio.metadata.metadata_store import Compare, Put, new_writer_id
+from mansio.metadata.model import CREATING, Topic
+from mansio.metadata.topic_plan import (
+    INTERNAL_CONFIGS,
+    INTERNAL_CONFIGS_PRUNED,
+    INTERNAL_TOPICS,
+    PRUNED_TOPICS,
+    ClusterBrokers,
+    NewTopic,
+    check_topic_name,
+    colliding,
+    plan_growth,
+    plan_partitions,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Sequence
+
+    from mansio.config.config_entries import ConfigEntry
+    from mansio.config.settings import Settings
+    from mansio.config.topic_config import Change, TopicSettings
+    from mansio.metadata.image import MetadataImage
+    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.metadata.topic_plan import Partitions
+    from mansio.ports import Promise, Random, Scheduler
+
+__all__ = ["NewTopic", "TopicService"]
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+CONFLICT_ATTEMPTS_MAX: Final = 5
+NO_TOPIC_ID: Final = UUID(int=0)
+
+INTERNAL_CHANGEABLE: Final = frozenset(
+    {
+        "delete.retention.ms",
+        "index.interval.bytes",
+        "max.compaction.lag.ms",
+        "min.cleanable.dirty.ratio",
+        "min.compaction.lag.ms",
+        "segment.bytes",
+        "segment.ms",
+    }
+)
+"""What may be set on the broker's own topics: how they lie on the disk, and how eagerly they are compacted. Kafka lets
+anything be set; another cleanup policy or a retention would make it forget the offsets of groups."""
+
+
+class TopicService:
+    """See the module. For every door; all methods belong to the broker's loop.
+
+    `open_partitions(topic)` makes the directories and opens the logs of those that are not open yet;
+    `close_partitions(topic)` closes those that are open and removes the data of the whole topic, also where there
+    is none. Each is complete, and on disk, when it returns.
+    """
+
+    __slots__ = (
+        "_broker_epoch",
+        "_random",
+        "_scheduler",
+        "_settings",
+        "_steps",
+        "_store",
+        "encoder",
+        "state",
+    )
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        state: MetadataImage,
+        settings: Settings,
+        scheduler: Scheduler,
+        random: Random,
+        open_partitions: Callable[[Topic], Awaitable[None]],
+        close_partitions: Callable[[Topic], Awaitable[None]],
+        broker_epoch: Callable[[], int] | None = None,
+    ) -> None:
+        """`broker_epoch` is that of this broker's session in its cluster (0: it has none now, and nothing can be
+        changed). None on a single node."""
+        self.state = state
+        self.encoder = TopicEncoder()
+        self._store = store
+        self._settings = settings
+        self._scheduler = scheduler
+        self._random = random
+        self._broker_epoch = broker_epoch
+        self._steps = TopicLifecycle(
+            store=store,
+            state=state,
+            scheduler=scheduler,
+            random=random,
+            node_id=settings.node_id,
+            open_partitions=open_partitions,
+            close_partitions=close_partitions,
+            broker_epoch=broker_epoch,
+        )
+
+    # Looking
+
+    def find(self, name: str) -> Topic:
+        """The live topic of this name. Raises `UnknownTopicOrPartition`."""
+        topic = self.state.topics.get(name)
+        if topic is None:
+            raise UnknownTopicOrPartition(f"there is no topic {name!r}")
+        return topic
+
+    def find_by_id(self, topic_id: UUID) -> Topic:
+        """The live topic with this id. Raises `UnknownTopicId`."""
+        topic = self.state.topics_by_id.get(topic_id)
+        if topic is None:
+            raise UnknownTopicId(f"there is no topic with id {topic_id}")
+        return topic
+
+    def settings_of(self, topic: Topic) -> TopicSettings:
+        """What is in force for a topic."""
+        return topic_config.resolve(topic.configs, self._settings.topic_defaults, topic.replication_factor)
+
+    def describe(self, topic: Topic) -> list[ConfigEntry]:
+        """Every setting of a topic with its source."""
+        return topic_entries(topic.configs, self._settings.topic_defaults, topic.replication_factor)
+
+    # Changing
+
+    async def create(self, new: NewTopic, *, validate_only: bool = False, internal: bool = False) -> Topic:
+        """Make a topic; it is open, durable and visible when this returns.
+
+        Raises `InvalidTopic`, `TopicAlreadyExists`, `InvalidPartitions`, `InvalidReplicationFactor`,
+        `InvalidReplicaAssignment`, `InvalidConfig`, `PolicyViolation`, `StorageError`. With `validate_only`
+        nothing is made and the topic returned has no id.
+        """
+        topic = self._plan(new, internal=internal)
+        if validate_only:
+            return topic
+        if (other := colliding(new.name, self.state.topics)) is not None:
+            logger.warning(
+                "topics differ only in '.' and '_': metrics will collide",
+                extra=fields(topic=new.name, other=other),
+            )
+        made = await self._uninterrupted(self._create(topic), name=f"create topic {new.name}")
+        partitions = len(made.partitions)
+        logger.info("topic_created", extra=fields(topic=made.name, id=made.topic_id, partitions=partitions))
+        return made
+
+    async def auto_create(self, name: str) -> Topic:
+        """Make a topic because a client asked for it; one that another has just made is as good."""
+        try:
+            return await self.create(NewTopic(name))
+        except TopicAlreadyExists:
+            return self.find(name)
+
+    async def delete(self, topic: Topic) -> None:
+        """Delete a topic and its data. Raises `UnknownTopicOrPartition`, `InvalidTopic` (internal),
+        `StorageError`.
+        """
+        if topic.internal:
+            raise InvalidTopic(f"{topic.name} is the broker's own and cannot be deleted")
+        await self._uninterrupted(self._steps.delete(topic), name=f"delete topic {topic.name}")
+        logger.info("topic_deleted", extra=fields(topic=topic.name, id=topic.topic_id))
+
+    async def grow(
+        self,
+        name: str,
+        count: int,
+        assignments: Sequence[Sequence[int]] | None = None,
+        *,
+        validate_only: bool = False,
+    ) -> Topic:
+        """Give a topic more partitions, `count` in all; `assignments` names the brokers of the new ones.
+
+        Raises `UnknownTopicOrPartition`, `InvalidPartitions`, `InvalidReplicaAssignment`, `PolicyViolation`.
+        """
+        topic = self.find(name)
+        if topic.internal:
+            raise InvalidTopic(f"{name} is the broker's own and cannot be changed")
+        added = plan_growth(
+            len(topic.partitions),
+            count,
+            assignments,
+            node_id=self._settings.node_id,
+            replication_factor=topic.replication_factor,
+            room=self._room,
+            hosts=self._hosts(start=topic.topic_id.int),
+        )
+        if validate_only:
+            return dataclasses.replace(topic, partitions=topic.partitions + added)
+        grown = await self._uninterrupted(self._grow(topic, added), name=f"grow topic {name}")
+        known = fields(topic=name, partitions_before=len(topic.partitions), partitions=len(grown.partitions))
+        logger.info("partitions_added", extra=known)
+        return grown
+
+    async def alter_configs(
+        self, name: str, changes: Sequence[Change], *, replace: bool = False, validate_only: bool = False
+    ) -> Topic:
+        """Change some settings of a topic (KIP-339); with `replace` the others go back to their defaults.
+
+        What the broker's own topics cannot do without keeps its value. Raises `UnknownTopicOrPartition`,
+        `InvalidConfig`, `InvalidRequest`, `PolicyViolation` (a setting the broker's own topic depends on).
+        """
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            topic = self.find(name)
+            if topic.internal:
+                _check_internal(name, changes)
+            configs = topic_config.apply_changes(
+                {} if replace else topic.configs, self._settings.topic_defaults, changes
+            )
+            if topic.internal:
+                configs = {**_own_configs(name), **configs}
+            topic_config.check_together(configs, topic.replication_factor, self._settings.topic_defaults)
+            changed = dataclasses.replace(topic, configs=configs)
+            if validate_only or configs == topic.configs:
+                return changed
+            if await self._steps.write(changed):
+                logger.info("topic_settings_changed", extra=fields(topic=name, changed=_told(topic, changed)))
+                return self.find(name)
+        raise ConcurrentChange(f"the settings of {name} are being changed by others")
+
+    async def begin_leader_epochs(self, places: Sequence[tuple[str, int]]) -> None:
+        """This broker leads these partitions (topic, index) anew: what it writes from now on carries a leader epoch of
+        its own. One change for all of them: each would have every view of the topic made anew.
+
+        Needed after a recovery that cut a torn tail, because the offsets of that tail are given out again. Not in a
+        cluster: there a leader is chosen for one session, so after a start there is another epoch in any case.
+        """
+        if self._broker_epoch is not None:
+            return
+        for chunk in chunks(places, self._store.operations_max):
+            await self._begin_leader_epochs(chunk)
+
+    async def _begin_leader_epochs(self, places: Sequence[tuple[str, int]]) -> None:
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            writer = new_writer_id(self._random)
+            compares, puts = [], []
+            for name, index in places:
+                key = self.state.keys.partition(self.find(name).topic_id, index)
+                entry = await self._store.get(key)
+                if entry is None:
+                    raise UnknownTopicOrPartition(f"there is no partition {name}-{index}")
+                document = metadata_store.decode(key, entry.value)
+                later = {**document, "leader_epoch": document["leader_epoch"] + 1}
+                del later["schema"], later["writer"]
+                compares.append(Compare(key, mod_revision=entry.mod_revision))
+                puts.append(Put(key, metadata_store.encode(later, writer)))
+            done = await metadata_store.transact_resolving_ambiguity(self._store, compares, puts, writer)
+            await self.state.reached(done.revision, self._scheduler)
+            if done.succeeded:
+                return
+        raise ConcurrentChange(f"the leader epochs of {len(places)} partitions are being changed by others")
+
+    async def recover(self) -> None:
+        """At start: finish deleting what a crash left half made or half deleted, where the disk is full later; bring
+        the broker's own topics, if an earlier version made them, to the settings they are made with now. In a cluster
+        others may be at what is unfinished: the controller knows."""
+        for topic in tuple(self.state.unfinished.values()) if self._broker_epoch is None else ():
+            logger.warning("unfinished_topic_deleted", extra=fields(topic=topic.name, state=topic.state))
+            await self._steps.delete_unfinished(topic)
+        for topic in tuple(self.state.topics.values()):
+            if topic.internal and (missing := _own_configs(topic.name).keys() - topic.configs.keys()):
+                settings = ",".join(sorted(missing))
+                logger.info("topic_settings_added", extra=fields(topic=topic.name, settings=settings))
+                configs = {**_own_configs(topic.name), **topic.configs}
+                await self._steps.write(dataclasses.replace(topic, configs=configs))
+
+    # Planning: no effects
+
+    def _plan(self, new: NewTopic, *, internal: bool) -> Topic:
+        check_topic_name(new.name)
+        if new.name in INTERNAL_TOPICS and not internal:
+            raise InvalidTopic(f"{new.name} is the broker's own name")
+        if new.name in self.state.topics:
+            raise TopicAlreadyExists(f"topic {new.name!r} exists")
+        if (unfinished := self.state.unfinished.get(new.name)) is not None:
+            doing = "made" if unfinished.state == CREATING else "deleted"
+            raise TopicAlreadyExists(f"topic {new.name!r} is being {doing}")
+        start = 0 if self._broker_epoch is None else int.from_bytes(self._random.bytes(4))
+        partitions, replication_factor = plan_partitions(
+            new, self._settings.node_id, self._settings.num_partitions, self._room, self._hosts(start)
+        )
+        configs = topic_config.checked(new.configs, replication_factor, self._settings.topic_defaults)
+        return Topic(
+            name=new.name,
+            topic_id=NO_TOPIC_ID,
+            partitions=partitions,
+            replication_factor=replication_factor,
+            configs={**_own_configs(new.name), **configs} if internal else configs,
+            internal=internal,
+            state=CREATING,
+            mod_revision=0,
+        )
+
+    @property
+    def _room(self) -> int:
+        return self._settings.partitions_max - self.state.partition_count - self._steps.opening
+
+    def _hosts(self, start: int) -> ClusterBrokers | None:
+        """The brokers partitions can be placed on; None on a single node."""
+        if self._broker_epoch is None:
+            return None
+        brokers = {
+            node_id: one for node_id, one in self.state.brokers.items() if self.state.may_lead(node_id)
+        }
+        known = frozenset((*self.state.registrations, *self.state.brokers))
+        return ClusterBrokers(brokers, known, self._settings.replication_factor, start)
+
+    # Doing
+
+    async def _create(self, topic: Topic) -> Topic:
+        await self._steps.create(topic)
+        return self.find(topic.name)
+
+    async def _grow(self, topic: Topic, added: Partitions) -> Topic:
+        await self._steps.grow(topic, added)
+        return self.find(topic.name)
+
+    async def _uninterrupted(self, work: Coroutine[Any, Any, T], *, name: str) -> T:
+        """Carry `work` to its end even when whoever asked goes away in the middle."""
+        promise: Promise[T] = self._scheduler.promise()
+
+        async def run() -> None:
+            try:
+                result = await work
+                if not promise.done():
+                    promise.set_result(result)
+            except MansioError as error:
+                if promise.done():
+                    logger.warning("abandoned_request_failed", extra=fields(work=name, reason=error))
+                else:
+                    promise.set_exception(error)
+            finally:  # a defect of ours is reported by the scheduler; whoever asked is not left hanging
+                if not promise.done():
+                    promise.set_exception(Unavailable(f"{name}: broken off"))
+
+        self._scheduler.spawn(run(), name=name)
+        return await promise
+
+
+def _own_configs(name: str) -> dict[str, str]:
+    """What the broker's own topic of this name is made with."""
+    return INTERNAL_CONFIGS_PRUNED if name in PRUNED_TOPICS else INTERNAL_CONFIGS
+
+
+def _check_internal(name: str, changes: Sequence[Change]) -> None:
+    for change in changes:
+        if change.name in topic_config.SETTINGS and change.name not in INTERNAL_CHANGEABLE:
+            raise PolicyViolation(
+                f"{name} is the broker's own: {change.name} cannot be changed there, only "
+                f"{', '.join(sorted(INTERNAL_CHANGEABLE))}"
+            )
+
+
+def _told(before: Topic, after: Topic) -> str:
+    """What changed, as `name=value` with commas; a setting that went back to its default has no value."""
+    names = sorted({*before.configs, *after.configs})
+    return ",".join(
+        f"{name}={after.configs.get(name, '')}"
+        for name in names
+        if before.configs.get(name) != after.configs.get(name)
+    )

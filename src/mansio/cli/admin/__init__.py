@@ -1,0 +1,1 @@
+"""Commands that administer a cluster: topics, groups, quotas, configuration."""

@@ -1,0 +1,284 @@
+"""`mansio cluster`: status, brokers, partitions, elect.
+
+Always true: what is shown comes from the brokers over the Kafka protocol, asked now; an election in which records may
+be lost is not held before somebody has read that they may be.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.support.common import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    BootstrapServersOption,
+    PartitionsOption,
+    connect,
+    print_error,
+    run,
+    usage_error,
+)
+from mansio.cli.support.formatting import Output, OutputOption, cell, show_json, show_rows, show_table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.client.admin.admin_cluster import BrokerStatus, ClusterStatus, PartitionStatus
+    from mansio.client.types import TopicPartition
+
+app = typer.Typer(no_args_is_help=True, help="Brokers, who leads what, and what is short of replicas.")
+
+UNCLEAN_WARNING = (
+    "a replica that is not in sync becomes the leader: every record it does not have is lost for good, acknowledged "
+    "ones too, and consumers that have read them go on at offsets that then mean other records"
+)
+BROKER_COLUMNS = ("broker", "address", "rack", "controller", "state", "leads", "replicas", "not_in_sync")
+PARTITION_COLUMNS = (
+    "topic",
+    "partition",
+    "leader",
+    "leader_epoch",
+    "replicas",
+    "in_sync",
+    "offline_replicas",
+    "min_in_sync",
+    "state",
+)
+ELECTION_COLUMNS = ("topic", "partition", "outcome", "error")
+
+
+class PartitionFilter(StrEnum):
+    """Which partitions to show."""
+
+    ANY_PROBLEM = "troubled"
+    OFFLINE = "offline"
+    UNDER_REPLICATED = "under-replicated"
+    UNDER_MIN_IN_SYNC = "under-min-in-sync"
+
+
+TopicsOption = Annotated[
+    list[str] | None,
+    typer.Option("--topic", "-t", metavar="TOPIC", help="Only this topic; may be given again."),
+]
+
+
+@app.callback()
+def command_group() -> None:
+    """Brokers, who leads what, and what is short of replicas."""
+
+
+@app.command()
+def status(
+    output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
+) -> None:
+    """Show the cluster in a few lines: brokers, partitions, and how many of them are in trouble.
+
+    OFFLINE: without a leader. UNDER MIN IN SYNC: acks=all is refused. UNDER REPLICATED: a replica is not in sync.
+    """
+    cluster, partitions = run(_describe_cluster(bootstrap_servers))
+    found = _summary(cluster, partitions)
+    if output is Output.JSON:
+        show_json(found)
+        return
+    controller = found["controller"] if found["controller"] is not None else "none now"
+    print(f"cluster  {found['cluster_id']}  controller {controller}")
+    counted = (
+        "brokers",
+        "fenced",
+        "topics",
+        "partitions",
+        "offline",
+        "under_min_isr",
+        "under_replicated",
+    )
+    show_table(counted, [[cell(found[name]) for name in counted]])
+
+
+@app.command()
+def brokers(
+    output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
+) -> None:
+    """List the brokers: where they are, what they lead and keep, and how much of that is not in sync.
+
+    A broker that keeps partitions and is not there is listed as gone.
+    """
+    cluster, partitions = run(_describe_cluster(bootstrap_servers))
+    known = {one.node_id: one for one in cluster.brokers}
+    replica_brokers = {node_id for one in partitions for node_id in one.replicas}
+    rows = [
+        _broker_row(node_id, known.get(node_id), partitions) for node_id in sorted({*known, *replica_brokers})
+    ]
+    show_rows(output, rows, BROKER_COLUMNS, empty="no brokers")
+
+
+@app.command()
+def partitions(
+    topic: TopicsOption = None,
+    only: Annotated[
+        PartitionFilter | None,
+        typer.Option("--only", help="Only those in this kind of trouble; troubled: in any."),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """List partitions, internal ones too: who leads, who keeps, who is in sync.
+
+    STATE is the worst that is so: offline (no leader), under-min-in-sync (acks=all is refused), under-replicated (a
+    replica is not in sync), or ok.
+    """
+
+    async def work() -> list[PartitionStatus]:
+        async with connect(bootstrap_servers) as client:
+            return await client.admin.cluster.partitions(topic)
+
+    rows = [_partition_row(one) for one in run(work()) if _matches(one, only)]
+    show_rows(
+        output, rows, PARTITION_COLUMNS, empty="no such partitions" if only or topic else "no partitions"
+    )
+
+
+@app.command()
+def elect(
+    topic: TopicsOption = None,
+    partition: PartitionsOption = None,
+    unclean: Annotated[
+        bool,
+        typer.Option(
+            "--unclean",
+            help="Let replicas that are not in sync lead partitions without a leader. Loses records. Names topics.",
+        ),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before an unclean election.")] = False,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Give partitions back to the first of their replicas, which should lead them; nothing is lost.
+
+    Without --topic for all partitions; those that are led as they should be are left out then. With --unclean a
+    partition without a leader gets one that lacks records: they are lost for good. The exit code is 1 when an
+    election failed.
+    """
+    if partition and len(topic or ()) != 1:
+        usage_error("it needs one --topic", "--partition")
+    if unclean:
+        _confirm(topic or (), is_sure=yes)
+
+    async def work() -> list[dict[str, Any]]:
+        async with connect(bootstrap_servers) as client:
+            wanted = None
+            if topic:
+                wanted = _chosen(await client.admin.cluster.partitions(topic), partition or ())
+            results = await client.admin.cluster.elect("unclean" if unclean else "preferred", wanted)
+        return [
+            {
+                "topic": one.topic,
+                "partition": one.partition,
+                "outcome": one.outcome,
+                "error": None if one.error is None else one.error.message,
+            }
+            for one in results
+        ]
+
+    rows = run(work())
+    show_rows(output, rows, ELECTION_COLUMNS, empty="no election was needed")
+    failed = sum(row["outcome"] == "failed" for row in rows)
+    if failed:
+        raise typer.Exit(print_error(f"{failed} of {len(rows)} elections failed: see ERROR"))
+
+
+def _confirm(topics: Sequence[str], *, is_sure: bool) -> None:
+    """Say what may be lost; go on only if somebody wants that."""
+    if not topics:
+        usage_error("it needs --topic: never for everything at once", "--unclean")
+    print(f"mansio: unclean election of {', '.join(topics)}: {UNCLEAN_WARNING}", file=sys.stderr, flush=True)
+    if is_sure:
+        return
+    if not sys.stdin.isatty():
+        usage_error("nobody is here to ask; --yes says that these records may be lost", "--unclean")
+    if not typer.confirm("Lose them?", err=True):
+        raise typer.Exit(print_error("nothing was changed"))
+
+
+def _chosen(partitions: Sequence[PartitionStatus], indexes: Sequence[int]) -> list[TopicPartition]:
+    from mansio.client.types import TopicPartition
+
+    there = [TopicPartition(one.topic, one.partition) for one in partitions]
+    if not indexes:
+        return there
+    missing = sorted(set(indexes) - {one.partition for one in there})
+    if missing:
+        usage_error(f"{there[0].topic} has no partition {missing[0]}", "--partition")
+    return [one for one in there if one.partition in indexes]
+
+
+async def _describe_cluster(bootstrap_servers: str) -> tuple[ClusterStatus, list[PartitionStatus]]:
+    async with connect(bootstrap_servers) as client:
+        return await client.admin.cluster.status(), await client.admin.cluster.partitions()
+
+
+def _summary(cluster: ClusterStatus, partitions: Sequence[PartitionStatus]) -> dict[str, Any]:
+    there = {one.node_id for one in cluster.brokers}
+    return {
+        "cluster_id": cluster.cluster_id,
+        "controller": cluster.controller_id if cluster.controller_id in there else None,
+        "brokers": len(cluster.brokers),
+        "fenced": sum(one.is_fenced for one in cluster.brokers),
+        "topics": len({one.topic for one in partitions}),
+        "partitions": len(partitions),
+        "offline": sum(one.is_offline for one in partitions),
+        "under_min_isr": sum(one.is_under_min_isr for one in partitions),
+        "under_replicated": sum(one.is_under_replicated for one in partitions),
+    }
+
+
+def _broker_row(
+    node_id: int, known: BrokerStatus | None, partitions: Sequence[PartitionStatus]
+) -> dict[str, Any]:
+    replica_brokers = [one for one in partitions if node_id in one.replicas]
+    address = None
+    if known is not None and known.host:  # of one that is fenced, nobody knows where it is
+        address = f"[{known.host}]:{known.port}" if ":" in known.host else f"{known.host}:{known.port}"
+    return {
+        "broker": node_id,
+        "address": address,
+        "rack": None if known is None else known.rack,
+        "controller": known is not None and known.is_controller,
+        "state": "gone" if known is None else "fenced" if known.is_fenced else "ok",
+        "leads": sum(one.leader == node_id for one in partitions),
+        "replicas": len(replica_brokers),
+        "not_in_sync": sum(node_id not in one.in_sync for one in replica_brokers),
+    }
+
+
+def _partition_row(one: PartitionStatus) -> dict[str, Any]:
+    return {
+        "topic": one.topic,
+        "partition": one.partition,
+        "leader": None if one.is_offline else one.leader,
+        "leader_epoch": one.leader_epoch,
+        "replicas": list(one.replicas),
+        "in_sync": list(one.in_sync),
+        "offline_replicas": list(one.offline_replicas),
+        "min_in_sync": one.min_in_sync,
+        "internal": one.is_internal,
+        "state": str(_problems(one)[0]) if _problems(one) else "ok",
+    }
+
+
+def _problems(one: PartitionStatus) -> list[PartitionFilter]:
+    """The worst first."""
+    found = {
+        PartitionFilter.OFFLINE: one.is_offline,
+        PartitionFilter.UNDER_MIN_IN_SYNC: one.is_under_min_isr,
+        PartitionFilter.UNDER_REPLICATED: one.is_under_replicated,
+    }
+    return [kind for kind, is_so in found.items() if is_so]
+
+
+def _matches(one: PartitionStatus, only: PartitionFilter | None) -> bool:
+    if only is None:
+        return True
+    return bool(_problems(one)) if only is PartitionFilter.ANY_PROBLEM else only in _problems(one)

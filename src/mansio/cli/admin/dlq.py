@@ -1,0 +1,305 @@
+"""`mansio dlq`: list, peek, redrive, purge: what share groups gave up, and what becomes of it.
+
+Always true: TOPIC is a dead-letter topic, or the topic whose dead letters are meant; what is chosen by filters has to
+fit all of them; `--dry-run` shows the same rows and changes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.admin.dead_letters import (
+    FILTER_HELP,
+    DeadLetter,
+    Filter,
+    list_dead_letter_topics,
+    parse_filter,
+    parse_position,
+    read_dead_letters,
+    resolve_dead_letter_topic,
+)
+from mansio.cli.support.common import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    BootstrapServersOption,
+    DryRunOption,
+    PartitionsOption,
+    connect,
+    print_error,
+    run,
+    usage_error,
+)
+from mansio.cli.support.formatting import Output, OutputOption, show_json, show_rows
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable
+
+    from mansio.client import Client
+
+app = typer.Typer(no_args_is_help=True, help="Look at dead letters, offer them again, delete them.")
+
+TopicArgument = Annotated[
+    str,
+    typer.Argument(metavar="TOPIC", help="A dead-letter topic, or the topic whose dead letters are meant."),
+]
+FilterOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--filter", "-f", metavar="NAME=VALUE", help=f"Only these: {FILTER_HELP}; may be given again."
+    ),
+]
+GroupOption = Annotated[
+    str | None, typer.Option("--group", "-g", metavar="GROUP", help="Only what this group gave up.")
+]
+
+LIST_COLUMNS = ("topic", "partitions", "letters", "newest")
+PEEK_COLUMNS = ("letter", "source", "group", "deliveries", "given_up", "reason", "key")
+REDRIVE_COLUMNS = (
+    "group", "topic", "partition", "letters", "offered", "done_before", "gone", "not_dead", "error"
+)  # fmt: skip
+APPEND_COLUMNS = ("topic", "letters", "appended", "done_before", "without_value", "error")
+PURGE_COLUMNS = ("topic", "partition", "old_start", "new_start", "offsets", "error")
+CHARACTERS_MAX = 60
+
+
+@app.callback()
+def command_group() -> None:
+    """Look at dead letters, offer them again, delete them."""
+
+
+@app.command("list")
+def list_topics(
+    output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
+) -> None:
+    """List the topics of dead letters, and how many are in each."""
+
+    async def work() -> list[dict[str, Any]]:
+        async with connect(bootstrap_servers) as client:
+            return [await _listed(client, name) for name in await list_dead_letter_topics(client)]
+
+    show_rows(output, run(work()), LIST_COLUMNS, empty="no dead-letter topics")
+
+
+async def _listed(client: Client, name: str) -> dict[str, Any]:
+    from mansio.client.types import TopicPartition
+
+    view = await client.admin.describe_topic(name)
+    partitions = [TopicPartition(name, one.index) for one in view.partitions]
+    starts = await client.admin.list_offsets(partitions, "earliest")
+    ends = await client.admin.list_offsets(partitions, "latest")
+    newest = await client.admin.list_offsets(partitions, "max_timestamp")
+    newest_ms = max((one.timestamp_ms for one in newest.values()), default=-1)
+    return {
+        "topic": name,
+        "partitions": len(partitions),
+        "letters": sum(ends[one].offset - starts[one].offset for one in partitions),
+        "newest": None if newest_ms < 0 else _time(newest_ms),
+    }
+
+
+def _time(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+@app.command()
+def peek(
+    topic: TopicArgument,
+    filters: FilterOption = None,
+    group: GroupOption = None,
+    partition: PartitionsOption = None,
+    limit: Annotated[
+        int, typer.Option("--max", "-m", min=1, metavar="N", help="Show so many, the oldest first.")
+    ] = 20,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Show dead letters; nothing of them changes. JSON has the record too, with all of its headers.
+
+    LETTER is what `redrive --dead_letter` takes; SOURCE is where the record was.
+    """
+    wanted = _filters(filters, group)
+
+    async def work() -> list[DeadLetter]:
+        found: list[DeadLetter] = []
+        async with connect(bootstrap_servers) as client:
+            dead_letters = read_dead_letters(
+                client,
+                await resolve_dead_letter_topic(client, topic),
+                partitions=tuple(partition or ()),
+                filters=wanted,
+            )
+            async for dead_letter in dead_letters:
+                found.append(dead_letter)
+                if len(found) >= limit:
+                    break
+            await dead_letters.aclose()  # it reads on otherwise
+        return found
+
+    rows = [_peek_row(dead_letter) for dead_letter in run(work())]
+    if output is Output.TABLE:
+        rows = [{**row, "key": _short(row["key"]), "reason": _short(row["reason"])} for row in rows]
+    show_rows(output, rows, PEEK_COLUMNS, empty="no such dead letters")
+
+
+def _peek_row(dead_letter: DeadLetter) -> dict[str, Any]:
+    from mansio.cli.support.message_formatting import as_json
+
+    record = as_json(dead_letter.message)
+    return {
+        "letter": f"{dead_letter.message.partition}:{dead_letter.message.offset}",
+        "id": dead_letter.dead_letter_id,
+        "source": f"{dead_letter.topic}-{dead_letter.partition}@{dead_letter.offset}",
+        "group": dead_letter.group,
+        "deliveries": dead_letter.deliveries,
+        "given_up": _time(dead_letter.dead_lettered_ms),
+        "reason": dead_letter.reason,
+        "consumer": dead_letter.consumer,
+        **{name: value for name, value in record.items() if name not in ("topic", "partition", "offset")},
+    }
+
+
+def _short(text: str | None) -> str | None:
+    if text is None:
+        return None
+    line = " ".join(text.split())
+    return line if len(line) <= CHARACTERS_MAX else f"{line[: CHARACTERS_MAX - 1]}…"
+
+
+def _filters(texts: list[str] | None, group: str | None) -> list[Filter]:
+    try:
+        found = [parse_filter(text) for text in texts or ()]
+    except ValueError as error:
+        usage_error(str(error), "--filter")
+    return found if group is None else [*found, Filter("group", group)]
+
+
+@app.command()
+def redrive(
+    topic: TopicArgument,
+    filters: FilterOption = None,
+    group: GroupOption = None,
+    dead_letter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--letter", "-l", metavar="PARTITION:OFFSET", help="This letter (see `peek`); may be given again."
+        ),
+    ] = None,
+    every: Annotated[bool, typer.Option("--all", help="All there are.")] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to", metavar="TOPIC", help="Append the records to this topic instead, for all its readers."
+        ),
+    ] = None,
+    rate: Annotated[
+        int,
+        typer.Option(
+            "--rate", "-r", min=0, metavar="N", help="So many a second at most; 0: as fast as it goes."
+        ),
+    ] = 0,
+    redrive_id: Annotated[
+        str | None,
+        typer.Option(
+            "--id",
+            metavar="ID",
+            help="Go on with the redrive of this id: what it has done is not done again. [default: a new one]",
+        ),
+    ] = None,
+    dry_run: DryRunOption = False,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Offer dead records again to the group that gave them up, and to nobody else; the letters stay.
+
+    Choose with --letter, --filter and --group, or take --all. OFFERED are now to be had by the group, DONE BEFORE were
+    offered under the same id, GONE are in the log no more (--to appends them from their letters), NOT DEAD were offered
+    by another redrive. The exit code is 1 where something failed; run it again with the same --id.
+    """
+    wanted = _filters(filters, group)
+    try:
+        positions = [parse_position(text) for text in dead_letter or ()]
+    except ValueError as error:
+        usage_error(str(error), "--letter")
+    if not (every or wanted or positions):
+        usage_error("say which: --letter, --filter, --group, or --all", "redrive")
+    if every and positions:
+        usage_error("all there are, or these: not both", "--letter")
+    name = redrive_id or _new_id()
+    if not 0 < len(name) <= 100:
+        usage_error("an id has up to 100 characters", "--id")
+
+    async def work() -> list[dict[str, Any]]:
+        from mansio.cli.admin.dlq_redrive import RateLimit, redrive_to_groups, redrive_to_topic
+
+        async with connect(bootstrap_servers) as client:
+            source = await resolve_dead_letter_topic(client, topic)
+            rate_limit = RateLimit(rate, _progress())
+
+            def dead_letters() -> AsyncIterator[DeadLetter]:
+                return read_dead_letters(client, source, filters=wanted, positions=positions)
+
+            if to is None:
+                return await redrive_to_groups(client, dead_letters(), name, rate_limit, dry_run=dry_run)
+            again = redrive_id is not None
+            return await redrive_to_topic(
+                client, dead_letters, to, name, rate_limit, again=again, dry_run=dry_run
+            )
+
+    if not dry_run:
+        print(f"redrive {name}", file=sys.stderr, flush=True)
+    rows = run(work())
+    columns = REDRIVE_COLUMNS if to is None else APPEND_COLUMNS
+    if output is Output.JSON:
+        show_json({"id": name, "rows": rows})
+    else:
+        show_rows(output, rows, columns, empty="no such dead letters")
+    if failed := sum(row["error"] is not None for row in rows):
+        raise typer.Exit(print_error(f"{failed} of {len(rows)} failed: see ERROR; go on with --id {name}"))
+
+
+def _new_id() -> str:
+    import uuid
+
+    return uuid.uuid4().hex
+
+
+def _progress() -> Callable[[int], None]:
+    """Shows on a terminal how many records are done."""
+    if not sys.stderr.isatty():
+        return lambda _: None
+    return lambda done: print(f"\r{done:,} records", end="", file=sys.stderr, flush=True)
+
+
+@app.command()
+def purge(
+    topic: TopicArgument,
+    before: Annotated[
+        str,
+        typer.Option(
+            "--before", metavar="WHERE", help="end (all there are), an offset, or a time (2013-11-21, -7d)."
+        ),
+    ],
+    partition: PartitionsOption = None,
+    dry_run: DryRunOption = False,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Delete the oldest dead letters of a topic, for good. The records they were made of stay where they are."""
+    from mansio.cli.admin.topic import _before
+
+    where = _before(before)
+
+    async def work() -> list[dict[str, Any]]:
+        from mansio.cli.admin.record_deletion import delete_records
+
+        async with connect(bootstrap_servers) as client:
+            source = await resolve_dead_letter_topic(client, topic)
+            return await delete_records(client, source, where, partition or (), dry_run=dry_run)
+
+    rows = run(work())
+    show_rows(output, rows, PURGE_COLUMNS, empty="nothing to delete")
+    if failed := sum(row["error"] is not None for row in rows):
+        raise typer.Exit(print_error(f"{failed} of {len(rows)} partitions failed: see ERROR"))

@@ -1,0 +1,358 @@
+"""`mansio group`: list, describe, alter, reset-offsets, delete.
+
+Always true: offsets are moved only for a group without members (the broker refuses otherwise), and only within what
+the log holds; `--dry-run` shows the same table and changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.admin import group_shares
+from mansio.cli.support.common import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    BootstrapServersOption,
+    DryRunOption,
+    PartitionsOption,
+    connect,
+    key_values,
+    print_error,
+    run,
+    run_for_each,
+    usage_error,
+)
+from mansio.cli.support.formatting import Output, OutputOption, cell, show_json, show_rows, show_table
+from mansio.cli.support.offset_spec import OFFSET_SPEC_HELP, OffsetSpec, parse_offset_spec, timestamp_hint
+from mansio.errors import (
+    GroupIdNotFound,
+    InvalidRequest,
+    NonEmptyGroup,
+    RequestError,
+    UnknownMember,
+    UnknownTopicOrPartition,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mansio.client import Client, GroupListings
+    from mansio.client.types import TopicPartition
+
+app = typer.Typer(no_args_is_help=True, help="See where consumer groups are, and move them.")
+
+GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group's id.")]
+
+MEMBER_COLUMNS = ("member", "epoch", "instance", "host", "reads", "gets", "gives_up")
+OFFSET_COLUMNS = ("topic", "partition", "committed", "end", "lag", "member")
+RESET_COLUMNS = ("topic", "partition", "old", "new")
+LISTED_MS_MAX = 15_000
+"""More than a cluster takes to give up a dead broker and to move its groups."""
+
+DEAD = "Dead"  # how Kafka describes a group that is not there
+
+
+@app.callback()
+def command_group() -> None:
+    """See where consumer groups are, and move them."""
+
+
+@app.command("list")
+def list_groups(
+    output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
+) -> None:
+    """List the groups. A broker that does not answer is waited for until the cluster gives it up, for some seconds, and
+    so is the new coordinator of its groups; the exit code is 1 when groups are missing."""
+
+    async def work() -> GroupListings:
+        async with connect(bootstrap_servers) as client:
+            return await client.admin.list_groups(timeout_ms=LISTED_MS_MAX)
+
+    groups = run(work())
+    rows = [
+        {
+            "group": group.group_id,
+            "type": group.group_type or None,
+            "state": group.state,
+            "protocol_type": group.protocol_type,
+        }
+        for group in groups
+    ]
+    show_rows(output, rows, ["group", "type", "state"], empty="no groups")
+    if groups.unreachable:
+        silent = ", ".join(map(str, groups.unreachable))
+        raise typer.Exit(print_error(f"not all groups: broker {silent} did not answer"))
+    if groups.missing_partitions:
+        missing = ", ".join(map(str, groups.missing_partitions))
+        raise typer.Exit(
+            print_error(f"not all groups: partition {missing} of __consumer_offsets has no leader")
+        )
+
+
+@app.command()
+def describe(
+    group: GroupArgument,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Show a group's members, its settings, and for each partition where it is and how far behind.
+
+    Of a group whose partitions the broker assigns, the table has a row for each member: its epoch, what it READS, what
+    it GETS when others have given it up, and what it GIVES UP. The table names the settings that are the group's own,
+    JSON all of them.
+
+    Of a share group it has a row for each partition: from where to where records are open, how many are LEASED, PARKED
+    until their next try, on their way to the dead-letter topic (ARCHIVING) or DEAD; and one for each member that has
+    leased some.
+    """
+
+    async def work() -> dict[str, Any]:
+        async with connect(bootstrap_servers) as client:
+            shared = await group_shares.description(client, group)
+            return shared or await _description(client, group)
+
+    found = run(work())
+    if output is Output.JSON:
+        show_json(found)
+        return
+    if found["type"] == "share":
+        group_shares.show(found)
+        return
+    print(f"group    {group}  {found['state']}, {len(found['members'])} members{_epochs(found)}")
+    for name, setting in found["configs"].items():
+        if setting["source"] == "group":
+            print(f"setting  {name}={setting['value']}")
+    if found["type"] == "consumer" and found["members"]:
+        show_table(MEMBER_COLUMNS, [_member_row(member) for member in found["members"]])
+        print()
+    if found["offsets"]:
+        show_table(
+            OFFSET_COLUMNS, [[cell(row[column]) for column in OFFSET_COLUMNS] for row in found["offsets"]]
+        )
+
+
+def _epochs(found: dict[str, Any]) -> str:
+    """Where a group whose partitions the broker assigns stands."""
+    if found["type"] != "consumer":
+        return ""
+    behind = "" if found["target_epoch"] == found["epoch"] else f" (assigned: {found['target_epoch']})"
+    return f", epoch {found['epoch']}{behind}, {found['protocol']}"
+
+
+def _member_row(member: dict[str, Any]) -> list[str]:
+    reads, target = member["partitions"], member["target"] or []
+    return [
+        cell(member["member"]),
+        cell(member["epoch"]),
+        cell(member["instance"]),
+        cell(member["host"].removeprefix("/")),
+        cell(reads),
+        cell([one for one in target if one not in reads]),
+        cell([one for one in reads if one not in target]),
+    ]
+
+
+async def _description(client: Client, group: str) -> dict[str, Any]:
+    described = await client.admin.describe_group(group)
+    if described.state == DEAD:
+        raise GroupIdNotFound(f"there is no group {group}")
+    readers = {partition: member for member in described.members for partition in member.partitions}
+    lags = await client.admin.group_lag(group)
+    return {
+        "group": group,
+        "type": described.group_type,
+        "state": described.state,
+        "protocol": described.protocol,
+        "epoch": described.epoch,
+        "target_epoch": described.target_epoch,
+        "configs": await _settings(client, group),
+        "members": [
+            {
+                "member": member.member_id,
+                "instance": member.instance_id,
+                "client": member.client_id,
+                "host": member.client_host,
+                "protocol": member.protocol,
+                "epoch": member.epoch,
+                "topics": list(member.topics),
+                "pattern": member.pattern,
+                "partitions": _texts(member.partitions),
+                "target": None if member.target is None else _texts(member.target),
+            }
+            for member in described.members
+        ],
+        "offsets": [
+            {
+                "topic": partition.topic,
+                "partition": partition.partition,
+                "committed": lag.committed,
+                "start": lag.start_offset,
+                "end": lag.end_offset,
+                "lag": lag.lag,
+                "member": readers[partition].member_id if partition in readers else None,
+            }
+            for partition, lag in sorted(lags.items())
+        ],
+    }
+
+
+def _texts(partitions: Iterable[TopicPartition]) -> list[str]:
+    return [f"{topic}-{index}" for topic, index in partitions]
+
+
+async def _settings(client: Client, group: str) -> dict[str, dict[str, Any]]:
+    """The group's settings, and whose each is; none where the broker has no settings of groups."""
+    try:
+        found = await client.admin.describe_config(group, kind="group")
+    except RequestError:
+        return {}
+    return {
+        name: {"value": setting.value, "source": setting.source} for name, setting in sorted(found.items())
+    }
+
+
+@app.command()
+def alter(
+    group: GroupArgument,
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="NAME=VALUE",
+            help="A setting of the group, by Kafka's name (consumer.session.timeout.ms=6000).",
+        ),
+    ] = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset", "-u", metavar="NAME", help="Take a setting back to the broker's; may be given again."
+        ),
+    ] = None,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Change settings of a group, all of them or none; what is not named stays.
+
+    The group need not exist yet. Its members are told with their next heartbeat.
+    """
+    changes: dict[str, str | None] = dict(key_values(settings or (), "NAME=VALUE"))
+    changes.update(dict.fromkeys(unset or (), None))
+    if not changes:
+        usage_error("give NAME=VALUE or --unset", "alter")
+
+    async def work() -> None:
+        async with connect(bootstrap_servers) as client:
+            await client.admin.alter_group_config(group, changes)
+
+    run(work())
+
+
+@app.command("reset-offsets")
+def reset_offsets(
+    group: GroupArgument,
+    to: Annotated[str, typer.Option("--to", metavar="WHERE", help=OFFSET_SPEC_HELP)],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--topic",
+            "-t",
+            metavar="TOPIC",
+            help="Only this topic; may be given again. [default: all it has a place in]",
+        ),
+    ] = None,
+    partition: PartitionsOption = None,
+    create: Annotated[
+        bool, typer.Option("--create", help="Also if there is no such group yet: give it a place to begin.")
+    ] = False,
+    dry_run: DryRunOption = False,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Move a group that has no members now. Offsets stay within what the partition holds.
+
+    Rows are sorted by topic and partition.
+    """
+    try:
+        target = parse_offset_spec(to)
+    except (ValueError, OverflowError):
+        usage_error(f"{to!r} is none of: {OFFSET_SPEC_HELP}", "--to")
+
+    async def work() -> list[dict[str, Any]]:
+        async with connect(bootstrap_servers) as client:
+            await _check_movable(client, group, create=create)
+            chosen = await _chosen(client, group, tuple(topic or ()), frozenset(partition or ()))
+            return await _reset(client, group, target, chosen, dry_run=dry_run)
+
+    if (note := timestamp_hint(target)) is not None:
+        print_error(note)
+    show_rows(output, run(work()), RESET_COLUMNS, empty="nothing to move")
+
+
+async def _check_movable(client: Client, group: str, *, create: bool) -> None:
+    """The broker would make a group that does not exist, and let a dry run pass where it refuses the real one."""
+    described = await client.admin.describe_group(group)
+    if described.state == DEAD and not create:
+        raise GroupIdNotFound(f"there is no group {group}; --create makes it")
+    if described.members:
+        raise NonEmptyGroup(f"group {group} still has members; stop them first")
+
+
+async def _chosen(
+    client: Client, group: str, topics: tuple[str, ...], indexes: frozenset[int]
+) -> dict[TopicPartition, int | None]:
+    """The partitions to move, in order, and where the group is in each. Raises for those that do not exist."""
+    from mansio.client.types import TopicPartition
+
+    committed = {one: entry.offset for one, entry in (await client.admin.group_offsets(group)).items()}
+    chosen = {one for one in committed if not topics or one.topic in topics}
+    for topic in topics:
+        view = await client.admin.describe_topic(topic)
+        every = {TopicPartition(topic, partition.index) for partition in view.partitions}
+        if missing := indexes - {one.partition for one in every}:
+            raise UnknownTopicOrPartition(f"topic {topic} has no partition {min(missing)}")
+        chosen |= every
+    if indexes:
+        chosen = {one for one in chosen if one.partition in indexes}
+    if not chosen:
+        raise UnknownTopicOrPartition(f"group {group} has no place in any of these; name a --topic")
+    return {one: committed.get(one) for one in sorted(chosen)}
+
+
+async def _reset(
+    client: Client, group: str, target: OffsetSpec, chosen: dict[TopicPartition, int | None], *, dry_run: bool
+) -> list[dict[str, Any]]:
+    if target.kind == "relative":
+        chosen = {one: old for one, old in chosen.items() if old is not None}
+        if not chosen:
+            raise InvalidRequest(f"group {group} has no place there to move from; give --to an absolute one")
+    try:
+        new = await client.admin.reset_offsets(group, chosen, **target.arguments(), dry_run=dry_run)
+    except UnknownMember as error:  # what Kafka answers to a commit from outside while the group has members
+        raise NonEmptyGroup(f"group {group} still has members; stop them first") from error
+    return [
+        {"topic": one.topic, "partition": one.partition, "old": old, "new": new[one]}
+        for one, old in chosen.items()
+    ]
+
+
+@app.command()
+def delete(
+    groups: Annotated[list[str], typer.Argument(metavar="GROUP", help="The groups to delete.")],
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Forget groups without members, with everything they committed.
+
+    One that cannot be deleted does not keep the others; the exit code is 1 then.
+    """
+
+    async def work() -> None:
+        async with connect(bootstrap_servers) as client:
+
+            async def delete_one(group: str) -> None:
+                try:
+                    await client.admin.delete_group(group)
+                except RequestError as error:
+                    raise type(error)(f"group {group}: {error.message}") from error
+
+            await run_for_each(groups, delete_one)
+
+    run(work())

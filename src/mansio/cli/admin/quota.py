@@ -1,0 +1,171 @@
+"""`mansio quota`: list, set, delete: how many bytes per second clients may write and read.
+
+Always true: an entity is named the same way by every command: `--client`, `--user`, or both; each either by name or,
+with `--default-client` and `--default-user`, everybody who has no quota of their own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.support.common import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    BootstrapServersOption,
+    connect,
+    run,
+    usage_error,
+)
+from mansio.cli.support.formatting import Output, OutputOption, show_rows
+
+if TYPE_CHECKING:
+    from mansio.client.admin.admin_quotas import Default, Quota
+
+app = typer.Typer(no_args_is_help=True, help="Limit how fast clients write and read.")
+
+ClientOption = Annotated[
+    str | None, typer.Option("--client", "-c", metavar="ID", help="The clients that use this client id.")
+]
+DefaultClientOption = Annotated[
+    bool,
+    typer.Option("--default-client", help="Every client id that has no quota of its own, each by itself."),
+]
+UserOption = Annotated[
+    str | None,
+    typer.Option("--user", metavar="NAME", help="A user; without authentication everybody is ANONYMOUS."),
+]
+DefaultUserOption = Annotated[
+    bool, typer.Option("--default-user", help="Every user that has no quota of their own, each by itself.")
+]
+
+PRODUCER = "producer_byte_rate"
+CONSUMER = "consumer_byte_rate"
+COLUMNS = ("user", "client", PRODUCER, CONSUMER)
+
+
+@app.callback()
+def command_group() -> None:
+    """Limit how fast clients write and read."""
+
+
+@app.command("list")
+def list_quotas(
+    output: OutputOption = Output.TABLE, bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS
+) -> None:
+    """List the quotas, in bytes per second.
+
+    A user or client that is not named stands as "(default)" in the table; JSON says so in `default_user` and
+    `default_client`.
+    """
+
+    async def work() -> list[Quota]:
+        async with connect(bootstrap_servers) as client:
+            return await client.admin.quotas.list()
+
+    quotas = run(work())
+    rows = [_row(quota, names_only=output is Output.JSON) for quota in quotas]
+    show_rows(output, rows, COLUMNS, empty="no quotas")
+
+
+def _row(quota: Quota, *, names_only: bool) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "user": _name(quota.user, names_only=names_only),
+        "client": _name(quota.client_id, names_only=names_only),
+        PRODUCER: _rate(quota.values.get(PRODUCER)),
+        CONSUMER: _rate(quota.values.get(CONSUMER)),
+    }
+    if names_only:
+        row |= {
+            "default_user": not isinstance(quota.user, str | None),
+            "default_client": not isinstance(quota.client_id, str | None),
+        }
+    return row
+
+
+def _name(name: str | Default | None, *, names_only: bool) -> str | None:
+    if name is None or isinstance(name, str):
+        return name
+    return None if names_only else "(default)"
+
+
+def _rate(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+@app.command("set")
+def set_quota(
+    client: ClientOption = None,
+    default_client: DefaultClientOption = False,
+    user: UserOption = None,
+    default_user: DefaultUserOption = False,
+    producer_byte_rate: Annotated[
+        int | None,
+        typer.Option(
+            "--producer-byte-rate",
+            "-w",
+            min=1,
+            metavar="BYTES",
+            help="What it may write per second.",
+        ),
+    ] = None,
+    consumer_byte_rate: Annotated[
+        int | None,
+        typer.Option(
+            "--consumer-byte-rate",
+            "-r",
+            min=1,
+            metavar="BYTES",
+            help="What it may read per second.",
+        ),
+    ] = None,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Set quotas; what is not named stays."""
+    entity = _entity(client, user, default_client=default_client, default_user=default_user)
+    given = {PRODUCER: producer_byte_rate, CONSUMER: consumer_byte_rate}
+    values = {name: value for name, value in given.items() if value is not None}
+    if not values:
+        usage_error("give --producer-byte-rate, --consumer-byte-rate or both", "set")
+
+    async def work() -> None:
+        async with connect(bootstrap_servers) as connected:
+            await connected.admin.quotas.set(**entity, values=values)
+
+    run(work())
+
+
+@app.command()
+def delete(
+    client: ClientOption = None,
+    default_client: DefaultClientOption = False,
+    user: UserOption = None,
+    default_user: DefaultUserOption = False,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Remove all quotas of a client, a user, or a default."""
+    entity = _entity(client, user, default_client=default_client, default_user=default_user)
+
+    async def work() -> None:
+        async with connect(bootstrap_servers) as connected:
+            await connected.admin.quotas.delete(**entity)
+
+    run(work())
+
+
+def _entity(
+    client: str | None, user: str | None, *, default_client: bool, default_user: bool
+) -> dict[str, Any]:
+    from mansio.client.admin.admin_quotas import DEFAULT
+
+    if client is not None and default_client:
+        usage_error("a client is either named or the default", "--default-client")
+    if user is not None and default_user:
+        usage_error("a user is either named or the default", "--default-user")
+    entity = {
+        "client_id": DEFAULT if default_client else client,
+        "user": DEFAULT if default_user else user,
+    }
+    if entity == {"client_id": None, "user": None}:
+        usage_error("for whom: --client, --default-client, --user or --default-user", "--client")
+    return entity

@@ -1,0 +1,296 @@
+"""`mansio topic`: create, list, describe, alter, delete-records, delete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.support.common import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    PARTITIONS_MAX,
+    BootstrapServersOption,
+    DryRunOption,
+    PartitionsOption,
+    connect,
+    key_values,
+    print_error,
+    run,
+    run_for_each,
+    usage_error,
+)
+from mansio.cli.support.formatting import Output, OutputOption, cell, show_json, show_rows, show_table
+from mansio.cli.support.offset_spec import TIME_HELP, parse_offset_spec, timestamp_hint
+from mansio.errors import TopicAlreadyExists, UnknownTopicOrPartition
+
+if TYPE_CHECKING:
+    from mansio.client import Client
+
+app = typer.Typer(no_args_is_help=True, help="Create, list, describe, alter and delete topics.")
+
+NameArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic's name.")]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="NAME=VALUE",
+        help="A setting of the topic, by Kafka's name (retention.ms=3600000); may be given again.",
+    ),
+]
+
+REPLICAS_MAX = 1_000
+BROKER_DEFAULT = -1  # in a request: what the broker is set to
+BEFORE_HELP = f"end (all there are), an offset (42), or {TIME_HELP}"
+DELETED_COLUMNS = ("topic", "partition", "old_start", "new_start", "offsets", "error")
+PARTITION_COLUMNS = ("partition", "leader", "leader_epoch", "replicas", "in_sync", "start", "end", "offsets")
+
+
+@app.callback()
+def command_group() -> None:
+    """Create, list, describe, alter and delete topics."""
+
+
+@app.command()
+def create(
+    topic: NameArgument,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=1,
+            max=PARTITIONS_MAX,
+            metavar="N",
+            help="How many partitions. [default: the broker's num_partitions]",
+        ),
+    ] = None,
+    replication_factor: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=REPLICAS_MAX, metavar="N", help="Copies of each partition. [default: the broker's]"
+        ),
+    ] = None,
+    config: SettingsOption = None,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="Succeed also if it exists.")
+    ] = False,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Create a topic."""
+    settings = dict(key_values(config or (), "--config"))
+
+    async def work() -> None:
+        async with connect(bootstrap_servers) as client:
+            await client.admin.create_topic(
+                topic,
+                partitions=BROKER_DEFAULT if partitions is None else partitions,
+                replication_factor=BROKER_DEFAULT if replication_factor is None else replication_factor,
+                config=settings,
+            )
+
+    try:
+        run(work())
+    except TopicAlreadyExists:
+        if not if_not_exists:
+            raise
+
+
+@app.command("list")
+def list_topics(
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Internal topics too.")] = False,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """List the topics."""
+
+    async def work() -> list[dict[str, Any]]:
+        async with connect(bootstrap_servers) as client:
+            topics = await client.admin.describe_topics(internal=everything)
+        return [
+            {
+                "name": topic.name,
+                "partitions": len(topic.partitions),
+                "replicas": max((len(partition.replicas) for partition in topic.partitions), default=0),
+                "internal": topic.is_internal,
+            }
+            for topic in topics
+        ]
+
+    columns = ["name", "partitions", "replicas"] + ["internal"] * everything
+    show_rows(output, run(work()), columns, empty="no topics")
+
+
+@app.command()
+def describe(
+    topic: NameArgument,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Show a topic's partitions and settings.
+
+    OFFSETS is END - START: that many records, unless compaction or transactions left gaps. The table names the
+    settings that differ from their defaults, JSON all of them.
+    """
+
+    async def work() -> dict[str, Any]:
+        async with connect(bootstrap_servers) as client:
+            return await _description(client, topic)
+
+    found = run(work())
+    if output is Output.JSON:
+        show_json(found)
+        return
+    print(f"topic    {found['name']}  id {found['id']}")
+    for name, setting in found["configs"].items():
+        if setting["source"] != "default":
+            print(f"setting  {name}={setting['value']}")
+    show_table(
+        PARTITION_COLUMNS,
+        [[cell(row[column]) for column in PARTITION_COLUMNS] for row in found["partitions"]],
+    )
+
+
+async def _description(client: Client, topic: str) -> dict[str, Any]:
+    from uuid import UUID
+
+    from mansio.client.types import TopicPartition
+
+    view = await client.admin.describe_topic(topic)
+    every = [TopicPartition(topic, partition.index) for partition in view.partitions]
+    starts = await client.admin.list_offsets(every, "earliest")
+    ends = await client.admin.list_offsets(every, "latest")
+    settings = await client.admin.describe_config(topic)
+    return {
+        "name": topic,
+        "id": str(UUID(bytes=view.topic_id)),
+        "internal": view.is_internal,
+        "configs": {
+            name: {"value": setting.value, "source": setting.source}
+            for name, setting in sorted(settings.items())
+        },
+        "partitions": [
+            {
+                "partition": partition.index,
+                "leader": partition.leader,
+                "leader_epoch": partition.leader_epoch,
+                "replicas": partition.replicas,
+                "in_sync": partition.in_sync_replicas,
+                "start": starts[one].offset,
+                "end": ends[one].offset,
+                "offsets": ends[one].offset - starts[one].offset,
+            }
+            for one, partition in zip(every, view.partitions, strict=True)
+        ],
+    }
+
+
+@app.command()
+def alter(
+    topic: NameArgument,
+    partitions: Annotated[
+        int | None,
+        typer.Option(
+            "--partitions",
+            "-p",
+            min=1,
+            max=PARTITIONS_MAX,
+            metavar="N",
+            help="Grow to this many; new records of a key may then go to another partition than its old ones.",
+        ),
+    ] = None,
+    config: SettingsOption = None,
+    unset: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--unset", "-u", metavar="NAME", help="Take a setting back to its default; may be given again."
+        ),
+    ] = None,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Grow a topic or change its settings; what is not named stays."""
+    changes: dict[str, str | None] = dict(key_values(config or (), "--config"))
+    changes.update(dict.fromkeys(unset or (), None))
+    if partitions is None and not changes:
+        usage_error("give --partitions, --config or --unset", "alter")
+
+    async def work() -> None:
+        async with connect(bootstrap_servers) as client:
+            if changes:
+                await client.admin.alter_topic_config(topic, changes)
+            if partitions is not None:
+                await client.admin.create_partitions(topic, partitions)
+
+    run(work())
+
+
+@app.command("delete-records")
+def delete_records(
+    topic: NameArgument,
+    before: Annotated[str, typer.Option("--before", metavar="WHERE", help=BEFORE_HELP)],
+    partition: PartitionsOption = None,
+    dry_run: DryRunOption = False,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Delete the oldest records of a topic, for good; the topic and its settings stay.
+
+    One row for each partition. Where a partition refuses, ERROR says why, the others go on, and the exit code is 1. An
+    offset below a partition's start deletes nothing there, one beyond its end is refused.
+    """
+    where = _before(before)
+
+    async def work() -> list[dict[str, Any]]:
+        from mansio.cli.admin.record_deletion import delete_records as delete
+
+        async with connect(bootstrap_servers) as client:
+            return await delete(client, topic, where, partition or (), dry_run=dry_run)
+
+    rows = run(work())
+    show_rows(output, rows, DELETED_COLUMNS, empty="nothing to delete")
+    failed = sum(row["error"] is not None for row in rows)
+    if failed:
+        raise typer.Exit(print_error(f"{failed} of {len(rows)} partitions failed: see ERROR"))
+
+
+def _before(text: str) -> Any:
+    """`--before` as `Admin.delete_records` takes it."""
+    if text == "end":
+        return text
+    try:
+        target = parse_offset_spec(text)
+    except (ValueError, OverflowError):
+        target = None
+    if target is None or target.kind not in ("offset", "time"):
+        usage_error(f"{text!r} is none of: {BEFORE_HELP}", "--before")
+    if (note := timestamp_hint(target)) is not None:
+        print_error(note)
+    return target.arguments()["to"]
+
+
+@app.command()
+def delete(
+    topics: Annotated[list[str], typer.Argument(metavar="TOPIC", help="The topics to delete.")],
+    if_exists: Annotated[
+        bool, typer.Option("--if-exists", help="Do not mind ones that do not exist.")
+    ] = False,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Delete topics and all their records, for good.
+
+    One that cannot be deleted does not keep the others; the exit code is 1 then.
+    """
+
+    async def work() -> None:
+        async with connect(bootstrap_servers) as client:
+
+            async def delete_one(topic: str) -> None:
+                try:
+                    await client.admin.delete_topic(topic)
+                except UnknownTopicOrPartition:
+                    if not if_exists:
+                        raise
+
+            await run_for_each(topics, delete_one)
+
+    run(work())

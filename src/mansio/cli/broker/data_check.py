@@ -1,0 +1,277 @@
+"""`mansio doctor DIR`: examines a data directory while no broker runs on it.
+
+One line per finding, worst first, a picture of each damaged partition, a table per topic at the end.
+Exit codes: 0 nothing is wrong, 1 something is, 2 it could not be examined (a broker runs on it, it is no data
+directory). An index that is just not there is nothing wrong: a killed broker leaves it so, the next one rebuilds it.
+Always true: without `--repair` nothing in the directory is changed.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.support.common import print_error
+from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mansio.broker.maintenance.data_check import DataCheckReport, PartitionReport
+    from mansio.storage.inspect.report import Finding, LogReport
+
+DAMAGED_EXIT_CODE = 1
+NOT_CHECKED_EXIT_CODE = 2
+DAMAGE_MAP_CELLS = 60
+DAMAGE_MAPS_MAX = 50
+FINDINGS_SHOWN_MAX = 1000
+
+MISSING = "missing"
+"""What the examination says of a file that only repeats the records and is not there."""
+
+GOOD, DAMAGED, TORN = "good", "damaged", "torn"
+PLAIN_CELLS = {GOOD: "=", DAMAGED: "X", TORN: "~"}
+COLOURED_CELLS = {GOOD: ("━", "green"), DAMAGED: ("█", "bold red"), TORN: ("╌", "yellow")}
+STYLES = {"damage": "bold red", "rebuild": "yellow", "note": "dim"}
+
+
+def doctor(
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="The data directory of a stopped broker.")],
+    repair: Annotated[
+        bool,
+        typer.Option(
+            "--repair", help="Rebuild indexes and what else only repeats the records; never touches records."
+        ),
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Examine the data directory of a stopped broker: what is damaged, where, and what that means.
+
+    Reads every byte. Exit code 0: nothing is wrong (indexes that a killed broker did not write are rebuilt by the
+    next one); 1: something is damaged; 2: it could not be examined.
+    """
+    from mansio.errors import StorageError
+
+    try:
+        diagnosis = _examine(directory, repair)
+    except StorageError as error:
+        print_error(_failure_message(error, directory))
+        raise typer.Exit(NOT_CHECKED_EXIT_CODE) from None
+    except OSError as error:
+        print_error(f"cannot examine {directory}: {error}")
+        raise typer.Exit(NOT_CHECKED_EXIT_CODE) from None
+    if output is Output.JSON:
+        show_json(_as_json(diagnosis))
+    else:
+        _show(diagnosis)
+    raise typer.Exit(0 if is_sound(diagnosis) else DAMAGED_EXIT_CODE)
+
+
+def is_sound(diagnosis: DataCheckReport) -> bool:
+    """Whether a broker opens it without loss, and nothing in it is worth a person's attention."""
+    if diagnosis.clean:
+        return True
+    left_out = any(one.log.findings_left_out for one in diagnosis.partitions)
+    return not left_out and all(
+        finding.severity == "note" or finding.repaired or _is_rebuilt_by_broker(finding)
+        for finding in diagnosis.each_finding()
+    )
+
+
+def _is_rebuilt_by_broker(finding: Finding) -> bool:
+    """Whether it is about a file that is just not there, and that a broker makes again by itself. Without its
+    checkpoint nobody knows how much of a log was durable; no kill loses that, so it is not one of them."""
+    is_missing = finding.severity == "rebuild" and finding.what == MISSING and not finding.repaired
+    return is_missing and not finding.path.endswith("/checkpoint")
+
+
+def _examine(directory: str, repair: bool) -> DataCheckReport:
+    from mansio.broker.maintenance.data_check import NOBODY, Progress, check_data_directory
+    from mansio.host.host import HostDisk
+
+    disk = HostDisk()
+    if not sys.stderr.isatty():
+        return check_data_directory(disk, directory, repair=repair, progress=NOBODY)
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("reading"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("reading", total=None)
+        reporter = Progress(
+            total=lambda count: bars.update(task, total=count), read=lambda count: bars.advance(task, count)
+        )
+        return check_data_directory(disk, directory, repair=repair, progress=reporter)
+
+
+def _failure_message(error: Exception, directory: str) -> str:
+    from mansio.errors import DataDirectoryLocked
+
+    if isinstance(error, DataDirectoryLocked):
+        return f"a broker runs on {directory}: stop it first ({error})"
+    return str(error)
+
+
+# For programs
+
+
+def _as_json(diagnosis: DataCheckReport) -> dict[str, Any]:
+    return {
+        "data_dir": diagnosis.data_dir,
+        "clean": is_sound(diagnosis),
+        "findings": [_finding_json(finding) for finding in diagnosis.findings],
+        "partitions": [
+            {
+                "topic": one.topic,
+                "partition": one.partition,
+                "directory": one.log.directory,
+                "start_offset": one.log.start_offset,
+                "end_offset": one.log.end_offset,
+                "segments": one.log.segments,
+                "batches": one.log.batches,
+                "size_bytes": one.log.size_bytes,
+                "damaged_records": one.log.damaged_offsets,
+                "findings": [_finding_json(finding) for finding in one.log.findings],
+                "findings_left_out": one.log.findings_left_out,
+                "bad_ranges": [damaged_range._asdict() for damaged_range in one.log.bad_ranges],
+            }
+            for one in diagnosis.partitions
+        ],
+        "topics": _topic_rows(diagnosis.partitions),
+    }
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    shown = finding._asdict()
+    for name in ("first_offset", "end_offset", "position"):
+        if shown[name] < 0:
+            shown[name] = None
+    return shown
+
+
+def _topic_rows(partitions: Iterable[PartitionReport]) -> list[dict[str, Any]]:
+    rows: dict[str, dict[str, Any]] = {}
+    for one in partitions:
+        row = rows.setdefault(
+            one.topic,
+            dict.fromkeys(
+                ("partitions", "segments", "batches", "size_bytes", "damaged_partitions", "damaged_records"),
+                0,
+            ),
+        )
+        row["partitions"] += 1
+        row["segments"] += one.log.segments
+        row["batches"] += one.log.batches
+        row["size_bytes"] += one.log.size_bytes
+        row["damaged_partitions"] += one.log.has_damage
+        row["damaged_records"] += one.log.damaged_offsets
+    return [{"topic": topic, **row} for topic, row in sorted(rows.items())]
+
+
+# For people
+
+
+def _show(diagnosis: DataCheckReport) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    shown = 0
+    sound = is_sound(diagnosis)
+    rebuilt_count = sum(map(_is_rebuilt_by_broker, diagnosis.each_finding()))
+    for finding in sorted(diagnosis.each_finding(), key=_rank):
+        if sound and _is_rebuilt_by_broker(finding):
+            continue
+        if shown < FINDINGS_SHOWN_MAX:
+            console.print(_line(finding, diagnosis.data_dir))
+        shown += 1
+    left_out = max(shown - FINDINGS_SHOWN_MAX, 0)
+    left_out += sum(one.log.findings_left_out for one in diagnosis.partitions)
+    if left_out:
+        console.print(f"and {left_out:,} findings more")
+    damaged = [one for one in diagnosis.partitions if one.log.bad_ranges]
+    if damaged:
+        width = max(len(f"{one.topic}-{one.partition}") for one in damaged[:DAMAGE_MAPS_MAX])
+        cells = _cells(console.is_terminal)
+        legend = "   ".join(f"{cells[state][0]} {state}" for state in (GOOD, DAMAGED, TORN))
+        console.print(Text(f"\n{legend}   (each line is one partition, from its first byte to its last)"))
+    for one in damaged[:DAMAGE_MAPS_MAX]:
+        console.print(
+            Text(f"{one.topic}-{one.partition}".ljust(width) + "  ")
+            + _damage_map_text(one.log, console.is_terminal)
+        )
+    rows = _topic_rows(diagnosis.partitions)
+    if rows:
+        console.print()
+        columns = (
+            "topic",
+            "partitions",
+            "segments",
+            "batches",
+            "size_bytes",
+            "damaged_partitions",
+            "damaged_records",
+        )
+        show_table(
+            columns,
+            [[f"{row[name]:,}" if name != "topic" else row[name] for name in columns] for row in rows],
+        )
+    if sound and rebuilt_count:
+        console.print(
+            f"\nok: {rebuilt_count:,} missing indexes (or leader epochs) are rebuilt by the broker."
+        )
+    console.print("\nNothing is wrong." if sound else "\nSomething is wrong: see above.")
+
+
+def _rank(finding: Finding) -> tuple[int, str, int]:
+    return list(STYLES).index(finding.severity), finding.path, finding.position
+
+
+def _line(finding: Finding, data_dir: str) -> Any:
+    from rich.text import Text
+
+    from mansio.logs import escaped
+
+    path = escaped(finding.path.removeprefix(data_dir + "/"))
+    text = Text.assemble(
+        (finding.severity.upper().ljust(8), STYLES[finding.severity]),
+        f"{path}: {escaped(finding.what)}; {escaped(finding.meaning)}",
+    )
+    if finding.repaired:
+        text.append(f" [{finding.repaired}]", "green")
+    return text
+
+
+def _cells(terminal: bool) -> dict[str, tuple[str, str]]:
+    return COLOURED_CELLS if terminal else {state: (cell, "") for state, cell in PLAIN_CELLS.items()}
+
+
+def damage_map(log: LogReport, cells: int = DAMAGE_MAP_CELLS) -> list[str]:
+    """What each of `cells` equal parts of a log is: `damaged` beats `torn` beats `good`, however small the part."""
+    states = [GOOD] * cells
+    size = max(log.size_bytes, 1)
+    for damaged_range in log.bad_ranges:
+        first = min(damaged_range.start * cells // size, cells - 1)
+        last = min(max(damaged_range.end - 1, damaged_range.start) * cells // size, cells - 1)
+        for cell in range(first, last + 1):
+            if not damaged_range.torn:
+                states[cell] = DAMAGED
+            elif states[cell] == GOOD:
+                states[cell] = TORN
+    return states
+
+
+def _damage_map_text(log: LogReport, terminal: bool) -> Any:
+    from rich.text import Text
+
+    cells = _cells(terminal)
+    return Text.assemble(*(cells[state] for state in damage_map(log)))

@@ -1,0 +1,115 @@
+"""`mansio dev-cluster`: etcd and several brokers on this machine, in one command.
+
+`plan` chooses ports and remembers them with the data, `processes` starts, watches and stops, this file is the command.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+from typing import Annotated
+
+import typer
+
+from mansio.cli.support.common import key_values, print_error, usage_error
+
+BROKERS_MAX = 16
+
+BrokersOption = Annotated[
+    int, typer.Option("--brokers", min=1, max=BROKERS_MAX, metavar="N", help="How many brokers.")
+]
+DataOption = Annotated[
+    str | None,
+    typer.Option(
+        "--data",
+        metavar="DIR",
+        help="Keep everything there, ports included, for the next time. [default: a temporary directory]",
+    ),
+]
+MembersOption = Annotated[
+    int,
+    typer.Option("--etcd-members", min=1, max=5, metavar="N", help="How many members of etcd: 1, 3 or 5."),
+]
+FirstPortOption = Annotated[
+    int | None,
+    typer.Option(
+        "--first-port",
+        min=1024,
+        max=65_000,
+        metavar="PORT",
+        help="Kafka port of the first broker, the others behind it. [default: free ports]",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="A setting of every broker by its name; may be given again."
+    ),
+]
+
+
+def dev_cluster(
+    brokers: BrokersOption = 3,
+    data: DataOption = None,
+    etcd_members: MembersOption = 1,
+    first_port: FirstPortOption = None,
+    set_: SetOption = None,
+) -> None:
+    """Run a whole cluster on this machine until SIGTERM or Ctrl-C: etcd, and brokers as processes of their own.
+
+    Says on standard error what it is doing, and prints one line with `ready` and all addresses when topics with
+    copies on every broker can be made. A broker that ends is told, with the end of its log and the command that
+    starts it again; the others go on. For trying out and for tests: everything is on one disk.
+    """
+    if sys.platform == "win32":
+        raise typer.Exit(print_error("dev-cluster stops processes with signals, which Windows has not"))
+    settings = dict(key_values(set_ or (), "--set"))
+    if etcd_members % 2 == 0:
+        usage_error(
+            f"{etcd_members} survive no more failures than {etcd_members - 1}; take 1, 3 or 5",
+            "--etcd-members",
+        )
+    _check(settings)
+    if data is not None:
+        raise typer.Exit(_run(data, brokers, etcd_members, first_port, settings))
+    directory = tempfile.mkdtemp(prefix="mansio-dev-cluster-")
+    try:
+        code = _run(directory, brokers, etcd_members, first_port, settings)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    raise typer.Exit(code)
+
+
+def _check(settings: dict[str, str]) -> None:
+    from mansio.cli.broker.dev_cluster.plan import check_settings
+    from mansio.errors import ConfigError
+
+    try:
+        check_settings(settings)
+    except ConfigError as error:
+        usage_error(error.message.removesuffix(" (from the flag)"), "--set")
+
+
+def _run(
+    directory: str, brokers: int, etcd_members: int, first_port: int | None, settings: dict[str, str]
+) -> int:
+    import asyncio
+    import logging
+
+    from mansio import logs
+    from mansio.cli.broker.dev_cluster.plan import plan_cluster
+    from mansio.cli.broker.dev_cluster.processes import run_until_stopped
+
+    logs.set_up("warning", "text")
+    logging.getLogger("mansio.net").setLevel(logging.CRITICAL)  # brokers that are not there yet are no news
+    os.makedirs(directory, exist_ok=True)
+    plan = plan_cluster(
+        os.path.abspath(directory),
+        brokers=brokers,
+        members=etcd_members,
+        first_port=first_port,
+        settings=settings,
+    )
+    return asyncio.run(run_until_stopped(plan))

@@ -1,0 +1,208 @@
+"""What runs in a dev-cluster, and on which ports.
+
+Always true: a directory keeps its ports, because members of etcd know each other by them; ports that are chosen are
+free when they are chosen, different from each other, and below those the system gives to outgoing connections.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import socket
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.config.cluster import MemberAddress
+from mansio.config.settings import load_settings
+from mansio.errors import ConfigError, Unavailable
+from mansio.node.etcd_member.command import MemberPlan
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HOST: Final = "127.0.0.1"
+FILE: Final = "dev-cluster.json"
+PORTS_FROM: Final = 12_000
+PORTS_TO: Final = 32_000
+TRIES_MAX: Final = 1000
+REPLICATION_FACTOR_MAX: Final = 3
+OWN_SETTINGS: Final = frozenset(
+    {
+        "data_dir",
+        "node_id",
+        "listeners",
+        "http_listener",
+        "advertised_listeners",
+        "etcd",
+        "etcd_join",
+        "etcd_member",
+    }
+)
+"""Settings that dev-cluster gives each broker itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerPlan:
+    """One broker: its number and where it listens."""
+
+    node_id: int
+    kafka_port: int
+    http_port: int
+    directory: str
+
+    @property
+    def kafka(self) -> str:
+        return f"{HOST}:{self.kafka_port}"
+
+    @property
+    def http(self) -> str:
+        return f"{HOST}:{self.http_port}"
+
+    @property
+    def log_path(self) -> str:
+        return f"{self.directory}.log"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPlan:
+    """All of it. `settings` are every broker's."""
+
+    directory: str
+    members: tuple[MemberPlan, ...]
+    brokers: tuple[BrokerPlan, ...]
+    settings: Mapping[str, str]
+
+    @property
+    def etcd(self) -> str:
+        return ",".join(member.client_url for member in self.members)
+
+    @property
+    def bootstrap_servers(self) -> str:
+        return ",".join(broker.kafka for broker in self.brokers)
+
+    def arguments(self, broker: BrokerPlan) -> list[str]:
+        """What `mansio` is told to be that broker."""
+        arguments_list = ["serve", "--node-id", str(broker.node_id), "--data", broker.directory]
+        arguments_list += ["--kafka", broker.kafka, "--http", broker.http, "--etcd", self.etcd]
+        for name, value in self.settings.items():
+            arguments_list += ["--set", f"{name}={value}"]
+        return arguments_list
+
+
+def mansio_command() -> list[str]:
+    """The `mansio` of this interpreter."""
+    return [sys.executable, "-m", "mansio.cli.main"]
+
+
+def plan_cluster(
+    directory: str, *, brokers: int, members: int, first_port: int | None, settings: Mapping[str, str]
+) -> ClusterPlan:
+    """Plan a cluster in `directory`, as it was there before, and write the plan down. Raises `ConfigError`."""
+    replication = {"default_replication_factor": str(min(brokers, REPLICATION_FACTOR_MAX))}
+    known = _read(directory)
+    if known["members"] and len(known["members"]) != members:
+        raise ConfigError(
+            f"--etcd-members: {directory} has {len(known['members'])}, and their number cannot be changed here"
+        )
+    ports = _PortAllocator()
+    etcd_ports = known["members"] or [[ports.allocate(), ports.allocate()] for _ in range(members)]
+    for pair in known["members"]:
+        ports.reserve(pair)
+    broker_ports = []
+    for index in range(brokers):
+        before = known["brokers"][index] if index < len(known["brokers"]) else []
+        if first_port is not None:
+            before = [first_port + index, *before[1:]]
+            ports.reserve(before[:1])
+        kept = [ports.reuse(port) for port in before]
+        broker_ports.append([*kept, *(ports.allocate() for _ in range(2 - len(kept)))])
+    _write(directory, {"members": etcd_ports, "brokers": [*broker_ports, *known["brokers"][brokers:]]})
+    return ClusterPlan(
+        directory=directory,
+        members=_member_plans(directory, etcd_ports),
+        brokers=tuple(
+            BrokerPlan(index, kafka, http, f"{directory}/broker-{index}")
+            for index, (kafka, http) in enumerate(broker_ports, 1)
+        ),
+        settings={**replication, **settings},
+    )
+
+
+def _member_plans(directory: str, ports: list[list[int]]) -> tuple[MemberPlan, ...]:
+    members = tuple(sorted(MemberAddress(HOST, peer, client) for peer, client in ports))
+    return tuple(
+        MemberPlan(member, members, f"{directory}/etcd-{index}", HOST)
+        for index, member in enumerate(members, 1)
+    )
+
+
+def check_settings(settings: Mapping[str, str]) -> None:
+    """Raise `ConfigError` for what no broker would take, or what cannot be the same for all."""
+    for name in settings:
+        if name in OWN_SETTINGS:
+            raise ConfigError(f"{name}: it is different for each broker, so dev-cluster chooses it")
+    load_settings(None, {**settings, "etcd": "http://127.0.0.1:2379"}, environment=False)
+
+
+class _PortAllocator:
+    """Chooses free ports, each once."""
+
+    def __init__(self) -> None:
+        self._allocated: set[int] = set()
+
+    def allocate(self) -> int:
+        for _ in range(TRIES_MAX):
+            port = random.randrange(PORTS_FROM, PORTS_TO)
+            if port not in self._allocated and _is_free(port):
+                self._allocated.add(port)
+                return port
+        raise Unavailable(f"no free port between {PORTS_FROM} and {PORTS_TO}")
+
+    def reserve(self, ports: list[int]) -> None:
+        """These and no others: raises `ConfigError` where one is taken."""
+        for port in ports:
+            if port in self._allocated or not _is_free(port):
+                raise ConfigError(f"port {port}, which this cluster needs, is taken by another program")
+            self._allocated.add(port)
+
+    def reuse(self, port: int) -> int:
+        """This one if it is still free, otherwise another."""
+        if port in self._allocated:
+            return port
+        if not _is_free(port):
+            return self.allocate()
+        self._allocated.add(port)
+        return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
+def _read(directory: str) -> dict[str, Any]:
+    path = f"{directory}/{FILE}"
+    if not os.path.exists(path):
+        if os.path.isdir(directory) and os.listdir(directory):
+            raise ConfigError(f"--data: {directory} is not empty, and no dev-cluster has been there")
+        return {"members": [], "brokers": []}
+    try:
+        with open(path, encoding="utf-8") as file:
+            known = json.load(file)
+        return {key: [[int(port) for port in pair] for pair in known[key]] for key in ("members", "brokers")}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path}: not what dev-cluster wrote") from error
+
+
+def _write(directory: str, known: Mapping[str, Any]) -> None:
+    path = f"{directory}/{FILE}"
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        json.dump(known, file)
+    os.replace(f"{path}.new", path)

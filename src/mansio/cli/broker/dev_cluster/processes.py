@@ -1,0 +1,238 @@
+"""The processes of a dev-cluster: etcd first, then all brokers at once; stopped the other way round.
+
+Always true: when `run_until_stopped` returns, none of them is left; what ended by itself has been told with the end of
+its log. A first signal stops everything cleanly, a second one kills what is still there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import shlex
+import signal
+import sys
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.cli.broker.dev_cluster.plan import mansio_command
+from mansio.errors import Unavailable
+from mansio.node.etcd_member.child_process import ChildProcess, exit_reason
+from mansio.node.etcd_member.executable import find_program
+from mansio.node.etcd_member.member import EtcdMember
+from mansio.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Iterable, Sequence
+
+    from mansio.cli.broker.dev_cluster.plan import BrokerPlan, ClusterPlan
+
+    Formed = Callable[[ClusterPlan], Coroutine[Any, Any, None]]
+
+ETCD_S_MAX: Final = 60.0
+BROKER_S_MAX: Final = 90.0
+FORMED_S_MAX: Final = 60.0
+STOP_S_MAX: Final = 20.0
+ETCD_STOP_S_MAX: Final = 2.0
+"""Members that all stop at once wait for each other in vain."""
+
+POLL_S: Final = 0.02
+TAIL_LINES: Final = 15
+FORCED_EXIT_CODE: Final = 130
+READY: Final = re.compile(r"^mansio \S+ ready kafka=", re.MULTILINE)
+
+
+def print_status(text: str) -> None:
+    """Progress and trouble, for people."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class DevCluster:
+    """All processes of one plan. `command`: what is run as `mansio`; `formed` returns when the brokers see each
+    other."""
+
+    def __init__(self, plan: ClusterPlan, command: Sequence[str], formed: Formed) -> None:
+        self.plan = plan
+        self._formed = formed
+        self._members: list[EtcdMember] = []
+        self._brokers = {
+            broker: ChildProcess([*command, *plan.arguments(broker)], broker.log_path)
+            for broker in plan.brokers
+        }
+
+    async def start(self) -> None:
+        """Return when topics can be made on all brokers. Raises `MansioError` with what kept it from that."""
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        program = await asyncio.to_thread(find_program)
+        count = len(self.plan.members)
+        print_status(f"etcd {program.version} ({program.path}): starting {_count_text(count, 'member')}")
+        self._members = [EtcdMember(member, program) for member in self.plan.members]
+        await _all(member.start(ETCD_S_MAX) for member in self._members)
+        print_status(f"etcd ready after {loop.time() - begun:.1f} s: {self.plan.etcd}")
+        await _all(self._start_broker(broker, child) for broker, child in self._brokers.items())
+        await _first_of(self._formed(self.plan), self._until_one_ends())
+
+    async def _until_one_ends(self) -> None:
+        """Raise `Unavailable` when a broker ends."""
+        waiting = {asyncio.ensure_future(child.wait()): broker for broker, child in self._brokers.items()}
+        try:
+            done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+        ended = done.pop()
+        broker = waiting[ended]
+        print_status(_tail(broker, self._brokers[broker]))
+        raise Unavailable(
+            f"broker {broker.node_id} ended before the cluster was ready: {exit_reason(ended.result())}"
+        )
+
+    async def _start_broker(self, broker: BrokerPlan, child: ChildProcess) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        await child.start()
+        print_status(f"broker {broker.node_id} starting: pid {child.pid}, log {broker.log_path}")
+        while READY.search(child.output()) is None:
+            if not child.running:
+                code = await child.wait()
+                print_status(_tail(broker, child))
+                raise Unavailable(f"broker {broker.node_id} did not start: {exit_reason(code)}")
+            if loop.time() - begun > BROKER_S_MAX:
+                print_status(_tail(broker, child))
+                raise Unavailable(f"broker {broker.node_id} was not ready after {BROKER_S_MAX:g} s")
+            await asyncio.sleep(POLL_S)
+        print_status(
+            f"broker {broker.node_id} ready after {loop.time() - begun:.1f} s: "
+            f"kafka={broker.kafka} http={broker.http}"
+        )
+
+    def ready_line(self) -> str:
+        """What a program that waits for the cluster reads."""
+        listeners = (
+            f"kafka={self.plan.bootstrap_servers} http={','.join(one.http for one in self.plan.brokers)}"
+        )
+        pids = ",".join(str(child.pid) for child in self._brokers.values())
+        locations = f"etcd={self.plan.etcd} data={self.plan.directory} pids={pids}"
+        return f"mansio {__version__} dev-cluster ready {listeners} {locations}"
+
+    async def watch(self) -> None:
+        """Tell of each broker that ends; return when none is left."""
+        await _all(self._watch(broker, child) for broker, child in self._brokers.items())
+
+    async def _watch(self, broker: BrokerPlan, child: ChildProcess) -> None:
+        code = await child.wait()
+        again = shlex.join(["mansio", *self.plan.arguments(broker)])
+        print_status(f"broker {broker.node_id} (pid {child.pid}) has ended: {exit_reason(code)}")
+        print_status(_tail(broker, child))
+        print_status(f"start it again with: {again}")
+
+    def kill(self) -> None:
+        """SIGKILL for every broker."""
+        for child in self._brokers.values():
+            child.signal(signal.SIGKILL)
+
+    async def stop(self) -> None:
+        """All brokers, then etcd."""
+        running = [one for one in self._brokers.items() if one[1].running]
+        if running:
+            print_status(f"stopping {_count_text(len(running), 'broker')}")
+        await asyncio.gather(*(self._stop_broker(broker, child) for broker, child in running))
+        await asyncio.gather(*(member.stop(ETCD_STOP_S_MAX) for member in self._members))
+
+    async def _stop_broker(self, broker: BrokerPlan, child: ChildProcess) -> None:
+        code = await child.stop(STOP_S_MAX)
+        if code:
+            print_status(f"broker {broker.node_id} did not stop cleanly: {exit_reason(code)}")
+            print_status(_tail(broker, child))
+
+
+async def run_until_stopped(
+    plan: ClusterPlan, *, command: Sequence[str] | None = None, formed: Formed | None = None
+) -> int:
+    """Start, say so, watch until a signal or until no broker is left, stop. Returns the exit code."""
+    cluster = DevCluster(plan, command or mansio_command(), formed or _until_formed)
+    stop = asyncio.Event()
+    is_impatient = False
+
+    def on_signal() -> None:
+        nonlocal is_impatient
+        if stop.is_set():
+            is_impatient = True
+            cluster.kill()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, on_signal)
+    try:
+        is_over = await _first_of(_run_cluster(cluster), stop.wait())
+    finally:
+        await cluster.stop()
+    if not is_over:
+        return FORCED_EXIT_CODE if is_impatient else 0
+    print_status("no broker is left")
+    return 1
+
+
+async def _run_cluster(cluster: DevCluster) -> None:
+    """From the start until no broker is left."""
+    await cluster.start()
+    print(cluster.ready_line(), flush=True)
+    print_status(f"for other commands: export MANSIO_BOOTSTRAP_SERVERS={cluster.plan.bootstrap_servers}")
+    await cluster.watch()
+
+
+async def _until_formed(plan: ClusterPlan) -> None:
+    """Return when a client sees all brokers. Raises `Unavailable` after a minute."""
+    from mansio.client import connect
+
+    seen = 0
+    try:
+        async with (
+            asyncio.timeout(FORMED_S_MAX),
+            connect(plan.bootstrap_servers, client_id="dev-cluster") as client,
+        ):
+            while True:
+                seen = len((await client.admin.describe_cluster()).brokers)
+                if seen == len(plan.brokers):
+                    return
+                await asyncio.sleep(POLL_S)
+    except TimeoutError:
+        raise Unavailable(
+            f"after {FORMED_S_MAX:g} s {seen} of {len(plan.brokers)} brokers see each other"
+        ) from None
+
+
+async def _first_of(work: Coroutine[Any, Any, Any], other: Coroutine[Any, Any, Any]) -> bool:
+    """Wait for either and end the other one; whether `work` came first. Raises what the first raised."""
+    tasks = [asyncio.ensure_future(work), asyncio.ensure_future(other)]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        return tasks[0] in done
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _all(coroutines: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """All of them at once. The first error ends the others, and is raised when they have ended."""
+    tasks = [asyncio.ensure_future(one) for one in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tail(broker: BrokerPlan, child: ChildProcess) -> str:
+    lines = child.tail(TAIL_LINES) or ["(it wrote nothing)"]
+    return "\n".join([f"the end of {broker.log_path}:", *(f"    {line}" for line in lines)])
+
+
+def _count_text(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,270 @@
+"""`mansio serve`: one broker in the foreground, with its HTTP door, and its member of etcd where it has one.
+
+Always true: the line with `ready` comes when every port accepts and not before; SIGTERM or SIGINT stops
+accepting, lets requests being worked on finish for at most `shutdown_drain_ms`, closes every log and exits 0;
+a second signal does not wait. The member is healthy before the broker starts, and ends after it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+import typer
+
+from mansio import logs
+from mansio.cli.broker.serve_options import (
+    AdvertiseOption,
+    ConfigOption,
+    DataOption,
+    EtcdOption,
+    HttpOption,
+    JoinOption,
+    KafkaOption,
+    NodeIdOption,
+    RackOption,
+    SetOption,
+    settings_from_flags,
+)
+from mansio.cli.support.common import print_error
+from mansio.errors import ConfigError
+from mansio.version import __version__
+
+if TYPE_CHECKING:
+    import asyncio
+    from collections.abc import Coroutine
+    from typing import Any
+
+    from mansio.api.http.server import HttpServer
+    from mansio.api.http.service_stats import ServiceStats
+    from mansio.cli.broker.systemd_notify import SystemdNotifier
+    from mansio.config.settings import Address, Settings
+    from mansio.logs import LineHandler
+    from mansio.node.broker import Broker
+    from mansio.node.etcd_member.member import EtcdMember
+
+CLOSE_S = 5.0
+"""What closing the logs may take beyond the drain before we say so and give up."""
+
+LISTEN_ERRNOS = frozenset({errno.EADDRINUSE, errno.EADDRNOTAVAIL})
+
+HELD_LINES_INTERVAL_S = 1.0
+"""How often log lines that were held back are looked at."""
+
+FORCED_EXIT_CODE = 130
+"""After a second signal. Nothing acknowledged is lost; the next start recovers."""
+
+
+def serve(
+    data: DataOption = None,
+    kafka: KafkaOption = None,
+    http: HttpOption = None,
+    node_id: NodeIdOption = None,
+    advertise: AdvertiseOption = None,
+    rack: RackOption = None,
+    etcd: EtcdOption = None,
+    join: JoinOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+) -> None:
+    """Run a broker until SIGTERM or Ctrl-C.
+
+    Alone, or one of a cluster with --etcd or --join. Prints one line with `ready` and the addresses when it
+    accepts connections. Log lines go to standard error.
+    """
+    import asyncio
+
+    from mansio.host import file_descriptors
+    from mansio.host.asyncio_loop import new_event_loop
+    from mansio.wire.api_versions import ApiKey
+    from mansio.wire.codec import messages
+
+    named = {
+        "data_dir": data,
+        "listeners": kafka,
+        "http_listener": http,
+        "node_id": node_id,
+        "advertised_listeners": advertise,
+        "rack": rack,
+        "etcd": etcd,
+        "etcd_join": join,
+    }
+    settings = settings_from_flags(named, config, set_)
+    lines = logs.set_up(settings.log_level, settings.log_format)
+    file_descriptors.raise_limit()
+    # The schemas' own imports take a fifth of a second in one piece, which no first request should find on the loop.
+    messages.shape_of(ApiKey.METADATA, "request")
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        code = runner.run(_serve(settings, lines))
+    raise typer.Exit(code)
+
+
+async def _serve(settings: Settings, lines: LineHandler) -> int:
+    """Start, say so, wait for a signal, stop. Returns the exit code.
+
+    HTTP comes first, so that a broker which takes its time to recover answers probes (as not ready) meanwhile.
+    """
+    import asyncio
+
+    from mansio.api.http.service_stats import ServiceStats
+    from mansio.cli.broker.systemd_notify import SystemdNotifier
+    from mansio.node.broker import Broker
+
+    stop = asyncio.Event()
+    _stop_on_signals(stop)
+    view = ServiceStats(settings=settings)
+    broker = Broker(settings, warm_up=True)
+    manager = SystemdNotifier()
+    heartbeats = asyncio.create_task(_send_heartbeats(manager, lines), name="pulse")
+    http = member = None
+    if settings.http_address is not None:
+        http = _http_server(settings, view, settings.http_address)
+        http_address = await http.start()
+    try:
+        member = await _etcd_member(settings, stop)
+        if not stop.is_set() and await _started(broker, stop):
+            _tune_garbage_collector()
+            broker.service.etcd_member = member
+            view.attach(broker.service)
+            _print_ready(settings, broker, http_address if http else None)
+            manager.ready(f"kafka={broker.listener_address}")
+            await stop.wait()
+    finally:
+        manager.stopping()
+        try:
+            code = await _close(settings, broker, http)
+        finally:
+            if member is not None:
+                await member.stop()
+        heartbeats.cancel()
+        lines.release_held(at_end=True)
+        manager.close()
+    return code
+
+
+async def _etcd_member(settings: Settings, stop: asyncio.Event) -> EtcdMember | None:
+    """This broker's own member of etcd, healthy. None: it has none, or was told to stop meanwhile."""
+    if not settings.etcd_join:
+        return None
+    from mansio.node.etcd_settings import own_member
+
+    member = await own_member(settings)
+    started = await _run_unless_stopped(member.start(settings.etcd_start_timeout_ms / 1000), stop)
+    return member if started else None
+
+
+async def _run_unless_stopped(work: Coroutine[Any, Any, None], stop: asyncio.Event) -> bool:
+    """Whether `work` came to its end. It is given up when told to stop meanwhile, and undoes then what it began."""
+    import asyncio
+
+    working = asyncio.ensure_future(work)
+    stopping = asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+            return True
+        return False
+    finally:
+        working.cancel()
+        stopping.cancel()
+        await asyncio.wait((working, stopping))
+
+
+async def _send_heartbeats(manager: SystemdNotifier, lines: LineHandler) -> None:
+    """Once a second, or as often as systemd's watchdog wants."""
+    import asyncio
+
+    next_heartbeat_s = 0.0
+    loop = asyncio.get_running_loop()
+    while True:
+        if loop.time() >= next_heartbeat_s:
+            manager.heartbeat()
+            next_heartbeat_s = loop.time() + manager.heartbeat_interval_s
+        lines.release_held()
+        await asyncio.sleep(min(HELD_LINES_INTERVAL_S, manager.heartbeat_interval_s))
+
+
+def _http_server(settings: Settings, view: ServiceStats, address: Address) -> HttpServer:
+    import asyncio
+
+    from mansio.api.http.app import assemble, disk_monitor
+    from mansio.api.http.event_loop_monitor import EventLoopMonitor
+    from mansio.api.http.server import HttpServer
+    from mansio.host.asyncio_loop import AsyncioScheduler
+    from mansio.host.host import HostClock
+
+    watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock())
+    return HttpServer(assemble(view, watch, disk_monitor(settings)), *address)
+
+
+def _tune_garbage_collector() -> None:
+    """Look for cycles seldom, and not among what was made while starting.
+
+    Requests leave no cycles behind: reference counting frees them. With the defaults the collector walks the many
+    objects of the message schemas again and again, in the middle of a request.
+    """
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
+
+
+async def _started(broker: Broker, stop: asyncio.Event) -> bool:
+    """Whether it has started: in a cluster that may take for ever."""
+    if not broker.settings.clustered:
+        await _start(broker)
+        return True
+    return await _run_unless_stopped(_start(broker), stop)
+
+
+async def _start(broker: Broker) -> None:
+    try:
+        await broker.start()
+    except OSError as error:
+        if error.errno not in LISTEN_ERRNOS:
+            raise
+        address = broker.settings.listeners
+        raise ConfigError(f"cannot listen on {address}: {os.strerror(error.errno)}") from error
+
+
+def _print_ready(settings: Settings, broker: Broker, http: tuple[str, int] | None) -> None:
+    from mansio.config.settings import Address
+
+    listeners = f"kafka={broker.listener_address} http={Address(*http) if http else 'off'}"
+    print(f"mansio {__version__} ready {listeners} data={settings.data_dir} pid={os.getpid()}", flush=True)
+
+
+async def _close(settings: Settings, broker: Broker, http: HttpServer | None) -> int:
+    """Drain and close both doors, at the same time."""
+    import asyncio
+
+    work = [asyncio.ensure_future(broker.stop())]
+    if http is not None:
+        work.append(asyncio.ensure_future(http.stop()))
+    _, late = await asyncio.wait(work, timeout=settings.shutdown_drain_ms / 1000 + CLOSE_S)
+    if late:
+        return print_error("did not stop in time; the next start recovers what was not closed")
+    for one in work:
+        one.result()
+    return 0
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    import asyncio
+    import signal
+
+    loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        if stop.is_set():
+            os._exit(FORCED_EXIT_CODE)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, on_signal)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(on_signal))

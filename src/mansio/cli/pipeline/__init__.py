@@ -1,0 +1,1 @@
+"""`mansio pipeline`: jobs on Spark."""

@@ -1,0 +1,130 @@
+"""`mansio pipeline archive TOPIC`: a topic into an Iceberg table, exactly once, for as long as it runs or up to now.
+
+Always true: it can be killed at any moment and started again with the same command; where it goes on is read from the
+table. What is said of batches goes to standard error, the result to standard output.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.pipeline.command_group import MasterOption, start_session
+from mansio.cli.support.archive_options import CatalogOption, WarehouseOption
+from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption
+from mansio.cli.support.formatting import Output, OutputOption, show_json
+from mansio.cli.support.signals import StopSignals
+
+if TYPE_CHECKING:
+    from mansio.spark.jobs.archive import ArchiveResult, Progress
+
+
+class Unreadable(StrEnum):
+    """What to do with records that cannot be read."""
+
+    SUSPEND = "suspend"
+    SKIP = "skip"
+    DEAD_LETTER = "dead-letter"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `mansio pipeline`."""
+    app.command("archive")(archive)
+
+
+def archive(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to archive.")],
+    warehouse: WarehouseOption,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The pipeline's name. [default: archive-TOPIC]"),
+    ] = None,
+    catalog: CatalogOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Archive what is there now, then end.")] = False,
+    trigger: Annotated[
+        float,
+        typer.Option("--trigger", min=0.1, metavar="SECONDS", help="A batch at most so often."),
+    ] = 60.0,
+    records_max: Annotated[
+        int,
+        typer.Option("--max-records", min=1, metavar="N", help="So many records in one batch at most."),
+    ] = 2_000_000,
+    accept_loss: Annotated[
+        bool,
+        typer.Option(
+            "--accept-loss",
+            help="Go on where the log begins, if it has deleted records that are not archived.",
+        ),
+    ] = False,
+    on_unreadable: Annotated[
+        Unreadable,
+        typer.Option(
+            "--on-unreadable",
+            help="Records that cannot be read: suspend ends with their offset; skip lists what is missing in the table;"
+            " dead-letter also keeps them as they are, in the table mansio_dead_letters.TOPIC.",
+        ),
+    ] = Unreadable.SUSPEND,
+    master: MasterOption = None,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Archive a topic to an Iceberg table, each record exactly once.
+
+    Goes on where the table ends, whatever happened before. While it runs, and until `mansio pipeline release`, the
+    broker holds back deletion of records that are not archived yet.
+    """
+    from mansio.errors import ConfigError
+
+    try:
+        from mansio.spark.jobs.archive import ArchiveJob
+        from mansio.spark.jobs.archive import archive as run_archive
+    except ImportError as error:
+        missing = error.name or "a package"
+        raise ConfigError(f"{missing} is missing: pip install 'mansio[spark,lake]' brings it") from None
+
+    job = ArchiveJob(
+        topic=topic,
+        warehouse=warehouse,
+        bootstrap_servers=bootstrap_servers,
+        name=name or f"archive-{topic}",
+        catalog=catalog,
+        is_once=once,
+        trigger_s=trigger,
+        records_max=records_max,
+        accept_loss=accept_loss,
+        on_unreadable=on_unreadable.value,
+    )
+    stop_signals = StopSignals()
+    with stop_signals.handling():
+        spark = start_session(master, f"mansio archive {topic}")
+        stop_signals.install()
+        if not stop_signals():
+            _show(run_archive(spark, job, _print_progress, stop_signals), output)
+
+
+def _show(done: ArchiveResult, output: Output) -> None:
+    result: dict[str, Any] = {
+        "table": done.table,
+        "records": done.records,
+        "batches": done.batches,
+        "offsets": {str(partition): offset for partition, offset in sorted(done.offsets.items())},
+    }
+    if output is Output.JSON:
+        show_json(result)
+    else:
+        ends = ", ".join(f"{partition}: {offset}" for partition, offset in result["offsets"].items())
+        print(f"{done.table}: {done.records:,} records in {done.batches} batches; archived up to {ends}")
+
+
+def _print_progress(progress: Progress) -> None:
+    """One line per batch."""
+    rate = progress.records / progress.seconds if progress.seconds else 0
+    behind = "" if progress.lag is None else f", {progress.lag:,} behind"
+    print(
+        f"batch {progress.batch}: {progress.records:,} records in {progress.seconds:.1f} s ({rate:,.0f}/s){behind}",
+        file=sys.stderr,
+        flush=True,
+    )

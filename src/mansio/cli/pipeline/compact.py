@@ -1,0 +1,53 @@
+"""`mansio pipeline compact TOPIC`: the latest record of each key of an archive, as a table of its own."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from mansio.cli.pipeline.command_group import MasterOption, start_session
+from mansio.cli.support.archive_options import CatalogOption, WarehouseOption, open_archive
+from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `mansio pipeline`."""
+    app.command("compact")(compact)
+
+
+def compact(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic whose archive is compacted.")],
+    warehouse: WarehouseOption,
+    to: Annotated[
+        str | None,
+        typer.Option("--to", metavar="TABLE", help="The table for the result. [default: TOPIC-latest]"),
+    ] = None,
+    catalog: CatalogOption = None,
+    master: MasterOption = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Make a table of the latest record of each key, from an archive.
+
+    The table lies in the archive's catalog. Each run replaces all of it in one commit; readers see the rows of one run
+    or of the other. Keys whose latest record has no value, and records without a key, are not in it.
+    """
+    archive = open_archive(topic, warehouse, catalog)
+
+    spark = start_session(master, f"mansio compact {topic}")
+    from mansio.spark.jobs.compact import compact as run_compaction
+
+    report = run_compaction(spark, archive, to or f"{topic}-latest")
+    if output is Output.JSON:
+        show_json({**asdict(report), "offsets": {str(one): at for one, at in sorted(report.offsets.items())}})
+        return
+    rows = [
+        ("records read", f"{report.records:,}"),
+        ("records without a key", f"{report.without_key:,}"),
+        ("keys deleted", f"{report.deleted_keys:,}"),
+        ("keys in the table", f"{report.keys:,}"),
+        ("files", f"{report.files:,}"),
+    ]
+    print(f"{report.table}, made of {archive.name}")
+    show_table(("what", "count"), rows)

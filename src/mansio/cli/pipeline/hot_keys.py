@@ -1,0 +1,102 @@
+"""`mansio pipeline hot-keys TOPIC`: the heaviest keys, how even the partitions are, and what would help.
+
+Always true: it only reads; an uneven topic is a result, not a failure, so the exit code is 0 all the same.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.pipeline.command_group import MasterOption, start_session
+from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption, connect, run
+from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table, text_or_base64
+
+if TYPE_CHECKING:
+    from mansio.spark.jobs.hot_keys import HotKeys, SkewAssessment
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `mansio pipeline`."""
+    app.command("hot-keys")(hot_keys)
+
+
+def hot_keys(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic whose keys are counted.")],
+    top: Annotated[
+        int, typer.Option("--top", min=1, max=1000, metavar="N", help="How many keys are shown.")
+    ] = 20,
+    by_bytes: Annotated[
+        bool, typer.Option("--by-bytes", help="Measure by the bytes of values, not by the number of records.")
+    ] = False,
+    plot: Annotated[
+        str | None, typer.Option("--plot", metavar="FILE", help="Write the picture there as well, as SVG.")
+    ] = None,
+    master: MasterOption = None,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Find the heaviest keys of a topic, and whether its partitions are evenly loaded.
+
+    Counts all records that are there now, exactly. Says what would help where a key or a partition carries too much.
+    """
+
+    async def partitions() -> int:
+        async with connect(bootstrap_servers) as client:
+            return len((await client.admin.describe_topic(topic)).partitions)
+
+    partition_count = run(partitions())
+
+    spark = start_session(master, f"mansio hot-keys {topic}")
+    from mansio.spark.jobs.charts import svg
+    from mansio.spark.jobs.hot_keys import assess_skew, charts, count_topic
+
+    found = count_topic(spark, topic, bootstrap_servers, partition_count, top=top, is_by_bytes=by_bytes)
+    assessment = assess_skew(found)
+    if plot is not None:
+        with open(plot, "w", encoding="utf-8") as file:
+            file.write(svg(charts(found, assessment, top)))
+    if output is Output.JSON:
+        show_json(_as_json(topic, found, assessment))
+    else:
+        _show(found, assessment, top)
+
+
+def _as_json(topic: str, found: HotKeys, assessment: SkewAssessment) -> dict[str, Any]:
+    keys = []
+    for one in found.top:
+        text, encoding = text_or_base64(one.key)
+        keys.append({**asdict(one), "key": text, "key_encoding": encoding, "is_hot": one in assessment.hot})
+    return {
+        "topic": topic,
+        "records": found.records,
+        "bytes": found.bytes if found.is_by_bytes else None,
+        "keys": found.keys,
+        "skew": round(found.skew, 4),
+        "is_skewed": assessment.is_skewed,
+        "top": keys,
+        "partitions": [asdict(one) for one in found.partitions],
+        "advice": list(assessment.advice),
+    }
+
+
+def _show(found: HotKeys, assessment: SkewAssessment, top: int) -> None:
+    from mansio.spark.jobs.charts import text_lines
+    from mansio.spark.jobs.hot_keys import charts
+
+    for chart in charts(found, assessment, top):
+        print("\n".join(text_lines(chart)))
+        print()
+    rows = [
+        ("records", f"{found.records:,}"),
+        ("different keys", f"{found.keys:,}"),
+        ("partitions", f"{len(found.partitions):,}"),
+        ("busiest partition, times the mean", f"{found.skew:.2f}"),
+        ("hot keys", f"{len(assessment.hot):,}"),
+    ]
+    show_table(("what", "value"), rows)
+    print()
+    for line in assessment.advice or ("nothing stands out",):
+        print(f"- {line}")

@@ -1,0 +1,108 @@
+"""`mansio pipeline maintain`: an archive's files put together, its old snapshots and unneeded files removed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mansio.cli.support.archive_options import CatalogOption, WarehouseOption, open_archive
+from mansio.cli.support.common import UNIT_SECONDS, usage_error
+from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
+
+if TYPE_CHECKING:
+    from mansio.spark.jobs.maintain import MaintenanceReport
+
+SIZE = re.compile(r"(\d+)\s*(|K|M|G)i?B?", re.IGNORECASE)
+SIZE_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+SPAN = re.compile(r"(\d+)(ms|s|m|h|d)")
+SMALLEST_TARGET_BYTES = 1 << 20
+SHORTEST_GRACE_S = 600
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `mansio pipeline`."""
+    app.command("maintain")(maintain)
+
+
+def maintain(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic whose archive it is.")],
+    warehouse: WarehouseOption,
+    catalog: CatalogOption = None,
+    target_size: Annotated[
+        str, typer.Option("--target-size", metavar="SIZE", help="How large files may become.")
+    ] = "256MB",
+    keep: Annotated[
+        int,
+        typer.Option("--keep", min=1, metavar="N", help="How many snapshots are kept, beside tagged ones."),
+    ] = 10,
+    grace: Annotated[
+        str,
+        typer.Option(
+            "--grace", metavar="TIME", help="How long a file must have been unneeded before it is deleted."
+        ),
+    ] = "1h",
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Allow a grace time below 10m, which slow readers may not survive."),
+    ] = False,
+    tag: Annotated[
+        str | None,
+        typer.Option(
+            "--tag", metavar="NAME", help="Name the table as it is now; a tagged snapshot is kept for ever."
+        ),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Rewrite small files of an archive, expire snapshots, delete unneeded files.
+
+    Nobody has to stop for it: the archive goes on, readers finish on the files they began with. Files are deleted by
+    the first run that finds them unneeded for the grace time, so run it regularly.
+    """
+    target_bytes, grace_s = _size(target_size), _duration_s(grace)
+    if grace_s < SHORTEST_GRACE_S and not force:
+        usage_error(
+            "below 10m a reader or a batch under way may lose its files; --force allows it", "--grace"
+        )
+    table = open_archive(topic, warehouse, catalog)
+    from mansio.spark.jobs.maintain import maintain as run_maintenance
+
+    report = run_maintenance(table, target_bytes=target_bytes, keep=keep, grace_s=grace_s, tag=tag)
+    if output is Output.JSON:
+        show_json({"table": table.name, **asdict(report)})
+    else:
+        show_table(("what", "count", "bytes"), _rows(report))
+
+
+def _rows(report: MaintenanceReport) -> list[tuple[str, str, str]]:
+    rewritten, swept = report.rewritten, report.swept
+    return [
+        ("files rewritten", str(rewritten.files_replaced), str(rewritten.bytes_before)),
+        ("into files", str(rewritten.files_written), str(rewritten.bytes_after)),
+        ("manifests before", str(rewritten.manifests_before), "-"),
+        ("manifests now", str(rewritten.manifests_after), "-"),
+        ("snapshots expired", str(swept.snapshots_expired), "-"),
+        ("files deleted", str(swept.files_deleted), str(swept.bytes_deleted)),
+        ("files waiting for the grace time", str(swept.files_waiting), str(swept.bytes_waiting)),
+        ("files in the table now", str(report.files), str(report.bytes)),
+        ("records", str(report.rows), "-"),
+    ]
+
+
+def _size(text: str) -> int:
+    """A size such as 256MB, in bytes; units are powers of 1,024."""
+    found = SIZE.fullmatch(text.strip())
+    size = int(found[1]) * SIZE_UNITS[found[2].upper()] if found else 0
+    if size < SMALLEST_TARGET_BYTES:
+        usage_error(f"{text!r} is no size of at least 1MB; try 256MB", "--target-size")
+    return size
+
+
+def _duration_s(text: str) -> float:
+    """A time span such as 1h, in seconds."""
+    found = SPAN.fullmatch(text.strip())
+    if found is None:
+        usage_error(f"{text!r} is no time span; try 1h, 30m, 2d", "--grace")
+    return int(found[1]) * UNIT_SECONDS[found[2]]

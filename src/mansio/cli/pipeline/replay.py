@@ -1,0 +1,114 @@
+"""`mansio pipeline replay`: archived records into a topic again, also those the log has deleted."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mansio.cli.support.archive_options import (
+    CatalogOption,
+    WarehouseOption,
+    open_archive,
+    selection_option,
+    version_option,
+)
+from mansio.cli.support.common import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    RELATIVE_TIME,
+    BootstrapServersOption,
+    PartitionsOption,
+    time_option,
+    usage_error,
+)
+from mansio.cli.support.formatting import Output, OutputOption, show_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+COLUMNS = ("topic", "partition", "there_already", "written")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `mansio pipeline`."""
+    app.command("replay")(replay)
+
+
+def replay(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic whose archive is replayed.")],
+    warehouse: WarehouseOption,
+    to: Annotated[
+        str, typer.Option("--to", metavar="TOPIC", help="Where the records go; made if it is not there.")
+    ],
+    from_snapshot: Annotated[
+        str,
+        typer.Option(
+            "--from-snapshot",
+            metavar="ID|DATE",
+            help="The archive as it was: a snapshot's id, a tag, or a time.",
+        ),
+    ] = "now",
+    from_time: Annotated[
+        str | None,
+        typer.Option("--from-time", metavar="TIME", help="Only records with this timestamp or a later one."),
+    ] = None,
+    to_time: Annotated[
+        str | None, typer.Option("--to-time", metavar="TIME", help="Only records with an earlier timestamp.")
+    ] = None,
+    partition: PartitionsOption = None,
+    include_deleted: Annotated[
+        bool, typer.Option("--include-deleted", help="Also what the topic has deleted since.")
+    ] = False,
+    catalog: CatalogOption = None,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Write archived records into a topic again, each with its key, headers, timestamp and partition, in order.
+
+    Run twice, it adds nothing; interrupted, it goes on where it stopped: records that the target has already, in
+    order, are not written again. Without --include-deleted only what TOPIC itself still has is written.
+    """
+    from_ms, to_ms = time_option(from_time, "--from-time"), time_option(to_time, "--to-time")
+    if from_ms is not None and to_ms is not None and from_ms >= to_ms:
+        usage_error("this is not later than --from-time", "--to-time")
+    if to == topic and RELATIVE_TIME.fullmatch(from_snapshot):
+        usage_error(
+            "into the topic itself only as of a moment that stays: this one is later at every run, and takes in the"
+            " copies; give a date, a snapshot's id or a tag",
+            "--from-snapshot",
+        )
+    table = open_archive(topic, warehouse, catalog)
+    from mansio.spark.jobs.replay import replay as run_replay
+
+    report = run_replay(
+        table,
+        bootstrap_servers,
+        to,
+        selection_option(partition, from_ms, to_ms),
+        version=version_option(table, from_snapshot, "--from-snapshot"),
+        include_deleted=include_deleted,
+        progress=_progress() if sys.stderr.isatty() else None,
+    )
+    rows = [
+        {
+            "topic": to,
+            "partition": one.partition,
+            "there_already": one.already_present,
+            "written": one.written,
+        }
+        for one in report.partitions
+    ]
+    show_rows(output, rows, COLUMNS, empty="the archive holds no such records")
+
+
+def _progress() -> Callable[[int], None]:
+    """One moving line on a terminal."""
+    written = 0
+
+    def show(count: int) -> None:
+        nonlocal written
+        written += count
+        print(f"\r{written} records replayed", end="" if count else "\n", file=sys.stderr, flush=True)
+
+    return show

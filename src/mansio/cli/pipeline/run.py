@@ -1,0 +1,186 @@
+"""`mansio pipeline run FILE`: the user's function on DataFrames, from topics to a topic or a table.
+
+Always true: it can be stopped or killed at any moment and started again with the same command. What is said of batches
+goes to standard error, the result to standard output.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from mansio.cli.pipeline.command_group import MasterOption, start_session
+from mansio.cli.support.common import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    BootstrapServersOption,
+    key_values,
+    usage_error,
+)
+from mansio.cli.support.formatting import Output, OutputOption, show_json
+from mansio.cli.support.signals import StopSignals
+
+if TYPE_CHECKING:
+    from mansio.spark.jobs.run import PipelineResult, Progress
+
+
+class Start(StrEnum):
+    """Where a pipeline without a checkpoint begins."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+class Mode(StrEnum):
+    """Spark's output modes that a topic can take."""
+
+    APPEND = "append"
+    UPDATE = "update"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `mansio pipeline`."""
+    app.command("run")(run)
+
+
+def run(
+    file: Annotated[
+        str,
+        typer.Argument(metavar="FILE", help="Python that defines transform(frame) or pipeline(spark, read)."),
+    ],
+    topic: Annotated[
+        list[str] | None,
+        typer.Option("--topic", "-t", metavar="TOPIC", help="What transform gets; may be given again."),
+    ] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", metavar="TOPIC", help="Write into this topic; created if need be.")
+    ] = None,
+    to_table: Annotated[
+        str | None,
+        typer.Option(
+            "--to-table",
+            metavar="DIR",
+            help="Write Parquet files into this directory; for an Iceberg table, write into a topic and archive that.",
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", metavar="NAME", help="The pipeline's name. [default: that of the file]"),
+    ] = None,
+    checkpoint: Annotated[
+        str | None,
+        typer.Option(
+            "--checkpoint",
+            metavar="DIR",
+            help="How far it is; on a cluster a place that all reach. [default: checkpoints/NAME]",
+        ),
+    ] = None,
+    once: Annotated[bool, typer.Option("--once", help="Do what is there now, then end.")] = False,
+    trigger: Annotated[
+        float, typer.Option("--trigger", min=0, metavar="SECONDS", help="A batch at most so often.")
+    ] = 1.0,
+    start: Annotated[
+        Start, typer.Option("--from", help="Where it begins when there is no checkpoint.")
+    ] = Start.EARLIEST,
+    records_max: Annotated[
+        int | None,
+        typer.Option("--max-records", min=1, metavar="N", help="So many records in one batch at most."),
+    ] = None,
+    mode: Annotated[
+        Mode, typer.Option("--mode", help="append: rows that are final; update: rows that changed.")
+    ] = Mode.APPEND,
+    option: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", metavar="NAME=VALUE", help="More options of the source; may be given again."
+        ),
+    ] = None,
+    conf: Annotated[
+        list[str] | None,
+        typer.Option("--conf", metavar="NAME=VALUE", help="Settings of Spark; may be given again."),
+    ] = None,
+    master: MasterOption = None,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Run your function on DataFrames: records of topics in, a topic or a table out.
+
+    Goes on where its checkpoint ends. Into a topic each record is written at least once: the batch under way
+    when the process died is written again. Into a directory of Parquet files, exactly once. A result without a
+    column value is written as JSON of its columns. While it runs, and until `mansio pipeline release`, the broker
+    holds back deletion of what was not read yet. Ctrl-C and SIGTERM let the batch under way end.
+    """
+    if (to is None) == (to_table is None):
+        usage_error("give one of them", "--to / --to-table")
+    settings = dict(key_values(conf or (), "--conf"))
+    options = dict(key_values(option or (), "--option"))
+    called = name or Path(file).stem
+
+    from mansio.spark.jobs.pipeline_file import load
+
+    load(file)  # what is wrong with it is said before Spark has started
+    stop_signals = StopSignals()
+    with stop_signals.handling():
+        spark = start_session(master, f"mansio pipeline {called}", **settings)
+        stop_signals.install()
+
+        from mansio.spark.jobs import run as job
+
+        wanted = job.PipelineJob(
+            file=file,
+            name=called,
+            bootstrap_servers=bootstrap_servers,
+            checkpoint=checkpoint or os.path.join(os.getcwd(), "checkpoints", called),
+            inputs=tuple(topic or ()),
+            topic=to,
+            table=None if to_table is None else absolute_location(to_table),
+            is_once=once,
+            trigger_s=trigger,
+            starting=start.value,
+            records_max=records_max,
+            output_mode=mode.value,
+            options=options,
+        )
+        if not stop_signals():
+            _show(job.run(spark, wanted, _print_progress, stop_signals), output)
+
+
+def absolute_location(directory: str) -> str:
+    """The same place from wherever the command is given again: a path becomes absolute, an address stays."""
+    return directory if "://" in directory else os.path.abspath(directory)
+
+
+def _show(done: PipelineResult, output: Output) -> None:
+    if output is Output.JSON:
+        show_json(
+            {
+                "pipeline": done.name,
+                "target": done.target,
+                "batches": done.batches,
+                "records": done.records,
+                "lag": done.lag,
+            }
+        )
+    else:
+        print(
+            f"{done.name}: {done.records:,} records in {done.batches} batches, into {done.target}{_lag_text(done.lag)}"
+        )
+
+
+def _print_progress(progress: Progress) -> None:
+    """One line per batch."""
+    rate = progress.records / progress.seconds if progress.seconds else 0
+    print(
+        f"batch {progress.batch}: {progress.records:,} records in {progress.seconds:.1f} s ({rate:,.0f}/s)"
+        f"{_lag_text(progress.lag)}",
+        file=sys.stderr,
+        flush=True,
+    )
+
+
+def _lag_text(lag: int | None) -> str:
+    return "" if lag is None else f", {lag:,} behind"

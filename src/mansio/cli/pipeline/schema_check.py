@@ -1,0 +1,155 @@
+"""`mansio pipeline schema-check`: schemas against each other, or a topic's records against a schema.
+
+Always true: the exit code is 1 when something breaks, so that the command can stand in a build.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import asdict
+from itertools import pairwise
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.pipeline.command_group import MasterOption, start_session
+from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption, usage_error
+from mansio.cli.support.formatting import Output, OutputOption, show_json, show_rows, show_table
+from mansio.spark.jobs.schema_compatibility import Compatibility, breaking_changes
+
+if TYPE_CHECKING:
+    from mansio.spark.jobs.schema_check import CheckReport
+
+CHANGE_COLUMNS = ("from", "to", "path", "breaks", "change")
+GROUP_COLUMNS = ("records", "place", "rule", "partition", "offset", "reason")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to `mansio pipeline`."""
+    app.command("schema-check")(schema_check)
+
+
+def schema_check(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIR|TOPIC", help="A directory of schema versions (v1.json, v2.json, ...), or a topic."
+        ),
+    ],
+    schema: Annotated[
+        str | None,
+        typer.Option(
+            "--schema", "-s", metavar="FILE", help="Check the topic's records against this JSON Schema."
+        ),
+    ] = None,
+    quarantine: Annotated[
+        str | None,
+        typer.Option(
+            "--quarantine",
+            metavar="TOPIC",
+            help="Write bad records there, with the reason as a header; made if need be.",
+        ),
+    ] = None,
+    compatibility: Annotated[
+        Compatibility,
+        typer.Option(
+            "--compatibility", help="What has to go on: new readers of old records, old readers of new ones."
+        ),
+    ] = Compatibility.FULL,
+    master: MasterOption = None,
+    output: OutputOption = Output.TABLE,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Find breaking changes between versions of a JSON Schema, or records that break one.
+
+    Without --schema, each version in a directory is compared with the one before. With it, every value of the topic
+    is checked. The exit code is 1 if anything breaks.
+    """
+    if schema is None:
+        if quarantine is not None:
+            usage_error("only records can be put there: name a topic and a --schema", "--quarantine")
+        _check_versions(target, compatibility, output)
+    else:
+        _check_records(target, _read(schema), quarantine, master, output, bootstrap_servers)
+
+
+def _check_versions(directory: str, compatibility: Compatibility, output: Output) -> None:
+    if not os.path.isdir(directory):
+        usage_error(f"{directory} is no directory; a topic needs --schema FILE", "DIR|TOPIC")
+    names = sorted((name for name in os.listdir(directory) if name.endswith(".json")), key=_natural)
+    versions = [(name.removesuffix(".json"), _read(os.path.join(directory, name))) for name in names]
+    if len(versions) < 2:
+        usage_error(f"{directory} has {len(versions)} versions (*.json); two are needed", "DIR|TOPIC")
+    rows: list[dict[str, Any]] = []
+    for (old_name, old), (new_name, new) in pairwise(versions):
+        for change in breaking_changes(old, new, compatibility):
+            who = "old records" if change.breaks is Compatibility.BACKWARD else "old readers"
+            rows.append(
+                {
+                    "from": old_name,
+                    "to": new_name,
+                    "path": change.path,
+                    "breaks": who,
+                    "change": change.message,
+                }
+            )
+    show_rows(output, rows, CHANGE_COLUMNS, empty=f"nothing breaks in {len(versions)} versions")
+    if rows:
+        raise typer.Exit(1)
+
+
+def _natural(name: str) -> list[tuple[int, str]]:
+    """v2 before v10."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def _read(path: str) -> Any:
+    from mansio.errors import ConfigError
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the schema {path} cannot be read: {error}") from error
+
+
+def _check_records(
+    topic: str,
+    schema: Any,
+    quarantine: str | None,
+    master: str | None,
+    output: Output,
+    bootstrap_servers: str,
+) -> None:
+    from mansio.errors import ConfigError
+
+    try:
+        import jsonschema  # noqa: F401  # only to see whether it is there
+    except ImportError:
+        raise ConfigError("jsonschema is missing: pip install 'mansio[schema]' brings it") from None
+    spark = start_session(master, f"mansio schema-check {topic}")
+    from mansio.spark.jobs.schema_check import check_topic
+
+    report = check_topic(spark, topic, bootstrap_servers, schema, quarantine=quarantine)
+    if output is Output.JSON:
+        show_json({"topic": topic, **asdict(report)})
+    else:
+        _show(report)
+    if report.invalid:
+        raise typer.Exit(1)
+
+
+def _show(report: CheckReport) -> None:
+    rows = [
+        ("records", f"{report.records:,}"),
+        ("without a value", f"{report.without_value:,}"),
+        ("bad", f"{report.invalid:,}"),
+    ]
+    show_table(("what", "count"), rows)
+    if report.groups:
+        print()
+        show_rows(Output.TABLE, [asdict(group) for group in report.groups], GROUP_COLUMNS, empty="")
+    if report.invalid and report.quarantine is not None:
+        print(f"\n{report.invalid:,} bad records were written to {report.quarantine}")

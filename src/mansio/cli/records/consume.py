@@ -1,0 +1,253 @@
+"""`mansio consume`: records out, as raw values unless told otherwise.
+
+As with kcat it follows the topic until Ctrl-C, unless `--exit-at-end`, `--to-time` or `--max` gives it an end.
+Always true: a group's offsets cover only what was printed and flushed. As a member of a share group: `consume_shares`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from mansio.cli.records.consume_shares import (
+    Disposition,
+    ShareConsumeCommand,
+    check_share_group_options,
+    disposition_of,
+)
+from mansio.cli.records.consume_snapshot import SnapshotConsumeCommand
+from mansio.cli.support.archive_options import CatalogOption
+from mansio.cli.support.common import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    BootstrapServersOption,
+    PartitionsOption,
+    connect,
+    parse_time,
+    run,
+    time_option,
+    unescape,
+    usage_error,
+)
+from mansio.cli.support.formatting import Output
+
+if TYPE_CHECKING:
+    from mansio.cli.support.message_formatting import Printer
+    from mansio.client import Client
+
+
+def consume(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to read.")],
+    group: Annotated[
+        str | None,
+        typer.Option(
+            "--group", "-g", metavar="GROUP", help="Read as a member of this group, and keep its place."
+        ),
+    ] = None,
+    share_group: Annotated[
+        str | None,
+        typer.Option(
+            "--share-group",
+            "-G",
+            metavar="GROUP",
+            help="Read as a member of this share group: record by record.",
+        ),
+    ] = None,
+    ack: Annotated[
+        bool,
+        typer.Option("--ack", help="With --share-group: a record that was printed is done. [the default]"),
+    ] = False,
+    release: Annotated[
+        bool,
+        typer.Option(
+            "--release", help="With --share-group: give each back, to come again after the group's backoff."
+        ),
+    ] = False,
+    reject: Annotated[
+        bool, typer.Option("--reject", help="With --share-group: send each to the group's dead letters.")
+    ] = False,
+    hold: Annotated[
+        bool,
+        typer.Option(
+            "--hold", help="With --share-group: keep each on lease until Ctrl-C, which releases it."
+        ),
+    ] = False,
+    from_beginning: Annotated[
+        bool,
+        typer.Option("--from-beginning", help="From the first record (a group: where it has no place yet)."),
+    ] = False,
+    from_offset: Annotated[
+        int | None,
+        typer.Option(
+            "--from-offset", metavar="N", help="From this offset; -N: the last N of each partition."
+        ),
+    ] = None,
+    from_time: Annotated[
+        str | None,
+        typer.Option("--from-time", metavar="TIME", help="From the first record at or after this time."),
+    ] = None,
+    to_time: Annotated[
+        str | None,
+        typer.Option("--to-time", metavar="TIME", help="Stop before the first record at or after this time."),
+    ] = None,
+    exit_at_end: Annotated[
+        bool, typer.Option("--exit-at-end", "-e", help="Stop at the end as it is now; do not wait for more.")
+    ] = False,
+    limit: Annotated[
+        int | None, typer.Option("--max", "-n", min=0, metavar="N", help="Stop after so many records.")
+    ] = None,
+    partition: PartitionsOption = None,
+    key_separator: Annotated[
+        str | None,
+        typer.Option("--key-separator", "-K", metavar="TEXT", help="Print the key too, and this after it."),
+    ] = None,
+    delimiter: Annotated[
+        str, typer.Option("--delimiter", "-D", metavar="TEXT", help="Printed after each value.")
+    ] = r"\n",
+    from_snapshot: Annotated[
+        str | None,
+        typer.Option(
+            "--from-snapshot",
+            metavar="ID|DATE",
+            help="Read the topic's archive as it was then: a snapshot's id, a tag, or a TIME.",
+        ),
+    ] = None,
+    include_deleted: Annotated[
+        bool,
+        typer.Option(
+            "--include-deleted", help="With --from-snapshot: also what the topic has deleted since."
+        ),
+    ] = False,
+    warehouse: Annotated[
+        str | None,
+        typer.Option("--warehouse", "-w", metavar="DIR", help="With --from-snapshot: where the archive is."),
+    ] = None,
+    catalog: CatalogOption = None,
+    output: Annotated[
+        Output | None,
+        typer.Option(
+            "--output", "-o", help="json: one object per record; table: columns. [default: raw values]"
+        ),
+    ] = None,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Print the records of a topic, and wait for more until Ctrl-C.
+
+    Starts with new records; with an end (--exit-at-end, --to-time) at the beginning; a group goes on where it was.
+    With --share-group any number of members share every partition, and each record is settled by itself; then
+    --exit-at-end is where nothing can be had: the rest is done, rests after a try, or is leased by others.
+    With --from-snapshot it prints the archive that `mansio pipeline archive` keeps, partition by partition, and ends.
+    The values are printed byte for byte. TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or
+    milliseconds since the epoch. TEXT understands \\t, \\n, \\0 and \\xNN.
+    """
+    from mansio.cli.support.message_formatting import Printer
+
+    if sum((from_beginning, from_offset is not None, from_time is not None)) > 1:
+        usage_error("only one of --from-beginning, --from-offset, --from-time", "--from-...")
+    if group is not None and (from_offset is not None or from_time is not None):
+        usage_error("a group goes on where it was; move it with: mansio group reset-offsets", "--group")
+    if group is not None and partition:
+        usage_error("a group shares the partitions out by itself", "--partition")
+    disposition = disposition_of(
+        {
+            Disposition.ACK: ack,
+            Disposition.RELEASE: release,
+            Disposition.REJECT: reject,
+            Disposition.HOLD: hold,
+        },
+        share_group,
+    )
+    start_ms, stop_ms = time_option(from_time, "--from-time"), time_option(to_time, "--to-time")
+    printer = Printer(
+        output,
+        delimiter=unescape(delimiter),
+        key_separator=None if key_separator is None else unescape(key_separator),
+    )
+    if share_group is not None:
+        given = {
+            "--group": group is not None,
+            "--partition": bool(partition),
+            "--from-beginning": from_beginning,
+            "--from-offset": from_offset is not None,
+            "--from-time": start_ms is not None,
+            "--to-time": stop_ms is not None,
+            "--from-snapshot": from_snapshot is not None,
+        }
+        check_share_group_options(given, share_group)
+        sharing = ShareConsumeCommand(topic, share_group, disposition, exit_at_end, limit)
+        raise typer.Exit(run(sharing.perform(bootstrap_servers, printer)))
+    if from_snapshot is not None:
+        if group is not None or from_offset is not None:
+            usage_error("an archive is read from its beginning, or from a time", "--from-snapshot")
+        partitions = tuple(partition or ())
+        SnapshotConsumeCommand(
+            topic, from_snapshot, warehouse, catalog, include_deleted, partitions, start_ms, stop_ms, limit
+        ).perform(bootstrap_servers, printer)
+        return
+    if include_deleted or warehouse is not None or catalog is not None:
+        usage_error("this is for an archive: name a moment of it with --from-snapshot", "--include-deleted")
+    if stop_ms is not None and stop_ms > parse_time("now"):
+        usage_error("this time is still to come", "--to-time")
+    has_end = exit_at_end or stop_ms is not None
+    start: Any = "earliest" if from_beginning or has_end else "latest"
+    if start_ms is not None:
+        start = datetime.fromtimestamp(start_ms / 1000, UTC)
+    elif from_offset is not None:
+        start = from_offset
+    command = ConsumeCommand(topic, tuple(partition or ()), group, start, stop_ms, has_end, limit)
+    run(command.perform(bootstrap_servers, printer))
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeCommand:
+    """What to read. `start` is "earliest", "latest", a time, or an offset (negative: back from the end)."""
+
+    topic: str
+    partitions: tuple[int, ...]
+    group: str | None
+    start: Any
+    stop_ms: int | None
+    has_end: bool
+    limit: int | None
+
+    async def perform(self, bootstrap_servers: str, printer: Printer) -> None:
+        """Print to the end, or for ever."""
+        from mansio.cli.records.topic_watch import run_unless_deleted
+        from mansio.client.types import TopicPartition
+
+        async with connect(bootstrap_servers) as client:
+            consumer = client.consume(
+                [TopicPartition(self.topic, index) for index in self.partitions] or self.topic,
+                group=self.group,
+                from_=await self._start(client),
+                to_time=self.stop_ms,
+                to_end=self.has_end and self.stop_ms is None,
+                max_records=self.limit,
+                auto_commit=self.group is not None,
+            )
+
+            async def read() -> None:
+                async with consumer:
+                    async for messages in consumer.batches():
+                        printer.show(messages)
+
+            await run_unless_deleted(client, self.topic, read())
+
+    async def _start(self, client: Client) -> Any:
+        """An offset becomes one for each partition, within what it holds; a negative one counts from its end."""
+        from mansio.client.types import TopicPartition
+
+        if not isinstance(self.start, int):
+            return self.start
+        topic = await client.admin.describe_topic(self.topic)
+        every = [TopicPartition(self.topic, partition.index) for partition in topic.partitions]
+        first = {
+            one: entry.offset for one, entry in (await client.admin.list_offsets(every, "earliest")).items()
+        }
+        ends = {
+            one: entry.offset for one, entry in (await client.admin.list_offsets(every, "latest")).items()
+        }
+        wanted = {one: self.start + (ends[one] if self.start < 0 else 0) for one in every}
+        return {one: min(max(offset, first[one]), ends[one]) for one, offset in wanted.items()}

@@ -1,0 +1,146 @@
+"""`mansio consume --share-group`: records on lease, printed, and then settled as was asked.
+
+Always true: a record is acknowledged, given back or rejected only after it was printed and flushed; what was leased and
+not printed, or is held, is released when the command ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Final
+
+from mansio.cli.support.common import connect, print_error, usage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mansio.cli.support.message_formatting import Printer
+    from mansio.client import Client, Leased, Receiver
+
+POLL_MS: Final = 200
+RECORDS_MAX: Final = 500
+"""Leased at a time."""
+HELD_RECORDS_MAX: Final = 100_000
+HELD_MS_MAX: Final = 365 * 24 * 3600 * 1000
+
+
+class Disposition(StrEnum):
+    """What becomes of a record that was printed."""
+
+    ACK = "ack"
+    RELEASE = "release"
+    REJECT = "reject"
+    HOLD = "hold"
+
+
+def disposition_of(flags: Mapping[Disposition, bool], share_group: str | None) -> Disposition:
+    """What the flags ask for; exit code 2 for two of them, or for one without a share group."""
+    chosen = [disposition for disposition, is_given in flags.items() if is_given]
+    if chosen and share_group is None:
+        usage_error("this is for a share group: name it with --share-group", f"--{chosen[0]}")
+    if len(chosen) > 1:
+        usage_error("only one of --ack, --release, --reject, --hold", f"--{chosen[1]}")
+    return chosen[0] if chosen else Disposition.ACK
+
+
+def check_share_group_options(given: Mapping[str, bool], share_group: str) -> None:
+    """These options have no meaning for a share group; exit code 2."""
+    for name, is_given in given.items():
+        if is_given and name == "--group":
+            usage_error("a group is of one kind: --group or --share-group", name)
+        if is_given:
+            begins = f"mansio group alter {share_group} share.auto.offset.reset=earliest"
+            usage_error(f"a share group gives out what is open; where a new one begins: {begins}", name)
+
+
+@dataclass(frozen=True, slots=True)
+class ShareConsumeCommand:
+    """Reading as a member of a share group. `has_end`: until there is nothing to be had."""
+
+    topic: str
+    group: str
+    disposition: Disposition
+    has_end: bool
+    limit: int | None
+
+    def __post_init__(self) -> None:
+        if self.disposition is Disposition.HOLD and self.has_end:
+            usage_error("what is held is released at the end: it has to be Ctrl-C", "--exit-at-end")
+
+    async def perform(self, bootstrap_servers: str, printer: Printer) -> int:
+        """Print until the end, or for ever. Returns the exit code."""
+        from mansio.cli.records.topic_watch import run_unless_deleted
+
+        lost: list[Leased] = []
+        async with connect(bootstrap_servers) as client:
+            await run_unless_deleted(client, self.topic, self._read(client, printer, lost))
+        if lost:
+            what = f"{len(lost)} records were printed and not settled: their leases were over, and they come again"
+            return print_error(what)
+        return 0
+
+    async def _read(self, client: Client, printer: Printer, lost: list[Leased]) -> None:
+        is_held = self.disposition is Disposition.HOLD
+        batch_max = HELD_RECORDS_MAX if is_held else RECORDS_MAX
+        receiver = client.receive(
+            self.topic,
+            group=self.group,
+            max_records=max(1, batch_max if self.limit is None else min(self.limit, batch_max)),
+            extend_max_ms=HELD_MS_MAX,
+        )
+        async with receiver:
+            remaining = self.limit
+            while remaining is None or remaining > 0:
+                messages = await receiver.poll(POLL_MS, max_records=remaining)
+                if remaining is not None:
+                    remaining -= len(messages)
+                    if remaining == 0 and not is_held:
+                        receiver.stop()  # no more is leased than is printed
+                if messages:
+                    printer.show(messages)
+                    lost += await self._acknowledge(receiver, messages)
+                elif self.has_end and await self._is_at_end(client, receiver):
+                    return
+            if is_held and self.limit:
+                await _wait_forever()
+
+    async def _acknowledge(self, receiver: Receiver, messages: Sequence[Leased]) -> list[Leased]:
+        """As was asked. Gives those whose leases were over."""
+        import asyncio
+
+        from mansio.client import LeaseLost
+
+        if self.disposition is Disposition.HOLD:
+            return []
+        if self.disposition is Disposition.ACK:
+            outcomes = [*await asyncio.gather(receiver.ack(messages), return_exceptions=True)]
+        else:
+            settlements = [
+                one.retry() if self.disposition is Disposition.RELEASE else one.reject() for one in messages
+            ]
+            outcomes = [*await asyncio.gather(*settlements, return_exceptions=True)]
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException) and not isinstance(outcome, LeaseLost):
+                raise outcome
+        return [one for one in messages if not one.is_acknowledged]
+
+    async def _is_at_end(self, client: Client, receiver: Receiver) -> bool:
+        """Is there nothing that anybody could be given now, and nothing on its way to us?"""
+        from mansio.client.types import TopicPartition
+
+        topic = await client.admin.describe_topic(self.topic)
+        partitions = [TopicPartition(self.topic, one.index) for one in topic.partitions]
+        for found in (await client.admin.shares.leases(self.group, partitions)).values():
+            if found is None:
+                return False  # nobody has begun to read it
+            acquired = found.leased + found.parked + found.withheld + found.archiving
+            if found.lag > acquired or any(each.member_id == receiver.member_id for each in found.holders):
+                return False
+        return receiver.held == 0
+
+
+async def _wait_forever() -> None:
+    import asyncio
+
+    await asyncio.Event().wait()

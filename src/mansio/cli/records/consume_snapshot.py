@@ -1,0 +1,105 @@
+"""`mansio consume TOPIC --from-snapshot`: a look into a topic's archive, without Spark.
+
+Reads the archive's files one batch at a time, so it begins at once and takes little memory, and is for looks, not for
+work on all records: that is what pipelines are for.
+
+Always true: records come partition by partition, in the order of offsets, printed exactly as `consume` prints those of
+the topic; no broker is asked when deleted records are wanted too.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mansio.cli.support.archive_options import open_archive, selection_option, version_option
+from mansio.cli.support.common import connect, run, usage_error
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mansio.cli.support.message_formatting import Printer
+    from mansio.client.types import Message
+    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.table_scan import Selection
+
+NO_TIME_MS = -1
+SMALL_BATCH_ROWS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotConsumeCommand:
+    """What to read of which archive. Times are milliseconds since the epoch, the end exclusive."""
+
+    topic: str
+    snapshot: str
+    warehouse: str | None
+    catalog: str | None
+    include_deleted: bool
+    partitions: tuple[int, ...] = ()
+    from_ms: int | None = None
+    to_ms: int | None = None
+    limit: int | None = None
+
+    def perform(self, bootstrap_servers: str, printer: Printer) -> None:
+        """Print what there is, and end. Raises `ArchiveError`; without deleted records also what the broker answers."""
+        if self.warehouse is None:
+            usage_error("say where the archive is", "--warehouse")
+        table = open_archive(self.topic, self.warehouse, self.catalog)
+        version = version_option(table, self.snapshot, "--from-snapshot")
+        selection = version.of(selection_option(list(self.partitions), self.from_ms, self.to_ms))
+        if not self.include_deleted:
+            selection = run(_without_deleted(bootstrap_servers, table, selection))
+        remaining = self.limit
+        for messages in _messages(table, selection, version.snapshot_id, remaining):
+            shown = messages if remaining is None else messages[:remaining]
+            printer.show(shown)
+            if remaining is not None:
+                remaining -= len(shown)
+                if remaining == 0:
+                    return
+
+
+async def _without_deleted(bootstrap_servers: str, table: ArchiveTable, selection: Selection) -> Selection:
+    """The selection without what the topic has deleted. `UnknownTopicOrPartition`: it has deleted everything."""
+    from mansio.client.types import TopicPartition
+    from mansio.spark.iceberg.time_travel import is_archive_of
+
+    async with connect(bootstrap_servers) as client:
+        view = await client.admin.describe_topic(table.topic)
+        if not is_archive_of(table, view.topic_id):
+            return selection.above({})
+        partitions = [TopicPartition(table.topic, partition.index) for partition in view.partitions]
+        listed = await client.admin.list_offsets(partitions, "earliest")
+    return selection.above({one.partition: entry.offset for one, entry in listed.items()})
+
+
+def _messages(
+    table: ArchiveTable, selection: Selection, snapshot_id: int | None, limit: int | None
+) -> Iterator[list[Message]]:
+    """Rows of the archive as the client hands records out."""
+    from mansio.client.types import Message
+    from mansio.spark.iceberg.table_scan import BATCH_ROWS, scan
+
+    size = BATCH_ROWS if limit is None else max(1, min(limit, SMALL_BATCH_ROWS))
+    if limit == 0:
+        return
+    for batch in scan(table, selection, snapshot_id=snapshot_id, batch_rows=size):
+        columns = (
+            batch.column(name).to_pylist() for name in ("__partition", "__offset", "key", "value", "headers")
+        )
+        yield [
+            Message(table.topic, partition, offset, at, key, value, _headers(headers))
+            for at, (partition, offset, key, value, headers) in zip(
+                _times_ms(batch), zip(*columns, strict=True), strict=True
+            )
+        ]
+
+
+def _times_ms(batch: Any) -> list[int]:
+    times = batch.column("__timestamp").cast("int64").to_pylist()
+    return [NO_TIME_MS if micros is None else micros // 1000 for micros in times]
+
+
+def _headers(headers: list[dict[str, Any]] | None) -> tuple[tuple[str, bytes | None], ...]:
+    return tuple((one["key"], one["value"]) for one in headers or ())

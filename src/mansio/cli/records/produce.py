@@ -1,0 +1,250 @@
+"""`mansio produce`: lines in, records out.
+
+Always true: exit code 0 means that every record was acknowledged in the way `--acks` asked for; otherwise the
+error says how many were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import sys
+from collections import deque
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
+
+import typer
+
+from mansio.cli.support.common import (
+    DEFAULT_BOOTSTRAP_SERVERS,
+    PARTITIONS_MAX,
+    BootstrapServersOption,
+    connect,
+    key_values,
+    run,
+    unescape,
+    usage_error,
+)
+from mansio.cli.support.formatting import Output
+from mansio.errors import MansioError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from rich.progress import Progress
+
+    from mansio.cli.records.input import RecordFormat
+    from mansio.client.producer.accumulator import Delivery
+    from mansio.client.producer.producer import Producer
+    from mansio.client.types import Headers, RecordMetadata
+
+
+BAR: Any = 0  # rich numbers its tasks from 0
+
+
+class Acks(StrEnum):
+    """What an acknowledgement means: synced to disk; in the leader's page cache; nothing."""
+
+    ALL = "all"
+    ONE = "1"
+    NONE = "0"
+
+
+class CodecName(StrEnum):
+    """How batches are compressed."""
+
+    NONE = "none"
+    GZIP = "gzip"
+    SNAPPY = "snappy"
+    LZ4 = "lz4"
+    ZSTD = "zstd"
+
+
+def produce(
+    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="The topic to publish to.")],
+    file: Annotated[
+        typer.FileBinaryRead | None,
+        typer.Option("--file", "-f", metavar="FILE", help="Read this instead of standard input."),
+    ] = None,
+    key: Annotated[
+        str | None, typer.Option("--key", "-k", metavar="KEY", help="The key of every record.")
+    ] = None,
+    key_separator: Annotated[
+        str | None,
+        typer.Option(
+            "--key-separator", "-K", metavar="TEXT", help="Split each line here into key and value."
+        ),
+    ] = None,
+    delimiter: Annotated[
+        str,
+        typer.Option(
+            "--delimiter", "-D", metavar="TEXT", help="Ends a record; empty: the whole input is one record."
+        ),
+    ] = r"\n",
+    header: Annotated[
+        list[str] | None,
+        typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; may be given again."),
+    ] = None,
+    partition: Annotated[
+        int | None,
+        typer.Option(
+            "--partition",
+            "-p",
+            min=0,
+            max=PARTITIONS_MAX,
+            metavar="N",
+            help="This partition, whatever the key.",
+        ),
+    ] = None,
+    codec: Annotated[
+        CodecName, typer.Option("--codec", "-z", help="How batches are compressed.")
+    ] = CodecName.NONE,
+    acks: Annotated[
+        Acks,
+        typer.Option(
+            "--acks",
+            help="When a record counts as stored. all: synced to disk; 1: in the leader's page cache, not synced, so "
+            "a power cut may take it; 0: sent, no answer is waited for.",
+        ),
+    ] = Acks.ALL,
+    null: Annotated[bool, typer.Option("--null", "-Z", help="An empty value is null (a tombstone).")] = False,
+    output: Annotated[
+        Output | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Print where each record was stored, a line each.",
+        ),
+    ] = None,
+    bootstrap_servers: BootstrapServersOption = DEFAULT_BOOTSTRAP_SERVERS,
+) -> None:
+    """Publish each line of standard input (or of a file) as a record.
+
+    Lines are bytes and stay as they are. TEXT understands \\t, \\n, \\0 and \\xNN. Exit code 0 means that every record
+    was acknowledged as --acks says.
+    """
+    from mansio.cli.records.input import RecordFormat
+
+    if key is not None and key_separator is not None:
+        usage_error("give either one key for all or a separator, not both", "--key-separator")
+    if key_separator == "":
+        usage_error("must not be empty", "--key-separator")
+    record_format = RecordFormat(
+        unescape(delimiter),
+        None if key is None else key.encode(),
+        None if key_separator is None else unescape(key_separator),
+        null,
+    )
+    headers = tuple((name, value.encode()) for name, value in key_values(header or (), "--header"))
+    options: dict[str, Any] = {"codec": codec.value, "acks": "all" if acks is Acks.ALL else int(acks.value)}
+    command = ProduceCommand(topic, record_format, headers, partition, ProduceProgress(output))
+    if file is None and sys.stdin is None:
+        usage_error("standard input is closed; give a file", "--file")
+    run(command.perform(bootstrap_servers, file or sys.stdin.buffer, options))
+
+
+class ProduceCommand(NamedTuple):
+    """What to publish, and where."""
+
+    topic: str
+    record_format: RecordFormat
+    headers: Headers
+    partition: int | None
+    report: ProduceProgress
+
+    async def perform(self, bootstrap_servers: str, source: BinaryIO, options: dict[str, Any]) -> None:
+        """Read to the end, publish, and wait for every acknowledgement. Raises the first typed error."""
+        from mansio.client.producer.producer import ProducerOptions
+
+        async with (
+            connect(bootstrap_servers) as client,
+            client.producer(ProducerOptions(**options)) as producer,
+        ):
+            with self.report.progress(source):
+                pending: deque[Delivery] = deque()
+                try:
+                    await self._send_all(producer, source, pending)
+                    await producer.flush()
+                finally:
+                    self._check_deliveries(pending)
+
+    async def _send_all(self, producer: Producer, source: BinaryIO, pending: deque[Delivery]) -> None:
+        from mansio.cli.records.input import RecordSplitter, read_chunks
+
+        splitter = RecordSplitter(self.record_format.delimiter)
+        async for chunk in read_chunks(source.fileno()):
+            await self._send(producer, splitter.feed(chunk), pending)
+            self.report.read(len(chunk))
+        await self._send(producer, splitter.end(), pending)
+
+    async def _send(self, producer: Producer, records: list[bytes], pending: deque[Delivery]) -> None:
+        from mansio.cli.records.input import key_and_value
+
+        for number, record_bytes in enumerate(records, self.report.sent + 1):
+            key, value = key_and_value(record_bytes, self.record_format, number)
+            pending.append(
+                await producer.send(
+                    self.topic, value, key=key, headers=self.headers, partition=self.partition
+                )
+            )
+        self.report.sent += len(records)
+        self._check_deliveries(pending)
+
+    def _check_deliveries(self, pending: deque[Delivery]) -> None:
+        """Count what is done, oldest first; the first failure is raised and says how far it got."""
+        while pending and pending[0].done():
+            try:
+                self.report.stored(pending.popleft().result())
+            except MansioError as error:
+                raise type(error)(
+                    f"{error.message} ({self.report.acknowledged:,} records acknowledged before it)"
+                ) from error
+
+
+class ProduceProgress:
+    """Counts, a bar on standard error when that is a terminal, and one line per record where asked for."""
+
+    def __init__(self, output: Output | None) -> None:
+        self.sent = 0
+        self.acknowledged = 0
+        self._output = output
+        self._bar: Progress | None = None
+
+    @contextlib.contextmanager
+    def progress(self, source: BinaryIO) -> Iterator[None]:
+        """Show a bar while the block runs, unless somebody types the records or nobody watches."""
+        if not sys.stderr.isatty() or source.isatty():
+            yield
+            return
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+        status = os.fstat(source.fileno())
+        total = status.st_size if stat.S_ISREG(status.st_mode) else None
+        columns = (
+            BarColumn(),
+            DownloadColumn(),
+            TextColumn("{task.fields[acknowledged]:,} records acknowledged"),
+        )
+        with Progress(*columns, console=Console(stderr=True)) as self._bar:
+            self._bar.add_task("", total=total, acknowledged=0)
+            yield
+            self._show()
+
+    def read(self, count_bytes: int) -> None:
+        if self._bar is not None:
+            self._bar.advance(BAR, count_bytes)
+            self._show()
+
+    def _show(self) -> None:
+        if self._bar is not None:
+            self._bar.update(BAR, acknowledged=self.acknowledged)
+
+    def stored(self, metadata: RecordMetadata) -> None:
+        self.acknowledged += 1
+        if self._output is Output.JSON:
+            print(json.dumps(metadata._asdict()))
+        elif self._output is Output.TABLE:
+            print(f"{metadata.topic}\t{metadata.partition}\t{metadata.offset}\t{metadata.timestamp_ms}")

@@ -1,0 +1,1 @@
+"""Options, formatting and signals shared by the commands."""

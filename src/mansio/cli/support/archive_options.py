@@ -1,0 +1,77 @@
+"""Where an archive is: the options of every command that reads or keeps one, and how its table is opened for them.
+
+Always true: importing this costs typer only; the table's libraries are loaded when a command opens one.
+"""
+
+from __future__ import annotations
+
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.table_scan import Selection
+    from mansio.spark.iceberg.time_travel import TableVersion
+
+WarehouseOption = Annotated[
+    str,
+    typer.Option(
+        "--warehouse",
+        "-w",
+        metavar="DIR",
+        help="Where the archive's files are: a directory, or an address such as s3://bucket/path.",
+    ),
+]
+CatalogOption = Annotated[
+    str | None,
+    typer.Option(
+        "--catalog",
+        metavar="URI",
+        help="The Iceberg catalog: http(s)://... of a REST catalog. [default: a SQLite file in the warehouse]",
+    ),
+]
+
+
+def open_archive(topic: str, warehouse: str, catalog: str | None) -> ArchiveTable:
+    """The archive of a topic. Raises `IcebergNotInstalled`, `TableNotFound` and what else `open_table` does."""
+    try:
+        import pyiceberg  # noqa: F401  # only to see whether it is there
+    except ImportError:
+        from mansio.spark.iceberg.errors import IcebergNotInstalled
+
+        raise IcebergNotInstalled from None
+    from mansio.spark.iceberg.catalog import open_table
+
+    return open_table(catalog, warehouse, topic)
+
+
+def version_option(table: ArchiveTable, text: str, name: str) -> TableVersion:
+    """`--from-snapshot`: a snapshot's id, a tag, or a time; exit code 2 on nonsense. Says on standard error which time
+    the archive knows of, if that is not the newest."""
+    from mansio.cli.support.common import parse_time, usage_error
+    from mansio.spark.iceberg.time_travel import find_version
+
+    try:
+        version = find_version(table, text, parse_time)
+    except (ValueError, OverflowError):
+        usage_error(f"{text!r} is no snapshot's id, tag or time; try 2013-11-21T10:30:00Z, -2h, now", name)
+    if version.ends is not None:
+        at = datetime.fromtimestamp(version.at_ms / 1000, UTC).isoformat(timespec="seconds")
+        print(f"the archive as it was at {at}", file=sys.stderr)
+    return version
+
+
+def selection_option(
+    partitions: list[int] | None, from_ms: int | None = None, to_ms: int | None = None
+) -> Selection:
+    """Records of these partitions (all if none are named) and of times from the first up to the second."""
+    from mansio.spark.iceberg.table_scan import Selection
+
+    return Selection(
+        partitions=frozenset(partitions) if partitions else None,
+        from_us=None if from_ms is None else from_ms * 1000,
+        to_us=None if to_ms is None else to_ms * 1000,
+    )

@@ -1,0 +1,207 @@
+"""What the client commands share: their common options, how they reach a broker, how they read times.
+
+Always true: importing this costs typer and the standard library only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable
+
+    from mansio.client import Client
+
+T = TypeVar("T")
+
+DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
+INTERRUPTED_EXIT_CODE = 130
+TERMINATED_EXIT_CODE = 143
+CONNECT_TIMEOUT_MS = 5_000
+PARTITIONS_MAX = 1_000_000
+"""More than any broker takes, and few enough for the protocol's numbers."""
+
+
+def _check_address(bootstrap_servers: str) -> str:
+    from mansio.errors import ConfigError
+    from mansio.net.addresses import parse_addresses
+
+    try:
+        parse_addresses(bootstrap_servers)
+    except ConfigError as error:
+        raise typer.BadParameter(error.message) from None
+    return bootstrap_servers
+
+
+BootstrapServersOption = Annotated[
+    str,
+    typer.Option(
+        "--bootstrap-servers",
+        "-b",
+        envvar="MANSIO_BOOTSTRAP_SERVERS",
+        metavar="HOST:PORT",
+        callback=_check_address,
+        help="Where a broker listens for the Kafka protocol; several with commas.",
+    ),
+]
+
+PartitionsOption = Annotated[
+    list[int] | None,
+    typer.Option(
+        "--partition",
+        "-p",
+        min=0,
+        max=PARTITIONS_MAX,
+        metavar="N",
+        help="Only this partition; may be given again.",
+    ),
+]
+DryRunOption = Annotated[
+    bool, typer.Option("--dry-run", "-n", help="Show what would be done, and change nothing.")
+]
+
+UNIT_SECONDS = {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+TIME_MS_MAX = 253_402_300_799_999
+"""The end of the year 9999, where `datetime` ends."""
+RELATIVE_TIME = re.compile(r"-(\d+)(ms|s|m|h|d)")
+
+
+def print_error(message: str) -> int:
+    """One line on standard error; returns the exit code that goes with it."""
+    print(f"mansio: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    return 1
+
+
+async def run_for_each(names: Iterable[str], act: Callable[[str], Awaitable[None]]) -> None:
+    """Do one thing to each of several: one that fails is complained about, the others are done all the same, and the
+    exit code is 1."""
+    from mansio.errors import MansioError
+
+    code = 0
+    for name in names:
+        try:
+            await act(name)
+        except MansioError as error:
+            code = print_error(error.message)
+    if code:
+        raise typer.Exit(code)
+
+
+def usage_error(message: str, hint: str) -> NoReturn:
+    """The command line was wrong: `hint` names the option; exit code 2."""
+    raise typer.BadParameter(message, param_hint=hint)
+
+
+def connect(bootstrap_servers: str) -> Client:
+    """A client of the cluster that `bootstrap_servers` belongs to, for `async with`; raises `ConnectionLost` there
+    when nobody answers. What goes wrong reaches the command as an error, so the client's log lines are not shown
+    too."""
+    import logging
+
+    from mansio.client import connect as connect_client
+
+    logging.getLogger("mansio").addHandler(logging.NullHandler())
+    return connect_client(bootstrap_servers, client_id="mansio-cli", connect_timeout_ms=CONNECT_TIMEOUT_MS)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a command's coroutine. Ctrl-C and SIGTERM let it clean up (leave its group, for one) and end with 130 and
+    143, quietly.
+    """
+    import asyncio
+
+    try:
+        return asyncio.run(_until_terminated(work))
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED_EXIT_CODE) from None
+
+
+async def _until_terminated(work: Coroutine[Any, Any, T]) -> T:
+    """SIGTERM cancels the work, as Ctrl-C does, unless our parent or program chose something else for it."""
+    import asyncio
+
+    is_ours = (
+        threading.current_thread() is threading.main_thread()
+        and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    )
+    if not is_ours:
+        return await work
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    is_terminated = False
+
+    def terminate() -> None:
+        nonlocal is_terminated
+        if task is not None and not is_terminated:
+            is_terminated = True
+            task.cancel()
+
+    loop.add_signal_handler(signal.SIGTERM, terminate)
+    try:
+        return await work
+    except asyncio.CancelledError:
+        if is_terminated:
+            raise typer.Exit(TERMINATED_EXIT_CODE) from None
+        raise
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+def parse_time(text: str, now_ms: int | None = None) -> int:
+    """A moment as milliseconds since the epoch; one before it is the epoch.
+
+    Accepts them as they are (`1384992000000`), ISO 8601 (`2013-11-21`, `2013-11-21T10:30:00Z`; without a
+    zone it is local time), `now`, and a time span back from now (`-90s`, `-15m`, `-2h`, `-3d`). Raises
+    `ValueError`.
+    """
+    now = int(datetime.now(UTC).timestamp() * 1000) if now_ms is None else now_ms
+    if text == "now":
+        return now
+    if text.isascii() and text.isdigit():
+        if int(text) > TIME_MS_MAX:
+            raise ValueError("later than the year 9999")
+        return int(text)
+    span = RELATIVE_TIME.fullmatch(text)
+    if span:
+        return max(0, now - int(int(span[1]) * UNIT_SECONDS[span[2]] * 1000))
+    return max(0, int(datetime.fromisoformat(text).astimezone().timestamp() * 1000))
+
+
+def time_option(text: str | None, name: str) -> int | None:
+    """`parse_time` for an option called `name` that may be absent; exit code 2 on nonsense."""
+    if text is None:
+        return None
+    try:
+        return parse_time(text)
+    except (ValueError, OverflowError):
+        usage_error(f"{text!r} is no time; try 2013-11-21T10:30:00Z, -15m, now, or ms since the epoch", name)
+
+
+def key_values(texts: Iterable[str], name: str) -> list[tuple[str, str]]:
+    """`k=v` options as pairs, in order; exit code 2 on one without `=`."""
+    pairs = []
+    for text in texts:
+        key, equals, value = text.partition("=")
+        if not key or not equals:
+            usage_error(f"{text!r} is not NAME=VALUE", name)
+        pairs.append((key, value))
+    return pairs
+
+
+def unescape(text: str) -> bytes:
+    r"""A separator as bytes: `\n`, `\t`, `\r`, `\0`, `\\` and `\xNN` as in C; the rest is UTF-8."""
+    return re.sub(
+        rb"\\(x[0-9a-fA-F]{2}|[ntr0\\])",
+        lambda found: _ESCAPES.get(found[1]) or bytes.fromhex(found[1][1:].decode()),
+        os.fsencode(text),
+    )
+
+
+_ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\"}

@@ -1,0 +1,406 @@
+"""The admin client: topics, settings, groups, offsets, the cluster itself.
+
+Every call is one question with one typed answer; retriable failures are waited out, others raised as typed errors.
+Values come back as frozen dataclasses of plain values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mansio.client.admin.admin_cluster import ClusterAdmin
+from mansio.client.admin.admin_quotas import QuotaAdmin
+from mansio.client.admin.admin_shares import ShareAdmin
+from mansio.client.admin.group_description import GroupDescription, describe_group
+from mansio.client.admin.group_listing import GroupListings, list_groups
+from mansio.client.consumer.offset_resolution import resolve_start_offsets
+from mansio.client.types import TopicPartition, milliseconds
+from mansio.errors import InvalidRequest, OffsetOutOfRange
+from mansio.net.offsets import (
+    EARLIEST,
+    LATEST,
+    MAX_TIMESTAMP,
+    CommittedOffset,
+    ListedOffset,
+    commit_offsets,
+    fetch_offsets,
+    list_offsets,
+)
+from mansio.net.record_deletion import delete_records
+from mansio.net.retry import raise_for
+from mansio.wire.api_versions import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from datetime import datetime
+
+    from mansio.net.cluster import Cluster
+    from mansio.net.metadata import Node, PartitionView, TopicView
+
+TOPIC_RESOURCE = 2
+BROKER_RESOURCE = 4
+GROUP_RESOURCE = 32
+SET = 0
+DELETE = 1
+BROKER_DEFAULT = -1
+ALL_RECORDS = -1
+SOURCES = {
+    1: "topic",
+    2: "broker",
+    3: "broker default",
+    4: "broker file",
+    5: "default",
+    6: "broker logger",
+    8: "group",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDescription:
+    """The brokers of a cluster, and which of them takes changes (-1: not known). In a cluster every broker does, and
+    the one that was asked names itself; `client.admin.admin.cluster.status` says who decides."""
+
+    cluster_id: str | None
+    controller_id: int
+    brokers: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDescription:
+    """One topic. `topic_id` is 16 bytes."""
+
+    name: str
+    topic_id: bytes
+    partitions: tuple[PartitionView, ...]
+    is_internal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """One setting and where its value comes from. `value` is None when it is secret."""
+
+    name: str
+    value: str | None
+    source: str
+    is_default: bool
+    is_read_only: bool = False
+    is_sensitive: bool = False
+    documentation: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """How far a group is behind the end of a partition. `committed` and `lag` are None without a commit."""
+
+    committed: int | None
+    start_offset: int
+    end_offset: int
+    lag: int | None
+
+
+class Admin:
+    """Administration of one cluster; `client.admin.admin` is one."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.quotas = QuotaAdmin(cluster)
+        self.cluster = ClusterAdmin(cluster)
+        self.shares = ShareAdmin(cluster)
+
+    # -- topics and cluster --------
+
+    async def describe_cluster(self) -> ClusterDescription:
+        """The brokers as they are now."""
+        await self._cluster.retry(lambda: self._cluster.refresh(()))
+        brokers = tuple(sorted(self._cluster.nodes.values()))
+        return ClusterDescription(self._cluster.cluster_id, self._cluster.controller_id, brokers)
+
+    async def list_topics(self, *, internal: bool = False) -> list[str]:
+        """The names of all topics, sorted."""
+        views = await self._cluster.topics()
+        return [name for name, view in views.items() if internal or not view.is_internal]
+
+    async def describe_topic(self, name: str) -> TopicDescription:
+        """A topic's partitions. `UnknownTopicOrPartition`."""
+        self._cluster.mark_stale((name,))
+        return _topic_description(await self._cluster.topic(name, wait_ms=0))
+
+    async def describe_topics(self, *, internal: bool = False) -> list[TopicDescription]:
+        """All topics, by name."""
+        views = (await self._cluster.topics()).values()
+        return [_topic_description(view) for view in views if internal or not view.is_internal]
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = BROKER_DEFAULT,
+        replication_factor: int = BROKER_DEFAULT,
+        config: Mapping[str, str] | None = None,
+        validate_only: bool = False,
+        timeout_ms: int = 30_000,
+    ) -> None:
+        """Create a topic; it can be used when this returns. `TopicAlreadyExists`, `InvalidTopic`, `InvalidConfig`."""
+        topic = {
+            "name": name,
+            "num_partitions": partitions,
+            "replication_factor": replication_factor,
+            "configs": [{"name": key, "value": value} for key, value in (config or {}).items()],
+        }
+        fields = {"topics": [topic], "timeout_ms": timeout_ms, "validate_only": validate_only}
+        await self._cluster.request_controller(ApiKey.CREATE_TOPICS, fields, check=_check_each("topics"))
+        if not validate_only:
+            self._cluster.mark_stale((name,))
+            await self._cluster.topic(name)
+
+    async def delete_topic(self, name: str, *, timeout_ms: int = 30_000) -> None:
+        """Delete a topic and its records. `UnknownTopicOrPartition`."""
+        fields = {
+            "topics": [{"name": name, "topic_id": None}],
+            "topic_names": [name],
+            "timeout_ms": timeout_ms,
+        }
+        await self._cluster.request_controller(
+            ApiKey.DELETE_TOPICS, fields, check=_check_each("responses"), retry_unknown=False
+        )
+        self._cluster.mark_stale((name,))
+
+    async def create_partitions(
+        self, name: str, total: int, *, validate_only: bool = False, timeout_ms: int = 30_000
+    ) -> None:
+        """Grow a topic to `total` partitions. Records with keys then go to other partitions than before."""
+        fields = {
+            "topics": [{"name": name, "count": total, "assignments": None}],
+            "timeout_ms": timeout_ms,
+            "validate_only": validate_only,
+        }
+        await self._cluster.request_controller(
+            ApiKey.CREATE_PARTITIONS, fields, check=_check_each("results"), retry_unknown=False
+        )
+        self._cluster.mark_stale((name,))
+
+    async def delete_records(
+        self,
+        topics: Iterable[str | TopicPartition],
+        *,
+        before: Literal["end"] | int | datetime,
+        dry_run: bool = False,
+        timeout_ms: int = 30_000,
+    ) -> dict[TopicPartition, int]:
+        """Delete the records before an offset, a time, or all there are ("end"); where each partition begins then.
+
+        They are gone for every reader, for good, when this returns. With `dry_run` nothing is deleted.
+        `OffsetOutOfRange` beyond the end, `PolicyViolation` for a topic that is only compacted, `InvalidTopic` for
+        the broker's own.
+        """
+        partitions = await self._partitions(topics)
+        if not partitions:
+            return {}
+        if before == "end" and not dry_run:
+            return await delete_records(
+                self._cluster, dict.fromkeys(partitions, ALL_RECORDS), timeout_ms=timeout_ms
+            )
+        wanted = await resolve_start_offsets(
+            self._cluster, partitions, "latest" if before == "end" else before
+        )
+        if not dry_run:
+            return await delete_records(self._cluster, wanted, timeout_ms=timeout_ms)
+        starts = await list_offsets(self._cluster, dict.fromkeys(partitions, EARLIEST))
+        ends = await list_offsets(self._cluster, dict.fromkeys(partitions, LATEST))
+        for partition, offset in wanted.items():
+            if offset > ends[partition].offset:
+                raise OffsetOutOfRange(
+                    f"{partition.topic}-{partition.partition} ends at {ends[partition].offset}"
+                )
+        return {partition: max(offset, starts[partition].offset) for partition, offset in wanted.items()}
+
+    # -- settings --------
+
+    async def describe_config(
+        self,
+        name: str | int,
+        *,
+        kind: Literal["topic", "broker", "group"] = "topic",
+        documentation: bool = False,
+    ) -> dict[str, ConfigEntry]:
+        """Every setting of a topic (by name), a broker (by node id) or a group (by its id; it need not exist)."""
+        resource = {
+            "resource_type": _resource_type(kind),
+            "resource_name": str(name),
+            "configuration_keys": None,
+        }
+        fields = {"resources": [resource], "include_synonyms": False, "include_documentation": documentation}
+        answer = await self._cluster.request(
+            ApiKey.DESCRIBE_CONFIGS,
+            fields,
+            node_id=int(name) if kind == "broker" else None,
+            check=_check_each("results"),
+            retry_unknown=False,
+        )
+        return {
+            entry.name: ConfigEntry(
+                entry.name,
+                entry.value,
+                SOURCES.get(entry.config_source, "unknown"),
+                entry.config_source == 5,
+                entry.read_only,
+                entry.is_sensitive,
+                entry.documentation,
+            )
+            for entry in answer.results[0].configs
+        }
+
+    async def alter_topic_config(
+        self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+    ) -> None:
+        """Set settings of a topic; None takes one back to its default. All or nothing. `InvalidConfig`."""
+        await self._alter(TOPIC_RESOURCE, name, changes, validate_only=validate_only)
+
+    async def alter_group_config(
+        self, group: str, changes: Mapping[str, str | None], *, validate_only: bool = False
+    ) -> None:
+        """Set settings of a group, which need not exist yet; None takes one back to the broker's. All or nothing.
+        `InvalidConfig`."""
+        await self._alter(GROUP_RESOURCE, group, changes, validate_only=validate_only)
+
+    async def _alter(
+        self, kind: int, name: str, changes: Mapping[str, str | None], *, validate_only: bool
+    ) -> None:
+        configs = [
+            {"name": key, "config_operation": DELETE if value is None else SET, "value": value}
+            for key, value in changes.items()
+        ]
+        resource = {"resource_type": kind, "resource_name": name, "configs": configs}
+        fields = {"resources": [resource], "validate_only": validate_only}
+        await self._cluster.request_controller(
+            ApiKey.INCREMENTAL_ALTER_CONFIGS, fields, check=_check_each("responses"), retry_unknown=False
+        )
+
+    # -- offsets --------
+
+    async def list_offsets(
+        self,
+        partitions: Iterable[TopicPartition],
+        at: Literal["earliest", "latest", "max_timestamp"] | datetime | int = "latest",
+    ) -> dict[TopicPartition, ListedOffset]:
+        """Where partitions begin or end, or the first record at or after a time (milliseconds, or a datetime)."""
+        words = {"earliest": EARLIEST, "latest": LATEST, "max_timestamp": MAX_TIMESTAMP}
+        wanted = words[at] if isinstance(at, str) else milliseconds(at)
+        return await list_offsets(self._cluster, dict.fromkeys(partitions, wanted))
+
+    async def group_offsets(self, group: str) -> dict[TopicPartition, CommittedOffset]:
+        """What a group has committed."""
+        return await fetch_offsets(self._cluster, group)
+
+    async def group_lag(self, group: str) -> dict[TopicPartition, PartitionLag]:
+        """How far a group is behind, for what it has committed and what its members read."""
+        committed = await fetch_offsets(self._cluster, group)
+        assigned = [p for member in (await self.describe_group(group)).members for p in member.partitions]
+        partitions = sorted({*committed, *assigned})
+        starts = await list_offsets(self._cluster, dict.fromkeys(partitions, EARLIEST))
+        ends = await list_offsets(self._cluster, dict.fromkeys(partitions, LATEST))
+        found = {}
+        for partition in partitions:
+            offset = committed[partition].offset if partition in committed else None
+            end = ends[partition].offset
+            lag = None if offset is None else max(0, end - offset)
+            found[partition] = PartitionLag(offset, starts[partition].offset, end, lag)
+        return found
+
+    async def reset_offsets(
+        self,
+        group: str,
+        topics: Iterable[str | TopicPartition],
+        *,
+        to: Literal["earliest", "latest"] | int | datetime | None = None,
+        shift: int | None = None,
+        dry_run: bool = False,
+    ) -> dict[TopicPartition, int]:
+        """Move a group without members: to a place (`to`), or `shift` offsets on from what it has committed.
+
+        Offsets are kept within what the partition has. Returns the new ones. `UnknownMember` while the group has
+        members.
+        """
+        if (to is None) == (shift is None):
+            raise InvalidRequest("give either `to` or `shift`")
+        partitions = await self._partitions(topics)
+        if shift is None:
+            wanted = await resolve_start_offsets(self._cluster, partitions, "earliest" if to is None else to)
+        else:
+            committed = await fetch_offsets(self._cluster, group, partitions)
+            wanted = {partition: entry.offset + shift for partition, entry in committed.items()}
+        starts = await list_offsets(self._cluster, dict.fromkeys(wanted, EARLIEST))
+        ends = await list_offsets(self._cluster, dict.fromkeys(wanted, LATEST))
+        new = {p: min(max(offset, starts[p].offset), ends[p].offset) for p, offset in wanted.items()}
+        if not dry_run:
+            await commit_offsets(self._cluster, group, new)
+        return new
+
+    async def delete_offsets(self, group: str, topics: Iterable[str | TopicPartition]) -> None:
+        """Forget what a group committed. `GroupSubscribedToTopic` while a member reads the topic."""
+        grouped: dict[str, list[int]] = {}
+        for topic, partition in await self._partitions(topics):
+            grouped.setdefault(topic, []).append(partition)
+        wanted = [
+            {"name": topic, "partitions": [{"partition_index": index} for index in indexes]}
+            for topic, indexes in grouped.items()
+        ]
+
+        def check(answer: Any) -> None:
+            raise_for(answer.error_code)
+            for topic in answer.topics:
+                for entry in topic.partitions:
+                    raise_for(entry.error_code)
+
+        await self._cluster.request_coordinator(
+            group, ApiKey.OFFSET_DELETE, {"group_id": group, "topics": wanted}, check=check
+        )
+
+    async def _partitions(self, topics: Iterable[str | TopicPartition]) -> list[TopicPartition]:
+        found: list[TopicPartition] = []
+        for given in topics:
+            if isinstance(given, TopicPartition):
+                found.append(given)
+            else:
+                view = await self._cluster.topic(given)
+                found += [TopicPartition(given, partition.index) for partition in view.partitions]
+        return found
+
+    # -- groups --------
+
+    async def list_groups(self, *, timeout_ms: float | None = None) -> GroupListings:
+        """The groups of all brokers, by id. While a broker does not answer, is still loading, or a partition of
+        `__consumer_offsets` has no leader, brokers are asked again for `timeout_ms` (as long as for any retry, unless
+        given). Then the groups found are returned; `unreachable` and `missing_partitions` of the listing report whose
+        groups are missing, and `is_complete` whether any are. Raises what failed if no broker answers."""
+        return await list_groups(self._cluster, timeout_ms)
+
+    async def describe_group(self, group: str) -> GroupDescription:
+        """A group's state and members, whichever protocol they speak; one that does not exist is in state "Dead"."""
+        return await describe_group(self._cluster, group)
+
+    async def delete_group(self, group: str) -> None:
+        """Forget a group without members. `NonEmptyGroup`, `GroupIdNotFound`."""
+        await self._cluster.request_coordinator(
+            group, ApiKey.DELETE_GROUPS, {"groups_names": [group]}, check=_check_each("results")
+        )
+
+
+def _check_each(field_name: str) -> Any:
+    """A check for answers that carry an error per item; one item was asked for, so the first error is the answer's."""
+
+    def check(answer: Any) -> None:
+        raise_for(getattr(answer, "error_code", 0))
+        for item in getattr(answer, field_name):
+            raise_for(item.error_code, getattr(item, "error_message", None))
+
+    return check
+
+
+def _resource_type(kind: str) -> int:
+    return {"topic": TOPIC_RESOURCE, "broker": BROKER_RESOURCE, "group": GROUP_RESOURCE}[kind]
+
+
+def _topic_description(view: TopicView) -> TopicDescription:
+    return TopicDescription(view.name, view.topic_id, view.partitions, view.is_internal)

@@ -1,0 +1,227 @@
+"""A cluster's brokers and partitions as an operator looks at them; `client.admin.admin.cluster` is it.
+
+Answers come from the brokers' view of the metadata (KIP-700, KIP-966, KIP-460), asked for anew with each call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from mansio.errors import UnknownTopicOrPartition
+from mansio.net.retry import error_for, raise_for
+from mansio.wire.api_versions import ApiKey
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable, Sequence
+
+    from mansio.client.types import TopicPartition
+    from mansio.errors import MansioError
+    from mansio.net.cluster import Cluster
+
+PARTITIONS_PER_PAGE: Final = 2000
+TOPICS_PER_REQUEST: Final = 200
+TOPIC_RESOURCE: Final = 2
+ELECTION_NOT_NEEDED: Final = 84
+MIN_IN_SYNC: Final = "min.insync.replicas"
+ELECTION_TYPES: Final = {"preferred": 0, "unclean": 1}
+
+Election = Literal["preferred", "unclean"]
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerStatus:
+    """One broker. `is_fenced`: it is registered, but has no session now, so it leads nothing."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None
+    is_controller: bool
+    is_fenced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """Who is there. `controller_id` is -1 while there is none."""
+
+    cluster_id: str
+    controller_id: int
+    brokers: tuple[BrokerStatus, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStatus:
+    """One partition. `leader` is -1 while it has none; `min_in_sync` is None when the topic's settings did not come."""
+
+    topic: str
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+    offline_replicas: tuple[int, ...]
+    min_in_sync: int | None
+    is_internal: bool
+
+    @property
+    def is_offline(self) -> bool:
+        """Nobody leads it: it can be neither written nor read."""
+        return self.leader < 0
+
+    @property
+    def is_under_replicated(self) -> bool:
+        """A replica is not in sync."""
+        return len(self.in_sync) < len(self.replicas)
+
+    @property
+    def is_under_min_isr(self) -> bool:
+        """acks=all is refused, because too few replicas are in sync."""
+        return self.min_in_sync is not None and len(self.in_sync) < self.min_in_sync
+
+
+@dataclass(frozen=True, slots=True)
+class ElectionResult:
+    """What came of one election: `elected`, `not needed` (it is led as it should be), or `failed` with the reason."""
+
+    topic: str
+    partition: int
+    outcome: Literal["elected", "not needed", "failed"]
+    error: MansioError | None = None
+
+
+class ClusterAdmin:
+    """The state of one cluster, and elections in it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def status(self) -> ClusterStatus:
+        """The brokers as they are now, those that are fenced too where the cluster tells of them."""
+        answer = await self._cluster.request(
+            ApiKey.DESCRIBE_CLUSTER,
+            {
+                "include_cluster_authorized_operations": False,
+                "endpoint_type": 1,
+                "include_fenced_brokers": True,
+            },
+            check=lambda answer: raise_for(answer.error_code, answer.error_message),
+        )
+        brokers = tuple(
+            BrokerStatus(
+                broker.broker_id,
+                broker.host,
+                broker.port,
+                broker.rack,
+                broker.broker_id == answer.controller_id,
+                broker.is_fenced,
+            )
+            for broker in sorted(answer.brokers, key=lambda broker: int(broker.broker_id))
+        )
+        return ClusterStatus(answer.cluster_id, answer.controller_id, brokers)
+
+    async def partitions(self, topics: Iterable[str] | None = None) -> list[PartitionStatus]:
+        """Every partition of these topics, or of all, internal ones too. `UnknownTopicOrPartition`."""
+        wanted = None if topics is None else sorted(set(topics))
+        if wanted == []:
+            return []
+        found = [answer async for answer in self._pages(wanted)]
+        least = await self._min_in_sync(sorted({answer.name for answer in found}))
+        return [
+            PartitionStatus(
+                answer.name,
+                partition.partition_index,
+                partition.leader_id,
+                partition.leader_epoch,
+                tuple(partition.replica_nodes),
+                tuple(partition.isr_nodes),
+                tuple(partition.offline_replicas),
+                least.get(answer.name),
+                answer.is_internal,
+            )
+            for answer in found
+            for partition in sorted(answer.partitions, key=lambda one: int(one.partition_index))
+        ]
+
+    async def elect(
+        self, kind: Election, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: int = 30_000
+    ) -> list[ElectionResult]:
+        """Hold an election for each of these partitions, or all.
+
+        "preferred" gives partitions back to the first of their replicas, if that is in sync; nothing is lost.
+        "unclean" gives partitions without a leader to a replica that is alive and *not* in sync: what was
+        acknowledged and that replica does not have is lost for good.
+        """
+        grouped: dict[str, list[int]] = {}
+        for topic, partition in partitions or ():
+            grouped.setdefault(topic, []).append(partition)
+        fields = {
+            "election_type": ELECTION_TYPES[kind],
+            "topic_partitions": None
+            if partitions is None
+            else [{"topic": topic, "partitions": indexes} for topic, indexes in grouped.items()],
+            "timeout_ms": timeout_ms,
+        }
+        answer = await self._cluster.request_controller(
+            ApiKey.ELECT_LEADERS, fields, check=lambda answer: raise_for(getattr(answer, "error_code", 0))
+        )
+        results = [
+            _result(topic.topic, partition)
+            for topic in answer.replica_election_results
+            for partition in topic.partition_result
+        ]
+        self._cluster.mark_stale({result.topic for result in results})
+        return sorted(results, key=lambda result: (result.topic, result.partition))
+
+    async def _pages(self, topics: Sequence[str] | None) -> AsyncIterator[Any]:
+        """The topics of all pages; one that is spread over several comes several times."""
+        cursor = None
+        while True:
+            page = await self._cluster.request(
+                ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+                {
+                    "topics": [{"name": name} for name in topics or ()],
+                    "response_partition_limit": PARTITIONS_PER_PAGE,
+                    "cursor": cursor,
+                },
+            )
+            for topic in page.topics:
+                error = error_for(topic.error_code) if topic.error_code else None
+                if isinstance(error, UnknownTopicOrPartition) and topics is None:
+                    continue  # deleted meanwhile
+                if error is not None:
+                    raise_for(topic.error_code, f"topic {topic.name}: {error.message}")
+                yield topic
+            if page.next_cursor is None:
+                return
+            cursor = {
+                "topic_name": page.next_cursor.topic_name,
+                "partition_index": page.next_cursor.partition_index,
+            }
+
+    async def _min_in_sync(self, topics: Sequence[str]) -> dict[str, int]:
+        """min.insync.replicas of each topic; one whose settings do not come is left out."""
+        found = {}
+        for begin in range(0, len(topics), TOPICS_PER_REQUEST):
+            resources = [
+                {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configuration_keys": [MIN_IN_SYNC]}
+                for name in topics[begin : begin + TOPICS_PER_REQUEST]
+            ]
+            answer = await self._cluster.request(
+                ApiKey.DESCRIBE_CONFIGS,
+                {"resources": resources, "include_synonyms": False, "include_documentation": False},
+            )
+            for result in answer.results:
+                for entry in result.configs or ():
+                    if entry.name == MIN_IN_SYNC and entry.value is not None:
+                        found[result.resource_name] = int(entry.value)
+        return found
+
+
+def _result(topic: str, answer: Any) -> ElectionResult:
+    code = answer.error_code
+    if code == ELECTION_NOT_NEEDED:
+        return ElectionResult(topic, answer.partition_id, "not needed")
+    if code:
+        return ElectionResult(topic, answer.partition_id, "failed", error_for(code, answer.error_message))
+    return ElectionResult(topic, answer.partition_id, "elected")

@@ -1,0 +1,309 @@
+"""Share groups as an operator looks at them: members, offsets, leases, dead letters; `client.admin.admin.shares`
+is one.
+
+Members and offsets are asked of the group's coordinator (KIP-932), leases and redrives of the leaders of the
+partitions, with Mansio's own requests.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.errors import GroupIdNotFound, MansioError, UnknownTopicId
+from mansio.net.cluster import group_by_topic
+from mansio.net.leader_requests import request_leaders
+from mansio.net.retry import error_for, raise_for
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from mansio.net.cluster import Cluster
+
+REDRIVEN_MAX: Final = 10_000
+"""Records that one request may offer again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareMember:
+    """One member of a share group, and the partitions it is to fetch from."""
+
+    member_id: str
+    client_id: str
+    client_host: str
+    topics: tuple[str, ...]
+    partitions: tuple[TopicPartition, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGroupDescription:
+    """One share group."""
+
+    group_id: str
+    state: str
+    members: tuple[ShareMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ShareOffset:
+    """Where a share group is in a partition: the first offset that is open, and how many records are (None: the
+    broker that was asked cannot tell)."""
+
+    start_offset: int
+    lag: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseHolder:
+    """What one member has leased of a partition; `oldest_ms`: for how long, the longest."""
+
+    member_id: str
+    leased: int
+    oldest_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedRange:
+    """Offsets that one member has leased, both ends included; `delivery_count`: which delivery of theirs it is."""
+
+    first_offset: int
+    last_offset: int
+    member_id: str
+    delivery_count: int
+    age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShareLeases:
+    """One share partition, in records; `start_offset` to `end_offset` is what the group is at. `archiving`: on their
+    way to the dead-letter topic, and `trouble` why they wait, "" where nothing failed; `dead`: there, and not offered
+    again since."""
+
+    start_offset: int
+    end_offset: int
+    lag: int
+    leased: int
+    parked: int
+    withheld: int
+    archiving: int
+    dead: int
+    trouble: str
+    holders: tuple[LeaseHolder, ...]
+    ranges: tuple[LeasedRange, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Redriven:
+    """What one step of a redrive did, in records: `offered` now, `done_before` under its id, `gone` from the log;
+    `dead` is what could be offered after it."""
+
+    offered: int
+    done_before: int
+    gone: int
+    dead: int
+
+
+class ShareAdmin:
+    """The share groups of one cluster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    async def describe(self, group: str) -> ShareGroupDescription:
+        """Its state and members. `GroupIdNotFound`, also where the group is of another kind."""
+
+        def check(answer: Any) -> None:
+            for one in answer.groups:
+                raise_for(one.error_code, one.error_message)
+
+        answer = await self._cluster.request_coordinator(
+            group,
+            ApiKey.SHARE_GROUP_DESCRIBE,
+            {"group_ids": [group], "include_authorized_operations": False},
+            check=check,
+        )
+        found = answer.groups[0]
+        return ShareGroupDescription(group, found.group_state, tuple(map(_member, found.members)))
+
+    # Offsets
+
+    async def offsets(
+        self, group: str, partitions: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, ShareOffset]:
+        """Where the group is, in these partitions or in all that it has a place in. `GroupIdNotFound`."""
+        topics = None
+        if partitions is not None:
+            grouped = group_by_topic(list(partitions))
+            topics = [{"topic_name": name, "partitions": indexes} for name, indexes in grouped.items()]
+
+        def check(answer: Any) -> None:
+            for one in answer.groups:
+                raise_for(one.error_code, one.error_message)
+                for topic in one.topics:
+                    for entry in topic.partitions:
+                        raise_for(entry.error_code, entry.error_message)
+
+        answer = await self._cluster.request_coordinator(
+            group,
+            ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
+            {"groups": [{"group_id": group, "topics": topics}]},
+            check=check,
+        )
+        return {
+            TopicPartition(topic.topic_name, entry.partition_index): ShareOffset(
+                entry.start_offset, None if entry.lag < 0 else entry.lag
+            )
+            for topic in answer.groups[0].topics
+            for entry in topic.partitions
+            if entry.start_offset >= 0
+        }
+
+    async def alter_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Begin these partitions anew, at these offsets. `NonEmptyGroup`, `GroupIdNotFound`."""
+        topics = [
+            {
+                "topic_name": name,
+                "partitions": [
+                    {"partition_index": index, "start_offset": offsets[TopicPartition(name, index)]}
+                    for index in indexes
+                ],
+            }
+            for name, indexes in group_by_topic(offsets).items()
+        ]
+
+        def check(answer: Any) -> None:
+            raise_for(answer.error_code, answer.error_message)
+            for topic in answer.responses:
+                for entry in topic.partitions:
+                    raise_for(entry.error_code, entry.error_message)
+
+        await self._cluster.request_coordinator(
+            group, ApiKey.ALTER_SHARE_GROUP_OFFSETS, {"group_id": group, "topics": topics}, check=check
+        )
+
+    async def delete_offsets(self, group: str, topics: Iterable[str]) -> None:
+        """Forget where the group is in these topics. `NonEmptyGroup`, `GroupIdNotFound`."""
+
+        def check(answer: Any) -> None:
+            raise_for(answer.error_code, answer.error_message)
+            for topic in answer.responses:
+                raise_for(topic.error_code, topic.error_message)
+
+        fields = {"group_id": group, "topics": [{"topic_name": name} for name in topics]}
+        await self._cluster.request_coordinator(group, ApiKey.DELETE_SHARE_GROUP_OFFSETS, fields, check=check)
+
+    # Leases and dead letters
+
+    async def leases(
+        self, group: str, partitions: Iterable[TopicPartition], *, ranges_max: int = 0
+    ) -> dict[TopicPartition, ShareLeases | None]:
+        """Who has leased what of these partitions; None where the group has read nothing. `ranges_max`: leased ranges
+        shown of each, the lowest first."""
+        wanted = dict.fromkeys(sorted(set(partitions)), ranges_max)
+        return await request_leaders(self._cluster, wanted, partial(self._leases_on, group))
+
+    async def _leases_on(
+        self,
+        group: str,
+        node_id: int,
+        wanted: Mapping[TopicPartition, int],
+        found: dict[TopicPartition, ShareLeases | None],
+    ) -> None:
+        ids, topics = {}, []
+        for name, indexes in group_by_topic(wanted).items():
+            topic_id = (await self._cluster.topic(name)).topic_id
+            ids[topic_id] = name
+            topics.append({"topic_id": topic_id, "partitions": indexes})
+        fields = {"group_id": group, "topics": topics, "spans_max": max(wanted.values())}
+        connection = await self._cluster.connection(node_id)
+        answer = await connection.request(ApiKey.DESCRIBE_LEASES, fields)
+        raise_for(answer.error_code, answer.error_message)
+        failure: MansioError | None = None
+        for topic in answer.topics:
+            for entry in topic.partitions:
+                one = TopicPartition(ids[topic.topic_id], entry.partition_index)
+                if entry.error_code == GroupIdNotFound.kafka_code:
+                    found[one] = None
+                elif entry.error_code:
+                    failure = error_for(entry.error_code, entry.error_message)
+                else:
+                    found[one] = _leases(entry)
+        if failure is not None:
+            raise failure
+
+    async def redrive(
+        self,
+        group: str,
+        partition: TopicPartition,
+        *,
+        redrive_id: str,
+        offsets: Sequence[tuple[int, int]] | None = None,
+        most: int = 500,
+    ) -> Redriven:
+        """Offer dead records of one partition to their group again: those among `offsets` (first and last of each
+        range), or all. Under one id it happens once for each offset; so it may be asked again after any failure.
+
+        Offers at most `most`; call it until nothing is offered. `GroupIdNotFound` where the group has read nothing.
+        """
+
+        async def ask(
+            node_id: int, wanted: Mapping[TopicPartition, None], found: dict[TopicPartition, Redriven]
+        ) -> None:
+            (one,) = wanted
+            topic_id = (await self._cluster.topic(one.topic)).topic_id
+            ranges = None
+            if offsets is not None:
+                ranges = [{"first_offset": first, "last_offset": last} for first, last in offsets]
+            fields = {
+                "redrive_id": redrive_id,
+                "group_id": group,
+                "topic_id": topic_id,
+                "partition_index": one.partition,
+                "offsets": ranges,
+                "most": min(most, REDRIVEN_MAX),
+            }
+            connection = await self._cluster.connection(node_id)
+            answer = await connection.request(ApiKey.REDRIVE_RECORDS, fields)
+            if answer.error_code == UnknownTopicId.kafka_code:
+                self._cluster.mark_stale((one.topic,))
+            raise_for(answer.error_code, answer.error_message)
+            found[one] = Redriven(answer.offered, answer.done_before, answer.gone, answer.dead)
+
+        return (await request_leaders(self._cluster, {partition: None}, ask))[partition]
+
+
+def _member(member: Any) -> ShareMember:
+    partitions = tuple(
+        TopicPartition(topic.topic_name, index)
+        for topic in member.assignment.topic_partitions
+        for index in topic.partitions
+    )
+    return ShareMember(
+        member.member_id,
+        member.client_id,
+        member.client_host,
+        tuple(member.subscribed_topic_names),
+        partitions,
+    )
+
+
+def _leases(entry: Any) -> ShareLeases:
+    return ShareLeases(
+        entry.start_offset,
+        entry.end_offset,
+        entry.lag,
+        entry.leased,
+        entry.parked,
+        entry.withheld,
+        entry.archiving,
+        entry.dead,
+        entry.trouble,
+        tuple(LeaseHolder(one.member_id, one.leased, one.oldest_ms) for one in entry.holders),
+        tuple(
+            LeasedRange(one.first_offset, one.last_offset, one.member_id, one.delivery_count, one.age_ms)
+            for one in entry.ranges
+        ),
+    )

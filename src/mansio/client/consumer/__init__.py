@@ -1,0 +1,1 @@
+"""Consumer: fetching, positions and delivery of messages."""

@@ -1,0 +1,70 @@
+"""From raw batches to messages.
+
+Owns the hot loop of consuming. Opens the batches that a reader may see (`wire/batch/isolation_filter.py` says
+which), and leaves out the records before the offset that was asked for and from the stop offset on.
+
+Always true: the `next_offset` of the last batch of a chunk is the fetch offset that followed it, whatever was left
+out in between (compaction and transactions leave holes).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from mansio.client.types import Message
+from mansio.errors import InvalidRecord
+from mansio.wire.batch.isolation_filter import visible_batches
+from mansio.wire.batch.record_rows import read_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mansio.client.consumer.partition_state import CompletedFetch, PartitionState
+
+BATCH_BYTES_MAX = 64 << 20
+"""A batch that is larger than this when opened is refused, unless the consumer says otherwise."""
+
+RECORD_BYTES = 64
+"""What a record of a compressed batch is taken to be at least: as an object it is much more than its bytes."""
+
+
+class MessageBatch(NamedTuple):
+    """The messages of one batch that are wanted, and the offset to go on with after it."""
+
+    state: PartitionState
+    messages: list[Message]
+    next_offset: int
+
+
+def decode_fetch(
+    chunk: CompletedFetch, read_committed: bool, batch_bytes_max: int = BATCH_BYTES_MAX
+) -> Iterator[MessageBatch]:
+    """Open the batches of a chunk, one when it is asked for. `CorruptMessage`, `InvalidRecord`."""
+    state, first_offset, batches, aborted = chunk
+    topic, partition = state.partition
+    stop = state.stop_offset
+    for position, header, is_visible in visible_batches(
+        batches, state.partition, first_offset, aborted, read_committed
+    ):
+        next_offset = header.last_offset + 1
+        if not is_visible:
+            yield MessageBatch(state, [], next_offset)
+            continue
+        if header.codec and header.record_count * RECORD_BYTES > batch_bytes_max:
+            raise InvalidRecord(
+                f"{topic}-{partition} at offset {header.base_offset}: {header.record_count} records in one batch are"
+                f" more than batch_bytes_max ({batch_bytes_max}) allows"
+            )
+        size = header.size
+        messages = read_rows(
+            batches[position : position + size],
+            Message,
+            topic,
+            partition,
+            max_output_bytes=max(size, batch_bytes_max),
+        )
+        if header.base_offset < first_offset:
+            messages = [message for message in messages if message.offset >= first_offset]
+        if stop is not None and next_offset > stop:
+            messages = [message for message in messages if message.offset < stop]
+        yield MessageBatch(state, messages, next_offset)

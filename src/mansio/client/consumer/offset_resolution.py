@@ -1,0 +1,77 @@
+"""Where a reader begins and ends: words, times and offsets turned into offsets of partitions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from mansio.client.types import TopicPartition, milliseconds
+from mansio.errors import InvalidRequest
+from mansio.net.offsets import EARLIEST, LATEST, READ_UNCOMMITTED, list_offsets
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mansio.client.types import StartAt
+    from mansio.net.cluster import Cluster
+
+WORDS = {"earliest": EARLIEST, "latest": LATEST}
+
+
+async def resolve_start_offsets(
+    cluster: Cluster, partitions: Iterable[TopicPartition], start: StartAt | Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """The first offset to read of each partition.
+
+    A time after the last record means the end. A mapping that lacks a partition means its beginning. `ValueError`
+    for a word that is neither "earliest" nor "latest", or a time without time zone.
+    """
+    wanted = list(partitions)
+    if isinstance(start, Mapping):
+        rest = await resolve_start_offsets(cluster, [p for p in wanted if p not in start], "earliest")
+        return {**rest, **{p: start[p] for p in wanted if p in start}}
+    if isinstance(start, str):
+        if start not in WORDS:
+            raise ValueError(f"start at 'earliest', 'latest', an offset or a datetime, not at {start!r}")
+        listed = await list_offsets(cluster, dict.fromkeys(wanted, WORDS[start])) if wanted else {}
+        return {partition: entry.offset for partition, entry in listed.items()}
+    if isinstance(start, datetime):
+        return await _offsets_at(cluster, wanted, milliseconds(start))
+    if start < 0:
+        raise InvalidRequest(f"offset {start} is negative")
+    return dict.fromkeys(wanted, start)
+
+
+async def resolve_stop_offsets(
+    cluster: Cluster,
+    partitions: Iterable[TopicPartition],
+    *,
+    to_time: datetime | int | None,
+    to_end: bool,
+    isolation_level: int = READ_UNCOMMITTED,
+) -> dict[TopicPartition, int]:
+    """The offset before which to stop: of the first record at or after `to_time` (milliseconds, or a datetime), or
+    the end as it is now; empty when there is no end. A time to come is refused."""
+    wanted = list(partitions)
+    if to_time is not None:
+        stop_ms = milliseconds(to_time)
+        if stop_ms > time.time() * 1000 + 1:
+            raise InvalidRequest("to_time is still to come; records before it may not be there yet")
+        return await _offsets_at(cluster, wanted, stop_ms)
+    if not to_end or not wanted:
+        return {}
+    listed = await list_offsets(cluster, dict.fromkeys(wanted, LATEST), isolation_level=isolation_level)
+    return {partition: entry.offset for partition, entry in listed.items()}
+
+
+async def _offsets_at(
+    cluster: Cluster, partitions: list[TopicPartition], timestamp_ms: int
+) -> dict[TopicPartition, int]:
+    if not partitions:
+        return {}
+    listed = await list_offsets(cluster, dict.fromkeys(partitions, timestamp_ms))
+    found = {partition: entry.offset for partition, entry in listed.items() if entry.offset >= 0}
+    after = [partition for partition in partitions if partition not in found]
+    return {**found, **(await resolve_start_offsets(cluster, after, "latest"))}

@@ -1,0 +1,1 @@
+"""Producer: batching, sending and outcomes."""

@@ -1,0 +1,370 @@
+"""The producer: records in, batches out, an acknowledgement for each record.
+
+Owns the public face of publishing: which partition, how much is buffered, when a batch is full. What happens to
+sealed batches is `sender`'s business.
+
+Always true: records of one partition are stored in the order of the calls; with idempotence (the default) each is
+stored at most once, whatever is retried; at most `buffer_bytes_max` bytes are on their way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_right
+from collections import deque
+from itertools import accumulate
+from typing import TYPE_CHECKING, Self, cast
+
+from mansio.client.producer.accumulator import RECORD_OVERHEAD_BYTES, Batch, Delivery, PartitionQueue
+from mansio.client.producer.metadata_waiters import MetadataWaiters
+from mansio.client.producer.partitioner import next_sticky_partition, partition_for_key
+from mansio.client.producer.producer_options import ProducerOptions
+from mansio.client.producer.sender import Sender
+from mansio.client.producer.serialization import serialize, serialize_parts, size_of
+from mansio.errors import ConnectionLost, InvalidTopic, QueueFull, UnknownTopicOrPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
+    from types import TracebackType
+
+    from mansio.client.producer.serialization import HeadersLike, Publishable
+    from mansio.client.types import OutgoingRecord, RecordMetadata
+    from mansio.net.cluster import Cluster
+    from mansio.net.metadata import TopicView
+
+__all__ = ["Producer", "ProducerOptions"]
+
+MEASURED_VALUES_MAX = 512
+"""How many values of a list are measured before some of them are put into a batch."""
+
+
+class _TopicQueues:
+    """The queues of one topic and where records without key go now."""
+
+    __slots__ = ("queues", "sticky", "topic")
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.queues: dict[int, PartitionQueue] = {}
+        self.sticky: int | None = None
+
+    def choose_sticky(self, view: TopicView) -> int:
+        led = [partition.index for partition in view.partitions if partition.leader >= 0]
+        self.sticky = next_sticky_partition(led or range(len(view.partitions)), self.sticky)
+        return self.sticky
+
+
+class Producer:
+    """Publishes to any topic of one cluster. Use as `async with`, or call `close()`."""
+
+    def __init__(self, cluster: Cluster, options: ProducerOptions | None = None) -> None:
+        self.options = options or ProducerOptions()
+        self._cluster = cluster
+        self._metadata_waiters = MetadataWaiters(cluster, asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
+        self._topics: dict[str, _TopicQueues] = {}
+        self._space_waiters: deque[asyncio.Event] = deque()
+        """Who waits for room, in the order of the calls; the first is told, and whoever comes later waits behind."""
+        self._sender = Sender(cluster, self.options, self._wake_space_waiter)
+        self._is_closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(flush=error is None)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._is_closed
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of records that are not acknowledged yet, about."""
+        return self._sender.buffered_bytes
+
+    async def publish(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | datetime | None = None,
+    ) -> RecordMetadata:
+        """Publish one record and wait until it is acknowledged; text is sent as UTF-8.
+
+        Raises the broker's typed error, `InvalidRecord` for what is neither bytes nor text, `RequestTimedOut` after the
+        delivery timeout. A cancelled call may still publish its record.
+        """
+        batch = None
+        if key is None and headers is None and partition is None and timestamp_ms is None:
+            batch = self._put_plain(topic, value, is_awaited=True)
+        if batch is None:
+            record = serialize_parts(value, key, headers, partition, timestamp_ms)
+            batch = self._put_at_once(topic, record) or (await self._put(topic, record))[1]
+        index = len(batch.values) - 1
+        if not batch.is_completed:
+            waiter: asyncio.Future[None] = self._loop.create_future()
+            batch.waiters.append(waiter)
+            await waiter
+        if batch.halves is not None:
+            await batch.wait_completed()
+        return batch.outcome(index)
+
+    def publish_nowait(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | datetime | None = None,
+    ) -> Delivery | None:
+        """`publish` for a caller that waits for the delivery without a task of its own, as the blocking twin does;
+        None when metadata or room has to be waited for first, and nothing was done."""
+        batch = self._put_at_once(topic, serialize_parts(value, key, headers, partition, timestamp_ms))
+        return None if batch is None else Delivery(batch, len(batch.values) - 1)
+
+    async def send(
+        self,
+        topic: str,
+        value: bytes | str | None,
+        *,
+        key: bytes | str | None = None,
+        headers: HeadersLike | None = None,
+        partition: int | None = None,
+        timestamp_ms: int | datetime | None = None,
+    ) -> Delivery:
+        """Hand one record over and go on; waits only for the topic's metadata or for room in the buffer."""
+        if key is None and headers is None and partition is None and timestamp_ms is None:
+            put = self._put_plain(topic, value)
+            if put is not None:
+                return Delivery(put, len(put.values) - 1)
+        record = serialize_parts(value, key, headers, partition, timestamp_ms)
+        sealed, batch = await self._put(topic, record)
+        delivery = Delivery(batch, len(batch.values) - 1)
+        if sealed:
+            await asyncio.sleep(0)  # a tight loop of sends lets the sender work once per batch
+        return delivery
+
+    async def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
+        """Publish values (or `OutgoingRecord`s) in order and wait until all are acknowledged.
+
+        Raises the first error after all outcomes are known; the records before and after it may be stored.
+        """
+        spans: list[tuple[Batch, int, int]] = []
+        for run in (records,) if isinstance(records, list | tuple) else zip(records):
+            position = 0
+            while position < len(run):
+                given = run[position]
+                sealed, batch = await self._put(topic, serialize(given))
+                begin = len(batch.values) - 1
+                position += 1
+                if type(given) is bytes:
+                    position += self._extend(batch, run, position)
+                spans.append((batch, begin, len(batch.values)))
+                if sealed:
+                    await asyncio.sleep(0)
+        await self._flush_batches({batch for batch, _, _ in spans})
+        if len(spans) == 1:
+            ((batch, begin, end),) = spans
+            return batch.outcomes(begin, end)
+        return [outcome for batch, begin, end in spans for outcome in batch.outcomes(begin, end)]
+
+    async def flush(self) -> None:
+        """Send what is buffered now and wait until its outcome is known. Errors are raised by the deliveries."""
+        await self._flush_batches(set(self._sender.incomplete))
+
+    async def close(self, *, flush: bool = True) -> None:
+        """Flush (or give up what is buffered) and stop. Closing twice is harmless."""
+        self._is_closed = True
+        try:
+            if flush:
+                await self.flush()
+        finally:
+            for waiter in self._space_waiters:
+                waiter.set()
+            await self._metadata_waiters.close()
+            await self._sender.close()
+
+    # -- inside --------
+
+    def _put_at_once(self, topic: str, record: OutgoingRecord) -> Batch | None:
+        """Put a record that is waited for at the end of its batch, if nothing has to be awaited for that."""
+        view = self._metadata_waiters.cached(topic)
+        if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
+            return None
+        size = size_of(record)
+        if self._space_waiters or self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
+            return None
+        return self._append(topic, view, record, size, is_awaited=True)[1]
+
+    async def _put(self, topic: str, record: OutgoingRecord) -> tuple[bool, Batch]:
+        """Put a record at the end of its batch, as soon as its topic is known and there is room. See `_append`."""
+        view = self._metadata_waiters.cached(topic)
+        if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
+            view = await self._look_up(topic)
+        size = size_of(record)
+        if self._space_waiters or self._sender.buffered_bytes + size > self.options.buffer_bytes_max:
+            await self._wait_for_space(size)
+        return self._append(topic, view, record, size)
+
+    def _append(
+        self, topic: str, view: TopicView, record: OutgoingRecord, size: int, *, is_awaited: bool = False
+    ) -> tuple[bool, Batch]:
+        """Put a record at the end of its batch. Says whether that sealed another."""
+        if self._is_closed:
+            raise ConnectionLost("the producer is closed")
+        queues = self._topics.get(topic)
+        if queues is None:
+            queues = self._topics[topic] = _TopicQueues(topic)
+        value, key, headers, partition, timestamp_ms = record
+        keyless = False
+        if partition is None:
+            if key is not None:
+                partition = partition_for_key(key, len(view.partitions))
+            else:
+                keyless = True
+                partition = queues.choose_sticky(view) if queues.sticky is None else queues.sticky
+        queue = queues.queues.get(partition)
+        if queue is None:
+            if not 0 <= partition < len(view.partitions):
+                raise UnknownTopicOrPartition(f"topic {topic} has no partition {partition}")
+            queue = queues.queues[partition] = PartitionQueue(topic, partition)
+        batch = queue.open
+        sealed = batch is not None and batch.size + size > self.options.batch_bytes_max
+        if sealed:
+            self._sender.seal(queue)
+            batch = None
+            if keyless:
+                queues.choose_sticky(view)  # for the records after this one
+        is_new = batch is None
+        if batch is None:
+            batch = queue.open = Batch(queue, self._loop.time())
+        if timestamp_ms is None:
+            timestamp_ms = int(time.time() * 1000)
+        batch.add(timestamp_ms, key, value, headers)
+        batch.size += size
+        self._sender.buffered_bytes += size
+        if is_new:
+            self._sender.opened(batch, is_awaited=is_awaited)
+        return sealed, batch
+
+    def _put_plain(self, topic: str, value: object, *, is_awaited: bool = False) -> Batch | None:
+        """Put a plain value where the last one without a key went, if there is room: what `_append` does, for the most
+        frequent case. The batch; None if nothing was done."""
+        queues = self._topics.get(topic)
+        if (
+            queues is None
+            or queues.sticky is None
+            or type(value) is not bytes
+            or self._is_closed
+            or self._space_waiters
+        ):
+            return None
+        queue = queues.queues.get(queues.sticky)
+        if queue is None or self._metadata_waiters.cached(topic) is None:
+            return None
+        sender, options = self._sender, self.options
+        size = len(value) + RECORD_OVERHEAD_BYTES
+        if sender.buffered_bytes + size > options.buffer_bytes_max:
+            return None
+        batch = queue.open
+        is_new = batch is None
+        if batch is None:
+            batch = queue.open = Batch(queue, self._loop.time())
+        elif batch.size + size > options.batch_bytes_max:
+            return None
+        batch.stamps.append(int(time.time() * 1000))
+        batch.values.append(value)
+        batch.size += size
+        sender.buffered_bytes += size
+        if is_new:
+            sender.opened(batch, is_awaited=is_awaited)
+        return batch
+
+    def _extend(self, batch: Batch, run: Sequence[Publishable], position: int) -> int:
+        """Put the values from `position` on behind the one that was just put into an open batch; how many.
+
+        Only plain values, which go wherever that one went, and only as long as there is room in the batch and in the
+        buffer: it does for many what `_append` does for one, without a step of the interpreter for each.
+        """
+        if self._space_waiters:
+            return 0
+        stamp, before = batch.stamps[-1], position
+        room = min(
+            self.options.batch_bytes_max - batch.size,
+            self.options.buffer_bytes_max - self._sender.buffered_bytes,
+        )
+        wanted = MEASURED_VALUES_MAX
+        while wanted == MEASURED_VALUES_MAX:
+            values = run[position : position + wanted]
+            plain = _count_bytes(values)
+            ends = list(accumulate(map(len, cast("Sequence[bytes]", values[:plain]))))
+            fitting = bisect_right(
+                range(plain), room, key=lambda index: ends[index] + RECORD_OVERHEAD_BYTES * (index + 1)
+            )
+            if not fitting:
+                break
+            batch.add_values(stamp, cast("Sequence[bytes]", values[:fitting]))
+            size = ends[fitting - 1] + RECORD_OVERHEAD_BYTES * fitting
+            batch.size += size
+            self._sender.buffered_bytes += size
+            room -= size
+            position += fitting
+            wanted = fitting
+        return position - before
+
+    async def _look_up(self, topic: str) -> TopicView:
+        """A topic that is not known, or has grown perhaps."""
+        if not isinstance(topic, str):
+            raise InvalidTopic(f"a topic's name is text, not {type(topic).__name__}")
+        return await self._metadata_waiters.find(topic)
+
+    async def _wait_for_space(self, size: int) -> None:
+        waiter = asyncio.Event()
+        self._space_waiters.append(waiter)
+        try:
+            while self._space_waiters[0] is not waiter or self._lacks_space(size):
+                if self.options.when_full == "raise":
+                    raise QueueFull(f"{self._sender.buffered_bytes} bytes wait for acknowledgement")
+                await waiter.wait()
+                waiter.clear()
+                if self._is_closed:
+                    raise ConnectionLost("the producer is closed")
+        finally:
+            self._space_waiters.remove(waiter)
+            self._wake_space_waiter()  # the next one looks when this one has put its record
+
+    def _lacks_space(self, size: int) -> bool:
+        buffered = self._sender.buffered_bytes  # a record larger than the buffer goes when that is empty
+        return bool(buffered) and buffered + size > self.options.buffer_bytes_max
+
+    def _wake_space_waiter(self) -> None:
+        """Let the first of those who wait for room look whether it is enough."""
+        if self._space_waiters:
+            self._space_waiters[0].set()
+
+    async def _flush_batches(self, batches: set[Batch]) -> None:
+        """Send these batches without waiting for more records, and wait for their outcomes."""
+        for batch in batches:
+            if batch.queue.open is batch:
+                self._sender.seal(batch.queue)
+        for batch in batches:
+            await batch.wait_completed()
+
+
+def _count_bytes(values: Sequence[Publishable]) -> int:
+    """How many of the first values are bytes, before the first that is something else."""
+    kinds = list(map(type, values))
+    if kinds.count(bytes) == len(kinds):
+        return len(kinds)
+    return next(index for index, kind in enumerate(kinds) if kind is not bytes)

@@ -1,0 +1,1 @@
+"""Receiver of share groups: leases and acknowledgements."""

@@ -1,0 +1,147 @@
+"""Receiving without asyncio: the twins of `receive.Receiver` and of the messages it hands out.
+
+Handlers given to `run` are called on threads of their own, one for each record that is being worked on. Always true: a
+public name here means what it means there; messages and receivers may be shared between threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Self
+
+from mansio.client.share import leased, receiver
+from mansio.client.share.handler_runner import DRAIN_MS
+from mansio.client.types import Message
+from mansio.net.blocking import BlockingProxy, blocking, on_loop
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+    from types import TracebackType
+
+    from mansio.client.share.handler_runner import Mode
+    from mansio.net.blocking import LoopThread
+
+
+class Leased(Message):
+    """A record that this member has for a while; see `mansio.client.share.leased.Leased`."""
+
+    _thread: LoopThread
+    _original: leased.Leased
+
+    @classmethod
+    def of(cls, thread: LoopThread, original: leased.Leased) -> Self:
+        """The twin of a message."""
+        made = tuple.__new__(cls, original)
+        made._thread, made._original = thread, original
+        return made
+
+    ack = blocking(leased.Leased.ack)
+    retry = blocking(leased.Leased.retry)
+    reject = blocking(leased.Leased.reject)
+    extend = blocking(leased.Leased.extend)
+
+    @property
+    def delivery_count(self) -> int:
+        """Which delivery of the record in this group this is, from 1."""
+        return self._original.delivery_count
+
+    @property
+    def lease_until(self) -> datetime:
+        """When the lease ends if nobody extends it, by this machine's clock, in UTC."""
+        return self._original.lease_until
+
+    @property
+    def is_acknowledged(self) -> bool:
+        """Whether it was acknowledged, given back or rejected, and the broker has said yes."""
+        return self._original.is_acknowledged
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether this client knows that the lease is over without having been settled."""
+        return self._original.is_lost
+
+
+Handler = Callable[[Leased], object]
+"""What `Receiver.run` calls with each record, on a thread of its own."""
+
+
+class Receiver(BlockingProxy[receiver.Receiver]):
+    """Made by `Client.receive`. Iterate it, or use `poll` or `run`; close it by `with` or `close()`."""
+
+    def __init__(self, thread: LoopThread, original: receiver.Receiver) -> None:
+        super().__init__(thread, original)
+        self._ahead: list[Leased] = []
+
+    start = blocking(receiver.Receiver.start)
+    close = blocking(receiver.Receiver.close)
+    stop = on_loop(receiver.Receiver.stop)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called, or `run` has ended."""
+        return self._original.is_closed
+
+    @property
+    def member_id(self) -> str:
+        """This member's name in the group, as `admin.shares` shows it."""
+        return self._original.member_id
+
+    @property
+    def held(self) -> int:
+        """Records that are leased by this member and not settled."""
+        return self._original.held
+
+    def __iter__(self) -> Iterator[Leased]:
+        return self
+
+    def __next__(self) -> Leased:
+        while True:
+            while self._ahead:
+                message = self._ahead.pop()
+                if not message.is_lost:
+                    return message
+            self._ahead = self.poll()[::-1]
+            if not self._ahead:
+                raise StopIteration
+
+    def poll(self, timeout_ms: float | None = None, *, max_records: int | None = None) -> list[Leased]:
+        """What there is; see the asyncio twin."""
+        found = self._thread.run(self._original.poll(timeout_ms, max_records=max_records))
+        return [Leased.of(self._thread, message) for message in found]
+
+    def batches(self, max_records: int | None = None) -> Iterator[list[Leased]]:
+        """What there is, at most so many at a time, until `stop()`; see the asyncio twin."""
+        while found := self.poll(max_records=max_records):
+            yield found
+
+    def ack(self, messages: Sequence[Leased]) -> None:
+        """Acknowledge many at once; see the asyncio twin."""
+        self._thread.run(self._original.ack([message._original for message in messages]))
+
+    def run(
+        self, handler: Handler, *, mode: Mode = "parallel", concurrency: int = 10, drain_ms: float = DRAIN_MS
+    ) -> None:
+        """Call `handler(message)` for every record, on `concurrency` threads, until `stop()`; see the asyncio twin. A
+        handler that goes on after `drain_ms` is not waited for; its record was given back."""
+        with_threads = ThreadPoolExecutor(concurrency, thread_name_prefix="mansio-handler")
+
+        async def call(message: leased.Leased) -> None:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(with_threads, handler, Leased.of(self._thread, message))
+
+        try:
+            self._thread.run(self._original.run(call, mode=mode, concurrency=concurrency, drain_ms=drain_ms))
+        finally:
+            with_threads.shutdown(wait=False, cancel_futures=True)
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._original.__aenter__())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,1 @@
+"""Broker settings: definitions, sources, reference."""

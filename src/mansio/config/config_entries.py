@@ -1,0 +1,138 @@
+"""Settings as DescribeConfigs shows them: value, source, synonyms, type, meaning; of topics, groups and the broker.
+
+Owns the mapping from our own settings to Kafka's broker names and units. A setting Kafka has no name for is shown under
+`mansio.<name>`. Broker settings are read-only: they are read at start.
+
+Always true: an entry's value is that of its first synonym (KIP-226).
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from math import ceil
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mansio.config import group_config, topic_config
+from mansio.config.config_def import ConfigType
+from mansio.config.settings import SPECIFICATIONS, Origin, Settings, default_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mansio.config.config_def import TopicConfigKey
+    from mansio.config.settings import Specification
+
+
+class Source(IntEnum):
+    """Where a value came from, as Kafka numbers it."""
+
+    TOPIC = 1
+    STATIC_BROKER = 4
+    DEFAULT = 5
+    GROUP = 8
+
+
+class Synonym(NamedTuple):
+    """One of the settings a value may come from, the deciding one first."""
+
+    name: str
+    value: str
+    source: Source
+
+
+class ConfigEntry(NamedTuple):
+    """One setting as it stands."""
+
+    name: str
+    value: str
+    source: Source
+    kind: ConfigType
+    read_only: bool
+    synonyms: tuple[Synonym, ...]
+    documentation: str
+
+
+def topic_entries(
+    configs: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
+) -> list[ConfigEntry]:
+    """Every setting of a topic, in force."""
+    return [
+        _topic_entry(row, configs, defaults, replication_factor) for row in topic_config.SETTINGS.values()
+    ]
+
+
+def group_entries(configs: Mapping[str, str], settings: Settings) -> list[ConfigEntry]:
+    """Every setting of a consumer group, in force."""
+    entries = []
+    for row in group_config.SETTINGS.values():
+        synonyms: tuple[Synonym, ...] = (Synonym(row.broker_name or row.name, row.default, Source.DEFAULT),)
+        if row.broker_setting and settings.origin(row.broker_setting) is not Origin.DEFAULT:
+            value = str(getattr(settings, row.broker_setting))
+            synonyms = (Synonym(row.broker_name, value, Source.STATIC_BROKER), *synonyms)
+        if row.name in configs:
+            synonyms = (Synonym(row.name, configs[row.name], Source.GROUP), *synonyms)
+        entries.append(_entry(row.name, row.kind, synonyms, row.meaning, read_only=False))
+    return entries
+
+
+def broker_entries(settings: Settings) -> list[ConfigEntry]:
+    """Every setting of the broker, the defaults of topics among them."""
+    entries = [_broker_entry(settings, name) for name in SPECIFICATIONS if name != "topic_defaults"]
+    for row in topic_config.SETTINGS.values():
+        synonyms = _default_synonyms(row, settings.topic_defaults, 1)
+        entries.append(_entry(row.broker_name, row.kind, synonyms, documentation(row), read_only=True))
+    return entries
+
+
+def documentation(row: TopicConfigKey) -> str:
+    """What a topic setting means, and from when on it works."""
+    return f"{row.meaning} ({row.effect}.)" if row.effect else row.meaning
+
+
+def _topic_entry(
+    row: TopicConfigKey, configs: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
+) -> ConfigEntry:
+    synonyms = _default_synonyms(row, defaults, replication_factor)
+    if row.name in configs:
+        synonyms = (Synonym(row.name, configs[row.name], Source.TOPIC), *synonyms)
+    return _entry(row.name, row.kind, synonyms, documentation(row), read_only=False)
+
+
+def _default_synonyms(
+    row: TopicConfigKey, defaults: Mapping[str, str], replication_factor: int
+) -> tuple[Synonym, ...]:
+    built_in = topic_config.in_force(row.name, {}, {}, replication_factor)
+    default = Synonym(row.broker_name, built_in, Source.DEFAULT)
+    if row.name not in defaults:
+        return (default,)
+    value = topic_config.in_force(row.name, {}, defaults, replication_factor)
+    return (Synonym(row.broker_name, value, Source.STATIC_BROKER), default)
+
+
+def _entry(
+    name: str, kind: ConfigType, synonyms: tuple[Synonym, ...], meaning: str, *, read_only: bool
+) -> ConfigEntry:
+    return ConfigEntry(name, synonyms[0].value, synonyms[0].source, kind, read_only, synonyms, meaning)
+
+
+_KINDS: Final = {bool: ConfigType.BOOLEAN, int: ConfigType.LONG, str: ConfigType.STRING}
+
+
+def _broker_entry(settings: Settings, name: str) -> ConfigEntry:
+    specification = SPECIFICATIONS[name]
+    shown = specification.kafka_name or f"mansio.{name}"
+    default = default_of(name)
+    default_shown = Synonym(shown, _shown(default, specification), Source.DEFAULT)
+    synonyms: tuple[Synonym, ...] = (default_shown,)
+    if settings.origin(name) is not Origin.DEFAULT:
+        value = _shown(getattr(settings, name), specification)
+        synonyms = (Synonym(shown, value, Source.STATIC_BROKER), default_shown)
+    return _entry(shown, _KINDS[type(default)], synonyms, specification.meaning, read_only=True)
+
+
+def _shown(value: Any, specification: Specification) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if specification.kafka_unit > 1:
+        return str(ceil(value / specification.kafka_unit))
+    return f"PLAINTEXT://{value}" if specification.address and value else str(value)

@@ -1,0 +1,221 @@
+"""The settings a share group can have of its own: rows of the one table in `group_config`, and what is in force.
+
+Source: KIP-932, KIP-1240 (limits and renewals by group), KIP-1191 (dead letters); names that begin with `mansio.` are
+ours, and so are shorter leases and sessions than Kafka allows.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, Final
+
+from mansio.config.config_def import ConfigType
+from mansio.config.group_config_key import GroupConfigKey, count, milliseconds, number, one_of
+from mansio.state.share_partition.types import Backoff, ShareSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SESSION_TIMEOUT: Final = "share.session.timeout.ms"
+HEARTBEAT_INTERVAL: Final = "share.heartbeat.interval.ms"
+LOCK_DURATION: Final = "share.record.lock.duration.ms"
+DELIVERY_LIMIT: Final = "share.delivery.count.limit"
+LOCKS_MAX: Final = "share.partition.max.record.locks"
+OFFSET_RESET: Final = "share.auto.offset.reset"
+ISOLATION: Final = "share.isolation.level"
+RENEW: Final = "share.renew.acknowledge.enable"
+ORDER: Final = "mansio.share.order"
+DEAD_LETTERS: Final = "mansio.deadletterqueue.enable"
+DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
+DEAD_LETTER_COPY: Final = "errors.deadletterqueue.copy.record.enable"
+BACKOFF: Final = "mansio.retry.backoff.ms"
+BACKOFF_MULTIPLIER: Final = "mansio.retry.backoff.multiplier"
+BACKOFF_MAX: Final = "mansio.retry.backoff.max.ms"
+JITTER: Final = "mansio.retry.jitter"
+
+RANGES_MAX: Final = 20_000
+"""How many ranges of offsets the open part of a share partition has at most."""
+
+EARLIEST, LATEST, BY_DURATION = "earliest", "latest", "by_duration:"
+_DAY_MS: Final = 24 * 3600 * 1000
+_DURATION: Final = re.compile(
+    r"p(?:(\d{1,5})d)?(?:t(?=\d)(?:(\d{1,7})h)?(?:(\d{1,8})m)?(?:(\d{1,10})(?:\.\d{1,9})?s)?)?", re.ASCII
+)
+
+
+def duration_ms(text: str) -> int:
+    """Of an ISO 8601 duration of days, hours, minutes and seconds. Raises `ValueError`."""
+    found = _DURATION.fullmatch(text.strip().lower())
+    if found is None or not any(found.groups()):
+        raise ValueError(f"{text!r} is not a duration such as P1D or PT30M")
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
+
+
+def _offset_reset(text: str) -> str:
+    value = text.strip().lower()
+    if value.startswith(BY_DURATION):
+        duration_ms(value.removeprefix(BY_DURATION))
+    elif value not in (EARLIEST, LATEST):
+        raise ValueError(f"{text!r} is not earliest, latest or by_duration:<duration>")
+    return value
+
+
+def _topic_name(text: str) -> str:
+    name = text.strip()
+    if name and (name.startswith("__") or not re.fullmatch(r"[A-Za-z0-9._-]{1,249}", name, re.ASCII)):
+        raise ValueError(f"{text!r} cannot be the name of a dead-letter topic")
+    return name
+
+
+def _share_key(name: str, kind: ConfigType, default: str, meaning: str, parse: Any) -> GroupConfigKey:
+    return GroupConfigKey(name, kind, "", "", default, meaning, parse)
+
+
+KEYS: Final = (
+    GroupConfigKey(
+        SESSION_TIMEOUT,
+        ConfigType.INT,
+        "group_share_session_timeout_ms",
+        "group.share.session.timeout.ms",
+        "45000",
+        "After this long without a heartbeat a member of a share group is removed.",
+        milliseconds(6_000, 60_000),
+    ),
+    GroupConfigKey(
+        HEARTBEAT_INTERVAL,
+        ConfigType.INT,
+        "group_share_heartbeat_interval_ms",
+        "group.share.heartbeat.interval.ms",
+        "5000",
+        "How often members of a share group are to be heard of.",
+        milliseconds(100, 15_000),
+    ),
+    _share_key(
+        LOCK_DURATION,
+        ConfigType.INT,
+        "30000",
+        "How long a member of a share group has a record before others may get it.",
+        milliseconds(1_000, 60_000),
+    ),
+    _share_key(
+        DELIVERY_LIMIT,
+        ConfigType.INT,
+        "5",
+        "How often a record is tried by a share group before it goes to the dead letters.",
+        count(2, 10),
+    ),
+    _share_key(
+        LOCKS_MAX,
+        ConfigType.INT,
+        "2000",
+        "How many records of one partition a share group may have leased at a time.",
+        count(100, 4_000),
+    ),
+    _share_key(
+        OFFSET_RESET,
+        ConfigType.STRING,
+        LATEST,
+        "Where a share group begins in what it never read: earliest, latest, or by_duration:<ISO 8601 duration>.",
+        _offset_reset,
+    ),
+    _share_key(
+        ISOLATION,
+        ConfigType.STRING,
+        "read_uncommitted",
+        "Which records a share group gets. There are no transactions, so both values mean the same.",
+        one_of("read_uncommitted", "read_committed"),
+    ),
+    _share_key(
+        RENEW,
+        ConfigType.BOOLEAN,
+        "true",
+        "Whether members of a share group may make a lease last longer (KIP-1222).",
+        one_of("true", "false"),
+    ),
+    _share_key(
+        ORDER,
+        ConfigType.STRING,
+        "none",
+        "partition: no record is given out while a lower one of its partition is open, unless to the same member.",
+        one_of("none", "partition"),
+    ),
+    _share_key(
+        DEAD_LETTERS,
+        ConfigType.BOOLEAN,
+        "true",
+        "Whether what a share group rejects, or tried too often, is kept in a dead-letter topic.",
+        one_of("true", "false"),
+    ),
+    _share_key(
+        DEAD_LETTER_TOPIC,
+        ConfigType.STRING,
+        "",
+        "The dead-letter topic of a share group; empty: one for each topic, under the broker's prefix.",
+        _topic_name,
+    ),
+    _share_key(
+        DEAD_LETTER_COPY,
+        ConfigType.BOOLEAN,
+        "true",
+        "Whether a dead letter has key, value and headers of the record (KIP-1191).",
+        one_of("true", "false"),
+    ),
+    _share_key(
+        BACKOFF,
+        ConfigType.INT,
+        "1000",
+        "How long a record rests before it is tried a second time; 0: not at all.",
+        milliseconds(0, _DAY_MS),
+    ),
+    _share_key(
+        BACKOFF_MULTIPLIER,
+        ConfigType.DOUBLE,
+        "2.0",
+        "By how much a rest is longer than the one before.",
+        number(1.0, 100.0),
+    ),
+    _share_key(
+        BACKOFF_MAX, ConfigType.INT, "60000", "How long a record rests at most.", milliseconds(0, 7 * _DAY_MS)
+    ),
+    _share_key(
+        JITTER,
+        ConfigType.DOUBLE,
+        "0.1",
+        "By which part of itself a rest may be longer or shorter, by chance.",
+        number(0.0, 1.0),
+    ),
+)
+KEYS_BY_NAME: Final = {row.name: row for row in KEYS}
+
+
+def in_force(name: str, configs: Mapping[str, str]) -> Any:
+    """A setting that the broker has none of: the group's own value, else the default. One this version cannot read is
+    as good as none."""
+    row = KEYS_BY_NAME[name]
+    try:
+        return row.parse(configs[name])
+    except (KeyError, ValueError):
+        return row.parse(row.default)
+
+
+def share_settings(configs: Mapping[str, str], *, takes_dead_letters: bool) -> ShareSettings:
+    """What is in force for the share partitions of a group. `takes_dead_letters`: their topic is one of dead letters,
+    which have none themselves."""
+    locks_max = in_force(LOCKS_MAX, configs)
+    return ShareSettings(
+        lock_ms=in_force(LOCK_DURATION, configs),
+        delivery_limit=in_force(DELIVERY_LIMIT, configs),
+        locks_max=locks_max,
+        ranges_max=RANGES_MAX,
+        lease_bound_step=2 * locks_max,
+        ordered=in_force(ORDER, configs) == "partition",
+        renew=in_force(RENEW, configs) == "true",
+        dead_letters=in_force(DEAD_LETTERS, configs) == "true" and not takes_dead_letters,
+        backoff=Backoff(
+            in_force(BACKOFF, configs),
+            in_force(BACKOFF_MULTIPLIER, configs),
+            in_force(BACKOFF_MAX, configs),
+            in_force(JITTER, configs),
+        ),
+    )

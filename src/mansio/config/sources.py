@@ -1,0 +1,176 @@
+"""Settings from a file, the environment and flags, read with pydantic-settings.
+
+Apart from `mansio.config.settings` because pydantic takes longer to import than an embedded broker takes to start.
+
+Always true: an unknown key is an error wherever it stands, with the nearest known one suggested; every error
+is one line that says which key, what was wrong, and whether it came from the file, the environment or a flag.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tomllib
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import pydantic
+import yaml
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    SettingsError,
+    TomlConfigSettingsSource,
+    YamlConfigSettingsSource,
+)
+
+from mansio.config import topic_config
+from mansio.config.settings import SPECIFICATIONS, Origin, Settings, default_of, suggestion
+from mansio.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ENVIRONMENT_PREFIX: Final = "MANSIO_"
+OTHER_VARIABLES: Final = frozenset({"MANSIO_BOOTSTRAP_SERVERS", "MANSIO_CONFIG", "MANSIO_OUTPUT"})
+OTHER_PREFIXES: Final = ("MANSIO_TEST_", "MANSIO_BENCH_")
+# Kubernetes sets these in every container beside a service that is named mansio or mansio-something.
+_SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)$")
+
+_UNITS: Final = {
+    "bytes": {
+        "": 1,
+        "b": 1,
+        "kb": 10**3,
+        "mb": 10**6,
+        "gb": 10**9,
+        "kib": 1 << 10,
+        "mib": 1 << 20,
+        "gib": 1 << 30,
+    },
+    "ms": {"": 1, "ms": 1, "s": 1000, "min": 60_000, "h": 3_600_000, "d": 86_400_000},
+}
+
+
+def parse_quantity(value: Any, unit: str) -> Any:
+    """A number with its unit, such as `64 MiB` or `5 s`, in bytes or ms. Anything else is returned as it
+    came.
+    """
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", value)
+    factor = _UNITS[unit].get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        known = ", ".join(name for name in _UNITS[unit] if name)
+        raise ValueError(f"{value!r} is not a number of {unit} (units: {known})")
+    return int(match[1]) * factor
+
+
+def read_sources(file: str | None, flags: Mapping[str, Any], *, environment: bool) -> Settings:
+    """See `mansio.config.settings.load_settings`."""
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = dict.fromkeys(SPECIFICATIONS, Origin.DEFAULT)
+    topic_defaults: dict[str, Any] = {}
+    sources: list[tuple[Origin, dict[str, Any]]] = []
+    if file is not None:
+        sources.append((Origin.FILE, _from_file(file)))
+    if environment:
+        sources.append((Origin.ENVIRONMENT, _from_environment()))
+    sources.append((Origin.FLAG, _from_flags(flags)))
+    for origin, raw in sources:
+        where = f"file {file}" if origin is Origin.FILE else str(origin)
+        read = _validated(raw, where)
+        for name, value in (read.pop("topic_defaults", None) or {}).items():
+            topic_defaults[name] = value
+            origins[f"topic_defaults.{name}"] = origins["topic_defaults"] = origin
+        values |= read
+        origins |= dict.fromkeys(read, origin)
+    origins |= {
+        f"topic_defaults.{name}": Origin.DEFAULT
+        for name in topic_config.SETTINGS
+        if name not in topic_defaults
+    }
+    try:
+        return Settings(**values, topic_defaults=topic_defaults, origins=origins)
+    except ConfigError as error:
+        key = str(error).partition(":")[0]
+        origin = origins.get(key, Origin.DEFAULT)
+        raise ConfigError(
+            str(error) if origin is Origin.DEFAULT else f"{error} (from the {origin})"
+        ) from error
+
+
+def _from_file(file: str) -> dict[str, Any]:
+    kind = TomlConfigSettingsSource if file.endswith(".toml") else YamlConfigSettingsSource
+    if not os.path.isfile(file):
+        raise ConfigError(f"configuration file {file}: not there")
+    try:
+        return dict(kind(_Sources, file)())
+    except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
+        raise ConfigError(f"configuration file {file}: {' '.join(str(error).split())}") from error
+
+
+def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    given = {name: value for name, value in flags.items() if value is not None}
+    table = given.get("topic_defaults")
+    if isinstance(table, str):  # on a command line everything is text
+        try:
+            given["topic_defaults"] = json.loads(table)
+        except ValueError as error:
+            raise ConfigError(
+                'topic_defaults: not JSON, such as {"retention.ms": 60000} (from the flag)'
+            ) from error
+    return given
+
+
+def _from_environment() -> dict[str, Any]:
+    for variable in os.environ:
+        name = variable.upper()
+        if (
+            name.startswith(ENVIRONMENT_PREFIX)
+            and name.removeprefix(ENVIRONMENT_PREFIX).lower() not in SPECIFICATIONS
+            and name not in OTHER_VARIABLES
+            and not name.startswith(OTHER_PREFIXES)
+            and not _SERVICE_LINK.search(name)
+        ):
+            known = [ENVIRONMENT_PREFIX + setting.upper() for setting in SPECIFICATIONS]
+            raise ConfigError(f"{variable}: no such setting{suggestion(name, known)} (from the environment)")
+    try:
+        return dict(EnvSettingsSource(_Sources, env_prefix=ENVIRONMENT_PREFIX, case_sensitive=False)())
+    except SettingsError as error:
+        raise ConfigError('MANSIO_TOPIC_DEFAULTS: not JSON, such as {"retention.ms": 60000}') from error
+
+
+def _validated(raw: dict[str, Any], where: str) -> dict[str, Any]:
+    for name in raw:
+        if name not in SPECIFICATIONS:
+            raise ConfigError(
+                f"{name}: no such setting{suggestion(str(name), SPECIFICATIONS)} (from the {where})"
+            )
+    try:
+        return _Values.model_validate(raw).model_dump(exclude_unset=True)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(str(part) for part in first["loc"])
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{key}: {message[:1].lower()}{message[1:]} (from the {where})") from error
+
+
+def _field(name: str) -> tuple[Any, Any]:
+    specification = SPECIFICATIONS[name]
+    default = default_of(name)
+    if name == "topic_defaults":
+        return (dict[str, str | int | float | bool | list[str]], default)
+    if specification.unit:
+        unit = specification.unit
+        return (Annotated[int, pydantic.BeforeValidator(lambda value: parse_quantity(value, unit))], default)
+    return (type(default), default)
+
+
+class _Base(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+
+_FIELDS: Final[dict[str, Any]] = {name: _field(name) for name in SPECIFICATIONS}
+_Values: type[pydantic.BaseModel] = pydantic.create_model("_Values", __base__=_Base, **_FIELDS)
+_Sources: type[BaseSettings] = pydantic.create_model("_Sources", __base__=BaseSettings, **_FIELDS)

@@ -1,0 +1,405 @@
+"""The settings of a topic: Kafka's names, types, defaults and rules.
+
+Owns the one table (`SETTINGS`) and what follows from it: checking a value, working out what is in force for a
+topic (`TopicSettings`), and the incremental changes of KIP-339. Values are kept as the text the client sent,
+normalised, because that is what DescribeConfigs shows.
+
+Always true: a setting that would do nothing is not accepted in silence. It is either refused (`NOT_OFFERED`,
+or a value its validator does not allow, with the reason), or its `effect` says from when on it works.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mansio.config.config_def import (
+    COMPACT,
+    DELETE,
+    INT32_MAX,
+    INT64_MAX,
+    ConfigType,
+    TopicConfigKey,
+    cleanup_policy,
+    fraction,
+    integer_between,
+    one_of,
+)
+from mansio.errors import InvalidConfig, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+TAKES_DEAD_LETTERS: Final = "errors.deadletterqueue.group.enable"
+
+
+class Operation(IntEnum):
+    """What IncrementalAlterConfigs does to one setting (KIP-339)."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+class Change(NamedTuple):
+    """One incremental change; `value` is None only for DELETE."""
+
+    name: str
+    operation: int
+    value: str | None
+
+
+_NO_RECOMPRESSION: Final = dict.fromkeys(
+    ("gzip", "snappy", "lz4", "zstd", "uncompressed"),
+    "the broker keeps batches as they were sent and does not compress again: only 'producer'",
+)
+
+_KEYS: Final = (
+    TopicConfigKey(
+        "cleanup.policy", ConfigType.LIST, "delete", "log.cleanup.policy",
+        "What happens to old records. delete: whole segments are removed by time and size. compact: of each key"
+        " the latest record is kept. compact,delete: both.",
+        cleanup_policy,
+    ),
+    TopicConfigKey(
+        "compression.type", ConfigType.STRING, "producer", "compression.type",
+        "Batches are kept as the producer compressed them (none, gzip, snappy, lz4, zstd). Only 'producer'.",
+        one_of("producer", refused=_NO_RECOMPRESSION),
+    ),
+    TopicConfigKey(
+        "delete.retention.ms", ConfigType.LONG, "86400000", "log.cleaner.delete.retention.ms",
+        "How long in ms compaction keeps a tombstone (a record without value), so that readers can see it.",
+        integer_between(0, INT64_MAX),
+    ),
+    TopicConfigKey(
+        TAKES_DEAD_LETTERS, ConfigType.BOOLEAN, "false", TAKES_DEAD_LETTERS,
+        "Whether share groups may put dead letters here (KIP-1191). Records of such a topic have no dead letters of"
+        " their own: rejected or tried too often, they are only marked as done.",
+        one_of("true", "false"),
+    ),
+    TopicConfigKey(
+        "index.interval.bytes", ConfigType.INT, "4096", "log.index.interval.bytes",
+        "Bytes of log between two entries of the offset index.",
+        integer_between(0, INT32_MAX),
+    ),
+    TopicConfigKey(
+        "mansio.hold.bytes.max", ConfigType.LONG, str(10 << 30), "mansio.hold.bytes.max",
+        "Pipelines hold back from deletion and compaction no more than the newest segments of a partition that fit into"
+        " so many bytes. -1: no limit.",
+        integer_between(-1, INT64_MAX),
+    ),
+    TopicConfigKey(
+        "mansio.hold.enable", ConfigType.BOOLEAN, "true", "mansio.hold.enable",
+        "Whether what a named pipeline has not read yet is kept from deletion and compaction.",
+        one_of("true", "false"),
+    ),
+    TopicConfigKey(
+        "mansio.hold.ms.max", ConfigType.LONG, str(7 * 24 * 3600 * 1000), "mansio.hold.ms.max",
+        "A pipeline that has not committed for so many ms holds back only records that are younger than that."
+        " -1: no limit.",
+        integer_between(-1, INT64_MAX),
+    ),
+    TopicConfigKey(
+        "max.compaction.lag.ms", ConfigType.LONG, str(INT64_MAX), "log.cleaner.max.compaction.lag.ms",
+        "Age in ms at which a record is compacted even if little else is to be cleaned.",
+        integer_between(1, INT64_MAX),
+    ),
+    TopicConfigKey(
+        "max.message.bytes", ConfigType.INT, "1048588", "message.max.bytes",
+        "Largest record batch accepted, as sent (after compression), in bytes.",
+        integer_between(0, INT32_MAX),
+    ),
+    TopicConfigKey(
+        "message.timestamp.after.max.ms", ConfigType.LONG, "3600000", "log.message.timestamp.after.max.ms",
+        "How far in the future a record's create time may lie before the batch is refused.",
+        integer_between(0, INT64_MAX),
+    ),
+    TopicConfigKey(
+        "message.timestamp.before.max.ms", ConfigType.LONG, str(INT64_MAX), "log.message.timestamp.before.max.ms",
+        "How far in the past a record's create time may lie before the batch is refused.",
+        integer_between(0, INT64_MAX),
+    ),
+    TopicConfigKey(
+        "message.timestamp.type", ConfigType.STRING, "CreateTime", "log.message.timestamp.type",
+        "Whose clock stamps records: the producer's (CreateTime) or the broker's on append (LogAppendTime).",
+        one_of("CreateTime", "LogAppendTime"),
+    ),
+    TopicConfigKey(
+        "min.cleanable.dirty.ratio", ConfigType.DOUBLE, "0.5", "log.cleaner.min.cleanable.ratio",
+        "Part of the log (0 to 1) that must be new since the last compaction before the next one.",
+        fraction,
+    ),
+    TopicConfigKey(
+        "min.compaction.lag.ms", ConfigType.LONG, "0", "log.cleaner.min.compaction.lag.ms",
+        "Age in ms before which a record is not compacted away.",
+        integer_between(0, INT64_MAX),
+    ),
+    TopicConfigKey(
+        "min.insync.replicas", ConfigType.INT, "", "min.insync.replicas",
+        "Replicas that must have synced a batch before acks=all is answered. Default: a majority.",
+        integer_between(1, INT32_MAX),
+    ),
+    TopicConfigKey(
+        "retention.bytes", ConfigType.LONG, "-1", "log.retention.bytes",
+        "Bytes each partition may grow to before its oldest segments are deleted. -1: no limit."
+        " Whole segments go, so up to one segment.bytes more stays.",
+        integer_between(-1, INT64_MAX),
+    ),
+    TopicConfigKey(
+        "retention.ms", ConfigType.LONG, "604800000", "log.retention.ms",
+        "Age in ms after which records are deleted. -1: kept for ever. A segment goes when its newest record"
+        " is that old.",
+        integer_between(-1, INT64_MAX),
+    ),
+    TopicConfigKey(
+        "segment.bytes", ConfigType.INT, "1073741824", "log.segment.bytes",
+        "Size in bytes at which a new segment file is begun.",
+        integer_between(1024, INT32_MAX),
+    ),
+    TopicConfigKey(
+        "segment.ms", ConfigType.LONG, "604800000", "log.roll.ms",
+        "Age in ms at which a new segment file is begun even if the last one is not full.",
+        integer_between(1, INT64_MAX),
+    ),
+    TopicConfigKey(
+        "unclean.leader.election.enable", ConfigType.BOOLEAN, "false", "unclean.leader.election.enable",
+        "Only 'false': electing a leader that may lack records takes an administrator's explicit command.",
+        one_of("false", refused={"true": "records could be lost without anyone deciding it: only 'false'"}),
+    ),
+)  # fmt: skip
+SETTINGS: Final[dict[str, TopicConfigKey]] = {row.name: row for row in _KEYS}
+
+_ALWAYS_SYNCED: Final = "acks=all is synced before the answer; log_flush_interval_ms covers the rest"
+NOT_OFFERED: Final[dict[str, str]] = {
+    "compression.gzip.level": "the broker does not compress",
+    "compression.lz4.level": "the broker does not compress",
+    "compression.zstd.level": "the broker does not compress",
+    "file.delete.delay.ms": "files are deleted at once; a read that has one open finishes",
+    "flush.messages": _ALWAYS_SYNCED,
+    "flush.ms": _ALWAYS_SYNCED,
+    "follower.replication.throttled.replicas": "a broker has one throttle: replica_throttle_bytes_per_second",
+    "leader.replication.throttled.replicas": "a broker has one throttle: replica_throttle_bytes_per_second",
+    "local.retention.bytes": "there is no tiered storage",
+    "local.retention.ms": "there is no tiered storage",
+    "message.downconversion.enable": "only record batch format 2 is served",
+    "message.format.version": "only record batch format 2 is kept",
+    "message.timestamp.difference.max.ms": "use message.timestamp.before.max.ms and .after.max.ms",
+    "preallocate": "segments are not preallocated",
+    "remote.storage.enable": "there is no tiered storage",
+    "segment.index.bytes": "indexes grow with their segment",
+    "segment.jitter.ms": "segments roll without jitter",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """What is in force for one topic, as values. Units are in the names; -1 means no limit."""
+
+    retention_ms: int
+    retention_bytes: int
+    segment_bytes: int
+    segment_ms: int
+    index_interval_bytes: int
+    max_message_bytes: int
+    timestamp_type: str
+    timestamp_before_max_ms: int
+    timestamp_after_max_ms: int
+    min_insync_replicas: int
+    cleanup_policy: tuple[str, ...]
+    delete_retention_ms: int
+    min_cleanable_dirty_ratio: float
+    min_compaction_lag_ms: int
+    max_compaction_lag_ms: int
+    hold_enabled: bool
+    hold_bytes_max: int
+    hold_ms_max: int
+    takes_dead_letters: bool
+
+    @property
+    def deletes(self) -> bool:
+        """Whether old records leave by time and size."""
+        return DELETE in self.cleanup_policy
+
+    @property
+    def compacts(self) -> bool:
+        """Whether the latest record of each key is kept, so that every record needs a key."""
+        return COMPACT in self.cleanup_policy
+
+    @property
+    def log_append_time(self) -> bool:
+        """Whether the broker's clock stamps the records."""
+        return self.timestamp_type == "LogAppendTime"
+
+
+def setting(name: str) -> TopicConfigKey:
+    """The row of a setting. Raises `InvalidConfig`, with the reason or a near miss."""
+    row = SETTINGS.get(name)
+    if row is not None:
+        return row
+    if name in NOT_OFFERED:
+        raise InvalidConfig(f"{name} is not offered: {NOT_OFFERED[name]}")
+    import difflib  # only for an error: it costs a tenth of an embedded broker's start
+
+    near = difflib.get_close_matches(str(name), list(SETTINGS), n=1, cutoff=0.6)
+    raise InvalidConfig(f"{name}: no such topic setting" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def parse(name: str, text: str | None) -> Any:
+    """The value of a setting from its text. Raises `InvalidConfig`, one line that names the setting."""
+    row = setting(name)
+    if text is None:
+        raise InvalidConfig(f"{name}: a value is needed")
+    try:
+        return row.parse(text)
+    except ValueError as error:
+        raise InvalidConfig(f"{name}: {error}") from error
+
+
+def normalised(name: str, text: str | None) -> str:
+    """The text of a value without stray blanks. Raises `InvalidConfig`."""
+    value = parse(name, text)
+    return ",".join(value) if isinstance(value, tuple) else str(value)
+
+
+def checked(
+    configs: Iterable[tuple[str, str | None]],
+    replication_factor: int,
+    defaults: Mapping[str, str] | None = None,
+) -> dict[str, str]:
+    """The settings a topic is created with, all of them valid together and with the broker's topic `defaults`.
+    A null value means the default.
+
+    Raises `InvalidConfig`; `InvalidRequest` when a name comes twice.
+    """
+    result: dict[str, str] = {}
+    seen: set[str] = set()
+    for name, text in configs:
+        if name in seen:
+            raise InvalidRequest(f"{name} is set twice")
+        seen.add(name)
+        setting(name)
+        if text is not None:
+            result[name] = normalised(name, text)
+    check_together(result, replication_factor, defaults)
+    return result
+
+
+def check_together(
+    overrides: Mapping[str, str], replication_factor: int, defaults: Mapping[str, str] | None = None
+) -> None:
+    """Rules that need more than one value, of those in force. Raises `InvalidConfig`."""
+    if "min.insync.replicas" in overrides and int(overrides["min.insync.replicas"]) > replication_factor:
+        raise InvalidConfig(
+            f"min.insync.replicas: {overrides['min.insync.replicas']} is more than the replication factor,"
+            f" {replication_factor}: acks=all could never be answered"
+        )
+    least, most = (
+        int(in_force(name, overrides, defaults or {}, replication_factor))
+        for name in ("min.compaction.lag.ms", "max.compaction.lag.ms")
+    )
+    if least > most:
+        raise InvalidConfig(
+            f"min.compaction.lag.ms: {least} is more than max.compaction.lag.ms, {most}: a record cannot be"
+            " compacted before and after the same age"
+        )
+
+
+def apply_changes(
+    overrides: Mapping[str, str], defaults: Mapping[str, str], changes: Iterable[Change]
+) -> dict[str, str]:
+    """The overrides of a topic after incremental changes (KIP-339); `defaults` are the broker's topic
+    defaults.
+
+    DELETE of a setting that exists only as a leftover of another version is allowed, so that it can be
+    cleaned away. Raises `InvalidConfig` for a bad setting or value, `InvalidRequest` for a request that makes
+    no sense.
+    """
+    result = dict(overrides)
+    seen: set[str] = set()
+    for name, operation, value in changes:
+        if name in seen:
+            raise InvalidRequest(f"{name} is changed twice in one request")
+        seen.add(name)
+        if operation == Operation.DELETE:
+            if name not in result:
+                setting(name)
+            result.pop(name, None)
+            continue
+        if operation not in (Operation.SET, Operation.APPEND, Operation.SUBTRACT):
+            raise InvalidRequest(f"{name}: unknown operation {operation}")
+        if value is None:
+            raise InvalidRequest(f"{name}: a value is needed")
+        if operation != Operation.SET:
+            value = _list_change(
+                name, result.get(name, _default_text(setting(name), defaults)), operation, value
+            )
+        result[name] = normalised(name, value)
+    return result
+
+
+def _list_change(name: str, current: str, operation: int, value: str) -> str:
+    if setting(name).kind is not ConfigType.LIST:
+        raise InvalidConfig(f"{name}: append and subtract are for lists, and this is not one")
+    now = [part for part in current.split(",") if part]
+    wanted = [part.strip() for part in value.split(",") if part.strip()]
+    if operation == Operation.APPEND:
+        return ",".join(now + [part for part in wanted if part not in now])
+    return ",".join(part for part in now if part not in wanted)
+
+
+def _default_text(row: TopicConfigKey, defaults: Mapping[str, str], replication_factor: int = 1) -> str:
+    if row.name in defaults:
+        return defaults[row.name]
+    return row.default if row.name != "min.insync.replicas" else str(replication_factor // 2 + 1)
+
+
+def in_force(
+    name: str, overrides: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
+) -> str:
+    """The text in force: the topic's own, else the broker's topic default, else the built-in default.
+
+    A broker-wide min.insync.replicas counts only as far as the topic has replicas.
+    """
+    if name in overrides:
+        return overrides[name]
+    text = _default_text(SETTINGS[name], defaults, replication_factor)
+    return str(min(int(text), replication_factor)) if name == "min.insync.replicas" else text
+
+
+def resolve(
+    overrides: Mapping[str, str], defaults: Mapping[str, str], replication_factor: int
+) -> TopicSettings:
+    """Everything in force for a topic.
+
+    Overrides this version does not accept any more (kept by another version) fall back to the default rather
+    than keep the topic from opening: they were refused where they were set.
+    """
+    value: dict[str, Any] = {}
+    for name, row in SETTINGS.items():
+        try:
+            value[name] = row.parse(in_force(name, overrides, defaults, replication_factor))
+        except ValueError:
+            value[name] = row.parse(_default_text(row, {}, replication_factor))
+    return TopicSettings(
+        retention_ms=value["retention.ms"],
+        retention_bytes=value["retention.bytes"],
+        segment_bytes=value["segment.bytes"],
+        segment_ms=value["segment.ms"],
+        index_interval_bytes=value["index.interval.bytes"],
+        max_message_bytes=value["max.message.bytes"],
+        timestamp_type=value["message.timestamp.type"],
+        timestamp_before_max_ms=value["message.timestamp.before.max.ms"],
+        timestamp_after_max_ms=value["message.timestamp.after.max.ms"],
+        min_insync_replicas=value["min.insync.replicas"],
+        cleanup_policy=value["cleanup.policy"],
+        delete_retention_ms=value["delete.retention.ms"],
+        min_cleanable_dirty_ratio=value["min.cleanable.dirty.ratio"],
+        min_compaction_lag_ms=value["min.compaction.lag.ms"],
+        max_compaction_lag_ms=value["max.compaction.lag.ms"],
+        hold_enabled=value["mansio.hold.enable"] == "true",
+        hold_bytes_max=value["mansio.hold.bytes.max"],
+        hold_ms_max=value["mansio.hold.ms.max"],
+        takes_dead_letters=value[TAKES_DEAD_LETTERS] == "true",
+    )

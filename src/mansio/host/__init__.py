@@ -1,0 +1,1 @@
+"""Real implementations of the ports: disk, clock, threads, event loop."""

@@ -1,0 +1,80 @@
+"""The Scheduler port on an asyncio loop (uvloop where there is one).
+
+Owns nothing but the reference to the loop; keeps spawned coroutines alive until they end and reports those that fail.
+Always true: every method but `call_from_thread` is called on the loop's own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any
+
+from mansio.logs import fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from mansio.ports import Promise, Timer
+
+logger = logging.getLogger(__name__)
+
+
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """A uvloop loop, or asyncio's own where uvloop is not installed. Touches no global loop policy."""
+    try:
+        import uvloop
+    except ImportError:  # Windows, and interpreters uvloop has no wheel for
+        return asyncio.SelectorEventLoop()
+    return uvloop.new_event_loop()
+
+
+class AsyncioScheduler:
+    """`mansio.ports.Scheduler` for the loop that is running now."""
+
+    __slots__ = ("_loop", "_tasks")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def call_soon(self, callback: Callable[..., object], *args: Any) -> None:
+        self._loop.call_soon(callback, *args)
+
+    def call_later(self, delay_ms: float, callback: Callable[..., object], *args: Any) -> Timer:
+        return self._loop.call_later(delay_ms / 1000, callback, *args)
+
+    def call_from_thread(self, callback: Callable[..., object], *args: Any) -> None:
+        self._loop.call_soon_threadsafe(callback, *args)
+
+    def promise(self) -> Promise[Any]:
+        return self._loop.create_future()
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Timer:
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return _Cancel(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            known = fields(work=task.get_name(), reason=repr(error))
+            logger.error("background_task_failed", exc_info=error, extra=known)
+
+    async def close(self) -> None:
+        """Cancel what is still running and wait until it has ended."""
+        tasks = [task for task in self._tasks if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _Cancel:
+    __slots__ = ("_task",)
+
+    def __init__(self, task: asyncio.Task[Any]) -> None:
+        self._task = task
+
+    def cancel(self) -> None:
+        self._task.cancel()

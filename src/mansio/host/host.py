@@ -1,0 +1,363 @@
+"""The real world behind `mansio.ports`: files, clocks, chance and one worker thread.
+
+Owns every call into the operating system that storage makes. Always true here: a write is either whole or an
+`OSError`; an error of the system is never swallowed; a file's descriptor stays valid for whoever still holds the
+`HostFile`, and is given back when the last holder lets go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import mmap
+import os
+import queue
+import random
+import shutil
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mansio.errors import DataDirectoryLocked
+from mansio.logs import fields
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # the one platform without it takes the other branches below
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.ports import Buffer
+
+T = TypeVar("T")
+
+FILE_MODE = 0o640
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+VECTOR_MAX = 1024  # IOV_MAX of Linux and macOS: more buffers than this in one call is EINVAL
+SYNCFS_KERNEL = (5, 8)  # before it, syncfs returned success although writing back had failed
+_BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves the bytes in the drive's cache
+_HAS_PWRITEV = hasattr(os, "pwritev")
+
+logger = logging.getLogger(__name__)
+
+
+def _sync_descriptor(descriptor: int) -> None:
+    if _FULL_SYNC is not None:
+        fcntl.fcntl(descriptor, _FULL_SYNC)
+    elif sys.platform == "linux":
+        os.fdatasync(descriptor)
+    else:
+        os.fsync(descriptor)
+
+
+class HostFile:
+    """An open file (see `ports.DiskFile`).
+
+    Dropping the last reference closes the descriptor: a reader that still holds a slice of a deleted or evicted
+    segment keeps a valid descriptor without anybody counting users.
+    """
+
+    __slots__ = ("_descriptor", "_path")
+
+    def __init__(self, path: str, flags: int) -> None:
+        self._descriptor = -1
+        self._path = path
+        self._descriptor = os.open(path, flags | _BINARY, FILE_MODE)
+
+    @property
+    def path(self) -> str:
+        return self._path
+
+    def size(self) -> int:
+        return os.fstat(self._descriptor).st_size
+
+    def write_at(self, buffers: Sequence[Buffer], position: int) -> int:
+        total = 0
+        for buffer in buffers:
+            total += len(buffer)
+        if _HAS_PWRITEV and len(buffers) <= VECTOR_MAX:
+            written = os.pwritev(self._descriptor, buffers, position)
+            if written == total:
+                return total
+        else:
+            written = 0
+        rest = memoryview(b"".join(buffers))[written:]
+        position += written
+        while rest:
+            step = _write_once(self._descriptor, rest, position)
+            rest = rest[step:]
+            position += step
+        return total
+
+    def read_at(self, length: int, position: int) -> bytes:
+        data = _read_once(self._descriptor, length, position)
+        if len(data) == length or not data:
+            return data
+        pieces = [data]
+        got = len(data)
+        while got < length:
+            data = _read_once(self._descriptor, length - got, position + got)
+            if not data:
+                break
+            pieces.append(data)
+            got += len(data)
+        return b"".join(pieces)
+
+    def map(self, length: int) -> memoryview:
+        return memoryview(mmap.mmap(self._descriptor, length, access=mmap.ACCESS_READ))
+
+    def truncate(self, size: int) -> None:
+        os.truncate(self._descriptor, size)
+
+    def sync(self) -> None:
+        _sync_descriptor(self._descriptor)
+
+    def fileno(self) -> int:
+        return self._descriptor
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def __del__(self) -> None:
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # nothing written here is unsynced and still wanted by anybody
+                self.close()
+
+    def __repr__(self) -> str:
+        return f"HostFile({self._path!r}, fileno={self._descriptor})"
+
+
+def _write_once(descriptor: int, data: memoryview, position: int) -> int:
+    if hasattr(os, "pwrite"):
+        return os.pwrite(descriptor, data, position)
+    os.lseek(descriptor, position, os.SEEK_SET)
+    return os.write(descriptor, data)
+
+
+def _read_once(descriptor: int, length: int, position: int) -> bytes:
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, length, position)
+    os.lseek(descriptor, position, os.SEEK_SET)
+    return os.read(descriptor, length)
+
+
+class HostLock:
+    """An exclusive lock on a file, released with the process at the latest."""
+
+    __slots__ = ("_descriptor",)
+
+    def __init__(self, path: str) -> None:
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | _BINARY, FILE_MODE)
+        try:
+            _lock_descriptor(self._descriptor)
+        except OSError as error:
+            self.release()
+            raise DataDirectoryLocked(f"another process holds the lock {path}") from error
+
+    def release(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _lock_descriptor(descriptor: int) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    else:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class HostDisk:
+    """The file system of this machine (see `ports.Disk`)."""
+
+    def __init__(self) -> None:
+        self._syncfs = _load_syncfs()
+        self._sync_roots: dict[str, int] = {}
+
+    def open(self, path: str, *, create: bool = False) -> HostFile:
+        return HostFile(path, os.O_RDWR | (os.O_CREAT if create else 0))
+
+    def open_readonly(self, path: str) -> HostFile:
+        return HostFile(path, os.O_RDONLY)
+
+    def read_file(self, path: str) -> bytes:
+        with open(path, "rb") as file:
+            return file.read()
+
+    def list_directory(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def make_directory(self, path: str, *, durable: bool = True) -> None:
+        missing = []
+        current = path
+        while current and not os.path.isdir(current):
+            missing.append(current)
+            current = os.path.dirname(current)
+        for directory in reversed(missing):
+            with contextlib.suppress(
+                FileExistsError
+            ):  # somebody else made it meanwhile; it is synced all the same
+                os.mkdir(directory)
+            if durable:
+                self.sync_directory(os.path.dirname(directory) or ".")
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(path)
+
+    def rename(self, source: str, target: str) -> None:
+        os.replace(source, target)
+
+    def remove(self, path: str) -> None:
+        os.remove(path)
+
+    def remove_tree(self, path: str) -> None:
+        shutil.rmtree(path)
+
+    def sync_directory(self, path: str) -> None:
+        if sys.platform == "win32":
+            return  # a directory cannot be opened there; NTFS journals its entries
+        descriptor = os.open(path, os.O_RDONLY | _BINARY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def sync_all(self, path: str) -> bool:
+        if self._syncfs is None:
+            return False
+        descriptor = self._sync_roots.get(path)
+        if descriptor is None:
+            # Kept open for good: the kernel remembers per open descriptor which write-back errors it has told.
+            descriptor = self._sync_roots[path] = os.open(path, os.O_RDONLY | _BINARY)
+        if self._syncfs(descriptor) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code), path)
+        return True
+
+    def free_bytes(self, path: str) -> int:
+        return shutil.disk_usage(path).free
+
+    def modified_ms(self, path: str) -> int:
+        return os.stat(path).st_mtime_ns // 1_000_000
+
+    def lock(self, path: str) -> HostLock:
+        return HostLock(path)
+
+    def close(self) -> None:
+        """Give back the descriptors that `sync_all` keeps."""
+        while self._sync_roots:
+            os.close(self._sync_roots.popitem()[1])
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _load_syncfs() -> Callable[[int], int] | None:
+    """libc's syncfs, where it exists and reports write-back errors; otherwise None."""
+    if sys.platform != "linux" or _kernel_version() < SYNCFS_KERNEL:
+        return None
+    try:
+        function: Callable[[int], int] = ctypes.CDLL(None, use_errno=True).syncfs
+    except (OSError, AttributeError):  # a libc without it: the caller syncs file by file
+        return None
+    return function
+
+
+def _kernel_version() -> tuple[int, int]:
+    parts = os.uname().release.split(".")
+    try:
+        return int(parts[0]), int("".join(c for c in parts[1] if c.isdigit()))
+    except (IndexError, ValueError):
+        return 0, 0
+
+
+class HostClock:
+    """Wall time, and a monotonic time that goes on while the machine is suspended."""
+
+    __slots__ = ()
+    _SOURCE = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
+
+    def wall_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def monotonic(self) -> float:
+        if self._SOURCE is None:
+            return time.monotonic()
+        return time.clock_gettime(self._SOURCE)
+
+
+class HostRandom:
+    """The system's randomness."""
+
+    __slots__ = ()
+
+    def bytes(self, length: int) -> bytes:
+        return os.urandom(length)
+
+    def uniform(self, low: float, high: float) -> float:
+        return random.uniform(low, high)
+
+
+class BackgroundThread:
+    """One daemon thread that runs blocking jobs in order; results go back by `call_from_thread`.
+
+    No executor: its futures, locks and work items cost about 90 us per job, more than a sync of a good disk.
+    `call_from_thread` is `Scheduler.call_from_thread` (or anything that runs a callback on the loop).
+    """
+
+    def __init__(self, call_from_thread: Callable[..., object], *, name: str = "mansio-disk") -> None:
+        self._call_from_thread = call_from_thread
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[..., None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        if self._closed:
+            raise RuntimeError("the background worker is closed")
+        self._jobs.put((work, done))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            work, done = job
+            result, error = None, None
+            try:
+                result = work()
+            except BaseException as caught:  # noqa: BLE001  # handed to `done`, on the loop: the port promises it
+                error = caught
+            self._deliver(done, result, error)
+            del job, work, done, result, error  # an idle worker keeps no file and no traceback alive
+
+    def _deliver(self, done: Callable[..., None], result: Any, error: BaseException | None) -> None:
+        try:
+            self._call_from_thread(done, result, error)
+        except RuntimeError as refused:  # the loop is closed: there is nobody left to tell
+            known = fields(refused=refused, result=error or "ok")
+            logger.warning("background job ended after its loop", extra=known)
+
+
+def boot_id() -> str:
+    """Of the machine's last start, as Linux has it; "" elsewhere."""
+    try:
+        with open(BOOT_ID, encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return ""

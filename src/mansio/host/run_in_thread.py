@@ -1,0 +1,32 @@
+"""Work that waits for the disk, done by a thread while a coroutine of the broker's loop awaits it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from mansio.errors import StorageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.ports import Background, Promise, Scheduler
+
+T = TypeVar("T")
+
+
+async def run_in_thread(scheduler: Scheduler, thread: Background, work: Callable[[], T]) -> T:
+    """What `work` returns or raises; an `OSError` comes as `StorageError`."""
+    promise: Promise[T] = scheduler.promise()
+
+    def done(result: T | None, error: BaseException | None) -> None:
+        if promise.done():  # nobody waits any more
+            return
+        if error is None:
+            promise.set_result(result)  # type: ignore[arg-type]  # there is a result when there is no error
+        elif isinstance(error, OSError):
+            promise.set_exception(StorageError(str(error)))
+        else:
+            promise.set_exception(error)
+
+    thread.submit(work, done)
+    return await promise

@@ -1,0 +1,1 @@
+"""Cluster metadata: store, image, controller, broker lifecycle."""

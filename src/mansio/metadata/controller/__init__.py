@@ -1,0 +1,1 @@
+"""The controller: elections, placement and failure detection."""

@@ -1,0 +1,355 @@
+"""The controller: the broker that carries out what `plan` says, as long as the metadata store has it in that place.
+
+Owns becoming controller and the transactions of its decisions. Every broker runs one of these; all look, one acts. It
+becomes controller by a transaction that needs its own session and nobody in the place; the key goes with the session's
+lease. Every write depends on that key's create revision, so what a controller decided before it was replaced is refused
+however late it comes.
+
+Always true: the view and a plan made from it are looked at anew after every round; a transaction that does not succeed
+means something changed, never that it should be tried again as it was. While conflicts go on, batches get smaller, so
+that one partition that changes all the time does not keep fifty from getting a leader.
+
+The second half is for administrators: elections that any broker may be asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import ConcurrentChange, Unavailable, UnknownTopicOrPartition
+from mansio.logs import fields
+from mansio.metadata import metadata_store
+from mansio.metadata.controller.controller_plan import (
+    ClusterView,
+    Plan,
+    plan,
+    preferred_election,
+    unclean_election,
+)
+from mansio.metadata.controller.failure_detector import FailureDetector
+from mansio.metadata.metadata_store import Compare, Delete, Put, new_writer_id
+from mansio.metadata.model import DELETING, FENCED, NO_LEADER, ControllerState, topic_document
+from mansio.metadata.transactions import BATCH_CHANGES_MAX, batches, commit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mansio.metadata.controller.controller_plan import FenceBroker, PartitionChange
+    from mansio.metadata.image import MetadataImage
+    from mansio.metadata.lifecycle.session import Session
+    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.metadata.model import PartitionState, Topic
+    from mansio.ports import Clock, Promise, Random, Scheduler, Timer
+
+logger = logging.getLogger(__name__)
+
+BALANCE_INTERVAL_MS: Final = 60_000
+BALANCE_STEP_MS: Final = 1000
+RETRY_MS: Final = 200
+ROUND_INTERVAL_MS_MAX: Final = 1000
+CONFLICT_ATTEMPTS_MAX: Final = 5
+ELECTION_CAUSES: Final = {
+    "leader is gone": "leader_gone",
+    "leader is stopping": "leader_stopping",
+    "preferred leader": "preferred",
+    "no in-sync member is there": "nobody_left",
+    "unclean election": "unclean",
+}
+"""Of the reasons in a plan, those for which a leader changes, as one word each."""
+
+
+class Controller:
+    """See the module. `start` once; `stop` ends it, wherever it is."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        state: MetadataImage,
+        scheduler: Scheduler,
+        clock: Clock,
+        random: Random,
+        node_id: int,
+        session: Callable[[], Session | None],
+        ttl_s: float,
+        balance_interval_ms: int = BALANCE_INTERVAL_MS,
+    ) -> None:
+        """`session`: this broker's, as `BrokerLifecycle.session` has it. `ttl_s`: the time of a lease."""
+        self._store = store
+        self._state = state
+        self._scheduler = scheduler
+        self._clock = clock
+        self._random = random
+        self._node_id = node_id
+        self._session = session
+        self._balance_interval_s = balance_interval_ms / 1000
+        self._balance_at = float("inf")
+        self._failure_detector = FailureDetector(ttl_s)
+        self._term: ControllerState | None = None
+        self._batch_size = BATCH_CHANGES_MAX
+        self._stale = True
+        self._waiting: Promise[None] | None = None
+        self._running: Timer | None = None
+        self.elections = dict.fromkeys(ELECTION_CAUSES.values(), 0)
+        """Changes of leader that this broker decided, by cause; those on request, too."""
+        state.on_progress(self._wake)
+
+    @property
+    def is_active(self) -> bool:
+        """Whether this broker is the controller, as far as it knows."""
+        return self._term is not None
+
+    def start(self) -> None:
+        """Look, and act when it is this broker's turn, until `stop`."""
+        self._note(self._clock.monotonic())
+        self._running = self._scheduler.spawn(self._run(), name="controller")
+
+    def stop(self) -> None:
+        """Decide nothing any more. The controller's key goes with the session."""
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+
+    # Looking
+
+    async def _run(self) -> None:
+        while True:
+            self._stale = False
+            try:
+                wait_s = await self._run_round()
+            except Unavailable as error:
+                logger.info("controller waits", extra=fields(reason=error.message))
+                wait_s = RETRY_MS / 1000
+                self._stale = False
+            except Exception as error:  # whatever it was: who cannot decide must not keep others from it
+                logger.exception("controller failed", extra=fields(reason=repr(error)))
+                await self._resign()
+                wait_s = ROUND_INTERVAL_MS_MAX / 1000
+                self._stale = False
+            await self._pause(wait_s)
+
+    def _note(self, now: float) -> None:
+        self._failure_detector.update(self._state.brokers, self._state.registrations, now)
+
+    def _wake(self) -> None:
+        self._note(self._clock.monotonic())
+        self._stale = True
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    async def _pause(self, wait_s: float) -> None:
+        """Until something changed, at most `wait_s`."""
+        if self._stale:
+            return
+        self._waiting = self._scheduler.promise()
+        timer = self._scheduler.call_later(wait_s * 1000, self._wake)
+        try:
+            await self._waiting
+        finally:
+            timer.cancel()
+            self._waiting = None
+
+    async def _run_round(self) -> float:
+        """One round. The seconds until the next, should nothing change before."""
+        now = self._clock.monotonic()
+        session = self._session()
+        if session is None or not session.holds(now):
+            self._term = None
+            return ROUND_INTERVAL_MS_MAX / 1000
+        if self._state.controller is None and self._state.may_lead(self._node_id):
+            await self._claim_controller(session)
+        self._take_term(session, now)
+        if self._term is None:
+            return ROUND_INTERVAL_MS_MAX / 1000
+        view = self._view(now)
+        todo = plan(view)
+        if todo:
+            await self._carry_out(todo, self._term)
+            return RETRY_MS / 1000
+        if now >= self._balance_at and not view.expected_back:
+            await self._balance(view, self._term, now)
+        next_at = self._failure_detector.next_at(now)
+        return min(ROUND_INTERVAL_MS_MAX / 1000, float("inf") if next_at is None else max(0.0, next_at - now))
+
+    def _view(self, now: float) -> ClusterView:
+        state = self._state
+        expected_back = self._failure_detector.expected_back(now)
+        return ClusterView(state.brokers, state.registrations, state.topics, state.unfinished, expected_back)
+
+    async def _claim_controller(self, session: Session) -> None:
+        keys, writer = self._state.keys, new_writer_id(self._random)
+        compares = [
+            Compare(keys.controller, create_revision=0),
+            Compare(keys.session(self._node_id), create_revision=session.epoch),
+        ]
+        value = metadata_store.encode({"broker": self._node_id}, writer)
+        put = Put(keys.controller, value, session.lease)
+        done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
+        await self._state.reached(done.revision, self._scheduler)
+
+    def _take_term(self, session: Session, now: float) -> None:
+        """The controller's key is this session's if it names this broker and was made after the session."""
+        found = self._state.controller
+        ours = found is not None and found.node_id == self._node_id and found.epoch > session.epoch
+        if not ours:
+            self._term = None
+        elif self._term != found:
+            self._term = found
+            self._failure_detector.elected(now)
+            self._balance_at = now + self._balance_interval_s
+            self._batch_size = BATCH_CHANGES_MAX
+            logger.info("controller elected", extra=fields(node=self._node_id))
+
+    async def _resign(self) -> None:
+        term, self._term = self._term, None
+        if term is not None:
+            with contextlib.suppress(Unavailable):
+                await self._store.transact([self._guard(term)], [Delete(self._state.keys.controller)])
+
+    # Acting
+
+    async def _carry_out(self, todo: Plan, term: ControllerState) -> None:
+        await self._change(todo.changes, term)
+        for fence in todo.fences:
+            await self._fence(fence, term)
+        for finish in todo.deletions:
+            await self._finish(finish.topic, term)
+
+    async def _change(self, changes: Sequence[PartitionChange], term: ControllerState) -> None:
+        guard = self._guard(term)
+        revision, conflicts = 0, 0
+        done_changes: list[PartitionChange] = []
+        for batch in batches(changes, self._store.operations_max, self._batch_size):
+            try:
+                done = await commit(self._store, self._state.keys, batch, guard, self._random)
+            except ConcurrentChange:
+                conflicts += 1
+                continue
+            revision = max(revision, done.revision)
+            conflicts += not done.succeeded
+            done_changes += batch if done.succeeded else []
+        self._batch_size = max(1, self._batch_size // 2) if conflicts else BATCH_CHANGES_MAX
+        if done_changes:
+            self._count(done_changes)
+            _log_changes(done_changes, conflicts)
+        await self._state.reached(revision, self._scheduler)
+
+    def _count(self, changes: Sequence[PartitionChange]) -> None:
+        for change in changes:
+            if _has_moved(change) and (cause := ELECTION_CAUSES.get(change.reason)) is not None:
+                self.elections[cause] += 1
+
+    async def _balance(self, view: ClusterView, term: ControllerState, now: float) -> None:
+        """A batch at a time: every leader that moves is a moment's pause for its producers."""
+        moves = plan(view, balance=True).changes
+        await self._change(moves[:BATCH_CHANGES_MAX], term)
+        more = len(moves) > BATCH_CHANGES_MAX
+        self._balance_at = now + (BALANCE_STEP_MS / 1000 if more else self._balance_interval_s)
+
+    async def _fence(self, fence: FenceBroker, term: ControllerState) -> None:
+        keys, writer = self._state.keys, new_writer_id(self._random)
+        key = keys.registration(fence.node_id)
+        compares = [
+            self._guard(term),
+            Compare(keys.session(fence.node_id), create_revision=0),
+            Compare(key, mod_revision=fence.mod_revision),
+        ]
+        put = Put(key, metadata_store.encode({"state": FENCED}, writer))
+        done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
+        await self._state.reached(done.revision, self._scheduler)
+        if done.succeeded:
+            logger.warning("broker fenced", extra=fields(broker=fence.node_id))
+
+    async def _finish(self, topic: Topic, term: ControllerState) -> None:
+        """Take the topic from its maker, whose late writes depend on the key as it was; then remove all of it."""
+        keys = self._state.keys
+        key = keys.topic(topic.name)
+        guard = self._guard(term)
+        revision = await self._delete_partitions(topic, guard)
+        if revision == 0:
+            return
+        compares = [guard, Compare(key, mod_revision=revision)]
+        listing = await self._store.list(f"{keys.partitions}{topic.topic_id}/")
+        room = self._store.operations_max - len(compares)
+        for start in range(0, len(listing.entries), room):
+            deletes = [Delete(entry.key) for entry in listing.entries[start : start + room]]
+            await metadata_store.transact_with_retries(self._store, compares, deletes)
+        done = await metadata_store.transact_with_retries(self._store, compares, [Delete(key)])
+        await self._state.reached(done.revision, self._scheduler)
+
+    async def _delete_partitions(self, topic: Topic, guard: Compare) -> int:
+        """The revision of the topic's key once nobody is at it but the controller, whoever that is; 0 when it was
+        changed meanwhile."""
+        if topic.created_by is None and topic.state == DELETING:
+            return topic.mod_revision
+        key, writer = self._state.keys.topic(topic.name), new_writer_id(self._random)
+        document = topic_document(dataclasses.replace(topic, state=DELETING, created_by=None))
+        compares = [guard, Compare(key, mod_revision=topic.mod_revision)]
+        put = Put(key, metadata_store.encode(document, writer))
+        taken = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
+        await self._state.reached(taken.revision, self._scheduler)
+        if not taken.succeeded:
+            return 0
+        logger.warning("unfinished_topic_deleted", extra=fields(topic=topic.name, state=topic.state))
+        return taken.revision
+
+    def _guard(self, term: ControllerState) -> Compare:
+        return Compare(self._state.keys.controller, create_revision=term.epoch)
+
+    # For administrators
+
+    async def elect_preferred(self, name: str, index: int) -> PartitionState:
+        """Let a partition's preferred leader lead; its state then. Raises `UnknownTopicOrPartition`, `Unavailable`."""
+        return await self._elect(name, index, None)
+
+    async def elect_unclean(self, name: str, index: int, node_id: int) -> PartitionState:
+        """Let a broker lead that is not in sync, and give up what only in-sync brokers had. Raises `InvalidRequest`
+        where nothing has to be lost, `UnknownTopicOrPartition`, `Unavailable`."""
+        return await self._elect(name, index, node_id)
+
+    async def _elect(self, name: str, index: int, unclean_leader: int | None) -> PartitionState:
+        for _ in range(CONFLICT_ATTEMPTS_MAX):
+            session = self._session()
+            if session is None or not session.holds(self._clock.monotonic()):
+                raise Unavailable("this broker has no session")
+            topic = self._state.topics.get(name)
+            if topic is None or not 0 <= index < len(topic.partitions):
+                raise UnknownTopicOrPartition(f"there is no partition {name}-{index}")
+            view = self._view(self._clock.monotonic())
+            change = (
+                preferred_election(view, topic, index)
+                if unclean_leader is None
+                else unclean_election(view, topic, index, unclean_leader)
+            )
+            if change is None:
+                return topic.partitions[index]
+            guard = Compare(self._state.keys.session(self._node_id), create_revision=session.epoch)
+            done = await commit(self._store, self._state.keys, [change], guard, self._random)
+            await self._state.reached(done.revision, self._scheduler)
+            if done.succeeded:
+                self._count([change])
+                level = logging.INFO if unclean_leader is None else logging.WARNING
+                known = fields(topic=name, partition=index, leader=change.after.leader, reason=change.reason)
+                logger.log(level, "leader elected on request", extra=known)
+                return change.after
+        raise ConcurrentChange(f"{name}-{index} is being changed by others")
+
+
+def _has_moved(change: PartitionChange) -> bool:
+    return change.after.leader_epoch != change.before.leader_epoch
+
+
+def _log_changes(changes: Sequence[PartitionChange], conflicts: int) -> None:
+    moved = [change for change in changes if _has_moved(change)]
+    without_leader = sum(1 for change in moved if change.after.leader == NO_LEADER)
+    known = fields(
+        leaders_changed=len(moved),
+        left_without_leader=without_leader,
+        removed_from_in_sync=len(changes) - len(moved),
+        conflicts=conflicts,
+        reason=",".join(sorted({change.reason for change in changes})),
+    )
+    logger.log(logging.WARNING if without_leader else logging.INFO, "partitions changed", extra=known)

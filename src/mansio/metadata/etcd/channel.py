@@ -1,0 +1,250 @@
+"""One endpoint of etcd: its channel, and whether the etcd behind it may be used.
+
+Owns one gRPC channel, which connects again by itself. Always true: a call is sent only over a connection that stands,
+so a call that found none has not happened; the version and the cluster of an etcd are known before anything is asked of
+it, and known anew after a failure, since another etcd may have taken its place.
+
+HTTP/2 pings go out only while a call is under way and etcd is silent; etcd closes connections that ping when idle.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+
+import grpc
+import grpc.aio
+
+from mansio.errors import Unavailable
+from mansio.logs import fields
+from mansio.metadata.etcd import rpc_pb2 as rpc
+from mansio.metadata.etcd.call_outcome import (
+    EtcdDenied,
+    EtcdUnsupported,
+    Failure,
+    Outcome,
+    classify,
+    one_line,
+)
+from mansio.metadata.etcd.config import target
+from mansio.metadata.etcd.messages import RANGE, STATUS, Method
+from mansio.metadata.etcd.single_flight import SingleFlight
+from mansio.metadata.etcd.versions import VersionSupport, version_support
+from mansio.metadata.metadata_store import FIRST_CLUSTER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.metadata.etcd.config import Certificates
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+Metadata = tuple[tuple[str, str], ...]
+
+CALL_DEADLINE_S: Final = 1.0
+MESSAGE_BYTES_MAX: Final = 64 * 1024 * 1024
+RECOMMENDED_VERSION: Final = "3.5.13 or later"
+HAS_LEADER: Final = ("hasleader", "true")
+"""A member that has lost the others says so at once, instead of staying silent."""
+
+OPTIONS: Final[Sequence[tuple[str, int]]] = (
+    ("grpc.keepalive_time_ms", 2_000),
+    ("grpc.keepalive_timeout_ms", 2_000),
+    ("grpc.keepalive_permit_without_calls", 0),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 1_000),
+    ("grpc.max_reconnect_backoff_ms", 500),
+    ("grpc.enable_retries", 0),
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+)
+
+logger = logging.getLogger(__name__)
+
+
+class CallFailed(Exception):
+    """A call that ended without an answer; `failure` says what is known."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.error.message)
+        self.failure = failure
+
+
+def credentials(certificates: Certificates) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        certificates.ca, private_key=certificates.key, certificate_chain=certificates.certificate
+    )
+
+
+class Endpoint:
+    """Made on the loop that uses it. `url` is what people see."""
+
+    def __init__(self, url: str, certificates: Certificates | None) -> None:
+        self.url = url
+        self._channel = (
+            grpc.aio.insecure_channel(target(url), options=OPTIONS)
+            if certificates is None
+            else grpc.aio.secure_channel(target(url), credentials(certificates), options=OPTIONS)
+        )
+        self._calls: dict[str, Any] = {}
+        self.checked = False
+        self._warned = ""
+        self._closed = False
+        self._checking: SingleFlight[int] = SingleFlight()
+
+    async def close(self) -> None:
+        self._closed = True
+        await self._channel.close()
+
+    def require_check(self) -> None:
+        """Look again who is there before the next call."""
+        self.checked = False
+
+    async def call(
+        self, method: Method[Request, Answer], request: Request, metadata: Metadata, deadline_s: float
+    ) -> Answer:
+        """One call, once, connecting included in `deadline_s`. Raises `CallFailed`."""
+        end = asyncio.get_running_loop().time() + deadline_s
+        await self._connect(deadline_s)
+        left_s = max(0.001, end - asyncio.get_running_loop().time())
+        call = self._calls.get(method.path)
+        if call is None:
+            call = self._calls[method.path] = self._channel.unary_unary(
+                method.path, request_serializer=method.write, response_deserializer=method.read
+            )
+        try:
+            answer: Answer = await call(request, timeout=left_s, metadata=metadata)
+        except grpc.aio.AioRpcError as error:
+            raise CallFailed(classify(error.code(), error.details(), self.url)) from error
+        except asyncio.CancelledError:
+            if self._closed and not _asked_to_stop():
+                raise CallFailed(classify(grpc.StatusCode.CANCELLED, "closed", self.url)) from None
+            raise
+        return answer
+
+    async def stream(self, method: Method[Request, Answer], metadata: Metadata) -> Stream[Request, Answer]:
+        """Begin a stream; what is wrong with it shows when it is read. Raises `CallFailed`."""
+        await self._connect(CALL_DEADLINE_S)
+        begin = self._channel.stream_stream(
+            method.path, request_serializer=method.write, response_deserializer=method.read
+        )
+        return Stream(begin(metadata=metadata), self.url)
+
+    async def _connect(self, deadline_s: float) -> None:
+        """Until there is a connection, or gRPC knows why there is none: the call that follows then tells."""
+        state = self._channel.get_state(try_to_connect=True)
+        if state is grpc.ChannelConnectivity.READY:
+            return
+        try:
+            async with asyncio.timeout(deadline_s):
+                while state in (grpc.ChannelConnectivity.IDLE, grpc.ChannelConnectivity.CONNECTING):
+                    await self._channel.wait_for_state_change(state)
+                    state = self._channel.get_state(try_to_connect=True)
+        except TimeoutError:
+            failure = classify(grpc.StatusCode.DEADLINE_EXCEEDED, None, self.url)
+            raise CallFailed(failure._replace(outcome=Outcome.NOT_DONE)) from None
+
+    async def check(self, metadata: Metadata, cluster_id: int | None) -> int:
+        """Make sure that this etcd may be used; the id of its cluster. `cluster_id`: the one it has to be.
+
+        Raises `CallFailed`, with an `EtcdUnsupported` in it where it may not.
+        """
+        return await self._checking.run(lambda: self._check(metadata, cluster_id))
+
+    async def _check(self, metadata: Metadata, cluster_id: int | None) -> int:
+        try:
+            status = await self.call(STATUS, rpc.StatusRequest(), metadata, CALL_DEADLINE_S)
+        except CallFailed as failed:
+            denied = isinstance(failed.failure.error, EtcdDenied)
+            if failed.failure.outcome is not Outcome.REFUSED or not denied:
+                raise
+            return await self._check_without_status(metadata, cluster_id)
+        self._check_version(status.version)
+        found = self._same_cluster(status.header.cluster_id, cluster_id)
+        if status.is_learner:
+            error = Unavailable(f"etcd at {self.url} is still learning")
+            raise CallFailed(Failure(Outcome.NOT_DONE, error, rotate=True))
+        for alarm in status.errors:
+            logger.warning("etcd alarm", extra=fields(endpoint=self.url, alarm=one_line(alarm)))
+        self.checked = True
+        return found
+
+    async def _check_without_status(self, metadata: Metadata, cluster_id: int | None) -> int:
+        """From 3.6 on etcd tells its status to the user root only; earlier ones, which would have to be judged, tell
+        everybody. Any answer bears the cluster's id, and a learner gives none to a read like this."""
+        request = rpc.RangeRequest(key=FIRST_CLUSTER.encode(), keys_only=True)
+        answer = await self.call(RANGE, request, metadata, CALL_DEADLINE_S)
+        found = self._same_cluster(answer.header.cluster_id, cluster_id)
+        self.checked = True
+        return found
+
+    def _same_cluster(self, found: int, cluster_id: int | None) -> int:
+        if cluster_id not in (None, found):
+            raise _unsupported(f"etcd at {self.url} belongs to another etcd cluster than the other endpoints")
+        return found
+
+    def _check_version(self, version: str) -> None:
+        match version_support(version):
+            case VersionSupport.REFUSED:
+                shown = one_line(version) if version else "of no version"
+                raise _unsupported(
+                    f"etcd at {self.url} is {shown}, which can lose data or is too old: use {RECOMMENDED_VERSION}"
+                )
+            case VersionSupport.OLD if version != self._warned:
+                self._warned = version
+                logger.warning(
+                    "etcd_version_old",
+                    extra=fields(endpoint=self.url, version=one_line(version), advised=RECOMMENDED_VERSION),
+                )
+
+
+def _asked_to_stop() -> bool:
+    """Whether the cancellation at hand is the task's, and not only that of the call in it."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+def _unsupported(message: str) -> CallFailed:
+    return CallFailed(Failure(Outcome.NOT_DONE, EtcdUnsupported(message), rotate=True))
+
+
+class Stream(Generic[Request, Answer]):
+    """A call with many messages in both directions. Close it, always."""
+
+    def __init__(self, call: Any, url: str) -> None:
+        self._call = call
+        self._url = url
+
+    async def write(self, request: Request) -> None:
+        """Raises `CallFailed`."""
+        try:
+            await self._call.write(request)
+        except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+            raise await self._failed() from None
+
+    async def read(self, silence_s: float) -> Answer:
+        """The next message. Raises `CallFailed` at the end, and when nothing comes for `silence_s`."""
+        try:
+            async with asyncio.timeout(silence_s):
+                answer = await self._call.read()
+        except TimeoutError:
+            raise CallFailed(classify(grpc.StatusCode.DEADLINE_EXCEEDED, "silent", self._url)) from None
+        except grpc.aio.AioRpcError as error:
+            raise CallFailed(classify(error.code(), error.details(), self._url)) from error
+        if answer is grpc.aio.EOF:
+            raise await self._failed()
+        message: Answer = answer
+        return message
+
+    def close(self) -> None:
+        self._call.cancel()
+
+    async def _failed(self) -> CallFailed:
+        code, details = await self._call.code(), await self._call.details()
+        if code is grpc.StatusCode.OK:
+            code, details = grpc.StatusCode.UNAVAILABLE, "the stream has ended"
+        return CallFailed(classify(code, details, self._url))

@@ -1,0 +1,128 @@
+"""The methods of etcd that are called, and what is said to them, made from and into the store's own terms.
+
+`LeaseKeepAlive` is a stream in etcd's interface. One message and the end of the sending side is a legal use of it, and
+looks on the wire like any single call; so it is one here, with a deadline of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Generic, NamedTuple, TypeVar
+
+from mansio.errors import StorageError
+from mansio.metadata.etcd import rpc_pb2 as rpc
+from mansio.metadata.metadata_store import Compare, Delete, Entry, Event, Put
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+Request = TypeVar("Request")
+Answer = TypeVar("Answer")
+
+
+class Method(NamedTuple, Generic[Request, Answer]):
+    """One method: its path, and how its messages become bytes and come from them."""
+
+    path: str
+    write: Callable[[Request], bytes]
+    read: Callable[[bytes], Answer]
+
+
+RANGE: Final = Method(
+    "/etcdserverpb.KV/Range", rpc.RangeRequest.SerializeToString, rpc.RangeResponse.FromString
+)
+TXN: Final = Method("/etcdserverpb.KV/Txn", rpc.TxnRequest.SerializeToString, rpc.TxnResponse.FromString)
+WATCH: Final = Method(
+    "/etcdserverpb.Watch/Watch", rpc.WatchRequest.SerializeToString, rpc.WatchResponse.FromString
+)
+GRANT: Final = Method(
+    "/etcdserverpb.Lease/LeaseGrant",
+    rpc.LeaseGrantRequest.SerializeToString,
+    rpc.LeaseGrantResponse.FromString,
+)
+REVOKE: Final = Method(
+    "/etcdserverpb.Lease/LeaseRevoke",
+    rpc.LeaseRevokeRequest.SerializeToString,
+    rpc.LeaseRevokeResponse.FromString,
+)
+KEEP_ALIVE: Final = Method(
+    "/etcdserverpb.Lease/LeaseKeepAlive",
+    rpc.LeaseKeepAliveRequest.SerializeToString,
+    rpc.LeaseKeepAliveResponse.FromString,
+)
+AUTHENTICATE: Final = Method(
+    "/etcdserverpb.Auth/Authenticate",
+    rpc.AuthenticateRequest.SerializeToString,
+    rpc.AuthenticateResponse.FromString,
+)
+STATUS: Final = Method(
+    "/etcdserverpb.Maintenance/Status",
+    rpc.StatusRequest.SerializeToString,
+    rpc.StatusResponse.FromString,
+)
+
+
+def range_of_prefix(prefix: str) -> tuple[bytes, bytes]:
+    """The first key, and the one after the last, of all keys that begin with `prefix`."""
+    if not prefix:
+        return b"\0", b"\0"  # etcd's words for every key
+    begin = prefix.encode()
+    return begin, begin[:-1] + bytes((begin[-1] + 1,))  # no byte of UTF-8 is 255
+
+
+def transaction(compares: Sequence[Compare], operations: Sequence[Put | Delete]) -> rpc.TxnRequest:
+    """All operations if all conditions hold.
+
+    etcd answers a transaction that only reads, and asks for no linearizable read, from one member's memory, which may
+    be old. Conditions without operations would be that; so one linearizable read goes with them.
+    """
+    request = rpc.TxnRequest(compare=[made for compare in compares for made in _compares(compare)])
+    if operations:
+        request.success.extend(_operation(operation) for operation in operations)
+    else:
+        key = compares[0].key.encode() if compares else b"\0"
+        read = rpc.RequestOp(request_range=rpc.RangeRequest(key=key, limit=1, keys_only=True))
+        request.success.append(read)
+        request.failure.append(read)
+    return request
+
+
+def _compares(compare: Compare) -> list[rpc.Compare]:
+    key, made = compare.key.encode(), []
+    if compare.mod_revision is not None:
+        made.append(rpc.Compare(target=rpc.Compare.MOD, key=key, mod_revision=compare.mod_revision))
+    if compare.create_revision is not None:
+        made.append(rpc.Compare(target=rpc.Compare.CREATE, key=key, create_revision=compare.create_revision))
+    return made
+
+
+def _operation(operation: Put | Delete) -> rpc.RequestOp:
+    key = operation.key.encode()
+    if isinstance(operation, Put):
+        put = rpc.PutRequest(key=key, value=operation.value, lease=operation.lease)
+        return rpc.RequestOp(request_put=put)
+    return rpc.RequestOp(request_delete_range=rpc.DeleteRangeRequest(key=key))
+
+
+def entry(found: rpc.KeyValue) -> Entry:
+    return Entry(_key(found.key), found.value, found.create_revision, found.mod_revision)
+
+
+def events(changes: Iterable[rpc.Event], from_revision: int) -> list[Event]:
+    """Those of `from_revision` and later."""
+    return [
+        Event(
+            _key(change.kv.key),
+            None if change.type == rpc.Event.DELETE else change.kv.value,
+            change.kv.create_revision,
+            change.kv.mod_revision,
+        )
+        for change in changes
+        if change.kv.mod_revision >= from_revision
+    ]
+
+
+def _key(key: bytes) -> str:
+    try:
+        return key.decode()
+    except UnicodeDecodeError as error:
+        raise StorageError(f"etcd holds a key among Mansio's that is not Mansio's: {key[:100]!r}") from error

@@ -1,0 +1,143 @@
+"""The metadata store of a cluster: etcd, seen through the store's own terms.
+
+Owns the client it is opened with. Always true: what is read is linearizable; a transaction that was begun is carried
+through even when whoever asked has gone away; a listing is of one revision, however many answers it took.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Final
+
+from mansio.errors import InvalidRequest, Unavailable
+from mansio.metadata.etcd import rpc_pb2 as rpc
+from mansio.metadata.etcd.client import EtcdClient
+from mansio.metadata.etcd.lease import EtcdLeases
+from mansio.metadata.etcd.messages import RANGE, TXN, entry, range_of_prefix, transaction
+from mansio.metadata.etcd.watch import EVENTS_MAX, Watch
+from mansio.metadata.metadata_store import (
+    Compacted,
+    Compare,
+    Delete,
+    Entry,
+    Event,
+    Listing,
+    Put,
+    TransactionResult,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+    from mansio.metadata.etcd.config import EtcdConfig
+    from mansio.ports import Random
+
+OPERATIONS_MAX: Final = 128
+"""What etcd takes unless it is told otherwise (`--max-txn-ops`), of conditions and of operations."""
+LIST_PAGE_KEYS: Final = 1000
+LIST_ATTEMPTS_MAX: Final = 5
+
+
+class EtcdStore:
+    """`MetadataStore` on etcd. Make it with `open`."""
+
+    def __init__(self, client: EtcdClient, random: Random, watch_events_max: int) -> None:
+        self.client = client
+        self.leases = EtcdLeases(client)
+        self._random = random
+        self._watch_events_max = watch_events_max
+        self._watches: set[Watch] = set()
+        self._transactions: set[asyncio.Task[rpc.TxnResponse]] = set()
+        self._closed = False
+
+    @classmethod
+    async def open(
+        cls, config: EtcdConfig, random: Random, *, watch_events_max: int = EVENTS_MAX
+    ) -> EtcdStore:
+        """Connect and look at every endpoint that answers. `random`: for the pauses between attempts.
+
+        Raises `ConfigError` when one of them must not hold metadata or does not let us in, `Unavailable` when none
+        answers.
+        """
+        return cls(await EtcdClient.open(config, random), random, watch_events_max)
+
+    @property
+    def operations_max(self) -> int:
+        return OPERATIONS_MAX
+
+    async def get(self, key: str) -> Entry | None:
+        answer = await self._range(rpc.RangeRequest(key=key.encode()))
+        return entry(answer.kvs[0]) if answer.kvs else None
+
+    async def list(self, prefix: str) -> Listing:
+        for _ in range(LIST_ATTEMPTS_MAX):
+            try:
+                return await self._list(prefix)
+            except Compacted:  # between two pages: the revision of the first is gone
+                continue
+        raise Unavailable(f"etcd forgets revisions faster than {prefix} can be listed")
+
+    async def _list(self, prefix: str) -> Listing:
+        begin, end = range_of_prefix(prefix)
+        entries: list[Entry] = []
+        revision = 0
+        while True:
+            answer = await self._range(
+                rpc.RangeRequest(key=begin, range_end=end, limit=LIST_PAGE_KEYS, revision=revision)
+            )
+            entries += [entry(found) for found in answer.kvs]
+            revision = revision or answer.header.revision
+            if not answer.more:
+                return Listing(revision, entries)
+            begin = answer.kvs[-1].key + b"\0"
+
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
+    ) -> TransactionResult:
+        if len({operation.key for operation in operations}) != len(operations):
+            raise InvalidRequest("a key is named by two operations of a transaction")
+        request = transaction(compares, operations)
+        if max(len(request.compare), len(operations)) > OPERATIONS_MAX:
+            raise InvalidRequest(f"more than {OPERATIONS_MAX} conditions or operations in a transaction")
+        self._refuse_if_closed()
+        work = self.client.call(TXN, request, repeatable=not operations)
+        task = asyncio.create_task(work, name="etcd transaction")
+        self._transactions.add(task)
+        task.add_done_callback(self._transacted)
+        answer = await asyncio.shield(task)
+        return TransactionResult(answer.succeeded, answer.header.revision)
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:
+        if self._closed:
+            return
+        watch = Watch(self.client, self._random, prefix, from_revision, self._watch_events_max)
+        self._watches.add(watch)
+        batches = watch.batches()
+        try:
+            async for batch in batches:
+                yield batch
+        finally:
+            self._watches.discard(watch)
+            await batches.aclose()
+
+    async def close(self) -> None:
+        """End all watches, wait for the transactions that were begun, and let go of etcd. Twice is harmless."""
+        self._closed = True
+        for watch in self._watches:
+            watch.end()
+        if self._transactions:
+            await asyncio.wait(self._transactions)
+        await self.client.close()
+
+    async def _range(self, request: rpc.RangeRequest) -> rpc.RangeResponse:
+        self._refuse_if_closed()
+        return await self.client.call(RANGE, request)
+
+    def _refuse_if_closed(self) -> None:
+        if self._closed:
+            raise Unavailable("the metadata store is closed")
+
+    def _transacted(self, task: asyncio.Task[rpc.TxnResponse]) -> None:
+        self._transactions.discard(task)
+        if not task.cancelled():
+            task.exception()  # whoever asked may have gone away; it is not an error that nobody hears of it

@@ -1,0 +1,1 @@
+"""Registration of this broker in the cluster: cluster id, session, re-registration."""

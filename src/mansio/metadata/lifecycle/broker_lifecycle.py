@@ -1,0 +1,366 @@
+"""This broker's place in the cluster: registered under a session, lost, registered again, handed over, left.
+
+Owns the broker's session and registration keys, and the order of steps: wait until no session stands under this
+node's number (none is ever taken over: two processes with one number must not both believe they are it); leave the
+in-sync sets of partitions whose log is lost; only then put the session, with a lease, and with it the registration.
+A session that ended is followed by another with a new epoch: nothing of the old one goes on. There is none any more
+once the view of the metadata has failed.
+
+Always true: `session` is None or the one this process registered last; what it may do is for `Session.holds` to say.
+Somebody else keeps the lease alive (`kept` is the session to keep) and tells of its end (`lost`).
+
+Everything here runs on the broker's loop.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mansio.errors import ConcurrentChange, ConfigError, MansioError, Unavailable
+from mansio.logs import fields
+from mansio.metadata import metadata_store, transactions
+from mansio.metadata.controller.controller_plan import (
+    ClusterView,
+    PartitionChange,
+    transferable_leaderships,
+    without_replica,
+)
+from mansio.metadata.lifecycle.session import Session
+from mansio.metadata.metadata_store import Compare, Put, new_writer_id
+from mansio.metadata.model import ACTIVE, DRAINING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from uuid import UUID
+
+    from mansio.metadata.image import MetadataImage
+    from mansio.metadata.metadata_store import Leases, MetadataStore
+    from mansio.metadata.model import BrokerChange
+    from mansio.ports import Clock, Promise, Random, Scheduler
+
+logger = logging.getLogger(__name__)
+
+RETRY_MS: Final = 250
+WARNING_INTERVAL_S: Final = 10.0
+
+
+class _OtherSession(NamedTuple):
+    """Whose session stands under this node's number, and since when it was seen."""
+
+    run: str
+    host: str
+    port: int
+    since: float
+
+
+class BrokerLifecycle:
+    """See the module. Make it, `register`, keep `kept` alive; at the end `transfer_leaderships`, then `leave`."""
+
+    def __init__(
+        self,
+        *,
+        store: MetadataStore,
+        leases: Leases,
+        state: MetadataImage,
+        scheduler: Scheduler,
+        clock: Clock,
+        random: Random,
+        node_id: int,
+        ttl_s: float,
+        host: str,
+        port: int,
+        rack: str | None,
+        lost_logs: Callable[[], Iterable[tuple[UUID, int]]] = tuple,
+    ) -> None:
+        """`host` and `port` are what clients and other brokers are told. `lost_logs`: the partitions (topic id, index)
+        whose log here cannot vouch for what this broker once confirmed; asked before each registration."""
+        self._store = store
+        self._leases = leases
+        self._state = state
+        self._scheduler = scheduler
+        self._clock = clock
+        self._random = random
+        self._node_id = node_id
+        self._ttl_s = ttl_s
+        self._address = {"host": host, "port": port, "rack": rack, "run": new_writer_id(random)}
+        self._lost_logs = lost_logs
+        self._callbacks: list[Callable[[Session | None], None]] = []
+        self._leaving = False
+        self._warned_at = float("-inf")
+        self._other: _OtherSession | None = None
+        self.sessions_lost = 0
+        """How many ended although this broker wanted to go on."""
+        self.session: Session | None = None
+        self.kept: Session | None = None
+        state.on_broker_change(self._broker_changed)
+
+    @property
+    def epoch(self) -> int:
+        """The broker epoch; 0 while there is no session."""
+        return 0 if self.session is None else self.session.epoch
+
+    def holds(self) -> bool:
+        """Whether this broker may act as its session now: confirm, decide, change metadata."""
+        return self.session is not None and self.session.holds(self._clock.monotonic())
+
+    def on_session(self, callback: Callable[[Session | None], None]) -> None:
+        """Call `callback` with each new session, and with None when there is none any more, on the loop."""
+        self._callbacks.append(callback)
+
+    # Registering
+
+    async def register(self, other_s_max: float | None = None) -> Session:
+        """Return when this broker is registered and its own view shows it. Tries on while the store does not answer
+        and while another session stands under this node's number; says so every ten seconds.
+
+        `other_s_max`: raise `ConfigError` when the same session has stood there for so long, with the store answering
+        all the time: somebody else keeps it alive. None: wait for its end however long that takes."""
+        while True:
+            if self._state.failure is not None:
+                raise self._state.failure
+            self._refuse_other(other_s_max)
+            try:
+                session = await self._register()
+            except Unavailable as error:
+                self._other = None
+                if self.session is not None:  # registered, but the view does not follow the store any more
+                    raise
+                self._warn("not registered yet", reason=error.message)
+                session = None
+            if session is not None:
+                return session
+            if self._leaving:
+                raise Unavailable("the broker is stopping")
+            await self._sleep(RETRY_MS)
+
+    async def _register(self) -> Session | None:
+        key = self._state.keys.session(self._node_id)
+        if (entry := await self._store.get(key)) is not None:
+            other = metadata_store.decode(key, entry.value)
+            if self._other is None or self._other.run != other["run"]:
+                self._other = _OtherSession(
+                    other["run"], other["host"], other["port"], self._clock.monotonic()
+                )
+            self._warn("another session under this node's number", host=other["host"], port=other["port"])
+            return None
+        self._other = None
+        await self._leave_isrs()
+        sent_at = self._clock.monotonic()
+        session = Session(await self._leases.grant(self._ttl_s), self._ttl_s, sent_at)
+        self.kept = session
+        try:
+            epoch = await self._put_session(session)
+        except MansioError:
+            await self._revoke(session)
+            raise
+        if epoch == 0 or session.ended or self._leaving:
+            await self._revoke(session)
+            return None
+        session.epoch = epoch
+        self.session = session
+        logger.info("broker registered", extra=fields(node=self._node_id, epoch=epoch, ttl_s=self._ttl_s))
+        for callback in self._callbacks:
+            callback(session)
+        await self._state.reached(epoch, self._scheduler)
+        return session
+
+    def _refuse_other(self, s_max: float | None) -> None:
+        other = self._other
+        if s_max is not None and other is not None and self._clock.monotonic() - other.since >= s_max:
+            raise ConfigError(
+                f"node_id: broker {self._node_id} runs already, at {other.host}:{other.port}; each broker of a cluster "
+                f"needs a number of its own"
+            )
+
+    async def _put_session(self, session: Session) -> int:
+        """The epoch, or 0 when another was first."""
+        keys, writer = self._state.keys, new_writer_id(self._random)
+        registration = keys.registration(self._node_id)
+        found = await self._store.get(registration)
+        key = keys.session(self._node_id)
+        compares = [
+            Compare(key, create_revision=0),
+            Compare(registration, mod_revision=0 if found is None else found.mod_revision),
+        ]
+        puts = [
+            Put(key, metadata_store.encode(self._address, writer), session.lease),
+            Put(registration, metadata_store.encode({"state": ACTIVE}, writer)),
+        ]
+        done = await metadata_store.transact_resolving_ambiguity(self._store, compares, puts, writer)
+        return done.revision if done.succeeded else 0
+
+    async def _leave_isrs(self) -> None:
+        """While this node has no session nobody can add it again, so what is left behind stays so."""
+        listing = await self._store.list(self._state.keys.format)
+        await self._state.reached(listing.revision, self._scheduler)
+        left = [change for place in self._lost_logs() if (change := self._isr_removal(*place, 0)) is not None]
+        for batch in transactions.batches(left, self._store.operations_max, transactions.BATCH_CHANGES_MAX):
+            done = await transactions.commit(self._store, self._state.keys, batch, None, self._random)
+            if not done.succeeded:
+                raise ConcurrentChange("partitions with a lost log are being changed by others")
+        if left:
+            logger.warning(
+                "left the in-sync sets of partitions whose log is lost", extra=fields(partitions=len(left))
+            )
+
+    def _isr_removal(self, topic_id: UUID, index: int, epoch: int) -> PartitionChange | None:
+        topic = self._state.topics_by_id.get(topic_id)
+        if topic is None or index >= len(topic.partitions):
+            return None
+        before = topic.partitions[index]
+        if self._node_id not in before.isr and self._node_id != before.leader:
+            return None
+        after = without_replica(before, self._node_id)
+        return PartitionChange(topic_id, index, before, after, "log is lost", {self._node_id: epoch})
+
+    async def give_up(self, places: Iterable[tuple[UUID, int]]) -> int:
+        """Leave leadership and in-sync set of partitions (topic id, index) whose log failed while the broker runs, as
+        far as another is in sync; the controller has one of those lead. How many. Raises `Unavailable`."""
+        session = self.session
+        if session is None:
+            return 0
+        found = [self._isr_removal(topic_id, index, session.epoch) for topic_id, index in places]
+        left = [one for one in found if one is not None and one.after.isr]
+        guard = Compare(self._state.keys.session(self._node_id), create_revision=session.epoch)
+        for batch in transactions.batches(left, self._store.operations_max, transactions.BATCH_CHANGES_MAX):
+            done = await transactions.commit(self._store, self._state.keys, batch, guard, self._random)
+            if not done.succeeded:
+                raise ConcurrentChange("partitions with a failed log are being changed by others")
+        if left:
+            logger.warning("gave up partitions whose log failed", extra=fields(partitions=len(left)))
+        return len(left)
+
+    # Losing
+
+    def lost(self, session: Session) -> None:
+        """The store says that this session's lease is no more. Harmless when it is not the one in use."""
+        session.end()
+        if session is not self.session:
+            return
+        self.session = self.kept = None
+        self.sessions_lost += 1
+        logger.warning("session lost", extra=fields(node=self._node_id, epoch=session.epoch))
+        for callback in self._callbacks:
+            callback(None)
+        if not self._leaving:
+            self._scheduler.spawn(self._register_again(), name="register again")
+
+    async def _register_again(self) -> None:
+        """Whatever the store says: a broker that took part, and is told to do so, does not stop trying."""
+        while not self._leaving:
+            try:
+                await self.register()
+            except Unavailable:  # the broker stops, or is registered and its view does not follow
+                return
+            except MansioError as error:
+                self._warn("not registered yet", reason=error.message)
+                await self._sleep(RETRY_MS)
+            else:
+                return
+
+    def _broker_changed(self, change: BrokerChange) -> None:
+        session = self.session
+        if session is None or change.node_id != self._node_id or change.before is None:
+            return
+        if change.after is None and change.before.epoch == session.epoch:
+            self.lost(session)
+
+    # Leaving
+
+    async def transfer_leaderships(self, within_ms: float) -> int:
+        """Ask for no more leaderships and wait until others have taken those they can, at most `within_ms` (and what
+        one transaction takes). Keep serving meanwhile. How many partitions others could lead and do not yet; 0 when
+        all went well."""
+        session = self.session
+        if session is None:
+            return 0
+        deadline = self._clock.monotonic() + within_ms / 1000
+        try:
+            await self._drain(session)
+            while (left := self._transferable()) and session is self.session:
+                if (remaining_s := deadline - self._clock.monotonic()) <= 0:
+                    logger.warning("leaderships not handed over in time", extra=fields(partitions=left))
+                    return left
+                await self._sleep(min(remaining_s * 1000, RETRY_MS / 10))
+        except MansioError as error:
+            logger.warning("leaderships not handed over", extra=fields(reason=error.message))
+        return self._transferable()
+
+    async def announce_shutdown(self) -> None:
+        """Ask for no more leaderships and wait for nothing: who has said that it goes is not awaited when its session
+        has ended. Where that cannot be said, others wait for as long as a lease may last."""
+        try:
+            if self.session is not None:
+                await self._drain(self.session)
+        except MansioError as error:
+            logger.warning(
+                "the end of the session could not be announced", extra=fields(reason=error.message)
+            )
+
+    async def _drain(self, session: Session) -> None:
+        keys, writer = self._state.keys, new_writer_id(self._random)
+        key = keys.registration(self._node_id)
+        entry = await self._store.get(key)
+        compares = [
+            Compare(key, mod_revision=0 if entry is None else entry.mod_revision),
+            Compare(keys.session(self._node_id), create_revision=session.epoch),
+        ]
+        put = Put(key, metadata_store.encode({"state": DRAINING}, writer))
+        done = await metadata_store.transact_resolving_ambiguity(self._store, compares, [put], writer)
+        if not done.succeeded:
+            raise ConcurrentChange("the registration was changed by another")
+
+    def _transferable(self) -> int:
+        """How many partitions others could lead; also those that they cannot while the view does not show the drain."""
+        state = self._state
+        registration = state.registrations.get(self._node_id)
+        if registration is None or registration.state != DRAINING:
+            return max(
+                1,
+                sum(
+                    one.leader == self._node_id for topic in state.topics.values() for one in topic.partitions
+                ),
+            )
+        view = ClusterView(state.brokers, state.registrations, state.topics, state.unfinished)
+        return transferable_leaderships(view, self._node_id)
+
+    async def leave(self) -> None:
+        """End the session; nothing may be confirmed after this. The store hears of it if it answers, and otherwise
+        finds out when the lease ends."""
+        self._leaving = True
+        session = self.session
+        self.session = None
+        if session is not None:
+            session.end()
+            for callback in self._callbacks:
+                callback(None)
+            await self._revoke(session)
+
+    async def _revoke(self, session: Session) -> None:
+        session.end()
+        if self.kept is session:
+            self.kept = None
+        try:
+            await self._leases.revoke(session.lease)
+        except Unavailable as error:
+            logger.warning("lease not given back; it ends by itself", extra=fields(reason=error.message))
+
+    def _warn(self, event: str, **known: Any) -> None:
+        now = self._clock.monotonic()
+        if now - self._warned_at >= WARNING_INTERVAL_S:
+            self._warned_at = now
+            logger.warning(event, extra=fields(node=self._node_id, **known))
+
+    async def _sleep(self, delay_ms: float) -> None:
+        promise: Promise[None] = self._scheduler.promise()
+        timer = self._scheduler.call_later(delay_ms, _complete, promise)
+        try:
+            await promise
+        finally:
+            timer.cancel()
+
+
+def _complete(promise: Promise[None]) -> None:
+    if not promise.done():
+        promise.set_result(None)

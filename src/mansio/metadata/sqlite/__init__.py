@@ -1,0 +1,1 @@
+"""SQLite metadata store of a single node."""

@@ -1,0 +1,362 @@
+"""The metadata file: its tables, its checksums, and the judgement over a file before anything is written to it.
+
+SQLite notices damage to the shape of a file (pages, key order, lengths) and none to its content; a damaged
+write-ahead log it takes for one that a crash tore, and goes back to an older state without a word. So every row carries
+a CRC-32C, the one row of `store` carries the number and the sum of all of them, and a file beside the
+database (`RevisionFile`) remembers the last revision that was durable.
+
+Always true: `verify` writes nothing into the database or its write-ahead log, so that a file that is refused
+stays as it was found; a file that passes holds every row that was committed, as it was committed, and no other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import sqlite3
+import struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from crc32c import crc32c
+
+from mansio.errors import MetadataCorrupt, StorageError
+from mansio.metadata.sqlite.wal import with_wal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+logger = logging.getLogger(__name__)
+
+FORMAT: Final = 2
+FIRST_FORMAT: Final = 1
+"""Without checksums. It is read once and written anew."""
+
+TABLES: Final = {
+    "store": """CREATE TABLE store (
+    only INTEGER PRIMARY KEY CHECK (only = 1), format INTEGER NOT NULL,
+    revision INTEGER NOT NULL, compacted INTEGER NOT NULL,
+    entries INTEGER NOT NULL, entries_sum INTEGER NOT NULL,
+    events INTEGER NOT NULL, events_sum INTEGER NOT NULL, crc INTEGER NOT NULL)""",
+    "entries": """CREATE TABLE entries (
+    key TEXT PRIMARY KEY, value BLOB NOT NULL,
+    create_revision INTEGER NOT NULL, mod_revision INTEGER NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID""",
+    "events": """CREATE TABLE events (
+    revision INTEGER NOT NULL, number INTEGER NOT NULL, key TEXT NOT NULL, value BLOB,
+    create_revision INTEGER NOT NULL, crc INTEGER NOT NULL, PRIMARY KEY (revision, number)) WITHOUT ROWID""",
+}
+SELECT_STORE: Final = (
+    "SELECT format, revision, compacted, entries, entries_sum, events, events_sum, crc FROM store"
+)
+UPDATE_STORE: Final = (
+    "UPDATE store SET format = ?, revision = ?, compacted = ?,"
+    " entries = ?, entries_sum = ?, events = ?, events_sum = ?, crc = ?"
+)
+SELECT_ENTRIES: Final = "SELECT key, value, create_revision, mod_revision, crc FROM entries"
+SELECT_EVENTS: Final = "SELECT revision, number, key, value, create_revision, crc FROM events"
+
+PAGE_BYTES_MIN: Final = 512
+_MODE: Final = slice(18, 20)
+_WAL_MODE: Final = b"\2\2"
+REVISION_SUFFIX: Final = ".revision"
+_REVISION = struct.Struct(">8sqI")
+_REVISION_MAGIC: Final = b"MANSIORV"
+_NUMBERS = struct.Struct(">qqqi")
+_TOTALS = struct.Struct(">7q")
+_TRANSIENT_CODES: Final = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_READONLY,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_NOMEM,
+    }
+)
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+REMEDY: Final = "put back a copy of the data directory, or start with an empty one"
+
+
+class Totals(NamedTuple):
+    """The one row of `store`: what the other tables hold together. Sums are of the rows' CRCs."""
+
+    format: int
+    revision: int
+    compacted: int
+    entries: int = 0
+    entries_sum: int = 0
+    events: int = 0
+    events_sum: int = 0
+
+    def row(self) -> tuple[int, ...]:
+        """The columns, the CRC last."""
+        return (*self, crc32c(_TOTALS.pack(*self)))
+
+
+def entry_crc(key: str, value: bytes, create_revision: int, mod_revision: int) -> int:
+    """CRC-32C of a row of `entries`. Raises `TypeError` and the like for what no such row can hold."""
+    return _crc(create_revision, mod_revision, 0, key, value)
+
+
+def event_crc(revision: int, number: int, key: str, value: bytes | None, create_revision: int) -> int:
+    """CRC-32C of a row of `events`."""
+    return _crc(create_revision, revision, 1 + number, key, value)
+
+
+def _crc(first: int, second: int, third: int, key: str, value: bytes | None) -> int:
+    if value is not None and not isinstance(value, bytes):
+        raise TypeError("a value is bytes")  # an empty text is none, although it would sum up the same
+    name = key.encode()
+    numbers = _NUMBERS.pack(first, second, third, len(name) if value is not None else -1 - len(name))
+    return crc32c(b"".join((numbers, name, value or b"")))
+
+
+def read_totals(database: sqlite3.Connection) -> Totals:
+    """The row of `store`. Raises `MetadataCorrupt` when it is not as it was written."""
+    row = database.execute(SELECT_STORE).fetchone()
+    with contextlib.suppress(struct.error, TypeError):
+        if row is not None and crc32c(_TOTALS.pack(*row[:-1])) == row[-1]:
+            return Totals(*row[:-1])
+    raise MetadataCorrupt("the row that counts all others does not match its checksum")
+
+
+def checked_entry(row: tuple[Any, ...]) -> tuple[str, bytes, int, int]:
+    """A row of `SELECT_ENTRIES` without its CRC. Raises `MetadataCorrupt` when they do not match."""
+    with contextlib.suppress(struct.error, TypeError, AttributeError, UnicodeError):
+        if entry_crc(*row[:-1]) == row[-1]:
+            return row[0], row[1], row[2], row[3]
+    raise MetadataCorrupt(f"the entry {row[0]!r:.120} does not match its checksum")
+
+
+def checked_event(row: tuple[Any, ...]) -> tuple[int, int, str, bytes | None, int]:
+    """A row of `SELECT_EVENTS` without its CRC. Raises `MetadataCorrupt` when they do not match."""
+    with contextlib.suppress(struct.error, TypeError, AttributeError, UnicodeError):
+        if event_crc(*row[:-1]) == row[-1]:
+            return row[0], row[1], row[2], row[3], row[4]
+    raise MetadataCorrupt(f"the change {row[0]!r:.40} does not match its checksum")
+
+
+class UnknownFormat(StorageError):
+    """A file of another version, or one whose version is damaged. Never leaves this module."""
+
+
+def typed(error: sqlite3.Error, path: str) -> StorageError:
+    """What SQLite said, as our error: `MetadataCorrupt` when it is about the content of the file."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None and code & 0xFF in _TRANSIENT_CODES:
+        return StorageError(f"metadata {path}: {error}")
+    return damaged(path, str(error))
+
+
+def damaged(path: str, what: str) -> MetadataCorrupt:
+    line = " ".join(what.split())  # SQLite quotes statements, and those have lines
+    return MetadataCorrupt(f"metadata {path} is damaged: {line}; {REMEDY}")
+
+
+class RevisionFile:
+    """The last revision that was durable, in a file of its own beside the database; see the module.
+
+    It is overwritten after each commit and not synced: after a kill it is exact, after a power loss or on a full disk
+    it may be old, never ahead: it says "at least this revision". A missing or damaged one only means that nobody can
+    tell.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path + REVISION_SUFFIX
+        self._descriptor = -1
+        self._behind = False
+
+    def note(self, revision: int) -> None:
+        """Everything up to this revision is durable. Without room on the disk it stays as it is, or says nothing any
+        more, until the next note. Raises `OSError` for anything else."""
+        try:
+            self._write(_encode_revision(revision))
+        except OSError as error:
+            if error.errno not in _DISK_FULL:
+                raise
+            if not self._behind:
+                logger.warning(
+                    "no room to note the last metadata revision, tried again with each change: %s: %s",
+                    self._path,
+                    error,
+                )
+            self._behind = True
+        else:
+            self._behind = False
+
+    def _write(self, data: bytes) -> None:
+        if self._descriptor < 0:
+            flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0)
+            self._descriptor = os.open(self._path, flags, 0o640)
+        os.lseek(self._descriptor, 0, os.SEEK_SET)
+        if os.write(self._descriptor, data) < len(data):  # what is there now does not match its checksum
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), self._path)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _encode_revision(revision: int) -> bytes:
+    body = _REVISION_MAGIC + struct.pack(">q", revision)
+    return body + struct.pack(">I", crc32c(body))
+
+
+def read_revision_file(path: str) -> int:
+    """The revision that the witness of the database at `path` knows; -1 when it knows none."""
+    try:
+        with open(path + REVISION_SUFFIX, "rb") as file:
+            data = file.read(_REVISION.size + 1)
+    except FileNotFoundError:
+        return -1
+    if len(data) != _REVISION.size:
+        return -1
+    revision: int = _REVISION.unpack(data)[1]
+    return revision if revision >= 0 and data == _encode_revision(revision) else -1
+
+
+def verify(path: str) -> int | None:
+    """Judge the file at `path` and its write-ahead log, writing to neither. Its format; None when it is new.
+
+    Reads everything. Raises `MetadataCorrupt` when it is damaged or not of one piece, `StorageError` when it
+    cannot be read or is of a newer version.
+    """
+    try:
+        known = read_revision_file(path)
+        size = _size(path)
+        if size < PAGE_BYTES_MIN and (size > 0 or known > 0 or _size(path + "-wal") > 0):
+            # to SQLite that is an empty file, and it would throw the write-ahead log away
+            raise damaged(path, f"it has {size} bytes, but it was written to")
+        if not size or (known <= 0 and _size(path + "-journal") > 0):  # the first page was being written
+            return None
+        with _reading(path) as database:
+            return _judge(database, known)
+    except sqlite3.Error as error:
+        raise typed(error, path) from error
+    except UnicodeError as error:  # of a text that is none
+        raise damaged(path, str(error)) from error
+    except MetadataCorrupt as error:
+        if error.message.startswith("metadata "):
+            raise
+        raise damaged(path, error.message) from error
+    except UnknownFormat as error:
+        raise StorageError(f"metadata {path}: {error.message}") from error
+    except OSError as error:
+        raise StorageError(f"metadata {path}: {error}") from error
+
+
+def _size(path: str) -> int:
+    """Bytes of a file; 0 when there is none."""
+    try:
+        return os.path.getsize(path)
+    except FileNotFoundError:
+        return 0
+
+
+def verify_store(path: str) -> list[str]:
+    """What is wrong with the metadata file at `path`, one line each; empty when nothing is. For offline checks.
+
+    Not for the file of a running broker. Nothing is changed.
+    """
+    if not os.path.exists(path) and read_revision_file(path) <= 0:
+        return [f"metadata {path} is missing"]
+    try:
+        verify(path)
+    except StorageError as error:
+        return [error.message]
+    return []
+
+
+@contextlib.contextmanager
+def _reading(path: str) -> Iterator[sqlite3.Connection]:
+    """A copy of the database in memory, as SQLite would see it after recovery. Needs no room on the disk."""
+    with open(path, "rb") as file:
+        data = file.read()
+    if _size(path + "-wal"):
+        if data[_MODE] != _WAL_MODE:
+            raise MetadataCorrupt("it has a write-ahead log, and its first page says that it has none")
+        with open(path + "-wal", "rb") as file:
+            data = with_wal(data, file.read())
+    if data[_MODE] == _WAL_MODE:
+        data = data[: _MODE.start] + b"\1\1" + data[_MODE.stop :]
+    database = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        database.deserialize(data)
+        yield database
+    finally:
+        database.close()
+
+
+def _judge(database: sqlite3.Connection, known_revision: int) -> int | None:
+    found = dict(database.execute("SELECT name, sql FROM sqlite_master").fetchall())
+    if not found:  # a crash between the first page and the tables
+        if known_revision > 0:
+            raise MetadataCorrupt(f"it holds nothing, but revision {known_revision} was durable")
+        return None
+    for (problem,) in database.execute("PRAGMA quick_check(1)"):
+        if problem != "ok":
+            raise MetadataCorrupt(problem)
+    row = database.execute("SELECT format, revision FROM store").fetchone()
+    if row is None:
+        raise MetadataCorrupt("it has no revision")
+    file_format, revision = row
+    if file_format == FIRST_FORMAT and "entries_sum" not in found.get("store", ""):
+        return FIRST_FORMAT
+    if file_format != FORMAT:
+        raise UnknownFormat(f"it has format {file_format}; this version knows {FORMAT}")
+    if found != TABLES:
+        raise MetadataCorrupt("its tables are not those of this format")
+    _check_rows(database)
+    if revision < known_revision:
+        raise MetadataCorrupt(f"it ends at revision {revision}, but {known_revision} was durable")
+    return FORMAT
+
+
+def _check_rows(database: sqlite3.Connection) -> None:
+    totals = read_totals(database)
+    sums = []
+    for select, check in ((SELECT_ENTRIES, checked_entry), (SELECT_EVENTS, checked_event)):
+        count = total = 0
+        for row in database.execute(select):
+            check(row)
+            count += 1
+            total += row[-1]
+        sums += [count, total]
+    if sums != list(totals[3:]):
+        raise MetadataCorrupt(f"it holds {sums[0]} entries and {sums[2]} changes other than those written")
+
+
+def create(database: sqlite3.Connection) -> None:
+    """Make the tables of a new file, within a transaction of the caller."""
+    for statement in TABLES.values():
+        database.execute(statement)
+    totals = Totals(FORMAT, 0, 0)
+    database.execute("INSERT INTO store VALUES (1, ?, ?, ?, ?, ?, ?, ?, ?)", totals.row())
+
+
+def migrate(database: sqlite3.Connection) -> None:
+    """Write a file of the first format anew, within a transaction of the caller."""
+    entries = database.execute("SELECT key, value, create_revision, mod_revision FROM entries").fetchall()
+    events = database.execute("SELECT revision, number, key, value, create_revision FROM events").fetchall()
+    revision, compacted = database.execute("SELECT revision, compacted FROM store").fetchone()
+    for table in TABLES:
+        database.execute(f"DROP TABLE {table}")
+    create(database)
+    entry_rows = [(*row, entry_crc(*row)) for row in entries]
+    event_rows = [(*row, event_crc(*row)) for row in events]
+    database.executemany("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", entry_rows)
+    database.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", event_rows)
+    totals = Totals(
+        FORMAT,
+        revision,
+        compacted,
+        len(entry_rows),
+        sum(row[-1] for row in entry_rows),
+        len(event_rows),
+        sum(row[-1] for row in event_rows),
+    )
+    database.execute(UPDATE_STORE, totals.row())

@@ -1,0 +1,368 @@
+"""The metadata store of a single node: one SQLite file, written ahead and synced before every answer.
+
+Owns the file. Every call runs on the `Background` worker given at construction, one after the other: a commit
+waits for the disk (`synchronous=FULL`), and a slow disk must not stall the loop; the hop costs far less than
+the sync. Give it a worker of its own, lest acknowledgements of records wait behind it.
+
+Always true: a change and its event are written in the same SQLite transaction, so a watch cannot miss one. A
+watch keeps only its position and reads the next events from the table, so a slow reader holds no memory here.
+After a failed commit other than a full disk nothing is known about what reached the disk: the store refuses
+every later change until it is opened again. A row is answered only when it matches its checksum; a damaged file is
+refused at opening and left as it is (see `sqlite_format`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+
+from mansio.errors import InvalidRequest, MetadataCorrupt, StorageError, Unavailable
+from mansio.metadata.metadata_store import (
+    Compacted,
+    Compare,
+    Delete,
+    Entry,
+    Event,
+    Listing,
+    Put,
+    TransactionResult,
+)
+from mansio.metadata.sqlite.format import (
+    FIRST_FORMAT,
+    SELECT_ENTRIES,
+    SELECT_EVENTS,
+    UPDATE_STORE,
+    RevisionFile,
+    Totals,
+    checked_entry,
+    checked_event,
+    create,
+    damaged,
+    entry_crc,
+    event_crc,
+    migrate,
+    read_totals,
+    typed,
+    verify,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Sequence
+
+    from mansio.ports import Background, Promise
+
+T = TypeVar("T")
+
+EVENTS_KEPT: Final = 10_000
+WATCH_BATCH_EVENTS_MAX: Final = 512
+OPERATIONS_MAX: Final = 10_000
+WAL_PAGES: Final = 64
+WAL_RESERVE_BYTES: Final = 512 * 1024
+"""The write-ahead log begins anew after `WAL_PAGES` and lies on the disk in this length: there is room to delete a
+topic when there is none for anything else."""
+
+_LAST_OF_BATCH: Final = (
+    "SELECT revision FROM events WHERE revision >= ? AND key >= ? AND key < ?"
+    " ORDER BY revision, number LIMIT 1 OFFSET ?"
+)
+_BATCH: Final = (
+    SELECT_EVENTS + " WHERE revision >= ? AND key >= ? AND key < ? AND revision <= ?"
+    " ORDER BY revision, number"
+)
+
+
+class SqliteStore:
+    """`MetadataStore` on one file (`:memory:` for one that forgets). Make it with `open`."""
+
+    def __init__(
+        self,
+        path: str,
+        database: sqlite3.Connection,
+        witness: RevisionFile | None,
+        background: Background,
+        promise: Callable[[], Promise[Any]],
+        events_kept: int,
+    ) -> None:
+        self._path = path
+        self._database = database
+        self._revision_file = witness
+        self._background = background
+        self._promise = promise
+        self._events_kept = events_kept
+        self._waiting: set[Promise[None]] = set()
+        self._failure: StorageError | None = None
+        self._closed = False
+        self._revision = read_totals(database).revision
+
+    @property
+    def operations_max(self) -> int:
+        return OPERATIONS_MAX
+
+    @classmethod
+    def open(
+        cls,
+        path: str,
+        background: Background,
+        promise: Callable[[], Promise[Any]],
+        *,
+        events_kept: int = EVENTS_KEPT,
+    ) -> SqliteStore:
+        """Open or create the file. `promise` makes what calls await (`Scheduler.promise`).
+
+        Reads and checks all of it. Raises `MetadataCorrupt` when it is damaged, `StorageError` when it is of a newer
+        version or open elsewhere.
+        """
+        in_memory = path == ":memory:"
+        found = None if in_memory else verify(path)
+        database: sqlite3.Connection | None = None
+        witness: RevisionFile | None = None
+        try:
+            database = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=0)
+            database.execute("PRAGMA locking_mode=EXCLUSIVE")
+            database.execute("PRAGMA journal_mode=WAL")
+            database.execute("PRAGMA synchronous=FULL")
+            database.execute(f"PRAGMA wal_autocheckpoint={WAL_PAGES}")
+            database.execute("BEGIN IMMEDIATE")
+            if found is None:
+                create(database)
+            elif found == FIRST_FORMAT:
+                migrate(database)
+            database.execute("COMMIT")
+            if not in_memory:
+                _reserve_wal(database, path)
+                witness = RevisionFile(path)
+                witness.note(read_totals(database).revision)
+            return cls(path, database, witness, background, promise, events_kept)
+        except (sqlite3.Error, OSError, MetadataCorrupt) as error:
+            if witness is not None:
+                witness.close()
+            if database is not None:
+                database.close()
+            if isinstance(error, OSError):
+                raise StorageError(f"metadata {path}: {error}") from error
+            raise (typed(error, path) if isinstance(error, sqlite3.Error) else error) from error
+
+    async def get(self, key: str) -> Entry | None:
+        return await self._run(self._get, key)
+
+    async def list(self, prefix: str) -> Listing:
+        return await self._run(self._list, prefix)
+
+    async def transact(
+        self, compares: Sequence[Compare], operations: Sequence[Put | Delete]
+    ) -> TransactionResult:
+        if max(len(compares), len(operations)) > OPERATIONS_MAX:
+            raise InvalidRequest(f"more than {OPERATIONS_MAX} conditions or operations in a transaction")
+        if len({operation.key for operation in operations}) != len(operations):
+            raise InvalidRequest("a key is named by two operations of a transaction")
+        if any(isinstance(operation, Put) and operation.lease for operation in operations):
+            raise InvalidRequest("a key with a lease, in a store that has none")
+        return await self._run(self._transact, tuple(compares), tuple(operations), then=self._transacted)
+
+    async def watch(self, prefix: str, from_revision: int) -> AsyncIterator[Sequence[Event]]:
+        position = from_revision
+        while not self._closed:
+            if position > self._revision:
+                waiting = self._promise()
+                self._waiting.add(waiting)
+                try:
+                    await waiting
+                finally:
+                    self._waiting.discard(waiting)
+                continue
+            events, position = await self._run(self._events, prefix, position)
+            if events:
+                yield events
+
+    async def close(self) -> None:
+        """End all watches and close the file. Closing twice is harmless."""
+        if self._closed:
+            return
+        self._closed = True
+        await self._run(self._close, even_closed=True)
+        self._wake()
+
+    def _transacted(self, done: TransactionResult) -> None:
+        """Runs even when whoever asked has gone away: what happened, watches must see."""
+        if done.revision > self._revision:
+            self._revision = done.revision
+            self._wake()
+
+    def _wake(self) -> None:
+        for waiting in tuple(self._waiting):
+            if not waiting.done():
+                waiting.set_result(None)
+
+    async def _run(
+        self,
+        work: Callable[..., T],
+        *arguments: Any,
+        then: Callable[[T], None] | None = None,
+        even_closed: bool = False,
+    ) -> T:
+        if self._closed and not even_closed:
+            raise Unavailable("the metadata store is closed")
+        promise: Promise[Any] = self._promise()
+
+        def done(result: T | None, error: BaseException | None) -> None:
+            if error is None and then is not None:
+                then(cast("T", result))
+            if promise.done():  # whoever asked has gone away
+                return
+            if error is None:
+                promise.set_result(result)
+            else:
+                promise.set_exception(error)
+
+        self._background.submit(lambda: work(*arguments), done)
+        try:
+            answer: T = await promise
+        except sqlite3.Error as error:
+            raise typed(error, self._path) from error
+        except MetadataCorrupt as error:
+            raise damaged(self._path, error.message) from error
+        return answer
+
+    # On the worker
+
+    def _close(self) -> None:
+        self._database.close()
+        if self._revision_file is not None:
+            self._revision_file.close()
+
+    def _get(self, key: str) -> Entry | None:
+        row = self._database.execute(f"{SELECT_ENTRIES} WHERE key = ?", (key,)).fetchone()
+        return Entry(*checked_entry(row)) if row else None
+
+    def _list(self, prefix: str) -> Listing:
+        rows = self._database.execute(
+            f"{SELECT_ENTRIES} WHERE key >= ? AND key < ? ORDER BY key", (prefix, _after(prefix))
+        ).fetchall()
+        entries = [Entry(*checked_entry(row)) for row in rows]
+        return Listing(read_totals(self._database).revision, entries)
+
+    def _transact(
+        self, compares: tuple[Compare, ...], operations: tuple[Put | Delete, ...]
+    ) -> TransactionResult:
+        if self._failure is not None:
+            raise self._failure
+        database = self._database
+        try:
+            database.execute("BEGIN IMMEDIATE")
+            totals = read_totals(database)
+            revision = totals.revision
+            if not all(self._is_satisfied(compare) for compare in compares):
+                database.execute("ROLLBACK")
+                return TransactionResult(False, revision)
+            after = totals._replace(revision=revision + 1)
+            for operation in operations:
+                after = self._execute(operation, after, after.events - totals.events)
+            if after.events == totals.events:
+                database.execute("ROLLBACK")
+                return TransactionResult(True, revision)
+            database.execute(UPDATE_STORE, self._compact_events(after).row())
+            database.execute("COMMIT")
+        except (sqlite3.Error, MetadataCorrupt) as error:
+            self._failed(error)
+            raise
+        self._note(after.revision)
+        return TransactionResult(True, after.revision)
+
+    def _note(self, revision: int) -> None:
+        """The change is durable, whatever becomes of the note; without it, later ones could vanish unnoticed. That is
+        borne while the disk is full (the next change notes both), and not when the disk fails."""
+        try:
+            if self._revision_file is not None:
+                self._revision_file.note(revision)
+        except OSError as error:
+            self._failure = StorageError(
+                f"metadata {self._path} takes no more changes until a restart: {error}"
+            )
+
+    def _failed(self, error: sqlite3.Error | MetadataCorrupt) -> None:
+        if getattr(error, "sqlite_errorcode", None) != sqlite3.SQLITE_FULL:
+            self._failure = StorageError(
+                f"metadata {self._path} takes no more changes until a restart: {error}"
+            )
+        if self._database.in_transaction:
+            self._database.execute("ROLLBACK")
+
+    def _is_satisfied(self, compare: Compare) -> bool:
+        entry = self._get(compare.key)
+        modified, created = (entry.mod_revision, entry.create_revision) if entry else (0, 0)
+        return compare.mod_revision in (None, modified) and compare.create_revision in (None, created)
+
+    def _execute(self, operation: Put | Delete, totals: Totals, number: int) -> Totals:
+        """Change one key and note the event; what the tables hold then. A delete of nothing changes nothing."""
+        database = self._database
+        key, revision = operation.key, totals.revision
+        before = self._get(key)
+        count, total = totals.entries, totals.entries_sum
+        if before is not None:
+            count, total = count - 1, total - entry_crc(*before)
+        if isinstance(operation, Put):
+            created = before.create_revision if before is not None else revision
+            value: bytes | None = operation.value
+            crc = entry_crc(key, operation.value, created, revision)
+            count, total = count + 1, total + crc
+            row = (key, value, created, revision, crc)
+            database.execute("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?)", row)
+        else:
+            if before is None:
+                return totals
+            created, value = 0, None
+            database.execute("DELETE FROM entries WHERE key = ?", (key,))
+        crc = event_crc(revision, number, key, value, created)
+        event = (revision, number, key, value, created, crc)
+        database.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?)", event)
+        return totals._replace(
+            entries=count, entries_sum=total, events=totals.events + 1, events_sum=totals.events_sum + crc
+        )
+
+    def _compact_events(self, totals: Totals) -> Totals:
+        """Delete events that are too old, now and then; what the tables hold then."""
+        keep = self._events_kept
+        if totals.revision % max(1, keep // 4) or totals.events <= keep:
+            return totals
+        database = self._database
+        (last,) = database.execute(
+            "SELECT revision FROM events ORDER BY revision, number LIMIT 1 OFFSET ?",
+            (totals.events - keep - 1,),
+        ).fetchone()
+        last = min(last, totals.revision - 1)
+        count, total = database.execute(
+            "SELECT count(*), coalesce(sum(crc), 0) FROM events WHERE revision <= ?", (last,)
+        ).fetchone()
+        database.execute("DELETE FROM events WHERE revision <= ?", (last,))
+        return totals._replace(
+            compacted=max(totals.compacted, last),
+            events=totals.events - count,
+            events_sum=totals.events_sum - total,
+        )
+
+    def _events(self, prefix: str, position: int) -> tuple[Sequence[Event], int]:
+        """The next events from revision `position` on, whole revisions only, and the position after them."""
+        totals = read_totals(self._database)
+        if position <= totals.compacted:
+            raise Compacted(f"changes up to revision {totals.compacted} are not kept; asked for {position}")
+        limits = (position, prefix, _after(prefix))
+        last = self._database.execute(_LAST_OF_BATCH, (*limits, WATCH_BATCH_EVENTS_MAX - 1)).fetchone()
+        end = last[0] if last else totals.revision
+        events = []
+        for row in self._database.execute(_BATCH, (*limits, end)).fetchall():
+            changed, _, key, value, created = checked_event(row)
+            events.append(Event(key, value, created, changed))
+        return events, end + 1
+
+
+def _reserve_wal(database: sqlite3.Connection, path: str) -> None:
+    """Begin the write-ahead log anew and give it its length, as far as there is room: a full disk is no obstacle."""
+    database.execute("PRAGMA wal_checkpoint(RESTART)")
+    with contextlib.suppress(OSError), open(path + "-wal", "ab", buffering=0) as file:
+        file.write(bytes(max(0, WAL_RESERVE_BYTES - file.tell())))
+
+
+def _after(prefix: str) -> str:
+    """The first text that sorts after everything that begins with `prefix` (keys are ASCII)."""
+    return prefix + "\U0010ffff"

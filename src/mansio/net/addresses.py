@@ -1,0 +1,37 @@
+"""Where a cluster is said to be: `host:port` texts, read. Pure, and quick to import.
+
+Always true: what comes out can be connected to; what cannot be read is refused by name.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from mansio.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+DEFAULT_PORT = 9092
+ADDRESS = re.compile(r"(?:\[([^\s\[\]]+)\]|([^\s:\[\]]+))(?::([0-9]{1,5}))?")
+
+
+def parse_addresses(bootstrap_servers: str | Iterable[str]) -> list[tuple[str, int]]:
+    """`"a:9092,b"` or `["a:9092", "[::1]:9092"]` as (host, port) pairs. `ConfigError` on anything else."""
+    parts = bootstrap_servers.split(",") if isinstance(bootstrap_servers, str) else list(bootstrap_servers)
+    if not parts:
+        raise ConfigError("no address of a broker was given (host:port expected)")
+    addresses = []
+    for part in parts:
+        found = ADDRESS.fullmatch(part.strip()) if isinstance(part, str) else None
+        port = int(found[3] or DEFAULT_PORT) if found else 0
+        if found is None or not 0 < port < 65536:
+            within = (
+                f" in {bootstrap_servers!r}"
+                if isinstance(bootstrap_servers, str) and bootstrap_servers != part
+                else ""
+            )
+            raise ConfigError(f"not an address: {part!r}{within} (host:port expected)")
+        addresses.append((found[1] or found[2], port))
+    return addresses

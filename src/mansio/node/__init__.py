@@ -1,0 +1,1 @@
+"""Composition of a node: broker runtime, embedded broker, cluster member."""

@@ -1,0 +1,182 @@
+"""One broker on a real machine: ports, metadata store, the Kafka door; and taken apart in the right order.
+
+Start: lock the data directory, open the metadata store (a file, or etcd), recover every log, load the groups, listen;
+in a cluster, register under the address listened on. Stop: hand over what others can lead, listen no more, answer what
+is being worked on, end the session, sync everything once more, close. A step that fails while starting undoes those
+before it.
+
+Owns the real implementations of the ports and the order of steps; what a broker consists of is in `runtime`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mansio.api.kafka.server.listener import Server, ServerLimits
+from mansio.broker.maintenance.data_dir_mode import SINGLE, check_data_dir_mode
+from mansio.config.cluster import WILDCARD_HOSTS
+from mansio.config.settings import Address
+from mansio.host import file_descriptors
+from mansio.host.asyncio_loop import AsyncioScheduler
+from mansio.host.host import BackgroundThread, HostClock, HostDisk, HostRandom, boot_id
+from mansio.host.host_ports import HostPorts
+from mansio.logs import fields
+from mansio.metadata.image import MetadataImage
+from mansio.metadata.sqlite.store import SqliteStore
+from mansio.node.broker_runtime import BrokerRuntime
+from mansio.node.schema_preload import SchemaPreload
+
+if TYPE_CHECKING:
+    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.config.settings import Settings
+    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.node.cluster_member import ClusterMember
+    from mansio.ports import Background
+
+logger = logging.getLogger(__name__)
+
+IDLE_NEVER_MS = 1 << 50
+
+
+class Broker:
+    """See the module. `start` and `stop` are called once each, on the same running loop."""
+
+    def __init__(self, settings: Settings, *, warm_up: bool = False) -> None:
+        """`warm_up`: once ready, import what first requests would otherwise wait for; it takes about a second."""
+        self.settings = settings
+        self._schema_preload = warm_up
+        self.listener_address = Address("", 0)
+        self._stack = AsyncExitStack()
+        self._cluster_member: ClusterMember | None = None
+        self._service: BrokerServices | None = None
+        self._server: Server | None = None
+
+    @property
+    def service(self) -> BrokerServices:
+        """What the doors call. There from `start` on."""
+        assert self._service is not None, "the broker has not been started"
+        return self._service
+
+    async def start(self) -> None:
+        """Return when clients can connect; raise what kept it from starting."""
+        async with AsyncExitStack() as stack:
+            await self._start(stack)
+            self._stack = stack.pop_all()
+
+    async def stop(self) -> None:
+        """Drain, sync, close; see the module. Does nothing the second time."""
+        if self._service is not None and self._service.ready:
+            logger.info("broker_stopping", extra=fields(drain_ms=self.settings.shutdown_drain_ms))
+        was_ready = self._service is not None and self._service.ready
+        if self._service is not None:
+            self._service.ready = False
+            self._service.quotas.stop()
+        if self._cluster_member is not None:
+            await self._cluster_member.transfer_leaderships(self.settings.shutdown_drain_ms)
+        if self._server is not None:
+            await self._server.stop(self.settings.shutdown_drain_ms)
+        await self._stack.aclose()
+        if was_ready:
+            logger.info("broker_stopped", extra=fields(node=self.settings.node_id))
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        settings = self.settings
+        loop = asyncio.get_running_loop()
+        scheduler = AsyncioScheduler(loop)
+        disk = HostDisk()
+        stack.callback(disk.close)
+        disk.make_directory(settings.data_dir)
+        stack.callback(disk.lock(f"{settings.data_dir}/lock").release)
+        check_data_dir_mode(disk, settings.data_dir, clustered=settings.clustered)
+        host_ports = HostPorts(
+            disk,
+            HostClock(),
+            HostRandom(),
+            scheduler,
+            sync_thread=_thread(stack, scheduler, "mansio-sync"),
+            file_thread=_thread(stack, scheduler, "mansio-files"),
+            compaction_thread=_thread(stack, scheduler, "mansio-compaction"),
+            boot_id=boot_id(),
+        )
+        store: MetadataStore
+        if settings.clustered:
+            from mansio.node import cluster_bootstrap  # needs gRPC, which a single node does without
+
+            store, state, self._cluster_member = await cluster_bootstrap.open_cluster(
+                settings, host_ports, stack
+            )
+        else:
+            path = f"{settings.data_dir}/{SINGLE}"
+            store = await _opened_store(path, host_ports.file_thread, scheduler)
+            stack.push_async_callback(store.close)
+            state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)
+        runtime = BrokerRuntime(settings, host_ports, store, state, self._cluster_member)
+        self._service = runtime.service
+        await runtime.open(stack, scheduler.close)
+        if self._cluster_member is not None:
+            stack.push_async_callback(self._cluster_member.leave)
+        await self._listen(runtime.service, loop)
+        if self._schema_preload:
+            stack.callback(SchemaPreload(scheduler.call_from_thread).stop)
+        if self._cluster_member is not None:
+            await self._cluster_member.join(*(settings.advertised_address or self.listener_address))
+        runtime.service.ready = True
+        logger.info("broker_ready", extra=fields(kafka=self.listener_address, node=settings.node_id))
+        runtime.start_background_work()
+
+    async def _listen(self, service: BrokerServices, loop: asyncio.AbstractEventLoop) -> None:
+        settings = self.settings
+        server = Server(service, _limits(settings, len(service.partitions)), loop)
+        host, port = settings.listener_address
+        self.listener_address = Address(
+            *await server.start(host, port, advertised=settings.advertised_address)
+        )
+        self._server = service.server = server
+        if server.listener[0] in WILDCARD_HOSTS:
+            told = fields(told=Address(*server.listener))
+            logger.warning(
+                "clients elsewhere are told an address that is not ours: set advertised_listeners", extra=told
+            )
+
+
+def _limits(settings: Settings, partitions: int) -> ServerLimits:
+    max_connections = file_descriptors.connections_allowed(
+        settings.max_connections, settings.open_files_max + partitions
+    )
+    return ServerLimits(
+        socket_request_max_bytes=settings.socket_request_max_bytes,
+        requests_max=settings.in_flight_requests_per_connection_max,
+        backlog_bytes_max=settings.in_flight_bytes_per_connection_max,
+        unsent_bytes_max=settings.in_flight_bytes_per_connection_max,
+        queued_max_request_bytes=settings.queued_max_request_bytes,
+        max_connections=max_connections,
+        max_connections_per_ip=settings.max_connections_per_ip,
+        idle_ms_max=settings.connections_max_idle_ms or IDLE_NEVER_MS,
+    )
+
+
+def _thread(stack: AsyncExitStack, scheduler: AsyncioScheduler, name: str) -> BackgroundThread:
+    thread = BackgroundThread(scheduler.call_from_thread, name=name)
+    stack.callback(thread.close)
+    return thread
+
+
+async def _opened_store(path: str, thread: Background, scheduler: AsyncioScheduler) -> SqliteStore:
+    """The metadata, opened off the loop: a new file is synced several times, an old one read from end to end."""
+    promise = scheduler.promise()
+
+    def done(store: SqliteStore | None, error: BaseException | None) -> None:
+        if promise.done():  # nobody waits any more
+            return
+        if error is None:
+            promise.set_result(store)
+        else:
+            promise.set_exception(error)
+
+    thread.submit(partial(SqliteStore.open, path, thread, scheduler.promise), done)
+    store: SqliteStore = await promise
+    return store

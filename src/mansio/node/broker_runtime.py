@@ -1,0 +1,427 @@
+"""One broker without its sockets: metadata, logs, coordinators and what looks after them, on ports alone.
+
+`broker` puts it on a real machine and listens; a simulator runs the same object on a simulated one. Owns every part of
+a broker that no socket, thread or process is needed for; none of them knows this one.
+
+Always true: a part is closed after those that use it, because each step that opens one puts its closing on the stack
+of the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from mansio.api.kafka.handlers.fetch import answer_parked_followers
+from mansio.broker.coordinator.checkpoint import CheckpointStorage
+from mansio.broker.coordinator.coordinator_lookup import ClusterCoordinatorLookup
+from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
+from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
+from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC, group_settings
+from mansio.broker.coordinator.group.topic_resolver import TopicResolver
+from mansio.broker.coordinator.share.boot_id_file import BootIdFile
+from mansio.broker.coordinator.share.dead_letter_manager import dead_letters
+from mansio.broker.coordinator.share.dead_letter_resumption import DeadLetterResumption
+from mansio.broker.coordinator.share.factory import share_partitions
+from mansio.broker.coordinator.share.remote_state_client import RemoteStateClients
+from mansio.broker.coordinator.share.share_coordinator import ShareCoordinator
+from mansio.broker.coordinator.share.state_lookup import ClusterStateLookup
+from mansio.broker.coordinator.share.state_store import ShareStateSettings
+from mansio.broker.maintenance.log_cleaner import LogCleaner
+from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
+from mansio.broker.maintenance.retention import RetentionManager
+from mansio.broker.partition.partition_set import PartitionSet
+from mansio.broker.partition.retention_holds import HoldDiskLimit
+from mansio.broker.services.broker_services import BrokerServices
+from mansio.broker.services.producer_ids import ProducerIds
+from mansio.broker.services.quotas import QuotaService
+from mansio.broker.services.records import RecordService
+from mansio.broker.services.statistics import Statistics
+from mansio.broker.services.topics import NewTopic, TopicService
+from mansio.config.share_group_config import LOCK_DURATION, in_force
+from mansio.errors import MansioError, StorageError, TopicAlreadyExists
+from mansio.logs import fields
+from mansio.state.share_partition.state_records import TOPIC as SHARE_STATE_TOPIC
+from mansio.storage.file_cache import FileCache
+from mansio.storage.flush.group_commit import GroupCommit
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from contextlib import AsyncExitStack
+
+    from mansio.broker.partition.partition import Partition
+    from mansio.config.settings import Settings
+    from mansio.host.host_ports import HostPorts
+    from mansio.metadata.image import MetadataImage
+    from mansio.metadata.metadata_store import MetadataStore
+    from mansio.metadata.model import Topic, TopicChange
+    from mansio.node.cluster_member import ClusterMember
+    from mansio.ports import Promise
+    from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
+
+logger = logging.getLogger(__name__)
+
+SYNC_POLL_MS = 1
+SHARE_STATE_PARTITIONS_ALONE = 4
+"""On a single node: more would only be more files to sync."""
+
+
+class BrokerRuntime:
+    """See the module. `open` once, on the loop; closing the stack that it was given closes it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        host_ports: HostPorts,
+        store: MetadataStore,
+        state: MetadataImage,
+        cluster_member: ClusterMember | None = None,
+    ) -> None:
+        """`state` is loaded from `store` and not followed yet. `cluster_member` is None on a single node."""
+        self.settings = settings
+        self.host_ports = host_ports
+        self.store = store
+        self.state = state
+        self.cluster_member = cluster_member
+        self.statistics = Statistics(host_ports.clock)
+        self._cut: Sequence[int] = ()
+        self.group_commit = GroupCommit(
+            host_ports.disk,
+            host_ports.sync_thread,
+            settings.data_dir,
+            scheduler=host_ports.scheduler,
+            log_flush_interval_ms=settings.log_flush_interval_ms,
+            log_flush_offset_checkpoint_interval_ms=settings.log_flush_offset_checkpoint_interval_ms,
+            clock=host_ports.clock,
+            observe_s=self.statistics.sync.observe,
+        )
+        self.partitions = PartitionSet(
+            settings=settings,
+            disk=host_ports.disk,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            group_commit=self.group_commit,
+            files=FileCache(host_ports.disk, files_max=settings.open_files_max),
+            sync_thread=host_ports.sync_thread,
+            file_thread=host_ports.file_thread,
+        )
+        self.orphaned_directories = OrphanedDirectories(
+            host_ports.disk, host_ports.file_thread, host_ports.scheduler, settings.data_dir
+        )
+        self.log_cleaner = LogCleaner(
+            self.partitions,
+            disk=host_ports.disk,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            background=host_ports.compaction_thread,
+            interval_ms=settings.log_cleaner_backoff_ms,
+            map_bytes_max=settings.log_cleaner_dedupe_buffer_size,
+            bytes_per_second=settings.log_cleaner_io_max_bytes_per_second,
+            tombstone_floor=self._tombstone_floor,
+        )
+        self.topics = TopicService(
+            store=store,
+            state=state,
+            settings=settings,
+            scheduler=host_ports.scheduler,
+            random=host_ports.random,
+            open_partitions=self.partitions.open_partitions,
+            close_partitions=self._close_partitions_of,
+            broker_epoch=None if cluster_member is None else cluster_member.broker_epoch,
+        )
+        records = RecordService(
+            self.partitions,
+            ProducerIds(store, state.keys, host_ports.random).take,
+            settings.produce_wait_ms_max,
+        )
+        group_configs = GroupConfigManager(
+            store=store,
+            state=state,
+            scheduler=host_ports.scheduler,
+            random=host_ports.random,
+            settings=settings,
+        )
+        self.groups = self._groups(group_configs.overrides)
+        self.share_state = self._share_state(group_configs.overrides)
+        self.dead_letters = dead_letters(
+            settings,
+            host_ports,
+            topics=self.topics,
+            partitions=self.partitions,
+            records=records,
+            overrides=group_configs.overrides,
+            peers=None if cluster_member is None else cluster_member.new_peers(),
+        )
+        self.shares = share_partitions(
+            settings,
+            host_ports,
+            self.partitions,
+            group_configs.overrides,
+            self.share_state.persister,
+            self.dead_letters,
+        )
+        self._connect_groups_to_shares()
+        # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.
+        self.partitions.holds.follow(lambda: cluster_member is not None or self.groups.topic.is_loaded)
+        self.service = self._service(records, group_configs)
+
+    def _groups(self, overrides: Callable[[str], Mapping[str, str]]) -> GroupCoordinator:
+        settings, host_ports, state, cluster_member = (
+            self.settings,
+            self.host_ports,
+            self.state,
+            self.cluster_member,
+        )
+        subscriptions = TopicResolver(state.topics)
+        state.on_change(subscriptions.changed)
+        groups = GroupCoordinator(
+            settings=group_settings(settings),
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            random=host_ports.random,
+            create_topic=partial(self._made, OFFSETS_TOPIC, settings.offsets_topic_num_partitions),
+            places=None if cluster_member is None else ClusterCoordinatorLookup(state),
+            end_offset=self._high_watermark,
+            checkpoints=CheckpointStorage(
+                host_ports.disk, host_ports.file_thread, f"{settings.data_dir}/views"
+            ),
+            on_offset=self.partitions.holds.note if cluster_member is None else _ignore_offset,
+            subscriptions=subscriptions,
+            overrides=overrides,
+        )
+        state.on_group_config_change(groups.modern.settings_changed)
+        return groups
+
+    def _share_state(self, overrides: Callable[[str], Mapping[str, str]]) -> ShareCoordinator:
+        settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
+        partitions = settings.share_coordinator_state_topic_num_partitions
+        boot_id_file, remote = None, None
+        if cluster_member is None:
+            partitions = min(partitions, SHARE_STATE_PARTITIONS_ALONE)
+            boot_id_file = BootIdFile(
+                host_ports.disk,
+                host_ports.file_thread,
+                host_ports.scheduler,
+                settings.data_dir,
+                host_ports.boot_id,
+            )
+        else:
+            remote = RemoteStateClients(
+                cluster_member.new_peers(),
+                cluster_member.new_peers(),
+                node_id=settings.node_id,
+                broker_epoch=cluster_member.broker_epoch,
+                scheduler=host_ports.scheduler,
+            ).client
+        return ShareCoordinator(
+            settings=ShareStateSettings(
+                updates_per_snapshot=settings.share_coordinator_snapshot_update_records_per_snapshot,
+                cold_ms=settings.share_coordinator_state_topic_prune_interval_ms,
+            ),
+            prune_interval_ms=settings.share_coordinator_state_topic_prune_interval_ms,
+            node_id=settings.node_id,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            create_topic=partial(self._made, SHARE_STATE_TOPIC, partitions),
+            lock_ms=lambda group: int(in_force(LOCK_DURATION, overrides(group))),
+            boot_id_file=boot_id_file,
+            places=None if cluster_member is None else ClusterStateLookup(self.state),
+            remote=remote,
+        )
+
+    def _connect_groups_to_shares(self) -> None:
+        """What share groups decide is done to their partitions; settings and topics that change are told to both."""
+        state, cluster_member = self.state, self.cluster_member
+        if cluster_member is not None:
+            calls = DeadLetterResumption(
+                node_id=self.settings.node_id,
+                state=state,
+                peers=cluster_member.new_peers(),
+                scheduler=self.host_ports.scheduler,
+                load_partition=lambda key: self.shares.find(*key),
+            )
+            self.share_state.on_archiving = calls.call
+        self.groups.share.delete_state = self.shares.delete
+        self.groups.share.wait_for_dead_letters = self.shares.wait_for_dead_letters
+        self.groups.share.initialize_state = self.shares.persister.initialize
+        state.on_group_config_change(self.groups.share.settings_changed)
+        state.on_group_config_change(self.shares.settings_changed)
+        state.on_group_config_change(self.dead_letters.settings_changed)
+        state.on_change(self.dead_letters.topic_changed)
+
+    def _service(self, records: RecordService, group_configs: GroupConfigManager) -> BrokerServices:
+        settings, host_ports = self.settings, self.host_ports
+        quotas = QuotaService(
+            store=self.store,
+            state=self.state,
+            scheduler=host_ports.scheduler,
+            random=host_ports.random,
+            clock=host_ports.clock,
+            burst_ms=settings.quota_burst_ms,
+        )
+        service = BrokerServices(
+            settings=settings,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            partitions=self.partitions,
+            records=records,
+            topics=self.topics,
+            groups=self.groups,
+            quotas=quotas,
+            shares=self.shares,
+            statistics=self.statistics,
+        )
+        service.log_cleaner = self.log_cleaner
+        service.group_configs = group_configs
+        service.share_state = self.share_state
+        service.dead_letters = self.dead_letters
+        return service
+
+    async def open(self, stack: AsyncExitStack, end_work: Callable[[], Awaitable[object]]) -> None:
+        """Recover every log and load the groups. Clients may come then; `start_background_work` comes after them.
+
+        `end_work` ends what the scheduler still runs, when this is closed.
+        """
+        settings, partitions, scheduler = self.settings, self.partitions, self.host_ports.scheduler
+        stack.push_async_callback(self._close_partitions)
+        known = tuple(self.state.topics.values())
+        if self.cluster_member is None:
+            await partitions.open_known(known)
+            self.state.on_change(partitions.follow)
+            partitions.report_unknown_directories()
+        else:
+            await partitions.open_known(known, await self.cluster_member.new_partition_check())
+            await self.orphaned_directories.look(self.store, self.state)
+        self.state.start(self.store, scheduler, shared=self.cluster_member is not None)
+        stack.callback(self.state.stop)
+        stack.push_async_callback(end_work)
+        stack.push_async_callback(self.log_cleaner.stop)
+        if self.cluster_member is None:
+            await self._lead_everything()
+            await self.groups.start(partitions.of(OFFSETS_TOPIC))
+            await self.share_state.start(partitions.of(SHARE_STATE_TOPIC), self._cut)
+        else:
+            self.cluster_member.attach_partitions(
+                partitions,
+                remove=self._close_partitions_of,
+                on_role=self._role_changed,
+                on_made=self.orphaned_directories.note,
+            )
+            scheduler.spawn(self._remove_orphaned_directories(), name="remove directories of deleted topics")
+            self.service.cluster = self.cluster_member
+            self.service.controller = self.cluster_member.controller
+            self.service.broker_epoch_of = self.cluster_member.broker_epoch_of
+            self.cluster_member.replication.on_leader_elected = partial(answer_parked_followers, self.service)
+        stack.push_async_callback(self.groups.close)
+        stack.push_async_callback(self.share_state.close)
+        stack.callback(self.shares.close)
+        stack.callback(self.dead_letters.close)
+        self.state.on_change(self._forget_offsets)
+        self.service.retention = RetentionManager(
+            partitions,
+            clock=self.host_ports.clock,
+            scheduler=scheduler,
+            check_interval_ms=settings.log_retention_check_interval_ms,
+        )
+        stack.callback(self.service.retention.stop)
+        self._disk_limit = HoldDiskLimit(
+            partitions.holds,
+            scheduler=scheduler,
+            background=self.host_ports.file_thread,
+            free_bytes=partial(self.host_ports.disk.free_bytes, settings.data_dir),
+            free_bytes_min=settings.retention_hold_disk_free_bytes_min,
+            on_low=self.service.retention.check_soon,
+        )
+        stack.callback(self._disk_limit.stop)
+
+    def start_background_work(self) -> None:
+        """Begin what goes on beside requests: retention, compaction, the disk's room."""
+        assert self.service.retention is not None, "open comes first"
+        self._disk_limit.start()
+        self.service.retention.start()
+        self.log_cleaner.start()
+        for key in self.share_state.store.archiving():  # dead letters go on although nobody uses the group
+            with contextlib.suppress(MansioError):
+                self.shares.find(*key)
+
+    async def _remove_orphaned_directories(self) -> None:
+        try:
+            await self.orphaned_directories.remove()
+        except StorageError as error:  # the next start tries again
+            logger.error("orphaned_directories_not_removed", extra=fields(reason=error))
+
+    async def _lead_everything(self) -> None:
+        """A single node leads what it has; in a new epoch where a recovery cut the log."""
+        await self.topics.recover()
+        truncated_partitions = self.partitions.truncated_partitions()
+        self._cut = [each.index for each in truncated_partitions if each.topic == SHARE_STATE_TOPIC]
+        await self.topics.begin_leader_epochs(
+            [(partition.topic, partition.index) for partition in truncated_partitions]
+        )
+        for partition in truncated_partitions:
+            partition.log.epoch_started()
+
+    def _role_changed(self, partition: Partition) -> None:
+        """In a cluster: a partition leads, follows or rests here from now on."""
+        if partition.topic == OFFSETS_TOPIC:
+            self.groups.role_changed(partition)
+        elif partition.topic == SHARE_STATE_TOPIC:
+            self.share_state.role_changed(partition)
+        self.shares.role_changed(partition)
+
+    async def _made(self, topic: str, partitions: int) -> Sequence[Partition | StorageError]:
+        """The partitions of an internal topic, made when somebody needs it first. In a cluster they come one by one, as
+        this broker is to lead them (`_role_changed`)."""
+        with contextlib.suppress(TopicAlreadyExists):
+            new = NewTopic(topic, partitions, self.settings.replication_factor)
+            await self.topics.create(new, internal=True)
+        return self.partitions.of(topic) if self.cluster_member is None else ()
+
+    def _forget_offsets(self, change: TopicChange) -> None:
+        """The offsets of a deleted topic mean nothing to the next one of its name."""
+        before, after = change.before, change.after
+        if before is not None and (after is None or after.topic_id != before.topic_id):
+            work = self.groups.offsets.forget_topic(before.name)
+            self.host_ports.scheduler.spawn(work, name=f"forget offsets of {before.name}")
+            self.groups.share.resume(list(self.groups.store.entries.values()))
+
+    def _high_watermark(self, topic: str, index: int) -> int | None:
+        partition = self.partitions.get(topic, index)
+        return None if partition is None else partition.high_watermark
+
+    def _tombstone_floor(self, partition: Partition) -> int | None:
+        if partition.topic != OFFSETS_TOPIC:
+            return None
+        return self.groups.topic.replay_start_offset(partition.index)
+
+    async def _close_partitions_of(self, topic: Topic) -> None:
+        await self.log_cleaner.leave(topic.topic_id)
+        await self.partitions.close_partitions(topic)
+
+    async def _close_partitions(self) -> None:
+        """One last sync of everything, then close the logs. A disk that hangs is not waited for longer than the
+        drain."""
+        wait_ms, clock = self.settings.shutdown_drain_ms, self.host_ports.clock
+        for partition in self.partitions:
+            self.group_commit.request(partition.log, urgent=True)
+        end = clock.monotonic() + wait_ms / 1000
+        while not self.group_commit.idle:
+            if clock.monotonic() >= end:
+                known = fields(waited_ms=wait_ms)
+                logger.error("final_sync_timed_out", extra=known)
+                self.partitions.close(save=False)
+                return
+            await self._sleep(SYNC_POLL_MS)
+        self.partitions.close(save=True)
+        self.group_commit.close()
+
+    async def _sleep(self, delay_ms: float) -> None:
+        promise: Promise[None] = self.host_ports.scheduler.promise()
+        self.host_ports.scheduler.call_later(delay_ms, promise.set_result, None)
+        await promise
+
+
+def _ignore_offset(group_id: str, topic: str, partition: int, committed: CommittedOffset | None) -> None:
+    del group_id, topic, partition, committed

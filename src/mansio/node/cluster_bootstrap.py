@@ -1,0 +1,69 @@
+"""A broker's way into a cluster on a real machine: etcd, connections to other brokers, the keep-alive's thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mansio.metadata.etcd.lease import ThreadKeepAlive
+from mansio.metadata.etcd.store import EtcdStore
+from mansio.metadata.image import MetadataImage
+from mansio.net.connection import DEFAULT_OPTIONS, ConnectionOptions
+from mansio.net.peer_connections import PeerConnections
+from mansio.node.cluster_member import ClusterMember
+from mansio.node.etcd_settings import etcd_config
+from mansio.node.lease_keep_alive import LeaseKeepAlive
+
+if TYPE_CHECKING:
+    from contextlib import AsyncExitStack
+
+    from mansio.config.settings import Settings
+    from mansio.host.host_ports import HostPorts
+    from mansio.metadata.lifecycle.broker_lifecycle import BrokerLifecycle
+
+REPLICATION_CONNECTION = ConnectionOptions(borrowed=True)
+"""A follower has one request under way to a leader, and what it got is written when it sends the next."""
+
+
+async def open_cluster(
+    settings: Settings, host_ports: HostPorts, stack: AsyncExitStack
+) -> tuple[EtcdStore, MetadataImage, ClusterMember]:
+    """The metadata store, its view (not followed yet), and what makes this broker one of a cluster.
+
+    Raises `ConfigError`, `Unavailable` when etcd does not answer.
+    """
+    config = etcd_config(settings)
+    store = await EtcdStore.open(config, host_ports.random)
+    stack.push_async_callback(store.close)
+    state = await MetadataImage.load(store, settings.cluster_id, host_ports.random)
+
+    def address_of(node_id: int) -> tuple[str, int] | None:
+        broker = state.brokers.get(node_id)
+        return None if broker is None else (broker.host, broker.port)
+
+    def keep_alive(membership: BrokerLifecycle) -> LeaseKeepAlive:
+        return LeaseKeepAlive(
+            keep_alive_once=ThreadKeepAlive(config).keep_alive_once,
+            current=lambda: membership.kept,
+            on_ended=membership.lost,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            ttl_s=settings.broker_session_timeout_ms / 1000,
+        )
+
+    def new_peers(options: ConnectionOptions = DEFAULT_OPTIONS) -> PeerConnections:
+        peers = PeerConnections(address_of, options)
+        stack.push_async_callback(peers.close)
+        return peers
+
+    cluster_member = ClusterMember(
+        settings,
+        host_ports,
+        store=store,
+        leases=store.leases,
+        state=state,
+        peers=new_peers(REPLICATION_CONNECTION),
+        keep_alive=keep_alive,
+        new_peers=new_peers,
+    )
+    cluster_member.store_counts = lambda: store.client.counts
+    return store, state, cluster_member

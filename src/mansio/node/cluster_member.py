@@ -1,0 +1,313 @@
+"""What a broker of a cluster has beside that of a single node: a session, the controller's work, replicas of others.
+
+Puts these parts together and keeps their order. Knows no etcd, no socket and no thread: what reaches other brokers and
+what keeps the session alive are handed in, so that a simulator runs this very code.
+
+Always true: nothing leads here before this broker is registered, nor after its session ended; leaving hands over what
+others can lead, then ends the session, then stops copying.
+
+A broker whose view of the metadata failed says that it goes, leaves at once, and does not come back until it is started
+again: it would not hear that another leads, and would be controller without seeing who is gone. It does not wait for a
+hand-over, whose end it could not see; others act on the end of its session at once. Kafka's brokers count such an error
+and go on (KIP-859), its controllers end: here each broker may be the controller. The process stays, so that
+`/health/ready` and the log say what could not be read; a start would be refused with the same words. A single node has
+nobody to leave it to: it goes on with what it knows, and is not ready.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING, Protocol
+
+from mansio.broker.maintenance.data_dir_mode import CLUSTERED
+from mansio.broker.replication.isr_manager import IsrManager
+from mansio.broker.replication.leadership_applier import LeadershipApplier
+from mansio.broker.replication.replica_fetcher_manager import ReplicaFetcherManager, ReplicaFetcherSettings
+from mansio.broker.replication.replica_manager import ReplicaManager
+from mansio.errors import ConfigError, CorruptLog, Unavailable
+from mansio.host.atomic_file import write_file_atomically
+from mansio.logs import fields
+from mansio.metadata.controller.controller import Controller
+from mansio.metadata.lifecycle.broker_lifecycle import BrokerLifecycle
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from uuid import UUID
+
+    from mansio.broker.partition.partition import Partition
+    from mansio.broker.partition.partition_set import PartitionSet
+    from mansio.config.settings import Settings
+    from mansio.host.host_ports import HostPorts
+    from mansio.metadata.image import MetadataImage
+    from mansio.metadata.lifecycle.session import Session
+    from mansio.metadata.metadata_store import Leases, MetadataStore, StoreCounts
+    from mansio.metadata.model import PartitionState, Topic
+    from mansio.ports import Peers
+
+logger = logging.getLogger(__name__)
+
+IDENTITY_NAME = CLUSTERED
+FOREIGN_SESSION_S_MIN = 30.0
+FOREIGN_SESSION_TIMEOUTS = 5
+"""Session times (and seconds at least) after which a session under this broker's number is not the one it had before it
+was started again: a lease may last twice its time."""
+
+
+class SessionKeepAlive(Protocol):
+    """Something that renews the lease of whatever session a membership has to keep, and tells it of one that ended."""
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+class ClusterMember:
+    """See the module. In order: `new_partition_check`, `attach_partitions`, `join`; at the end
+    `transfer_leaderships`, `leave`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        host_ports: HostPorts,
+        *,
+        store: MetadataStore,
+        leases: Leases,
+        state: MetadataImage,
+        peers: Peers,
+        keep_alive: Callable[[BrokerLifecycle], SessionKeepAlive],
+        new_peers: Callable[[], Peers] | None = None,
+    ) -> None:
+        """`new_peers` makes further ways to the other brokers; without it there is the one of `peers`, on which
+        followers' fetches wait."""
+        self.new_peers = new_peers or (lambda: peers)
+        self._settings = settings
+        self._host_ports = host_ports
+        self._store = store
+        self._leases = leases
+        self._state = state
+        self._keep_alive = keep_alive
+        self._keeping: SessionKeepAlive | None = None
+        self._membership: BrokerLifecycle | None = None
+        self._replica_manager: ReplicaManager | None = None
+        self._partitions: PartitionSet | None = None
+        self.store_counts: Callable[[], StoreCounts] | None = None
+        """How calls to the metadata store ended so far, where it counts them."""
+        fetcher_manager = ReplicaFetcherManager(
+            settings.node_id,
+            peers,
+            scheduler=host_ports.scheduler,
+            clock=host_ports.clock,
+            random=host_ports.random,
+            broker_epoch=self.broker_epoch,
+            settings=ReplicaFetcherSettings(
+                fetch_wait_ms=settings.replica_fetch_wait_max_ms,
+                partition_bytes_max=settings.replica_fetch_max_bytes,
+                response_bytes_max=settings.replica_fetch_response_max_bytes,
+                catch_up_bytes_per_second=settings.replica_throttle_bytes_per_second,
+            ),
+        )
+        isr_manager = IsrManager(
+            store,
+            state.keys,
+            node_id=settings.node_id,
+            scheduler=host_ports.scheduler,
+            random=host_ports.random,
+            broker_epoch_of=self.broker_epoch_of,
+            can_join_isr=state.may_lead,
+            is_session_valid=self.holds,
+            lag_ms_max=settings.replica_lag_time_max_ms,
+        )
+        self.replication = LeadershipApplier(
+            settings.node_id,
+            fetcher_manager=fetcher_manager,
+            isr_manager=isr_manager,
+            broker_epoch=self.broker_epoch,
+            is_session_valid=self.holds,
+        )
+        self.controller = Controller(
+            store=store,
+            state=state,
+            scheduler=host_ports.scheduler,
+            clock=host_ports.clock,
+            random=host_ports.random,
+            node_id=settings.node_id,
+            session=lambda: self.session,
+            ttl_s=settings.broker_session_timeout_ms / 1000,
+        )
+
+    # The session
+
+    @property
+    def session(self) -> Session | None:
+        return None if self._membership is None else self._membership.session
+
+    def broker_epoch(self) -> int:
+        """Of this broker's session; 0 while it has none."""
+        return 0 if self._membership is None else self._membership.epoch
+
+    def holds(self) -> bool:
+        """Is this broker's session sure to live?"""
+        return self._membership is not None and self._membership.holds()
+
+    @property
+    def sessions_lost(self) -> int:
+        """How many sessions ended although this broker wanted to go on."""
+        return 0 if self._membership is None else self._membership.sessions_lost
+
+    def broker_epoch_of(self, node_id: int) -> int:
+        """Of a broker's session, as the view has it; 0 for none."""
+        broker = self._state.brokers.get(node_id)
+        return 0 if broker is None else broker.epoch
+
+    # The partitions that live here
+
+    async def new_partition_check(self) -> Callable[[PartitionState], bool]:
+        """Which partitions this broker may never have had a directory of, where it has no list of those that it had:
+        those it is not in sync with, and those that nobody has changed since they were made, as long as its data
+        directory is the one it registered with."""
+        trusted = await self._is_own_data_directory()
+        node_id = self._settings.node_id
+
+        def is_new(state: PartitionState) -> bool:
+            untouched = state.leader_epoch == 0 and state.partition_epoch == 0
+            return node_id not in state.isr or (trusted and untouched)
+
+        return is_new
+
+    async def _is_own_data_directory(self) -> bool:
+        """Is the data directory this broker's? One that it never had is, one that lost its mark is not."""
+        disk, path = self._host_ports.disk, self._identity_path
+        if disk.exists(path):
+            _check_identity(path, disk.read_file(path), self._identity)
+            return True
+        if await self._store.get(self._state.keys.registration(self._settings.node_id)) is None:
+            self._mark()
+            return True
+        logger.warning("data_directory_changed", extra=fields(path=path))
+        return False
+
+    @property
+    def _identity_path(self) -> str:
+        return f"{self._settings.data_dir}/{IDENTITY_NAME}"
+
+    @property
+    def _identity(self) -> dict[str, str | int]:
+        return {"cluster_id": self._state.cluster_id, "node_id": self._settings.node_id}
+
+    def _mark(self) -> None:
+        """This data directory is the broker's from now on. One that replaces a lost one is that only when the broker is
+        out of all in-sync sets it was in: its next start takes what is missing then for what never was."""
+        if not self._host_ports.disk.exists(self._identity_path):
+            write_file_atomically(
+                self._host_ports.disk, self._identity_path, json.dumps(self._identity).encode()
+            )
+
+    def attach_partitions(
+        self,
+        partitions: PartitionSet,
+        *,
+        remove: Callable[[Topic], Awaitable[None]],
+        on_role: Callable[[Partition], None],
+        on_made: Callable[[int], Awaitable[None]],
+    ) -> None:
+        """The partitions whose roles are to follow the metadata; see `ReplicaManager`."""
+        self._partitions = partitions
+        self._replica_manager = ReplicaManager(
+            self._settings.node_id,
+            partitions=partitions,
+            replication=self.replication,
+            state=self._state,
+            scheduler=self._host_ports.scheduler,
+            remove=remove,
+            give_up=self._give_up,
+            on_role=on_role,
+            on_made=on_made,
+        )
+
+    async def _give_up(self, places: list[tuple[UUID, int]]) -> int:
+        return 0 if self._membership is None else await self._membership.give_up(places)
+
+    # Coming and going
+
+    async def join(self, host: str, port: int) -> None:
+        """Register under an address that others can reach, and take part. Returns when that is done, however long the
+        metadata store, or an earlier session of its own, makes it wait. Raises `ConfigError` when another broker runs
+        under its number."""
+        settings, host_ports = self._settings, self._host_ports
+        replica_manager, partitions = self._replica_manager, self._partitions
+        assert replica_manager is not None, "attach_partitions comes first"
+        assert partitions is not None
+        self._membership = BrokerLifecycle(
+            store=self._store,
+            leases=self._leases,
+            state=self._state,
+            scheduler=host_ports.scheduler,
+            clock=host_ports.clock,
+            random=host_ports.random,
+            node_id=settings.node_id,
+            ttl_s=settings.broker_session_timeout_ms / 1000,
+            host=host,
+            port=port,
+            rack=settings.rack or None,
+            lost_logs=replica_manager.lost_logs,
+        )
+        self._membership.on_session(lambda _: replica_manager.apply_all())
+        self._state.on_broker_change(self.replication.broker_changed)
+        self._state.on_failure(self._view_failed)
+        self._keeping = self._keep_alive(self._membership)
+        self._keeping.start()
+        self.replication.start()
+        replica_manager.start()
+        self.controller.start()
+        await self._membership.register(
+            max(FOREIGN_SESSION_S_MIN, FOREIGN_SESSION_TIMEOUTS * settings.broker_session_timeout_ms / 1000)
+        )
+        await partitions.create_hosted_list()
+        self._mark()
+
+    async def transfer_leaderships(self, within_ms: float) -> None:
+        """Let others lead what they can, while this broker still serves."""
+        if self._membership is not None:
+            await self._membership.transfer_leaderships(within_ms)
+
+    def _view_failed(self, error: Exception) -> None:
+        known = fields(node=self._settings.node_id, reason=error)
+        logger.error("metadata_view_failed", extra=known)
+        self.controller.stop()
+        self._host_ports.scheduler.spawn(self._leave_after_view_failure(), name="leave the cluster")
+
+    async def _leave_after_view_failure(self) -> None:
+        if self._membership is not None:
+            await self._membership.announce_shutdown()
+        self._state.exclude_broker(self._settings.node_id)
+        await self.leave()
+
+    async def leave(self) -> None:
+        """End the session and stop taking part. Harmless the second time, also while the first is under way."""
+        membership = self._membership
+        if membership is None:
+            return
+        self.controller.stop()
+        if self._replica_manager is not None:
+            self._replica_manager.stop()
+        try:
+            await membership.leave()
+        except Unavailable as error:
+            logger.warning("session_not_released", extra=fields(reason=error.message))
+        if self._keeping is not None:
+            self._keeping.stop()
+        self.replication.stop()
+
+
+def _check_identity(path: str, data: bytes, identity: dict[str, str | int]) -> None:
+    try:
+        found = json.loads(data)
+    except ValueError as error:
+        raise CorruptLog(f"{path} is damaged") from error
+    if found != identity:
+        raise ConfigError(
+            f"data_dir: it belongs to broker {found.get('node_id')} of cluster {found.get('cluster_id')}, not to "
+            f"broker {identity['node_id']} of {identity['cluster_id']}: start that broker here, or take another "
+            f"directory"
+        )

@@ -1,0 +1,85 @@
+"""The etcd program: where it is, which version it is, and whether that version may be trusted with a cluster.
+
+Always true: a program whose version cannot be read, or is known to lose data, is never started.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import mansio
+from mansio.errors import ConfigError
+from mansio.logs import fields
+from mansio.metadata.etcd import versions
+
+logger = logging.getLogger(__name__)
+
+VERSION_S_MAX: Final = 20.0
+_GOOD: Final = ".".join(map(str, versions.RECOMMENDED_FROM))
+
+
+class EtcdProgram(NamedTuple):
+    """A program that may be started."""
+
+    path: str
+    version: str
+
+
+def find_program(setting: str = "") -> EtcdProgram:
+    """The program in `setting`, else in PATH, else among the tools that `make setup` unpacked.
+
+    Raises `ConfigError` when there is none or its version is refused; one that is only old is a warning.
+    """
+    path = _path(setting)
+    text = _version_of(path)
+    judgement = versions.version_support(text)
+    if judgement is versions.VersionSupport.REFUSED:
+        raise ConfigError(
+            f"etcd_binary: {path} is etcd {text}, too old or known to lose data in a crash; take {_GOOD} or newer"
+        )
+    if judgement is versions.VersionSupport.OLD:
+        logger.warning("etcd_version_old", extra=fields(version=text, recommended=_GOOD, binary=path))
+    return EtcdProgram(path, text)
+
+
+def _path(setting: str) -> str:
+    if setting:
+        found = shutil.which(setting)
+        if found is None:
+            raise ConfigError(f"etcd_binary: {setting} is not a program")
+        return os.path.abspath(found)
+    unpacked = Path(mansio.__file__).resolve().parents[2] / ".tools" / "bin" / "etcd"
+    for candidate in ("etcd", str(unpacked)):
+        found = shutil.which(candidate)
+        if found is not None:
+            return os.path.abspath(found)
+    raise ConfigError(
+        "etcd_binary: there is no etcd in PATH; install one (Debian: etcd-server), run `make setup`, or name it"
+    )
+
+
+def _version_of(path: str) -> str:
+    try:
+        done = subprocess.run(  # noqa: S603  # the program the operator named
+            [path, "--version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=VERSION_S_MAX,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfigError(f"etcd_binary: {path} did not tell its version in {VERSION_S_MAX:g} s") from None
+    except OSError as error:
+        raise ConfigError(f"etcd_binary: {path}: {error.strerror or error}") from error
+    found = re.search(rb"etcd Version: (\S+)", done.stdout)
+    if done.returncode or found is None:
+        words = done.stdout.decode(errors="replace").strip().splitlines()
+        raise ConfigError(f"etcd_binary: {path} is no etcd: it says {words[-1] if words else 'nothing'!r}")
+    return found[1].decode(errors="replace")

@@ -1,0 +1,227 @@
+"""One member of etcd, looked after: started, waited for, started again when it ends, stopped last.
+
+Life: `start` returns when the member is healthy, which takes a majority of all members; one that ends before that is
+not tried again, because its command line or its directory is wrong. From then on a member that ends is started again
+after a pause that doubles up to `PAUSE_S_MAX`. `stop` ends it by its own process id.
+
+Always true: one process at a time; nothing of it is left when `stop` or a failed `start` has returned.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from typing import TYPE_CHECKING, Final
+
+from mansio.config.cluster import url_host
+from mansio.errors import ConfigError, Unavailable
+from mansio.logs import fields
+from mansio.node.etcd_member.child_process import STOP_S_MAX, ChildProcess, exit_reason
+from mansio.node.etcd_member.command import arguments
+from mansio.node.etcd_member.health import ANSWER_S_MAX, tls_context, unhealthy_reason_of
+
+if TYPE_CHECKING:
+    import ssl
+
+    from mansio.node.etcd_member.command import MemberPlan
+    from mansio.node.etcd_member.executable import EtcdProgram
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S: Final = 0.5
+PAUSE_S_MAX: Final = 30.0
+STABLE_S: Final = 60.0
+"""Who ran for this long before it ended gets the first pause again."""
+
+POLL_S: Final = 0.05
+LOG_INTERVAL_S: Final = 5.0
+"""How often a start that waits says what for."""
+
+TRIM_S: Final = 10.0
+TAIL_LINES: Final = 5
+
+
+class EtcdMember:
+    """See the module. Belongs to the loop it is started on; `start` and `stop` are called once each."""
+
+    def __init__(
+        self, plan: MemberPlan, program: EtcdProgram, *, first_pause_s: float = FIRST_PAUSE_S
+    ) -> None:
+        self.plan = plan
+        self.program = program
+        self.restarts = 0
+        """How often it ended by itself and was started again."""
+        self._first_pause_s = first_pause_s
+        self._child = ChildProcess([program.path, *arguments(plan)], plan.log_path)
+        self._tls = _context(plan)
+        self._keeper: asyncio.Task[None] | None = None
+
+    @property
+    def client_url(self) -> str:
+        return self.plan.client_url
+
+    @property
+    def pid(self) -> int:
+        """Its process id, 0 before the first start."""
+        return self._child.pid
+
+    @property
+    def running(self) -> bool:
+        return self._child.running
+
+    async def start(self, wait_s: float) -> None:
+        """Return when it is healthy. Raises `ConfigError` if it cannot run like this, `Unavailable` after `wait_s`."""
+        self._make_room()
+        logger.info(
+            "etcd_member_starting",
+            extra=fields(name=self.plan.own.name, url=self.client_url, version=self.program.version),
+        )
+        await self._child.start()
+        try:
+            await self._until_healthy(wait_s)
+        except BaseException:
+            await self._child.stop()
+            raise
+        logger.info("etcd_member_ready", extra=fields(name=self.plan.own.name, pid=self.pid))
+        self._keeper = asyncio.create_task(self._keep(), name="etcd member")
+
+    async def stop(self, wait_s: float = STOP_S_MAX) -> None:
+        """End it, after `wait_s` by SIGKILL, which loses nothing; what else needs etcd has ended before."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+            await asyncio.gather(self._keeper, return_exceptions=True)
+        if self._child.running:
+            code = await self._child.stop(wait_s)
+            logger.info(
+                "etcd_member_stopped", extra=fields(name=self.plan.own.name, ended=exit_reason(code or 0))
+            )
+
+    async def unhealthy_reason(self, wait_s: float = ANSWER_S_MAX) -> str | None:
+        """Why it is not healthy, in a few words; None when it is. Healthy means that a majority works."""
+        if not self._child.running:
+            return "it does not run"
+        return await unhealthy_reason_of(self._asked_url, self._tls, wait_s=wait_s)
+
+    def tail(self) -> list[str]:
+        """The last lines it wrote."""
+        return self._child.tail()
+
+    # -- starting --------
+
+    @property
+    def _asked_url(self) -> str:
+        """Its own certificate need not be good for an address, so TLS asks by the name the others use."""
+        if self._tls is not None:
+            return self.client_url
+        host = self.plan.listen_host
+        return f"http://{url_host(host)}:{self.plan.own.client_port}"
+
+    def _make_room(self) -> None:
+        os.makedirs(self.plan.directory, mode=0o700, exist_ok=True)
+        os.makedirs(self.plan.data_directory, mode=0o700, exist_ok=True)  # etcd wants it so
+        for port in (self.plan.own.peer_port, self.plan.own.client_port):
+            _check_free(self.plan.listen_host, port)
+
+    async def _until_healthy(self, wait_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        told = start
+        while True:
+            unhealthy_reason = await self.unhealthy_reason(
+                min(ANSWER_S_MAX, max(start + wait_s - loop.time(), POLL_S))
+            )
+            if unhealthy_reason is None:
+                return
+            now = loop.time()
+            if not self._child.running:
+                raise ConfigError(
+                    f"the etcd member ended at once: {self._last_error_line()} (all of it: {self.plan.log_path})"
+                )
+            if now - start >= wait_s:
+                raise Unavailable(
+                    f"the etcd member is not healthy after {wait_s:g} s: "
+                    f"{unhealthy_reason}{self._unreachable_members()}"
+                )
+            if now - told >= LOG_INTERVAL_S:
+                told = now
+                logger.info(
+                    "etcd_member_waiting",
+                    extra=fields(for_s=round(now - start), unhealthy_reason=unhealthy_reason),
+                )
+            await asyncio.sleep(POLL_S)
+
+    def _unreachable_members(self) -> str:
+        count = len(self.plan.members)
+        if count == 1:
+            return f" (its log: {self.plan.log_path})"
+        return f"; {count // 2 + 1} of the {count} members have to run (its log: {self.plan.log_path})"
+
+    def _last_error_line(self) -> str:
+        """etcd's last line that says why, without what surrounds it."""
+        lines = self._child.tail()
+        telling = [line for line in lines if '"error"' in line or '"fatal"' in line or "rror" in line]
+        return (telling or lines or ["it said nothing"])[-1]
+
+    # -- looking after --------
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        pause_s = self._first_pause_s
+        while True:
+            begun = loop.time()
+            code = await self._ended()
+            if loop.time() - begun >= STABLE_S:
+                pause_s = self._first_pause_s
+            logger.error(
+                "etcd member ended",
+                extra=fields(
+                    name=self.plan.own.name,
+                    ended=exit_reason(code),
+                    again_in_s=pause_s,
+                    log=self.plan.log_path,
+                    last=" | ".join(self._child.tail(TAIL_LINES)),
+                ),
+            )
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSE_S_MAX)
+            try:
+                await self._child.start()
+            except OSError as error:
+                logger.error(
+                    "etcd_member_start_failed", extra=fields(reason=error)
+                )  # and again after the pause
+                continue
+            self.restarts += 1
+
+    async def _ended(self) -> int:
+        """Wait until it has ended, and keep its log short meanwhile."""
+        waiting = asyncio.ensure_future(self._child.wait())
+        try:
+            while not (await asyncio.wait([waiting], timeout=TRIM_S))[0]:
+                self._child.trim_log()
+            return waiting.result()
+        finally:
+            waiting.cancel()
+
+
+def _context(plan: MemberPlan) -> ssl.SSLContext | None:
+    if plan.tls is None:
+        return None
+    try:
+        return tls_context(plan.tls)
+    except OSError as error:  # ssl.SSLError is one
+        raise ConfigError(
+            f"etcd_cert_file: cannot use the certificates: {error.strerror or error}"
+        ) from error
+
+
+def _check_free(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(f"etcd_join: cannot listen on {host}:{port}: {error.strerror}") from error

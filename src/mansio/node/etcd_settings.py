@@ -1,0 +1,76 @@
+"""From the settings of a broker to its etcd: how to reach it, and the member to start where there is one of its own.
+
+Owns which files and names are read on the way: the password's file, and the address that a host name stands for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from typing import TYPE_CHECKING
+
+from mansio.config import cluster
+from mansio.errors import ConfigError
+from mansio.metadata.etcd.config import EtcdConfig
+from mansio.node.etcd_member.command import MemberPlan, TlsFiles
+from mansio.node.etcd_member.executable import find_program
+from mansio.node.etcd_member.member import EtcdMember
+
+if TYPE_CHECKING:
+    from mansio.config.settings import Settings
+
+
+def etcd_config(settings: Settings) -> EtcdConfig:
+    """How the metadata store reaches etcd. Raises `ConfigError`; reads the files."""
+    return EtcdConfig.of(
+        settings.etcd_urls,
+        user=settings.etcd_user or None,
+        password=_first_line(settings.etcd_password_file) if settings.etcd_password_file else None,
+        ca_file=settings.etcd_ca_file or None,
+        certificate_file=settings.etcd_cert_file or None,
+        key_file=settings.etcd_key_file or None,
+    )
+
+
+async def own_member(settings: Settings) -> EtcdMember:
+    """The member that `etcd_join` says is this broker's, not started yet. Raises `ConfigError`."""
+    own = cluster.own_member(settings)
+    plan = MemberPlan(
+        own=own,
+        members=cluster.parse_members(settings.etcd_join),
+        directory=f"{settings.data_dir}/etcd",
+        listen_host=await _address_of(settings.etcd_listen_host or own.host),
+        state=settings.etcd_initial_cluster_state,
+        tls=_tls_files(settings),
+    )
+    program = await asyncio.to_thread(find_program, settings.etcd_binary)
+    return EtcdMember(plan, program)
+
+
+def _tls_files(settings: Settings) -> TlsFiles | None:
+    if not settings.etcd_cert_file:
+        return None
+    return TlsFiles(settings.etcd_ca_file, settings.etcd_cert_file, settings.etcd_key_file)
+
+
+async def _address_of(host: str) -> str:
+    """etcd listens on addresses and refuses names."""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except OSError as error:
+        raise ConfigError(f"etcd_join: {host} is unknown to this machine: {error.strerror}") from error
+    return str(found[0][4][0])
+
+
+def _first_line(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.readline().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "not UTF-8"
+        raise ConfigError(f"etcd_password_file: cannot read {path}: {reason}") from error

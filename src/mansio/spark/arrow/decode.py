@@ -1,0 +1,215 @@
+"""A fetch answer -> Arrow columns, no object per record.
+
+Batches are judged (`wire.batch.isolation_filter`), opened where they are compressed, and laid out in stretches:
+many batches in one buffer. All batches of a stretch are read at once (`scan`), and only the columns that were
+asked for are made. Plain batches are read where they lie in the answer; keys and values are copied once, into
+their columns.
+
+Always true: a record batch holds exactly the visible records with offsets from `start` to below `end`, in order, of the
+columns that were asked for; it refers to nothing of the answer. Headers are looked at only if they are asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import pyarrow as pa
+
+from mansio.errors import CorruptMessage, InvalidRecord
+from mansio.spark.arrow.binary import BinaryColumnBuilder, concatenate
+from mansio.spark.arrow.headers import headers_column
+from mansio.spark.arrow.record_index import PADDING_BYTES, BatchBuffer, RecordIndex, build_record_index
+from mansio.spark.arrow.schema import DEFAULT_COLUMNS, RECORD_SCHEMA, TIMESTAMP_TYPE, record_schema
+from mansio.wire.batch.compression import decompress
+from mansio.wire.batch.isolation_filter import visible_batches
+from mansio.wire.batch.record_batch import HEADER_BYTES, TimestampType
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from mansio.wire.batch.record_batch import BatchHeader
+
+OFFSET_MAX: Final = (1 << 63) - 1
+DECOMPRESSED_BYTES_MAX: Final = 64 << 20
+"""A compressed batch that is larger than this when opened is refused, unless the caller says otherwise."""
+
+_RECORD_BYTES: Final = 64
+"""What a record takes in memory beside its bytes."""
+_TIMESTAMP_MS_MAX: Final = ((1 << 63) - 1) // 1000
+
+
+def decode_batches(
+    buffer: bytes | memoryview,
+    topic: str,
+    partition: int,
+    start: int = 0,
+    end: int = OFFSET_MAX,
+    columns: Sequence[str] = DEFAULT_COLUMNS,
+    *,
+    aborted: Sequence[tuple[int, int]] = (),
+    read_committed: bool = True,
+    decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX,
+) -> Iterator[pa.RecordBatch]:
+    """The records of one fetch answer with offsets from `start` to below `end`, as record batches of `columns`.
+
+    For each not much more than `decompressed_bytes_max` bytes are opened: a small answer may hold very much when it is
+    compressed. None when there are no rows. `aborted` are (producer id, first offset) as the answer says them. A batch
+    that is cut off at the end of `buffer` is left for the next answer. Raises `CorruptMessage`, `InvalidRecord`,
+    `UnsupportedCompression` and `UnsupportedMessageFormat`, with topic, partition and offset where they are known.
+    """
+    view = memoryview(buffer)
+    layout = _BatchLayout(view)
+    for position, header, is_visible in visible_batches(
+        view, (topic, partition), start, aborted, read_committed
+    ):
+        if header.base_offset >= end:
+            break
+        if not is_visible:
+            continue
+        try:
+            layout.add(position, header, decompressed_bytes_max)
+        except (InvalidRecord, CorruptMessage) as error:
+            raise type(error)(f"{topic}-{partition} at offset {header.base_offset}: {error}") from error
+        if layout.bytes >= decompressed_bytes_max:
+            yield from _record_batch(layout, topic, partition, start, end, columns)
+            layout = _BatchLayout(view)
+    yield from _record_batch(layout, topic, partition, start, end, columns)
+
+
+class _BatchLayout:
+    """Batches on their way into stretches: those that can stay in the answer do, the others are put together."""
+
+    def __init__(self, view: memoryview) -> None:
+        self.bytes = 0
+        """What was laid out so far, with what rows take beside their bytes."""
+        self._view = view
+        self._size = len(view)
+        self._batch_buffers: list[BatchBuffer] = []
+        self._spans: list[tuple[int, int]] = []
+        self._headers: list[BatchHeader] = []
+        self._bodies: list[bytes | memoryview] | None = None
+        """Bodies that are not read in the answer; None while batches are."""
+
+    def add(self, position: int, header: BatchHeader, decompressed_bytes_max: int) -> None:
+        """One visible batch. Raises `InvalidRecord`, `CorruptMessage`, `UnsupportedCompression`."""
+        begin, stop, count = position + HEADER_BYTES, position + header.size, header.record_count
+        length, codec = stop - begin, header.codec
+        body: bytes | memoryview | None = None
+        is_in_place = not codec and stop + PADDING_BYTES <= self._size
+        if not is_in_place:
+            body = self._view[begin:stop]
+            if codec:
+                if count * _RECORD_BYTES > decompressed_bytes_max:
+                    raise InvalidRecord(
+                        f"{count} records in one batch are more than {decompressed_bytes_max} bytes of memory allow"
+                    )
+                body = decompress(codec, body, max(decompressed_bytes_max, header.size))
+            length = len(body)
+        if header.base_offset > OFFSET_MAX - header.last_offset_delta:
+            raise CorruptMessage("an offset of more than 63 bits")
+        if count <= 0:
+            if count or length:
+                raise InvalidRecord(f"{count} records in {length} bytes")
+            return
+        if is_in_place != (self._bodies is None):
+            self._close()
+            self._bodies = None if is_in_place else []
+        if self._bodies is not None and body is not None:
+            begin = self._spans[-1][1] if self._spans else 0
+            stop = begin + length
+            self._bodies.append(body)
+        self._spans.append((begin, stop))
+        self._headers.append(header)
+        self.bytes += length + count * _RECORD_BYTES
+
+    def batch_buffers(self) -> list[BatchBuffer]:
+        """All that was added, in order."""
+        self._close()
+        return self._batch_buffers
+
+    def _close(self) -> None:
+        if self._spans:
+            data = self._view if self._bodies is None else b"".join((*self._bodies, bytes(PADDING_BYTES)))
+            self._batch_buffers.append(BatchBuffer(data, self._spans, self._headers))
+            self._spans, self._headers = [], []
+
+
+def _record_batch(
+    layout: _BatchLayout, topic: str, partition: int, start: int, end: int, columns: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """One record batch of what was laid out, or none if there is nothing in it."""
+    parts: list[tuple[BatchBuffer, RecordIndex]] = []
+    for batches in layout.batch_buffers():
+        try:
+            index = build_record_index(batches)
+        except InvalidRecord as error:
+            raise InvalidRecord(_location(topic, partition, batches, error)) from error
+        first, last = np.searchsorted(index.offset, [start, end]).tolist()
+        if last > first:
+            parts.append((batches, index.rows(first, last)))
+    if not parts:
+        return
+    try:
+        arrays = [_column(name, parts, topic, partition) for name in columns]
+    except InvalidRecord as error:
+        raise InvalidRecord(_location(topic, partition, parts[0][0], error)) from error
+    yield pa.RecordBatch.from_arrays(arrays, schema=record_schema(columns))
+
+
+def _location(topic: str, partition: int, batches: BatchBuffer, error: InvalidRecord) -> str:
+    first, last = batches.headers[0].base_offset, batches.headers[-1].last_offset
+    return f"{topic}-{partition} from offset {first} to {last}: {error}"
+
+
+def _column(
+    name: str, parts: Sequence[tuple[BatchBuffer, RecordIndex]], topic: str, partition: int
+) -> pa.Array:
+    count = sum(len(index.offset) for _, index in parts)
+    kind = RECORD_SCHEMA.field(name).type
+    if name in ("key", "value"):
+        rows = BinaryColumnBuilder()
+        for _, index in parts:
+            start, length = (
+                (index.key_start, index.key_length)
+                if name == "key"
+                else (index.value_start, index.value_length)
+            )
+            rows.add(index.raw, index.words, start, length)
+        return rows.column(kind)
+    if name == "offset":
+        return pa.array(concatenate([index.offset for _, index in parts]))
+    if name == "timestamp":
+        micros = concatenate([_timestamps_us(batches, index) for batches, index in parts])
+        return pa.Array.from_buffers(TIMESTAMP_TYPE, count, [None, pa.py_buffer(micros)])
+    if name == "timestampType":
+        kinds = [
+            _per_batch(batches, "timestamp_type")[index.batch].astype(np.int32) for batches, index in parts
+        ]
+        return pa.array(concatenate(kinds))
+    if name == "headers":
+        return headers_column([index for _, index in parts])
+    if name == "lane":
+        return pa.nulls(count, kind)
+    return pa.repeat(pa.scalar(topic if name == "topic" else partition, kind), count)
+
+
+def _per_batch(batches: BatchBuffer, field: str) -> NDArray[np.int64]:
+    return np.array([getattr(header, field) for header in batches.headers], np.int64)
+
+
+def _timestamps_us(batches: BatchBuffer, index: RecordIndex) -> NDArray[np.int64]:
+    """The timestamp of each record, in microseconds: the broker's one for the whole batch, or the producer's own."""
+    base, delta = _per_batch(batches, "base_timestamp_ms"), index.stamp_delta
+    by_broker = _per_batch(batches, "timestamp_type") == TimestampType.LOG_APPEND
+    if by_broker.any():
+        base = np.where(by_broker, _per_batch(batches, "max_timestamp_ms"), base)
+        delta = np.where(by_broker[index.batch], 0, delta)
+    latest, earliest = max(int(delta.max()), 0), min(int(delta.min()), 0)
+    if int(base.max()) + latest > _TIMESTAMP_MS_MAX or int(base.min()) + earliest < -_TIMESTAMP_MS_MAX:
+        raise InvalidRecord("a timestamp that no table can hold")
+    micros = (base * 1000)[index.batch]
+    micros += delta * 1000
+    return micros

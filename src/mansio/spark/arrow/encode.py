@@ -1,0 +1,292 @@
+"""Arrow columns -> record batches: all rows of a table at once, no object per row.
+
+The bytes around keys and values are made column by column and put between them by one join, whose data *is* the bodies
+of all batches, one behind the other. Partitions are chosen and batches cut before.
+
+Always true: the rows of one partition keep their order; a batch opened again gives the keys, values, timestamps (in ms)
+and headers of its rows; its bytes are those that `wire.batch.record_batch.build_batch` gives for the same records.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mansio.errors import InvalidRecord, InvalidRequest
+from mansio.spark.arrow.binary import lengths_of, offsets_of
+from mansio.spark.arrow.partitioner import partition_for_keys
+from mansio.spark.arrow.schema import HEADERS_TYPE
+from mansio.spark.arrow.varints import varint_rows, varints_of
+from mansio.wire.batch.compression import Codec, compress
+from mansio.wire.batch.record_batch import HEADER_BYTES, MAGIC, BatchHeader, encode_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    RowRange = tuple[int, int]
+    """The rows from the first number up to, without, the second."""
+
+BATCH_ROWS_MAX: Final = 8_000
+WORK_BYTES_MAX: Final = 64 << 20
+"""How much is encoded in one go, at most: what bounds the memory it takes."""
+
+_RECORD_OVERHEAD_BYTES: Final = 31
+"""What a record has beside key, value and headers, at most: its length, attributes, two deltas, two lengths."""
+_SEQUENCES: Final = 1 << 31
+
+
+@dataclass(slots=True)
+class ProducerSequences:
+    """Who writes: id and epoch as InitProducerId gave them, and the sequence number that each partition goes on with
+    (KIP-98). `encode_batches` takes numbers in the order in which it yields batches."""
+
+    producer_id: int
+    epoch: int
+    next_sequence: dict[int, int] = field(default_factory=dict)
+
+    def take_sequence(self, partition: int, rows: int) -> int:
+        first = self.next_sequence.get(partition, 0)
+        self.next_sequence[partition] = (first + rows) % _SEQUENCES
+        return first
+
+
+class EncodedBatch(NamedTuple):
+    """One sealed record batch of `rows` records, and the partition it is for."""
+
+    partition: int
+    data: bytes
+    rows: int
+
+
+def encode_batches(
+    rows: pa.RecordBatch,
+    *,
+    partition_count: int,
+    bytes_max: int,
+    codec: Codec = Codec.NONE,
+    producer: ProducerSequences | None = None,
+    keyless_partition: int | None = None,
+    now_ms: int | None = None,
+) -> Iterator[EncodedBatch]:
+    """Record batches of all rows, those of one partition in the order of the rows.
+
+    Columns that are looked at: `value` (there must be one), `key`, `partition`, `timestamp`, `headers`; key and value
+    may be binary or string. A row goes to its `partition`, else where its key says, else, with the other such rows, to
+    `keyless_partition` (default: any). A row without a timestamp gets `now_ms` (default: the clock's).
+    A batch takes at most `bytes_max` bytes before compression, unless it is of one row, and at most 8,000 rows.
+    Raises `InvalidRequest` for columns of other types and partitions that are not there, `InvalidRecord` for a header
+    without a name.
+    """
+    columns = _Columns.of(rows, int(time.time() * 1000) if now_ms is None else now_ms)
+    keyless = random.randrange(partition_count) if keyless_partition is None else keyless_partition
+    partitions = _partitions(rows, columns.key, partition_count, keyless)
+    for begin, end in _split_rows(columns.sizes(), 0, rows.num_rows, WORK_BYTES_MAX, rows.num_rows):
+        part, part_partitions = columns.slice(begin, end), partitions[begin:end]
+        if (part_partitions != part_partitions[0]).any():
+            order = np.argsort(part_partitions, kind="stable")
+            part, part_partitions = part.take(order), part_partitions[order]
+        yield from _encode(part, part_partitions, bytes_max - HEADER_BYTES, codec, producer)
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns of some rows, as records have them. `headers` are their bytes: the count and all of them."""
+
+    key: pa.Array | None
+    value: pa.Array
+    stamps: NDArray[np.int64]
+    headers: pa.Array | None
+
+    @staticmethod
+    def of(rows: pa.RecordBatch, now_ms: int) -> _Columns:
+        if "value" not in rows.schema.names:
+            raise InvalidRequest("rows that become records need a column 'value'")
+        key = _binary(rows, "key")
+        value = _binary(rows, "value")
+        assert value is not None
+        stamps = np.full(rows.num_rows, now_ms, np.int64)
+        if "timestamp" in rows.schema.names:
+            given = _cast(rows, "timestamp", pa.timestamp("us", tz="UTC")).cast(pa.int64())
+            micros = given.fill_null(0).to_numpy()
+            stamps = np.where(given.is_valid().to_numpy(zero_copy_only=False), micros // 1000, stamps)
+        headers = (
+            _header_bytes(_cast(rows, "headers", HEADERS_TYPE)) if "headers" in rows.schema.names else None
+        )
+        return _Columns(None if key is None or key.null_count == len(key) else key, value, stamps, headers)
+
+    def sizes(self) -> NDArray[np.int64]:
+        """What the record of each row takes, at most, in bytes."""
+        sizes = lengths_of(self.value)[0] + _RECORD_OVERHEAD_BYTES
+        for column in (self.key, self.headers):
+            if column is not None:
+                sizes += lengths_of(column)[0]
+        return sizes
+
+    def slice(self, begin: int, end: int) -> _Columns:
+        key, value, headers = (
+            None if column is None else column.slice(begin, end - begin)
+            for column in (self.key, self.value, self.headers)
+        )
+        return _Columns(key, value, self.stamps[begin:end], headers)
+
+    def take(self, order: NDArray[np.int64]) -> _Columns:
+        rows = pa.array(order)
+        key, value, headers = (
+            None if column is None else column.take(rows) for column in (self.key, self.value, self.headers)
+        )
+        return _Columns(key, value, self.stamps[order], headers)
+
+
+def _cast(rows: pa.RecordBatch, name: str, kind: pa.DataType) -> pa.Array:
+    column = rows.column(name)
+    try:
+        return column.cast(kind)
+    except pa.ArrowException as error:
+        raise InvalidRequest(f"the column {name!r} is {column.type}, and cannot become {kind}") from error
+
+
+def _binary(rows: pa.RecordBatch, name: str) -> pa.Array | None:
+    if name not in rows.schema.names:
+        return None
+    kind = rows.schema.field(name).type
+    if not (pa.types.is_null(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        raise InvalidRequest(f"the column {name!r} is {kind}, and has to be binary or string")
+    return _cast(rows, name, pa.binary())
+
+
+def _header_bytes(column: pa.Array) -> pa.Array | None:
+    """The headers of each row as they stand in its record, with their count before them; None when no row has any."""
+    flat = column.flatten()
+    if not len(flat):
+        return None
+    names = pc.struct_field(flat, "key").cast(pa.binary())
+    values = pc.struct_field(flat, "value")
+    if names.null_count:
+        raise InvalidRecord("a record header without a name")
+    name_lengths = varint_rows([varints_of(lengths_of(names)[0])])
+    value_lengths = varint_rows([varints_of(_encoded_lengths(values))])
+    each = _join(name_lengths, names, value_lengths, values)
+    count = pc.fill_null(pc.list_value_length(column), 0).to_numpy().astype(np.int64)
+    ends = np.zeros(len(column) + 1, np.int32)
+    np.cumsum(count, out=ends[1:])
+    joined_headers = pc.binary_join(pa.ListArray.from_arrays(pa.array(ends), each), b"")
+    return _join(varint_rows([varints_of(count)]), joined_headers)
+
+
+def _join(*columns: pa.Array | pa.Scalar) -> pa.Array:
+    """The values of each row one behind the other; a null adds nothing."""
+    return pc.binary_join_element_wise(*columns, b"", null_handling="replace", null_replacement=b"")
+
+
+def _encoded_lengths(column: pa.Array) -> NDArray[np.int64]:
+    """The lengths as records state them: -1 for null."""
+    lengths, null = lengths_of(column)
+    if null is not None:
+        lengths[null] = -1
+    return lengths
+
+
+def _partitions(
+    rows: pa.RecordBatch, key: pa.Array | None, partition_count: int, keyless: int
+) -> NDArray[np.int32]:
+    """The partition of each row."""
+    partitions = np.full(rows.num_rows, keyless, np.int32)
+    if key is not None:
+        partitions = partition_for_keys(key, partition_count)
+        if key.null_count:
+            partitions[key.is_null().to_numpy(zero_copy_only=False)] = keyless
+    if "partition" in rows.schema.names:
+        named = _cast(rows, "partition", pa.int32())
+        valid = named.is_valid().to_numpy(zero_copy_only=False)
+        partitions = np.where(valid, named.fill_null(0).to_numpy(), partitions)
+    wrong = partitions[(partitions < 0) | (partitions >= partition_count)]
+    if wrong.size:
+        raise InvalidRequest(f"a row names partition {wrong[0]} of a topic that has {partition_count}")
+    return partitions
+
+
+def _split_rows(
+    sizes: NDArray[np.int64], begin: int, end: int, bytes_max: int, rows_max: int
+) -> Iterator[RowRange]:
+    """The rows from `begin` to `end` in stretches of at most so many bytes and rows, each of at least one row."""
+    after = np.cumsum(sizes[begin:end])
+    done, at = 0, 0
+    while at < len(after):
+        fits = int(np.searchsorted(after, done + bytes_max, side="right"))
+        stop = min(max(fits, at + 1), at + rows_max)
+        yield begin + at, begin + stop
+        done, at = int(after[stop - 1]), stop
+
+
+def _encode(
+    columns: _Columns,
+    partitions: NDArray[np.int32],
+    bytes_max: int,
+    codec: Codec,
+    producer: ProducerSequences | None,
+) -> Iterator[EncodedBatch]:
+    """Batches of rows that are in order of their partitions."""
+    sizes, stamps = columns.sizes(), columns.stamps
+    edges = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), len(partitions)]
+    row_ranges = [
+        row_range
+        for begin, end in pairwise(edges)
+        for row_range in _split_rows(sizes, begin, end, bytes_max, BATCH_ROWS_MAX)
+    ]
+    first = np.repeat([begin for begin, _ in row_ranges], [end - begin for begin, end in row_ranges])
+    bodies = _record_bodies(columns, np.arange(len(stamps)) - first, stamps - stamps[first])
+    ends, data = offsets_of(bodies).tolist(), memoryview(bodies.buffers()[2])
+    for begin, end in row_ranges:
+        partition, count = int(partitions[begin]), end - begin
+        body = data[ends[begin] : ends[end]]
+        producer_id, epoch, sequence = -1, -1, -1
+        if producer is not None:
+            producer_id, epoch = producer.producer_id, producer.epoch
+            sequence = producer.take_sequence(partition, count)
+        header = BatchHeader(
+            0,
+            0,
+            -1,
+            MAGIC,
+            0,
+            int(codec),
+            count - 1,
+            int(stamps[begin]),
+            int(stamps[begin:end].max()),
+            producer_id,
+            epoch,
+            sequence,
+            count,
+        )
+        yield EncodedBatch(partition, encode_batch(header, compress(codec, body) if codec else body), count)
+
+
+def _record_bodies(
+    columns: _Columns, offset_delta: NDArray[np.int64], stamp_delta: NDArray[np.int64]
+) -> pa.Array:
+    """The record of each row, as bytes."""
+    value_lengths = _encoded_lengths(columns.value)
+    overhead = [varints_of(np.zeros_like(offset_delta)), varints_of(stamp_delta), varints_of(offset_delta)]
+    size = np.maximum(value_lengths, 0)
+    size += 1 if columns.headers is None else lengths_of(columns.headers)[0]
+    tail = pa.scalar(b"\0", pa.binary()) if columns.headers is None else columns.headers
+    of_value = varints_of(value_lengths)
+    if columns.key is None:
+        overhead += [varints_of(np.full_like(offset_delta, -1)), of_value]
+        middle = [columns.value, tail]
+    else:
+        key_lengths = _encoded_lengths(columns.key)
+        size += np.maximum(key_lengths, 0) + of_value[1]
+        overhead.append(varints_of(key_lengths))
+        middle = [columns.key, varint_rows([of_value]), columns.value, tail]
+    size += sum(width for _, width in overhead)
+    return _join(varint_rows([varints_of(size), *overhead]), *middle)

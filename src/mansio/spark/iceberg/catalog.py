@@ -1,0 +1,347 @@
+"""Where the archive's tables are registered, and the handle through which a table is used.
+
+A catalog is an address: none given means a SQLite file in the warehouse, which is right for one machine;
+`http(s)://...` is any Iceberg REST catalog; other SQLAlchemy addresses work as pyiceberg has them. Credentials come
+from pyiceberg's own places (`~/.pyiceberg.yaml`, `PYICEBERG_CATALOG__MANSIO__TOKEN`), never from a command line.
+
+Always true: a table is refused unless it carries the marks of `create_table`, belongs to the topic it is opened for,
+and has the library's blind retry turned off. No wait for the catalog is longer than `LOCK_WAIT_S` times the tries.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlsplit
+
+from pyiceberg.catalog import load_catalog
+from pyiceberg.exceptions import NoSuchTableError, RESTError, TableAlreadyExistsError
+from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.schema import Schema
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import (
+    BinaryType,
+    IntegerType,
+    ListType,
+    LongType,
+    NestedField,
+    StringType,
+    StructType,
+    TimestamptzType,
+)
+
+from mansio.errors import ConfigError
+from mansio.spark.iceberg import table_format
+from mansio.spark.iceberg.commit import FlatTransaction, added_records, commit_files, skip_to_log_start
+from mansio.spark.iceberg.data_files import live_files
+from mansio.spark.iceberg.errors import CatalogLocked, CatalogUnavailable, NotAnArchiveTable, TableNotFound
+from mansio.spark.iceberg.offset_history import parse_history
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+    from mansio.spark.iceberg.offset_history import HistoryEntry
+    from mansio.spark.iceberg.table_format import (
+        BatchPlan,
+        Commit,
+        LiveFile,
+        LostRange,
+        Outcome,
+        WrittenDataFile,
+    )
+
+CATALOG_NAME = "mansio"
+NAMESPACE = "mansio"
+CATALOG_FILE = "catalog.db"
+FILE_ACCESS = "mansio.spark.iceberg.fsync_io.DurableFileIO"
+RESERVED_IN_ADDRESSES = "#?%"
+LOCK_WAIT_S = 5
+LOCK_TRIES = 3
+
+_HEADER = StructType(NestedField(10, "key", StringType()), NestedField(11, "value", BinaryType()))
+ICEBERG_SCHEMA = Schema(
+    NestedField(1, "key", BinaryType()),
+    NestedField(2, "value", BinaryType()),
+    NestedField(3, "headers", ListType(9, _HEADER, element_required=False)),
+    NestedField(4, table_format.PARTITION, IntegerType()),
+    NestedField(5, table_format.OFFSET, LongType()),
+    NestedField(6, table_format.TIMESTAMP, TimestamptzType()),
+    NestedField(7, table_format.TIMESTAMP_TYPE, IntegerType()),
+    NestedField(8, table_format.LANE, StringType()),
+)
+"""`layout.TABLE_SCHEMA` as Iceberg has it."""
+
+# Not by day: late timestamps would cut a batch into many small files; reads prune time by the files' bounds instead.
+_SPEC = PartitionSpec(PartitionField(4, 1_000, IdentityTransform(), table_format.PARTITION))
+
+
+class ArchiveTable:
+    """The archive of one topic. Not for use by several threads at once."""
+
+    def __init__(self, table: Table, topic: str, catalog_location: str) -> None:
+        self.iceberg = table
+        self.topic = topic
+        self._catalog_location = catalog_location
+
+    @property
+    def name(self) -> str:
+        """The table's name in the catalog, as in `mansio.flights`."""
+        return ".".join(self.iceberg.name())
+
+    @property
+    def topic_id(self) -> str:
+        """The id of the topic that is archived here; empty if it was not known when the table was made."""
+        return self.iceberg.properties.get(table_format.TOPIC_ID_PROPERTY, "")
+
+    @property
+    def data_location(self) -> str:
+        """The address under which tasks put data files."""
+        return f"{self.iceberg.location().rstrip('/')}/data"
+
+    def sibling(self, table: Table) -> ArchiveTable:
+        """Another table of the same topic in the same catalog."""
+        return ArchiveTable(table, self.topic, self._catalog_location)
+
+    def refresh(self) -> None:
+        """See what others have committed since. Raises `CatalogLocked`, `CatalogUnavailable`."""
+        with self.guard():
+            self.iceberg.refresh()
+
+    def committed(self) -> Commit | None:
+        """How far the table has come, as of the last `refresh` or `commit`; None before the first batch."""
+        return table_format.read_commit(self.iceberg.properties)
+
+    def added(self, query: str) -> dict[int, int]:
+        """How many records each batch of a query has added, by its number, as of the last `refresh` or `commit`: of
+        the last ten at least, unless maintenance was told to keep fewer snapshots."""
+        return added_records(self.iceberg.metadata, query)
+
+    def history(self) -> tuple[HistoryEntry, ...]:
+        """Offsets by time, oldest first, as of the last `refresh` or `commit`."""
+        return parse_history(self.iceberg.properties.get(table_format.HISTORY_PROPERTY, "[]"))
+
+    def lost(self) -> tuple[LostRange, ...]:
+        """Ranges that were deleted before they were archived, or could not be read, and given up, oldest first."""
+        return table_format.read_lost(self.iceberg.properties)
+
+    def skip_to_log_start(self, log_starts: Mapping[int, int]) -> tuple[LostRange, ...]:
+        """Give up what the log has deleted before it was archived; see `commit.skip_to_log_start`."""
+        with self.guard():
+            return skip_to_log_start(self.iceberg, log_starts)
+
+    def commit(
+        self, plan: BatchPlan, files: Sequence[WrittenDataFile], lost: Sequence[LostRange] = ()
+    ) -> Outcome:
+        """Add a batch exactly once; see `commit.commit_files` for what is refused.
+
+        A locked catalog is waited for `LOCK_TRIES` times; whether the batch got in is then read anew.
+        """
+        for _ in range(LOCK_TRIES - 1):
+            try:
+                with self.guard():
+                    return commit_files(self.iceberg, plan, files, lost)
+            except CatalogLocked:
+                continue
+        with self.guard():
+            return commit_files(self.iceberg, plan, files, lost)
+
+    def transaction(self) -> FlatTransaction:
+        """A transaction for maintenance: `with table.guard(), table.transaction() as change: ...`.
+
+        A commit that comes between ends it with pyiceberg's CommitFailedException: `refresh`, look again, try again.
+        """
+        return FlatTransaction(self.iceberg)
+
+    def live_files(
+        self,
+        partition: int | None = None,
+        offsets: tuple[int, int] | None = None,
+        times: tuple[int, int] | None = None,
+        snapshot_id: int | None = None,
+    ) -> list[LiveFile]:
+        """The data files of the current (or a kept) snapshot that may hold rows of interest; see `files.live_files`."""
+        with self.guard():
+            return live_files(self.iceberg, partition, offsets, times, snapshot_id)
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """Errors of the catalog, in this block, in our words."""
+        with catalog_errors(self._catalog_location):
+            yield
+
+
+def open_table(
+    uri: str | None,
+    warehouse: str,
+    topic: str,
+    create: bool = False,
+    topic_id: str = "",
+) -> ArchiveTable:
+    """The archive table of a topic.
+
+    `uri`: the catalog, None for the SQLite file in the warehouse. `warehouse`: a directory or an address that
+    pyiceberg can write to. `topic_id`: refuse the table if it holds the archive of a topic of another id.
+
+    Raises:
+        TableNotFound: There is none, and `create` was not asked for.
+        NotAnArchiveTable: There is one that is not this topic's archive, or the warehouse is a copy of another.
+        ConfigError: The warehouse cannot be an address.
+        CatalogLocked, CatalogUnavailable: The catalog could not be used now.
+    """
+    location = warehouse_location(warehouse)
+    address = uri or _sqlite_address(location)
+    identifier = (NAMESPACE, topic)
+    with catalog_errors(address):
+        catalog = _open_catalog(address, location, create=create)
+        try:
+            if catalog is None:
+                raise NoSuchTableError
+            table = catalog.load_table(identifier)
+        except NoSuchTableError:
+            if catalog is None or not create:
+                raise TableNotFound(
+                    f"topic {topic} has no archive in {warehouse}: `mansio pipeline archive {topic}` makes one"
+                ) from None
+            table = _create_table(catalog, topic, topic_id)
+    check_table(table, topic, topic_id)
+    if uri is None:
+        _check_location(table, location)
+    return ArchiveTable(table, topic, address)
+
+
+def check_table(table: Table, topic: str, topic_id: str = "") -> None:
+    """Refuse a table that is not the archive of this topic, or to which a commit could be applied twice.
+
+    Raises:
+        NotAnArchiveTable: Says which.
+    """
+    name = ".".join(table.name())
+    properties = table.properties
+    form = properties.get(table_format.FORMAT_PROPERTY)
+    if form is None or [field.name for field in table.schema().fields] != table_format.TABLE_SCHEMA.names:
+        raise NotAnArchiveTable(
+            f"table {name} was not made by `mansio pipeline archive`: choose another warehouse or catalog"
+        )
+    if form != table_format.FORMAT:
+        raise NotAnArchiveTable(
+            f"table {name} has format {form}, this version of Mansio knows format {table_format.FORMAT}"
+        )
+    if properties.get(table_format.TOPIC_PROPERTY) != topic:
+        raise NotAnArchiveTable(
+            f"table {name} is the archive of topic {properties.get(table_format.TOPIC_PROPERTY)}, not {topic}"
+        )
+    known = properties.get(table_format.TOPIC_ID_PROPERTY, "")
+    if topic_id and known and known != topic_id:
+        raise NotAnArchiveTable(
+            f"table {name} is the archive of an earlier topic {topic} (id {known}); the topic was deleted and made "
+            f"again (id {topic_id}): choose another warehouse, or drop the table"
+        )
+    if properties.get(table_format.RETRIES_PROPERTY) != "0":
+        raise NotAnArchiveTable(
+            f"table {name} has lost its property {table_format.RETRIES_PROPERTY}=0, "
+            f"without which a batch could be added "
+            "twice: set it again"
+        )
+
+
+def _check_location(table: Table, location: str) -> None:
+    """Refuse the table of a copied warehouse: its catalog names files of the original, and maintenance would delete
+    those which the original has archived since. Another way to the same directory (a link) is right."""
+    warehouse, table_path = (os.path.realpath(urlsplit(one).path) for one in (location, table.location()))
+    if os.path.commonpath((warehouse, table_path)) != warehouse:
+        raise NotAnArchiveTable(
+            f"table {'.'.join(table.name())} has its files in {table_path}, which is not in the warehouse {warehouse}: "
+            "this is a copy of another; use that one, or bring the copy to where that one was"
+        )
+
+
+def warehouse_location(warehouse: str) -> str:
+    """The warehouse as an address: a plain path becomes `file://` and absolute.
+
+    Raises:
+        ConfigError: The path has a character that has a meaning in addresses: what reads and writes there would not
+            agree on the place, and two warehouses could be one.
+    """
+    if "://" in warehouse:
+        return warehouse.rstrip("/")
+    path = os.path.abspath(os.path.expanduser(warehouse))
+    reserved = next((one for one in path if one in RESERVED_IN_ADDRESSES), None)
+    if reserved is not None:
+        raise ConfigError(f"the warehouse {path} has a {reserved} in its name: choose another directory")
+    return f"file://{path}"
+
+
+@contextmanager
+def catalog_errors(table_path: str) -> Iterator[None]:
+    """What the catalog and its driver raise, in our words. A lock that stays names the file and what to do."""
+    from requests.exceptions import RequestException
+    from sqlalchemy.exc import OperationalError, SQLAlchemyError
+
+    try:
+        yield
+    except OperationalError as error:
+        if "locked" in str(error.orig):
+            raise CatalogLocked(
+                f"the catalog {_display_address(table_path)} is locked by another program: "
+                f"wait for it or stop it, then try again"
+            ) from error
+        raise CatalogUnavailable(
+            f"the catalog {_display_address(table_path)} does not work: {error.orig}"
+        ) from error
+    except (SQLAlchemyError, RESTError, RequestException) as error:
+        line = str(error).partition("\n")[0]
+        raise CatalogUnavailable(
+            f"the catalog {_display_address(table_path)} does not work: {line}"
+        ) from error
+
+
+def _open_catalog(address: str, location: str, *, create: bool) -> Catalog | None:
+    """None: the SQLite file does not exist, and nothing is to be made."""
+    if address.startswith("sqlite:"):
+        path = urlsplit(address).path[1:]
+        if not create and not os.path.exists(path):
+            return None
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+    kind = "rest" if address.startswith(("http://", "https://")) else "sql"
+    durable = {"py-io-impl": FILE_ACCESS} if location.startswith("file://") else {}
+    return load_catalog(CATALOG_NAME, type=kind, uri=address, warehouse=location, **durable)
+
+
+def _create_table(catalog: Catalog, topic: str, topic_id: str) -> Table:
+    """A new table; if another archive makes it at the same moment, that one."""
+    properties = {
+        **table_format.TABLE_PROPERTIES,
+        table_format.FORMAT_PROPERTY: table_format.FORMAT,
+        table_format.TOPIC_PROPERTY: topic,
+        table_format.TOPIC_ID_PROPERTY: topic_id,
+        # Tasks write Parquet without Iceberg's field ids; this says which column is which.
+        "schema.name-mapping.default": ICEBERG_SCHEMA.name_mapping.model_dump_json(),
+    }
+    catalog.create_namespace_if_not_exists(NAMESPACE)
+    try:
+        return catalog.create_table(
+            (NAMESPACE, topic), ICEBERG_SCHEMA, partition_spec=_SPEC, properties=properties
+        )
+    except TableAlreadyExistsError:
+        return catalog.load_table((NAMESPACE, topic))
+
+
+def _sqlite_address(location: str) -> str:
+    parts = urlsplit(location)
+    if parts.scheme != "file":
+        raise CatalogUnavailable(
+            f"the warehouse {location} is not a directory of this machine: name a catalog"
+        )
+    return f"sqlite:///{unquote(parts.path)}/{CATALOG_FILE}?timeout={LOCK_WAIT_S}"
+
+
+def _display_address(table_path: str) -> str:
+    """A catalog's address for people: the path of a SQLite file, and never a password."""
+    parts = urlsplit(table_path)
+    if parts.scheme.startswith("sqlite"):
+        return parts.path[1:]
+    return f"{parts.scheme}://{parts.hostname or ''}{f':{parts.port}' if parts.port else ''}{parts.path}"

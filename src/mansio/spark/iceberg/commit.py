@@ -1,0 +1,331 @@
+"""How a batch gets into the table exactly once, whatever dies.
+
+The order of one batch: the tasks write Parquet files that nothing refers to; one commit of the table adds them and
+sets the offsets, the query and the batch as properties *in the same transaction*; then whoever drives the batches
+notes that it is done. Dead before the commit: the files are unreferenced and swept later, and the batch is
+planned again. Dead after it: the repeat finds the offsets in the properties and adds nothing.
+
+Always true: a batch is added only on top of the very table it was judged against. Every commit makes a snapshot,
+also of a batch without a record, and demands of the catalog that the branch still points to the snapshot before it.
+Where another commit came first, the properties are read and judged again. The library's own retry would apply
+the append once more without looking, so it is turned off by a property, without which no table is written to.
+
+What leans on private names of pyiceberg (`_updates`, `_apply`) is here only, and tried with 0.12.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from dataclasses import replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyiceberg.table import Transaction
+from pyiceberg.table.update import RemoveSnapshotsUpdate, update_table_metadata
+
+from mansio.spark.iceberg.errors import ArchiveGap, CommitConflict, ConcurrentArchive, InvalidDataFiles
+from mansio.spark.iceberg.offset_history import HistoryEntry, add_entry, history_text, parse_history
+from mansio.spark.iceberg.table_format import (
+    BATCH_PROPERTY,
+    HISTORY_PROPERTY,
+    LOST_PROPERTY,
+    QUERY_PROPERTY,
+    Commit,
+    LostRange,
+    Outcome,
+    commit_properties,
+    lost_text,
+    offsets_text,
+    read_commit,
+    read_lost,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from pyiceberg.manifest import DataFile
+    from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
+    from pyiceberg.table.update import TableUpdate
+
+    from mansio.spark.iceberg.table_format import BatchPlan, WrittenDataFile
+
+SNAPSHOTS_MAX = 30
+SNAPSHOTS_KEPT = 10
+RETRIES = 5
+ADDED_RECORDS = "added-records"
+"""Of a snapshot's summary, by the Iceberg specification."""
+RETRY_BACKOFF_S = 0.1
+
+
+class CommitDecision(Enum):
+    """What a table's properties say about a batch."""
+
+    ACCEPT = "accept"
+    ALREADY_COMMITTED = "already in"
+    GAP = "gap"
+    CONFLICT = "foreign"
+
+
+class FlatTransaction(Transaction):
+    """A transaction that computes the changed metadata once per change.
+
+    The library's does so at every look, about twenty times a commit, copying every snapshot each time.
+    """
+
+    _memo: tuple[tuple[TableUpdate, ...], TableMetadata, TableMetadata] | None = None
+
+    @property
+    def table_metadata(self) -> TableMetadata:
+        """The table's metadata as this transaction would leave them."""
+        updates, base = self._updates, self._table.metadata
+        if self._memo is None or self._memo[0] is not updates or self._memo[1] is not base:
+            self._memo = (updates, base, update_table_metadata(base, updates))
+        return self._memo[2]
+
+
+def decide_commit(last: Commit | None, plan: BatchPlan) -> CommitDecision:
+    """Whether a batch may be added to a table that stands at `last`. Pure.
+
+    By offsets first: they are what the table holds. The names of query and batch only tell a repeat of our own from
+    another writer's work. A partition the table does not know yet may start anywhere.
+    """
+    if last is None:
+        return CommitDecision.ACCEPT
+    known = {partition: last.offsets[partition] for partition in plan.end if partition in last.offsets}
+    if any(plan.start[partition] > offset for partition, offset in known.items()):
+        return CommitDecision.GAP
+    if all(plan.start[partition] == offset for partition, offset in known.items()):
+        return (
+            CommitDecision.ACCEPT
+            if any(plan.end[p] > plan.start[p] for p in plan.end)
+            else CommitDecision.ALREADY_COMMITTED
+        )
+    is_archived = all(
+        partition in last.offsets
+        and plan.end[partition] <= last.offsets[partition]
+        and plan.start[partition] >= last.first_offsets.get(partition, 0)
+        for partition in plan.end
+        if plan.end[partition] > plan.start[partition]
+    )
+    if is_archived and plan.query == last.query and plan.batch <= last.batch:
+        return CommitDecision.ALREADY_COMMITTED
+    return CommitDecision.CONFLICT
+
+
+def commit_files(
+    table: Table,
+    plan: BatchPlan,
+    parts: Sequence[WrittenDataFile],
+    lost: Sequence[LostRange] = (),
+    *,
+    retries: int = RETRIES,
+    snapshots_max: int = SNAPSHOTS_MAX,
+    now_ms: int | None = None,
+) -> Outcome:
+    """Add a batch's files and its offsets to the table, once. `lost`: what of it could not be read, to be listed.
+
+    Raises:
+        InvalidDataFiles: The files do not fit the plan; nothing was committed.
+        ArchiveGap: The table ends below the plan's start.
+        ConcurrentArchive: Another query has moved the table on.
+        CommitConflict: Other commits came first `retries` times.
+    """
+    check_data_files(plan, parts)
+    is_fresh = False
+    for attempt in range(1, retries + 2):
+        last = read_commit(table.properties)
+        decision = decide_commit(last, plan)
+        if decision is not CommitDecision.ACCEPT and not is_fresh:
+            table.refresh()
+            last = read_commit(table.properties)
+            decision = decide_commit(last, plan)
+        if decision is not CommitDecision.ACCEPT:
+            return _outcome_without_commit(decision, last, plan, attempt)
+        commit = next_commit(last, plan)
+        listed = {LOST_PROPERTY: lost_text((*read_lost(table.properties), *lost))} if lost else {}
+        at_ms = now_ms or time.time_ns() // 1_000_000
+        try:
+            snapshot_id = _append(table, commit, parts, snapshots_max, at_ms, listed)
+        except (CommitFailedException, CommitStateUnknownException):
+            time.sleep(random.uniform(0, RETRY_BACKOFF_S * attempt))
+            table.refresh()
+            is_fresh = True
+            continue
+        return Outcome(added=True, commit=commit, snapshot_id=snapshot_id, attempts=attempt)
+    raise CommitConflict(
+        f"other commits came first {retries + 1} times while batch {plan.batch} was to be added to {_name(table)}: "
+        "is another archive or a maintenance job writing without a pause?"
+    )
+
+
+def skip_to_log_start(
+    table: Table, log_starts: Mapping[int, int], *, retries: int = RETRIES
+) -> tuple[LostRange, ...]:
+    """Go on where the log begins now: ranges below that the table has not got are listed in it as lost, and returned.
+
+    A partition that the table does not know came after its first commit, so of that everything was to be archived.
+
+    Raises:
+        CommitConflict: Other commits came first `retries` times.
+    """
+    for attempt in range(1, retries + 2):
+        table.refresh()
+        last = read_commit(table.properties)
+        if last is None:
+            return ()
+        lost = tuple(
+            LostRange(partition, last.offsets.get(partition, 0), first)
+            for partition, first in sorted(log_starts.items())
+            if last.offsets.get(partition, 0) < first
+        )
+        if not lost:
+            return ()
+        commit = replace(
+            last,
+            offsets=last.offsets | {one.partition: one.end for one in lost},
+            first_offsets={one.partition: one.start for one in lost} | last.first_offsets,
+        )
+        listed = {LOST_PROPERTY: lost_text((*read_lost(table.properties), *lost))}
+        try:
+            _append(table, commit, (), SNAPSHOTS_MAX, time.time_ns() // 1_000_000, listed)
+        except (CommitFailedException, CommitStateUnknownException):
+            time.sleep(random.uniform(0, RETRY_BACKOFF_S * attempt))
+            continue
+        return lost
+    raise CommitConflict(
+        f"other commits came first {retries + 1} times while {_name(table)} was to skip what is lost"
+    )
+
+
+def next_commit(last: Commit | None, plan: BatchPlan) -> Commit:
+    """Where the table stands after a batch that was accepted."""
+    known = {} if last is None else last.offsets
+    first = {} if last is None else last.first_offsets
+    return Commit(plan.query, plan.batch, known | plan.end, plan.start | first)
+
+
+def check_data_files(plan: BatchPlan, parts: Sequence[WrittenDataFile]) -> None:
+    """That every file lies within the plan and none overlaps another.
+
+    Raises:
+        InvalidDataFiles: One does not, or the plan itself makes no sense.
+    """
+    if plan.start.keys() != plan.end.keys():
+        raise InvalidDataFiles(f"batch {plan.batch} starts and ends in different partitions")
+    backwards = [partition for partition in plan.end if plan.end[partition] < plan.start[partition]]
+    if backwards:
+        raise InvalidDataFiles(f"batch {plan.batch} ends below its start in partition {backwards[0]}")
+    upto = dict(plan.start)
+    for part in sorted(parts, key=lambda part: (part.partition, part.first_offset)):
+        if part.partition not in plan.end:
+            raise InvalidDataFiles(
+                f"{part.path} holds partition {part.partition}, which batch {plan.batch} is not about"
+            )
+        if part.first_offset < upto[part.partition] or part.last_offset >= plan.end[part.partition]:
+            raise InvalidDataFiles(
+                f"{part.path} holds offsets {part.first_offset} to {part.last_offset} of partition {part.partition}; "
+                f"wanted were {upto[part.partition]} to {plan.end[part.partition] - 1}"
+            )
+        if not 0 < part.rows <= part.last_offset - part.first_offset + 1:
+            raise InvalidDataFiles(
+                f"{part.path} holds {part.rows} rows, more than its offsets allow, or none"
+            )
+        upto[part.partition] = part.last_offset + 1
+
+
+def _outcome_without_commit(
+    decision: CommitDecision, last: Commit | None, plan: BatchPlan, attempt: int
+) -> Outcome:
+    """The answer for a batch that is not added."""
+    assert last is not None
+    if decision is CommitDecision.ALREADY_COMMITTED:
+        return Outcome(added=False, commit=last, attempts=attempt)
+    offsets_shown = (
+        f"the table ends at {offsets_text(last.offsets)}, "
+        f"batch {plan.batch} starts at {offsets_text(plan.start)}"
+    )
+    if decision is CommitDecision.GAP:
+        raise ArchiveGap(
+            f"{offsets_shown}: the records between would be missing for good. Start again without the checkpoint; "
+            "the archive goes on from the table's offsets"
+        )
+    raise ConcurrentArchive(
+        f"{offsets_shown}: query {last.query or 'unknown'} has moved it on. Only one archive may write to a table: "
+        "stop the other, or start this one again without its checkpoint"
+    )
+
+
+def _append(
+    table: Table,
+    commit: Commit,
+    parts: Sequence[WrittenDataFile],
+    snapshots_max: int,
+    now_ms: int,
+    extra_properties: Mapping[str, str] | None = None,
+) -> int:
+    """One transaction: expire old snapshots, add the files, set the properties. The new snapshot's id."""
+    properties = {**commit_properties(commit), **(extra_properties or {})}
+    history = parse_history(table.properties.get(HISTORY_PROPERTY, "[]"))
+    last, newest = read_commit(table.properties), table.current_snapshot()
+    before = None if last is None or newest is None else HistoryEntry(newest.timestamp_ms, last.offsets)
+    new_history = add_entry(history, now_ms, commit.offsets, before)
+    data_files = [as_data_file(table, part) for part in parts]
+    with FlatTransaction(table) as transaction:
+        expired = expirable_snapshots(table.metadata, snapshots_max)
+        if expired:
+            transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": expired}),))
+        transaction.set_properties(
+            properties
+            if new_history == history
+            else {**properties, HISTORY_PROPERTY: history_text(new_history)}
+        )
+        with transaction.update_snapshot(snapshot_properties=properties).merge_append() as append:
+            for data_file in data_files:
+                append.append_data_file(data_file)
+            snapshot_id: int = append.snapshot_id
+    return snapshot_id
+
+
+def added_records(metadata: TableMetadata, query: str) -> dict[int, int]:
+    """By batch of a query what its snapshot has added, of those snapshots that are there."""
+    added: dict[int, int] = defaultdict(int)
+    for snapshot in metadata.snapshots:
+        summary = snapshot.summary
+        if summary is not None and summary[QUERY_PROPERTY] == query:
+            # A sum: `skip_to_log_start` makes a snapshot that names the last batch once more.
+            added[int(summary[BATCH_PROPERTY] or 0)] += int(summary[ADDED_RECORDS] or 0)
+    return dict(added)
+
+
+def as_data_file(table: Table, part: WrittenDataFile) -> DataFile:
+    """A file as the manifest will name it, its footer compared with what the task said it wrote.
+
+    Raises:
+        InvalidDataFiles: They differ: the file is not the one that was written.
+    """
+    data_file = parquet_file_to_data_file(table.io, table.metadata, part.path)
+    if data_file.record_count != part.rows or data_file.file_size_in_bytes != part.bytes:
+        raise InvalidDataFiles(
+            f"{part.path} has {data_file.record_count} rows and {data_file.file_size_in_bytes} bytes; "
+            f"its task wrote {part.rows} rows and {part.bytes} bytes"
+        )
+    return data_file
+
+
+def expirable_snapshots(metadata: TableMetadata, snapshots_max: int = SNAPSHOTS_MAX) -> list[int]:
+    """The snapshots that may go once there are `snapshots_max`: all but the youngest and those with a tag or branch."""
+    if len(metadata.snapshots) < snapshots_max:
+        return []
+    named = {reference.snapshot_id for reference in metadata.refs.values()}
+    kept = min(SNAPSHOTS_KEPT, snapshots_max - 1)
+    old = metadata.snapshots[: len(metadata.snapshots) - kept]
+    return [snapshot.snapshot_id for snapshot in old if snapshot.snapshot_id not in named]
+
+
+def _name(table: Table) -> str:
+    return ".".join(table.name())

@@ -1,0 +1,164 @@
+"""What an archive could not read, kept as it is: a table beside the archive's, one row per record or batch.
+
+The two tables cannot change in one transaction, so this one is always first: dead before the archive's commit, the
+batch comes again, perhaps cut elsewhere. Therefore what is new is told by offsets and not by the batch's name. The
+table's properties say up to which offset of a partition its rows go, in the same transaction as the rows; of what
+comes again below that, nothing is added, and a row that reaches beyond it begins there.
+
+Always true: each offset that was given up while dead letters were kept is in the range of exactly one row; what is in
+this table and not yet below the archive's offsets will be, because the log does not change.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.schema import Schema
+from pyiceberg.table.update import RemoveSnapshotsUpdate
+from pyiceberg.types import BinaryType, IntegerType, LongType, NestedField, StringType
+
+from mansio.spark.iceberg.commit import (
+    RETRIES,
+    RETRY_BACKOFF_S,
+    FlatTransaction,
+    as_data_file,
+    expirable_snapshots,
+)
+from mansio.spark.iceberg.errors import CommitConflict, NotAnArchiveTable
+from mansio.spark.iceberg.parquet_writer import SOURCE_NAMES, PartitionFileWriter, file_system
+from mansio.spark.iceberg.table_format import (
+    DEAD_LETTER_SCHEMA,
+    LAST_OFFSET,
+    OFFSET,
+    OFFSETS_PROPERTY,
+    PARTITION,
+    TABLE_PROPERTIES,
+    TOPIC_ID_PROPERTY,
+    TOPIC_PROPERTY,
+    offsets_text,
+    parse_offsets,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyiceberg.table import Table
+
+    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.table_format import BatchPlan, WrittenDataFile
+
+NAMESPACE: Final = "mansio_dead_letters"
+
+_ICEBERG_SCHEMA: Final = Schema(
+    NestedField(1, PARTITION, IntegerType()),
+    NestedField(2, OFFSET, LongType()),
+    NestedField(3, LAST_OFFSET, LongType()),
+    NestedField(4, "kind", StringType()),
+    NestedField(5, "reason", StringType()),
+    NestedField(6, "key", BinaryType()),
+    NestedField(7, "value", BinaryType()),
+)
+"""`layout.DEAD_LETTER_SCHEMA` as Iceberg has it."""
+
+
+def open_dead_letters(archive: ArchiveTable, *, create: bool) -> ArchiveTable | None:
+    """The table of an archive's dead letters, in the same catalog; None if there is none and none is to be made.
+
+    Raises:
+        NotAnArchiveTable: It belongs to another topic, or to an earlier one of the same name.
+        CatalogLocked, CatalogUnavailable: The catalog could not be used now.
+    """
+    catalog, identifier = archive.iceberg.catalog, (NAMESPACE, archive.topic)
+    with archive.guard():
+        try:
+            table = catalog.load_table(identifier)
+        except NoSuchTableError:
+            if not create:
+                return None
+            properties = {
+                **TABLE_PROPERTIES,
+                TOPIC_PROPERTY: archive.topic,
+                TOPIC_ID_PROPERTY: archive.topic_id,
+                "schema.name-mapping.default": _ICEBERG_SCHEMA.name_mapping.model_dump_json(),
+            }
+            catalog.create_namespace_if_not_exists(NAMESPACE)
+            try:
+                table = catalog.create_table(identifier, _ICEBERG_SCHEMA, properties=properties)
+            except TableAlreadyExistsError:
+                table = catalog.load_table(identifier)
+    found = table.properties.get(TOPIC_PROPERTY), table.properties.get(TOPIC_ID_PROPERTY)
+    if found != (archive.topic, archive.topic_id):
+        raise NotAnArchiveTable(
+            f"table {'.'.join(identifier)} holds dead letters of another topic {found[0]} (id {found[1]}), not of "
+            f"{archive.topic} (id {archive.topic_id}): drop it, or choose another warehouse"
+        )
+    return archive.sibling(table)
+
+
+def append_dead_letters(table: ArchiveTable, plan: BatchPlan, parts: Sequence[WrittenDataFile]) -> int:
+    """Add what is new of a batch's dead letters, once, before the batch itself is committed. How many files were added.
+
+    Raises:
+        CommitConflict: Other commits came first too many times.
+        CatalogLocked, CatalogUnavailable: The catalog could not be used now; the batch will come again.
+    """
+    with table.guard():
+        for attempt in range(1, RETRIES + 2):
+            known = parse_offsets(table.iceberg.properties.get(OFFSETS_PROPERTY, "{}"))
+            new = [one for part in parts for one in _above_offset(table, part, known.get(part.partition, 0))]
+            if not new:
+                return 0
+            ends = {partition: max(end, known.get(partition, 0)) for partition, end in plan.end.items()}
+            try:
+                _append(table.iceberg, new, known | ends)
+            except (CommitFailedException, CommitStateUnknownException):
+                time.sleep(random.uniform(0, RETRY_BACKOFF_S * attempt))
+                table.iceberg.refresh()
+                continue
+            return len(new)
+    raise CommitConflict(
+        f"other commits came first {RETRIES + 1} times while dead letters were added to {table.name}"
+    )
+
+
+def _append(table: Table, parts: Sequence[WrittenDataFile], offsets: dict[int, int]) -> None:
+    """One transaction: the files, and up to where they go. A snapshot of its own, so that another's is noticed."""
+    files = [as_data_file(table, part) for part in parts]
+    with FlatTransaction(table) as transaction:
+        expired = expirable_snapshots(table.metadata)
+        if expired:
+            transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": expired}),))
+        transaction.set_properties({OFFSETS_PROPERTY: offsets_text(offsets)})
+        with transaction.update_snapshot().merge_append() as append:
+            for file in files:
+                append.append_data_file(file)
+
+
+def _above_offset(table: ArchiveTable, part: WrittenDataFile, known: int) -> list[WrittenDataFile]:
+    """Of a task's file what is about offsets from `known` on: itself, or its rest in another file, or nothing."""
+    if part.first_offset >= known:
+        return [part]
+    location = table.data_location
+    system, directory = file_system(location)
+    rows = pq.read_table(directory + part.path[len(location) :], filesystem=system, partitioning=None)
+    rest = rows.filter(pc.greater_equal(rows[LAST_OFFSET], known))
+    if not rest.num_rows:
+        return []
+    first = pc.max_element_wise(rest[OFFSET], pa.scalar(known, pa.int64()))
+    rest = rest.set_column(rest.schema.get_field_index(OFFSET), DEAD_LETTER_SCHEMA.field(OFFSET), first)
+    writer = PartitionFileWriter(location, "rest", schema=DEAD_LETTER_SCHEMA)
+    named = rest.rename_columns([SOURCE_NAMES.get(name, name) for name in rest.column_names])
+    for batch in named.to_batches():
+        writer.write(batch)
+    return writer.close()

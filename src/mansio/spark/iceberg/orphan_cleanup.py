@@ -1,0 +1,214 @@
+"""Forgets old snapshots of an archive table and deletes the files nothing refers to any more.
+
+Owns the rule for deletion: a file goes when it has been seen unreferenced for the whole grace time. When it was first
+seen so is kept beside the table's metadata, because nothing else tells it: a file that was rewritten a minute ago may
+be years old, and a reader that planned two minutes ago still needs it. So a first sweep only marks, and a later one
+deletes.
+
+Always true: what any kept snapshot, tag or branch refers to is never deleted, nor what a batch under way has written
+within the grace time; a sweep that dies half way leaves a table that is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import random
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException
+from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.table.refs import MAIN_BRANCH
+from pyiceberg.table.update import RemoveSnapshotsUpdate
+
+from mansio.spark.iceberg.errors import ArchiveError, CommitConflict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyarrow.fs import FileSystem
+    from pyiceberg.table import Table
+
+    from mansio.spark.iceberg.catalog import ArchiveTable
+
+TABLE_FILES: Final = (("data", (".parquet",)), ("metadata", (".avro", ".metadata.json")))
+"""Where in a table's directory which files may be deleted."""
+FIRST_SEEN_FILE: Final = "metadata/mansio-unreferenced.json"
+ATTEMPTS_MAX: Final = 8
+"""Of a change to a table that others commit to at the same time."""
+BACKOFF_S: Final = 0.2
+OPERATION: Final = {"mansio.operation": "maintain"}
+"""In the summary of every snapshot that maintenance makes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CleanupReport:
+    """What a sweep did. Waiting files are unreferenced, but not for the grace time yet."""
+
+    snapshots_expired: int
+    files_deleted: int
+    bytes_deleted: int
+    files_waiting: int
+    bytes_waiting: int
+
+
+def remove_orphan_files(
+    table: ArchiveTable, *, keep: int, grace_s: float, now_ms: int | None = None
+) -> CleanupReport:
+    """Keep the newest `keep` snapshots and those a tag or branch names; then delete what nothing refers to.
+
+    Raises:
+        CommitConflict: Others commit so often that the snapshots could not be removed.
+        ArchiveError: The table refers to a file which is not where the table says: nothing is deleted then.
+        OSError: The warehouse cannot be read or written.
+    """
+    expired = expire_snapshots(table, keep)
+    now = int(time.time() * 1000) if now_ms is None else now_ms
+    return _delete_unreferenced(table, expired, int(grace_s * 1000), now)
+
+
+def expire_snapshots(table: ArchiveTable, keep: int) -> int:
+    """Remove all but the newest `keep` snapshots from the metadata, and say how many went. Deletes no file.
+
+    Removing alone does not move the branch, so neither we nor an archive that expires the same snapshots would see that
+    the other was there. Therefore it comes with a snapshot of its own, which changes no row.
+    """
+
+    def attempt() -> int:
+        metadata = table.iceberg.metadata
+        named = {ref.snapshot_id for name, ref in metadata.refs.items() if name != MAIN_BRANCH}
+        newest_first = sorted(metadata.snapshots, key=lambda one: one.sequence_number or 0, reverse=True)
+        if len(newest_first) <= max(keep, 1):
+            return 0
+        old = [one.snapshot_id for one in newest_first[max(keep, 1) - 1 :] if one.snapshot_id not in named]
+        if old:
+            with table.transaction() as transaction:
+                transaction.update_snapshot(snapshot_properties=OPERATION).merge_append().commit()
+                transaction._apply((RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old}),))
+        return len(old)
+
+    return retry_on_conflict(table, attempt)
+
+
+def retry_on_conflict(table: ArchiveTable, attempt: Callable[[], int]) -> int:
+    """Do a change that takes what it needs from `table`, again on the newest state when somebody else was faster.
+
+    Raises:
+        CommitConflict: Somebody was faster every time.
+    """
+    for failures in range(ATTEMPTS_MAX):
+        time.sleep(random.uniform(0, BACKOFF_S * failures))
+        table.refresh()
+        try:
+            with table.guard():
+                return attempt()
+        except (CommitFailedException, CommitStateUnknownException):
+            continue
+    raise CommitConflict(
+        f"others changed {table.name} at the same time, {ATTEMPTS_MAX} times in a row: try again"
+    )
+
+
+def _delete_unreferenced(table: ArchiveTable, expired: int, grace_ms: int, now_ms: int) -> CleanupReport:
+    filesystem, root = _location(table.iceberg)
+    found = _listing(filesystem, root)
+    # References are read after the listing: what is committed in between is listed and referenced, never the reverse.
+    table.refresh()
+    with table.guard():
+        needed = referenced(table.iceberg)
+    first_seen_path = f"{root}/{FIRST_SEEN_FILE}"
+    unreferenced = {path: size for path, size in found.items() if path not in needed}
+    _check_locations(needed, found, unreferenced)
+    seen = _read_first_seen(filesystem, first_seen_path)
+    waiting: dict[str, int] = {}
+    deleted_bytes = waiting_bytes = 0
+    for path, size in unreferenced.items():
+        since_ms = seen.get(path, now_ms)
+        if now_ms - since_ms >= grace_ms:
+            _delete(filesystem, path)
+            deleted_bytes += size
+        else:
+            waiting[path] = since_ms
+            waiting_bytes += size
+    if waiting or seen:
+        with filesystem.open_output_stream(first_seen_path) as stream:
+            stream.write(json.dumps(waiting, indent=0).encode())
+    return CleanupReport(
+        expired, len(unreferenced) - len(waiting), deleted_bytes, len(waiting), waiting_bytes
+    )
+
+
+def referenced(table: Table) -> set[str]:
+    """Paths of all files the table's metadata refers to, from any snapshot it still knows."""
+    metadata = table.metadata
+    locations = {table.metadata_location, *(entry.metadata_file for entry in metadata.metadata_log)}
+    locations.update(one.statistics_path for one in (*metadata.statistics, *metadata.partition_statistics))
+    manifests = {}
+    for snapshot in metadata.snapshots:
+        locations.add(snapshot.manifest_list)
+        manifests.update({one.manifest_path: one for one in snapshot.manifests(table.io)})
+    for path, manifest in manifests.items():
+        locations.add(path)
+        for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
+            locations.add(entry.data_file.file_path)
+    return {_path(location) for location in locations}
+
+
+def _location(table: Table) -> tuple[FileSystem, str]:
+    """Where the table lives: the file system and the path of its directory on it."""
+    io = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
+    scheme, host, path = PyArrowFileIO.parse_location(table.location(), io.properties)
+    return io.fs_by_scheme(scheme, host), path.rstrip("/")
+
+
+def _path(location: str) -> str:
+    return PyArrowFileIO.parse_location(location)[2]
+
+
+def _listing(filesystem: FileSystem, root: str) -> dict[str, int]:
+    """The files of the kinds a table is made of, under its directory, and their sizes. Others are not ours to judge."""
+    from pyarrow.fs import FileSelector, FileType
+
+    entries = filesystem.get_file_info(FileSelector(root, recursive=True))
+    return {
+        entry.path: entry.size
+        for entry in entries
+        if entry.type is FileType.File
+        and any(
+            entry.path.startswith(f"{root}/{directory}/") and entry.path.endswith(suffix)
+            for directory, suffix in TABLE_FILES
+        )
+    }
+
+
+def _check_locations(needed: set[str], found: Mapping[str, int], unreferenced: Mapping[str, int]) -> None:
+    """A table may name its files by another path than we find them by (a link, another mount): then what looks
+    unreferenced is not. Names of files are unique, so one that is needed there and unneeded here tells."""
+    by_name = {posixpath.basename(path): path for path in needed if path not in found}
+    for path in unreferenced:
+        name = posixpath.basename(path)
+        if name in by_name:
+            raise ArchiveError(
+                f"the table refers to {by_name[name]}, which is found as {path}: nothing is deleted"
+            )
+
+
+def _read_first_seen(filesystem: FileSystem, path: str) -> dict[str, int]:
+    """When files were first seen unreferenced (ms). Unreadable marks are none: deletion waits once more."""
+    try:
+        with filesystem.open_input_stream(path) as stream:
+            first_seen = json.loads(stream.read())
+    except (FileNotFoundError, ValueError):
+        return {}
+    if not isinstance(first_seen, dict):
+        return {}
+    return {path: since_ms for path, since_ms in first_seen.items() if type(since_ms) is int}
+
+
+def _delete(filesystem: FileSystem, path: str) -> None:
+    try:
+        filesystem.delete_file(path)
+    except FileNotFoundError:
+        return  # another sweep was here

@@ -1,0 +1,237 @@
+"""Writes a task's rows as Parquet files of one partition each, in the columns of the archive or of another table.
+
+No file is referred to by anything until the batch is committed, and every name is used once: a task that runs twice
+writes twice, and what lost is swept later. A task never talks to the catalog.
+
+Always true: rows of a file are in the order of offsets, each offset once; a file that `close` reports is whole and,
+on a file system of this machine, on the disk; memory is bounded by one Arrow batch, the rows that wait until they make
+a row group, and the open files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyarrow import fs
+
+from mansio.spark.iceberg.errors import InvalidDataFiles
+from mansio.spark.iceberg.fsync_file import fsync_file
+from mansio.spark.iceberg.table_format import (
+    HEADERS,
+    LANE,
+    LAST_OFFSET,
+    OFFSET,
+    PARTITION,
+    TABLE_SCHEMA,
+    TIMESTAMP,
+    TIMESTAMP_TYPE,
+    WrittenDataFile,
+)
+
+FILE_BYTES = 256 << 20
+"""A file that has come so far is closed, and another begun."""
+OPEN_FILES_MAX = 64
+ROW_GROUP_BYTES = 16 << 20
+"""Rows wait until there are so many for a file, or `WAITING_BYTES_MAX` for all files. Batches come in a few thousand
+rows: row groups of that size take half as long again to write and to read."""
+WAITING_BYTES_MAX = 32 << 20
+
+SOURCE_NAMES = {
+    PARTITION: "partition",
+    OFFSET: "offset",
+    TIMESTAMP: "timestamp",
+    TIMESTAMP_TYPE: "timestampType",
+    LANE: "lane",
+    LAST_OFFSET: "last_offset",
+}
+"""How the source calls the columns that are called otherwise here."""
+
+WRITER_OPTIONS: dict[str, Any] = {
+    "compression": "zstd",
+    "compression_level": 1,
+    # Values of records are seldom equal: a dictionary of them would be built only to be thrown away.
+    "use_dictionary": ["key", PARTITION, TIMESTAMP_TYPE, LANE],
+    "write_statistics": [PARTITION, OFFSET, TIMESTAMP],
+}
+
+
+@dataclass(slots=True)
+class _OpenFile:
+    path: str
+    writer: pq.ParquetWriter
+    sink: pa.NativeFile
+    first_offset: int
+    last_offset: int
+    rows: int = 0
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+
+    def write_waiting(self) -> int:
+        """What waits, as one row group; how many bytes that were."""
+        size = self.waiting_bytes
+        if self.waiting:
+            rows = pa.Table.from_batches(self.waiting)
+            self.writer.write_table(rows, row_group_size=rows.num_rows)
+            self.waiting, self.waiting_bytes = [], 0
+        return size
+
+
+class PartitionFileWriter:
+    """The files of one task. `write` batches, then `close`; or `abort`."""
+
+    def __init__(
+        self, location: str, name: str, part_bytes: int = FILE_BYTES, schema: pa.Schema = TABLE_SCHEMA
+    ) -> None:
+        """`location`: the address of the table's data. `name`: what every file's name begins with. `schema`: the
+        table's columns, partition and offset among them."""
+        self._location = location.rstrip("/")
+        self._name = re.sub(r"[^A-Za-z0-9-]", "_", name)
+        self._part_bytes = part_bytes
+        self._schema = schema
+        self._system, self._directory = file_system(self._location)
+        self._open: dict[int, _OpenFile] = {}
+        self._waiting_bytes = 0
+        self._done: list[WrittenDataFile] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Add rows in the source's columns.
+
+        Raises:
+            InvalidDataFiles: Within a partition they are not in the order of offsets: they did not come from the source
+                as they are.
+        """
+        rows = table_rows(batch, self._schema)
+        if not rows.num_rows:
+            return
+        partitions = rows.column(PARTITION)
+        bounds = pc.min_max(partitions)
+        if partitions.null_count or rows.column(OFFSET).null_count:
+            raise InvalidDataFiles("rows for the archive must have a partition and an offset")
+        if bounds["min"] == bounds["max"]:
+            self._write(bounds["min"].as_py(), rows)
+            return
+        for partition in pc.unique(partitions).to_pylist():
+            self._write(partition, rows.filter(pc.equal(partitions, partition)))
+
+    def close(self) -> list[WrittenDataFile]:
+        """Finish all files; what they hold, for the commit."""
+        for partition in list(self._open):
+            self._finish(partition)
+        return self._done
+
+    def abort(self) -> None:
+        """Give up: close and delete what was written. Nobody knows of it yet."""
+        paths = [part.path for part in self._open.values()] + [part.path for part in self._done]
+        for part in self._open.values():
+            for close in (part.writer.close, part.sink.close):
+                with suppress(OSError):  # a full disk refuses the footer of a file that goes anyway
+                    close()
+        self._open.clear()
+        self._done.clear()
+        self._waiting_bytes = 0
+        for path in paths:
+            self._system.delete_file(self._local(path))
+
+    def _write(self, partition: int, rows: pa.RecordBatch) -> None:
+        offsets = rows.column(OFFSET)
+        first, last = offsets[0].as_py(), offsets[-1].as_py()
+        part = self._open.get(partition)
+        follows = part is None or first > part.last_offset
+        if not follows or not pc.all(pc.greater(offsets[1:], offsets[:-1]), min_count=0).as_py():
+            raise InvalidDataFiles(
+                f"rows of partition {partition} are not in the order of their offsets at {first}"
+            )
+        if part is None:
+            part = self._begin(partition, first)
+        part.rows += rows.num_rows
+        part.last_offset = last
+        self._wait(part, rows)
+        if part.sink.tell() + part.waiting_bytes >= self._part_bytes:
+            self._finish(partition)
+
+    def _wait(self, part: _OpenFile, rows: pa.RecordBatch) -> None:
+        """Keep rows of a file until they make a row group, or until too much is kept."""
+        size = rows.nbytes
+        part.waiting.append(rows)
+        part.waiting_bytes += size
+        self._waiting_bytes += size
+        if part.waiting_bytes >= ROW_GROUP_BYTES:
+            self._waiting_bytes -= part.write_waiting()
+        elif self._waiting_bytes >= WAITING_BYTES_MAX:
+            for one in self._open.values():
+                self._waiting_bytes -= one.write_waiting()
+
+    def _begin(self, partition: int, first: int) -> _OpenFile:
+        if len(self._open) >= OPEN_FILES_MAX:
+            self._finish(next(iter(self._open)))
+        path = f"{self._location}/{self._name}-{partition}-{uuid.uuid4().hex}.parquet"
+        sink = self._system.open_output_stream(self._local(path))
+        try:
+            writer = pq.ParquetWriter(sink, self._schema, **WRITER_OPTIONS)
+        except OSError:
+            with suppress(OSError):
+                sink.close()
+            self._system.delete_file(self._local(path))
+            raise
+        part = self._open[partition] = _OpenFile(path, writer, sink, first, first)
+        return part
+
+    def _finish(self, partition: int) -> None:
+        part = self._open[partition]
+        self._waiting_bytes -= part.write_waiting()
+        part.writer.close()
+        part.sink.close()
+        place = self._local(part.path)
+        if isinstance(self._system, fs.LocalFileSystem):
+            fsync_file(place)  # an error is the end of the task: Spark runs it again, into another file
+        size = self._system.get_file_info(place).size
+        self._done.append(
+            WrittenDataFile(part.path, part.rows, size, partition, part.first_offset, part.last_offset)
+        )
+        del self._open[partition]  # not before: what fails on the way is deleted by `abort`
+
+    def _local(self, path: str) -> str:
+        """A file's name as its file system has it."""
+        return self._directory + path[len(self._location) :]
+
+
+def table_rows(batch: pa.RecordBatch, schema: pa.Schema = TABLE_SCHEMA) -> pa.RecordBatch:
+    """Rows in the source's columns as the table has them; columns that were not read are null."""
+    columns = []
+    for wanted in schema:
+        name = SOURCE_NAMES.get(wanted.name, wanted.name)
+        index = batch.schema.get_field_index(name)
+        if index < 0:
+            columns.append(pa.nulls(batch.num_rows, wanted.type))
+            continue
+        column = batch.column(index)
+        if wanted.name == HEADERS:
+            column = _empty_to_null(column)
+        columns.append(column if column.type == wanted.type else column.cast(wanted.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _empty_to_null(lists: pa.ListArray) -> pa.ListArray:
+    """The same lists, with null in the place of empty ones."""
+    is_none = pc.equal(pc.fill_null(pc.list_value_length(lists), 0), 0)
+    offsets = pa.array(lists.offsets.to_numpy())  # a copy: a slice of offsets goes with no mask
+    return pa.ListArray.from_arrays(offsets, lists.values, type=lists.type, mask=is_none)
+
+
+def file_system(location: str) -> tuple[fs.FileSystem, str]:
+    """The file system of an address, and the place in it; a local directory is made."""
+    parts = urlsplit(location)
+    if parts.scheme not in ("", "file"):
+        system, place = fs.FileSystem.from_uri(location)
+        return system, str(place)
+    os.makedirs(parts.path, exist_ok=True)
+    return fs.LocalFileSystem(), parts.path

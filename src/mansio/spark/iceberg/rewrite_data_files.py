@@ -1,0 +1,246 @@
+"""Makes few large files of many small ones, and one manifest of many, while the archive goes on.
+
+A streaming archive leaves a file per partition and batch. Reading and committing slow down with their number, not
+with their size.
+
+Owns the choice of what is worth rewriting (`choose_groups`, pure) and the exchange in one commit. Rows are streamed:
+memory does not grow with the files.
+
+Always true: the table has the same rows before and after each commit, in the same order; the properties of the
+archive are not touched; of two programs which exchange the same files one wins, and the other drops its work; files
+that were replaced stay until `sweep` deletes them, so that readers under way are not disturbed.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import uuid
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+
+from mansio.spark.iceberg.errors import ArchiveError
+from mansio.spark.iceberg.orphan_cleanup import OPERATION, retry_on_conflict
+from mansio.spark.iceberg.table_format import TABLE_SCHEMA, LiveFile
+from mansio.spark.iceberg.table_scan import BEFORE_FIRST, check_order, read_file, record_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from pyiceberg.manifest import DataFile
+
+    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.table_scan import RecordPosition
+
+TARGET_BYTES: Final = 256 << 20
+ROW_GROUP_BYTES: Final = 32 << 20
+"""In memory. Small enough that a short time range of a large file is read without the rest."""
+ROW_GROUP_ROWS_MAX: Final = 1 << 20
+COMPRESSION: Final = "zstd"
+COMPRESSION_LEVEL: Final = 3
+MERGED_MANIFESTS_MAX: Final = 2
+"""So many manifests are as good as one."""
+MERGE_COUNT_PROPERTY: Final = "commit.manifest.min-count-to-merge"
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteReport:
+    """What was rewritten. Bytes are those of the files, before and after."""
+
+    files_replaced: int = 0
+    files_written: int = 0
+    rows: int = 0
+    bytes_before: int = 0
+    bytes_after: int = 0
+    files_conflicting: int = 0
+    """Small files that somebody else had replaced meanwhile."""
+    manifests_before: int = 0
+    manifests_after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _MergedFile:
+    """A new file and those it stands for."""
+
+    sources: tuple[LiveFile, ...]
+    path: str
+
+
+def choose_groups(files: Iterable[LiveFile], target_bytes: int) -> list[list[LiveFile]]:
+    """Neighbours of one partition that become one file each, at most `target_bytes` large.
+
+    A file is never rewritten for the sake of less than its own size, unless the result is as large as wanted: so a
+    record is rewritten about log2(target / first size) times, however often this runs.
+    """
+    groups: list[list[LiveFile]] = []
+    ordered = sorted(files, key=lambda file: (file.partition, file.first_offset))
+    for _, of_partition in groupby(ordered, key=lambda file: file.partition):
+        for group in _neighbouring_files(of_partition, target_bytes):
+            full = 2 * _size(group) > target_bytes
+            while len(group) > 1 and not full and group[0].bytes > _size(group[1:]):
+                group = group[1:]
+            if len(group) > 1:
+                groups.append(group)
+    return groups
+
+
+def _neighbouring_files(files: Iterable[LiveFile], target_bytes: int) -> Iterator[list[LiveFile]]:
+    """Neighbours which fit into a target together, without those that are large enough as they are."""
+    run: list[LiveFile] = []
+    for file in files:
+        is_large = 2 * file.bytes > target_bytes
+        if run and (is_large or _size(run) + file.bytes > target_bytes):
+            yield run
+            run = []
+        if not is_large:
+            run.append(file)
+    if run:
+        yield run
+
+
+def _size(files: Sequence[LiveFile]) -> int:
+    return sum(file.bytes for file in files)
+
+
+def rewrite_data_files(table: ArchiveTable, target_bytes: int = TARGET_BYTES) -> RewriteReport:
+    """Rewrite what is small, committing whenever `target_bytes` have been read, and merge the manifests.
+
+    Raises:
+        CommitConflict: Others commit so often that no commit got through.
+        ArchiveError: A file is damaged, or its rows are not those the table lists.
+        OSError: The warehouse cannot be read or written.
+    """
+    table.refresh()
+    before = _manifest_count(table)
+    report = RewriteReport(manifests_before=before)
+    pending: list[_MergedFile] = []
+    for group in choose_groups(table.live_files(), target_bytes):
+        pending.append(_merge(table, group))
+        if sum(_size(merged.sources) for merged in pending) >= target_bytes:
+            report, pending = _replace_files(table, pending, report), []
+    if pending:
+        report = _replace_files(table, pending, report)
+    merge_manifests(table)
+    return replace(report, manifests_after=_manifest_count(table))
+
+
+def _merge(table: ArchiveTable, group: Sequence[LiveFile]) -> _MergedFile:
+    """Write the rows of these files into a new one beside the first of them."""
+    first = group[0]
+    name = f"merged-{first.partition}-{first.first_offset}-{uuid.uuid4().hex}.parquet"
+    path = posixpath.join(posixpath.dirname(first.path), name)
+    rows = 0
+    with (
+        table.iceberg.io.new_output(path).create() as stream,
+        pq.ParquetWriter(
+            stream, TABLE_SCHEMA, compression=COMPRESSION, compression_level=COMPRESSION_LEVEL
+        ) as writer,
+    ):
+        for chunk in _row_groups(_rows_of(table, group)):
+            writer.write_table(chunk, row_group_size=ROW_GROUP_ROWS_MAX)
+            rows += chunk.num_rows
+    if rows != record_count(group):
+        raise ArchiveError(
+            f"{rows} records were read where the table lists {record_count(group)}, from {first.path} on"
+        )
+    return _MergedFile(tuple(group), path)
+
+
+def _rows_of(table: ArchiveTable, group: Sequence[LiveFile]) -> Iterator[pa.RecordBatch]:
+    last: RecordPosition = BEFORE_FIRST
+    for file in group:
+        for batch in read_file(table.iceberg.io, file):
+            last = check_order(batch, last, file.path)
+            yield batch
+
+
+def _row_groups(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Batches put together to what becomes a row group."""
+    waiting: list[pa.RecordBatch] = []
+    size = rows = 0
+    for batch in batches:
+        waiting.append(batch)
+        size, rows = size + batch.nbytes, rows + batch.num_rows
+        if size >= ROW_GROUP_BYTES or rows >= ROW_GROUP_ROWS_MAX:
+            yield pa.Table.from_batches(waiting)
+            waiting, size, rows = [], 0, 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def _replace_files(
+    table: ArchiveTable, pending: Sequence[_MergedFile], report: RewriteReport
+) -> RewriteReport:
+    """Put the new files in the place of the old ones, all in one commit."""
+    kept: list[_MergedFile] = []
+
+    def attempt() -> int:
+        live = {file.file_path: file for file in _data_files(table)}
+        kept[:] = [merged for merged in pending if all(one.path in live for one in merged.sources)]
+        if kept:
+            _commit(table, kept, live)
+        return len(kept)
+
+    retry_on_conflict(table, attempt)
+    old = [file for merged in kept for file in merged.sources]
+    conflicting = sum(len(merged.sources) for merged in pending) - len(old)
+    return replace(
+        report,
+        files_replaced=report.files_replaced + len(old),
+        files_written=report.files_written + len(kept),
+        rows=report.rows + record_count(old),
+        bytes_before=report.bytes_before + _size(old),
+        bytes_after=report.bytes_after + sum(len(table.iceberg.io.new_input(merged.path)) for merged in kept),
+        files_conflicting=report.files_conflicting + conflicting,
+    )
+
+
+def _data_files(table: ArchiveTable) -> list[DataFile]:
+    """What the manifests refer to now, as a commit wants it."""
+    return [task.file for task in table.iceberg.scan().plan_files()]
+
+
+def _commit(table: ArchiveTable, replaced: Sequence[_MergedFile], live: dict[str, DataFile]) -> None:
+    with (
+        table.transaction() as transaction,
+        transaction.update_snapshot(snapshot_properties=OPERATION).overwrite() as change,
+    ):
+        for merged in replaced:
+            for source in merged.sources:
+                change.delete_data_file(live[source.path])
+            change.append_data_file(
+                parquet_file_to_data_file(table.iceberg.io, table.iceberg.metadata, merged.path)
+            )
+
+
+def merge_manifests(table: ArchiveTable) -> None:
+    """Make one manifest of many, if there are many. The rows and files of the table stay as they are.
+
+    Raises:
+        CommitConflict: Others commit so often that the commit did not get through.
+    """
+
+    def attempt() -> int:
+        if _manifest_count(table) <= MERGED_MANIFESTS_MAX:
+            return 0
+        configured = table.iceberg.properties.get(MERGE_COUNT_PROPERTY)
+        with table.transaction() as transaction:
+            transaction.set_properties({MERGE_COUNT_PROPERTY: "2"})
+            # An append of nothing, which merges what it finds.
+            transaction.update_snapshot(snapshot_properties=OPERATION).merge_append().commit()
+            if configured is None:
+                transaction.remove_properties(MERGE_COUNT_PROPERTY)
+            else:
+                transaction.set_properties({MERGE_COUNT_PROPERTY: configured})
+        return 1
+
+    retry_on_conflict(table, attempt)
+
+
+def _manifest_count(table: ArchiveTable) -> int:
+    snapshot = table.iceberg.current_snapshot()
+    return 0 if snapshot is None else len(snapshot.manifests(table.iceberg.io))

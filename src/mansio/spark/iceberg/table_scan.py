@@ -1,0 +1,214 @@
+"""Reads an archive table without Spark: its files in the order of offsets, as Arrow batches.
+
+Owns what is left out before it is read: whole files by the bounds in the manifests, row groups by the bounds in the
+files, rows at last.
+
+Always true: the batches of a partition come in the order of offsets, each offset at most once, or the read ends with
+an error; one batch is in memory at a time, and holds no more than a row group, so writers bound its bytes; a read goes
+by the one state of the table it was given, whatever is committed meanwhile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mansio.spark.iceberg.errors import ArchiveError
+from mansio.spark.iceberg.table_format import OFFSET, PARTITION, TABLE_SCHEMA, TIMESTAMP, LiveFile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from pyiceberg.io import FileIO
+
+    from mansio.spark.iceberg.catalog import ArchiveTable
+
+RecordPosition = tuple[int, int]
+"""A partition and an offset in it."""
+
+BATCH_ROWS: Final = 65_536
+BEFORE_FIRST: Final[RecordPosition] = (-1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which records of a table are wanted; all by default. Starts are inclusive, ends are not.
+
+    `from_us` and `to_us` are microseconds since the epoch (UTC): a record without a timestamp is outside of both.
+    """
+
+    partitions: frozenset[int] | None = None
+    starts: Mapping[int, int] = field(default_factory=dict)
+    """First offset wanted, for the partitions named here."""
+    ends: Mapping[int, int] | None = None
+    """First offset not wanted any more; a partition that is missing here is not wanted at all. None: no end."""
+    from_us: int | None = None
+    to_us: int | None = None
+
+    @property
+    def has_times(self) -> bool:
+        return self.from_us is not None or self.to_us is not None
+
+    def offsets(self, partition: int) -> tuple[int, int] | None:
+        """The wanted offsets of a partition, the end exclusive; None if there are none."""
+        if self.partitions is not None and partition not in self.partitions:
+            return None
+        end = _OFFSET_MAX if self.ends is None else self.ends.get(partition, 0)
+        start = self.starts.get(partition, 0)
+        return (start, end) if start < end else None
+
+    def above(self, starts: Mapping[int, int]) -> Selection:
+        """The same without what lies below these offsets, and without partitions that are not among them."""
+        known = frozenset(starts)
+        return replace(
+            self,
+            partitions=known if self.partitions is None else known & self.partitions,
+            starts={one: max(start, self.starts.get(one, 0)) for one, start in starts.items()},
+        )
+
+    def may_match(self, file: LiveFile) -> bool:
+        """Whether the file may hold a wanted record, going by its bounds."""
+        offsets = self.offsets(file.partition)
+        if offsets is None or file.last_offset < offsets[0] or file.first_offset >= offsets[1]:
+            return False
+        return self._may_match_times(file.first_us, file.last_us)
+
+    def _may_match_times(self, first_us: int | None, last_us: int | None) -> bool:
+        if not self.has_times or first_us is None or last_us is None:
+            return True
+        return (self.from_us is None or last_us >= self.from_us) and (
+            self.to_us is None or first_us < self.to_us
+        )
+
+    def of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The wanted rows of a batch, which are of one partition."""
+        if not batch.num_rows:
+            return batch
+        offsets = self.offsets(batch.column(PARTITION)[0].as_py())
+        if offsets is None:
+            return batch.slice(0, 0)
+        column = batch.column(OFFSET).to_numpy()
+        first, last = np.searchsorted(column, offsets)
+        batch = batch.slice(int(first), int(last - first))
+        for bound, is_wanted in ((self.from_us, pc.greater_equal), (self.to_us, pc.less)):
+            if bound is not None:
+                batch = batch.filter(
+                    is_wanted(batch.column(TIMESTAMP), pa.scalar(bound, TABLE_SCHEMA.field(TIMESTAMP).type))
+                )
+        return batch
+
+
+ALL_RECORDS: Final = Selection()
+_OFFSET_MAX: Final = (1 << 63) - 1
+
+
+def scan(
+    table: ArchiveTable,
+    selection: Selection = ALL_RECORDS,
+    *,
+    snapshot_id: int | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """The selected records as `table` stood when it was last refreshed, or at one of its snapshots: partition by
+    partition, in the order of offsets, with the columns of `TABLE_SCHEMA`.
+
+    Raises:
+        ArchiveError: An offset is there twice, or a file is damaged.
+        OSError: A file cannot be read.
+    """
+    last: RecordPosition = BEFORE_FIRST
+    for file in files_of(table, selection, snapshot_id=snapshot_id):
+        for batch in read_file(table.iceberg.io, file, selection, batch_rows=batch_rows):
+            last = check_order(batch, last, file.path)
+            wanted = selection.of(batch)
+            if wanted.num_rows:
+                yield wanted
+
+
+def files_of(
+    table: ArchiveTable, selection: Selection = ALL_RECORDS, *, snapshot_id: int | None = None
+) -> list[LiveFile]:
+    """The files which may hold selected records, by partition and offset."""
+    partitions = selection.partitions
+    only_partition = next(iter(partitions)) if partitions is not None and len(partitions) == 1 else None
+    return [
+        file
+        for file in table.live_files(partition=only_partition, snapshot_id=snapshot_id)
+        if selection.may_match(file)
+    ]
+
+
+def read_file(
+    io: FileIO, file: LiveFile, selection: Selection = ALL_RECORDS, *, batch_rows: int = BATCH_ROWS
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one file, without the row groups that hold nothing wanted.
+
+    Raises:
+        ArchiveError: The bytes are not the Parquet file that was written.
+        OSError: The file cannot be read.
+    """
+    try:
+        with io.new_input(file.path).open() as stream:
+            parquet = pq.ParquetFile(stream)
+            # One after the other: a batch over several groups would have as many rows as asked for, of any size.
+            for group in _wanted_groups(parquet.metadata, file, selection):
+                for batch in parquet.iter_batches(batch_rows, row_groups=[group], use_threads=False):
+                    yield batch if batch.schema.equals(TABLE_SCHEMA) else _cast_to_table_schema(batch)
+    except pa.ArrowInvalid as error:
+        raise ArchiveError(f"{file.path} is damaged: {error}") from error
+
+
+def _wanted_groups(metadata: Any, file: LiveFile, selection: Selection) -> list[int]:
+    """Row groups whose bounds let a wanted record be in them."""
+    columns = {metadata.schema.column(index).path: index for index in range(metadata.num_columns)}
+    wanted = []
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        offsets = _group_bounds(group, columns[OFFSET]) or (file.first_offset, file.last_offset)
+        first_us, last_us = _group_bounds(group, columns[TIMESTAMP]) or (None, None)
+        part = LiveFile(file.path, group.num_rows, 0, file.partition, *offsets, first_us, last_us)
+        if selection.may_match(part):
+            wanted.append(index)
+    return wanted
+
+
+def _group_bounds(group: Any, column: int) -> tuple[int, int] | None:
+    statistics = group.column(column).statistics
+    if statistics is None or not statistics.has_min_max:
+        return None
+    return statistics.min_raw, statistics.max_raw
+
+
+def _cast_to_table_schema(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Another program may have rewritten a file: same columns, types that hold the same."""
+    columns = [batch.column(column.name).cast(column.type) for column in TABLE_SCHEMA]
+    return pa.RecordBatch.from_arrays(columns, schema=TABLE_SCHEMA)
+
+
+def check_order(batch: pa.RecordBatch, last: RecordPosition, path: str) -> RecordPosition:
+    """Whether the offsets go on growing from `last`; returns the new last.
+
+    Raises:
+        ArchiveError: They do not: a record is there twice, or files overlap.
+    """
+    if not batch.num_rows:
+        return last
+    partition = batch.column(PARTITION)[0].as_py()
+    offsets = batch.column(OFFSET).to_numpy()
+    before = last[1] if last[0] == partition else -1
+    if offsets[0] <= before or not (np.diff(offsets) > 0).all():
+        raise ArchiveError(
+            f"the archive of partition {partition} does not go on in order after offset {before}: "
+            f"{path} begins at {int(offsets[0])}"
+        )
+    return partition, int(offsets[-1])
+
+
+def record_count(files: Iterable[LiveFile]) -> int:
+    """Records in these files together."""
+    return sum(file.rows for file in files)

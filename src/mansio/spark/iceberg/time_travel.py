@@ -1,0 +1,130 @@
+"""What `--from-snapshot` may say: a snapshot's id, the name of a tag, or a time.
+
+Snapshots are few and soon expire, so a time is answered by offsets: the table only gains records, and what it held at
+a time is everything below the offsets it had then. Those are known for every kept snapshot of the archive and, longer
+and coarser, for the marks in the table's properties.
+
+Always true: a moment holds no record that was archived after it, and says when it was: where the snapshots are gone,
+that is the last full hour before the time that was asked for, and for days gone by the last midnight (UTC).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from pyiceberg.table.refs import SnapshotRefType
+
+from mansio.spark.iceberg.errors import ArchiveError
+from mansio.spark.iceberg.offset_history import entry_at
+from mansio.spark.iceberg.table_format import OFFSETS_PROPERTY, parse_offsets
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.table_scan import Selection
+
+TIMES_SHOWN = 3
+
+
+class SnapshotNotFound(ArchiveError):
+    """The table keeps no such snapshot, and no offsets of that time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """The table as it was once: by a kept snapshot's files, or by everything below some offsets; neither: as it is."""
+
+    at_ms: int
+    """When the archive stood so (milliseconds since the epoch); not later than the time that was asked for."""
+    snapshot_id: int | None = None
+    ends: dict[int, int] | None = None
+
+    @property
+    def is_latest(self) -> bool:
+        """Whether it is the table as it is now, which another time is another table."""
+        return self.snapshot_id is None and self.ends is None
+
+    def of(self, selection: Selection) -> Selection:
+        """The selection without what came after this moment."""
+        return selection if self.ends is None else replace(selection, ends=self.ends)
+
+
+def find_version(table: ArchiveTable, text: str, parse_time: Callable[[str], int]) -> TableVersion:
+    """The moment that `text` names: the id of a kept snapshot, a tag, or what `parse_time` reads as milliseconds.
+
+    Raises:
+        SnapshotNotFound: It names none; says which there are.
+        ValueError: It is no time either; `parse_time` raised it.
+    """
+    metadata = table.iceberg.metadata
+    reference = metadata.refs.get(text)
+    if reference is not None and reference.snapshot_ref_type is not SnapshotRefType.TAG:
+        reference = None  # a branch goes on: it names no moment, but another one after every batch
+    wanted = reference.snapshot_id if reference is not None else int(text) if _is_number(text) else None
+    snapshot = None if wanted is None else metadata.snapshot_by_id(wanted)
+    if snapshot is not None:
+        return TableVersion(snapshot.timestamp_ms, snapshot_id=snapshot.snapshot_id)
+    try:
+        return version_at(table, parse_time(text))
+    except ValueError:
+        if _is_number(text):
+            raise SnapshotNotFound(
+                f"{table.name} keeps no snapshot {text}; kept are {_kept(table)}"
+            ) from None
+        raise
+
+
+def version_at(table: ArchiveTable, at_ms: int) -> TableVersion:
+    """What the table held at a time, as of its last refresh.
+
+    Raises:
+        SnapshotNotFound: Nothing is known of a time so early.
+    """
+    metadata = table.iceberg.metadata
+    newest = table.iceberg.current_snapshot()
+    if newest is not None and newest.timestamp_ms <= at_ms:
+        return TableVersion(newest.timestamp_ms)
+    known = []
+    for snapshot in metadata.snapshots:
+        recorded_offsets = (
+            None if snapshot.summary is None else snapshot.summary.additional_properties.get(OFFSETS_PROPERTY)
+        )
+        if recorded_offsets is not None:
+            known.append(TableVersion(snapshot.timestamp_ms, ends=parse_offsets(recorded_offsets)))
+    entry = entry_at(table.history(), at_ms)
+    if entry is not None:
+        known.append(TableVersion(entry.at_ms, ends=entry.offsets))
+    before = [version for version in known if version.at_ms <= at_ms]
+    if not before:
+        raise SnapshotNotFound(
+            f"{table.name} does not know what it held so early; it knows of {_known_since(table)}"
+        )
+    return max(before, key=lambda version: version.at_ms)
+
+
+def is_archive_of(table: ArchiveTable, topic_id: bytes) -> bool:
+    """Whether a topic of this id (all zero: unknown) is the one that was archived, and not a later one of its name."""
+    known = table.topic_id.replace("-", "").lower()
+    return not known or not any(topic_id) or known == topic_id.hex()
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
+def _kept(table: ArchiveTable) -> str:
+    newest_first = list(reversed(table.iceberg.metadata.snapshots))
+    shown = ", ".join(str(one.snapshot_id) for one in newest_first[:TIMES_SHOWN])
+    return (shown or "none") + (" and older ones" if len(newest_first) > TIMES_SHOWN else "")
+
+
+def _known_since(table: ArchiveTable) -> str:
+    from datetime import UTC, datetime
+
+    times = [entry.at_ms for entry in table.history()[:1]]
+    times += [one.timestamp_ms for one in table.iceberg.metadata.snapshots]
+    if not times:
+        return "nothing: no batch has been archived yet"
+    return f"times from {datetime.fromtimestamp(min(times) / 1000, UTC).isoformat(timespec='seconds')} on"

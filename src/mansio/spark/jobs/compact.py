@@ -1,0 +1,191 @@
+"""Compact: an archive's records to the latest one of each key, as a table of its own.
+
+Spark groups by key, sorting and spilling to disk, so memory grows neither with the number of keys nor with that of
+records. Its tasks write files beside those of earlier runs; then one commit exchanges them for those of the run before,
+and readers see the one or the other. The table says up to which offsets of the topic it goes.
+
+What is latest: in a partition the higher offset, whatever the timestamps say, as in the log. A key that is in several
+partitions (they were added, or named by producers) is taken from where its latest record has the later timestamp, then
+from the higher partition. A key whose latest record has no value is deleted, and not in the table; nor are records
+without a key.
+
+Always true: a run that dies leaves the table as it was, and what it had written is swept away by later runs; run again
+without news it gives the same rows.
+"""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    NoSuchTableError,
+    TableAlreadyExistsError,
+)
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
+from pyspark.sql import Observation, functions
+
+from mansio.spark.iceberg.catalog import ICEBERG_SCHEMA, NAMESPACE, ArchiveTable
+from mansio.spark.iceberg.errors import CommitConflict, NotAnArchiveTable
+from mansio.spark.iceberg.orphan_cleanup import remove_orphan_files
+from mansio.spark.iceberg.table_format import (
+    LANE,
+    OFFSET,
+    PARTITION,
+    TABLE_PROPERTIES,
+    TABLE_SCHEMA,
+    TIMESTAMP,
+    TIMESTAMP_TYPE,
+    offsets_text,
+)
+from mansio.spark.jobs.compact_files import write_files
+from mansio.spark.jobs.topic_table import ARCHIVE_SCHEMA
+
+if TYPE_CHECKING:
+    from pyiceberg.table import Table
+    from pyspark.sql import DataFrame, SparkSession
+
+SOURCE_PROPERTY: Final = "mansio.compacted-from"
+OFFSETS_PROPERTY: Final = "mansio.compacted-offsets"
+RUN_PROPERTY: Final = "mansio.compacted-run"
+"""Names the run whose files the table has: where the catalog did not answer, it tells whether the exchange is in."""
+SNAPSHOTS_KEPT: Final = 2
+GRACE_S: Final = 3600.0
+"""How long the files of earlier runs stay for readers that began with them."""
+_CARRIED: Final = ("value", "headers", OFFSET, TIMESTAMP, TIMESTAMP_TYPE, LANE)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    """What a run read and left. `offsets`: of each partition the first offset that is not in the table yet."""
+
+    table: str
+    records: int
+    without_key: int
+    deleted_keys: int
+    keys: int
+    files: int
+    offsets: dict[int, int]
+
+
+def compact(spark: SparkSession, source: ArchiveTable, to: str) -> CompactReport:
+    """Make the table `to`, in the catalog of the archive `source`, what the archive says of every key now.
+
+    Raises:
+        NotAnArchiveTable: There is a table of that name that compaction did not make, or made of another topic.
+        CommitConflict: Another compaction into the same table was faster.
+        ArchiveError, OSError: The catalog or the files cannot be used.
+    """
+    source.refresh()
+    committed = source.committed()
+    offsets = {} if committed is None else committed.offsets
+    files = source.live_files()
+    with source.guard():
+        target = open_target(source, to)
+        table = ArchiveTable(target, source.topic, target.location())
+    seen, kept = Observation("seen"), Observation("kept")
+    rows = _read(spark, [file.path for file in files]).observe(
+        seen, functions.count_if(functions.col("key").isNull()).alias("without_key")
+    )
+    latest = latest_by_key(rows).observe(
+        kept, functions.count_if(functions.col("value").isNull()).alias("deleted_keys")
+    )
+    write = partial(write_files, table.data_location)
+    written = (
+        latest.where("value is not null")
+        .select(*TABLE_SCHEMA.names)
+        .mapInArrow(write, "path string, rows bigint")
+        .collect()
+    )
+    paths = [row["path"] for row in written]
+    exchange(table, paths, offsets)
+    remove_orphan_files(table, keep=SNAPSHOTS_KEPT, grace_s=GRACE_S)
+    return CompactReport(
+        table=table.name,
+        records=sum(file.rows for file in files),
+        without_key=seen.get["without_key"],
+        deleted_keys=kept.get["deleted_keys"],
+        keys=sum(row["rows"] for row in written),
+        files=len(paths),
+        offsets=dict(offsets),
+    )
+
+
+def latest_by_key(rows: DataFrame) -> DataFrame:
+    """The latest record of every key of rows with the archive's columns, also those that delete their key."""
+    last = functions.max_by(functions.struct(*_CARRIED), functions.col(OFFSET)).alias("last")
+    in_partitions = rows.where("key is not null").groupBy("key", PARTITION).agg(last)
+    time = functions.coalesce(functions.unix_micros(f"last.{TIMESTAMP}"), functions.lit(-1))
+    latest = functions.max_by(
+        functions.struct("last", PARTITION), functions.struct(time, functions.col(PARTITION))
+    ).alias("latest")
+    found = in_partitions.groupBy("key").agg(latest)
+    return found.select("key", f"latest.{PARTITION}", *(f"latest.last.{name}" for name in _CARRIED))
+
+
+def _read(spark: SparkSession, paths: list[str]) -> DataFrame:
+    """The archive's files, by name: replaced ones lie in the same directory."""
+    if not paths:
+        return spark.createDataFrame([], ARCHIVE_SCHEMA)
+    reader = spark.read.schema(ARCHIVE_SCHEMA).option("recursiveFileLookup", "true")
+    return reader.option("__globPaths__", "false").parquet(*paths)
+
+
+def open_target(source: ArchiveTable, to: str) -> Table:
+    """The table for the latest records; made if it is not there."""
+    catalog, identifier = source.iceberg.catalog, (NAMESPACE, to)
+    try:
+        table = catalog.load_table(identifier)
+    except NoSuchTableError:
+        properties = {
+            **TABLE_PROPERTIES,
+            SOURCE_PROPERTY: source.topic,
+            "schema.name-mapping.default": ICEBERG_SCHEMA.name_mapping.model_dump_json(),
+        }
+        try:
+            return catalog.create_table(identifier, ICEBERG_SCHEMA, properties=properties)
+        except TableAlreadyExistsError:
+            table = catalog.load_table(identifier)
+    made_from = table.properties.get(SOURCE_PROPERTY)
+    if made_from != source.topic:
+        known = (
+            "was not made by `mansio pipeline compact`" if made_from is None else f"is of topic {made_from}"
+        )
+        raise NotAnArchiveTable(f"table {'.'.join(identifier)} {known}: choose another name with --to")
+    return table
+
+
+def exchange(table: ArchiveTable, paths: list[str], offsets: dict[int, int]) -> None:
+    """One commit: these files instead of all there are, and up to where they go.
+
+    Raises:
+        CommitConflict: Somebody else was faster, or the catalog did not say what became of it and it is not in.
+    """
+    iceberg, run = table.iceberg, uuid.uuid4().hex
+    with table.guard():
+        old = [task.file for task in iceberg.scan().plan_files()]
+        new = [parquet_file_to_data_file(iceberg.io, iceberg.metadata, path) for path in paths]
+        try:
+            with table.transaction() as transaction:
+                transaction.set_properties({OFFSETS_PROPERTY: offsets_text(offsets), RUN_PROPERTY: run})
+                if old or new:
+                    with transaction.update_snapshot().overwrite() as change:
+                        for file in old:
+                            change.delete_data_file(file)
+                        for file in new:
+                            change.append_data_file(file)
+        except CommitFailedException as error:
+            raise CommitConflict(
+                f"{table.name} was changed by somebody else while this run was at work; run it again"
+            ) from error
+        except CommitStateUnknownException as error:
+            iceberg.refresh()
+            if iceberg.properties.get(RUN_PROPERTY) != run:
+                raise CommitConflict(
+                    f"the catalog did not say what became of the change of {table.name}, and it is not there; run it "
+                    "again"
+                ) from error

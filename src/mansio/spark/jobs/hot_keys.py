@@ -1,0 +1,255 @@
+"""Which keys make a topic lopsided: the heaviest keys, how evenly its partitions are loaded, and what would help.
+
+Counts are exact: Spark groups all rows by key and partition once and keeps the groups on disk, so memory does not grow
+with the number of keys. What the counts mean is decided by pure functions (`assess_skew`): chance alone makes
+partitions unequal, and that is no reason for an alarm.
+
+Always true: `HotKeys` has the totals of all rows, and the heaviest keys in order; without an alarm there is no advice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, sqrt
+from typing import TYPE_CHECKING, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import functions
+
+from mansio.spark.jobs.charts import Bar, Chart, label_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
+
+TOP: Final = 20
+HOT_SHARE_OF_PARTITION: Final = 0.5
+"""A key this heavy, measured by what a partition carries on average, is hot."""
+HOT_TIMES_MEAN_KEY: Final = 10
+"""And it has to stand out from the other keys: few keys are each of them heavy without one being hot."""
+SKEW_MAX: Final = 1.25
+"""The busiest partition may carry so many times the mean."""
+RANDOM_DEVIATIONS_MAX: Final = 5
+"""So many standard deviations over the mean are what chance does."""
+RANDOM_RATIO_MAX: Final = 2.0
+"""Chance or not, a partition with more than this many times the mean is worth a word."""
+KEYS_PER_PARTITION_MIN: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class KeyLoad:
+    """One key: how many records have it, the bytes of their values, in how many partitions it is. `key` None: records
+    without a key."""
+
+    key: bytes | None
+    records: int
+    bytes: int
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLoad:
+    """One partition: its records, the bytes of their values, how many different keys."""
+
+    partition: int
+    records: int
+    bytes: int
+    keys: int
+
+
+@dataclass(frozen=True, slots=True)
+class HotKeys:
+    """What was counted. `partitions` has every partition of the topic, also empty ones; `top` the heaviest keys."""
+
+    records: int
+    bytes: int
+    keys: int
+    partitions: tuple[PartitionLoad, ...]
+    top: tuple[KeyLoad, ...]
+    is_by_bytes: bool = False
+
+    def weight(self, of: KeyLoad | PartitionLoad) -> int:
+        """What a key or a partition is measured by."""
+        return of.bytes if self.is_by_bytes else of.records
+
+    @property
+    def total(self) -> int:
+        return self.bytes if self.is_by_bytes else self.records
+
+    @property
+    def partition_mean(self) -> float:
+        return self.total / max(len(self.partitions), 1)
+
+    @property
+    def skew(self) -> float:
+        """How many times the mean the busiest partition carries; 1 is even."""
+        busiest = max((self.weight(one) for one in self.partitions), default=0)
+        return busiest / self.partition_mean if self.total else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SkewAssessment:
+    """What is wrong, if anything: the hot keys, whether partitions are unequal beyond chance, and what to do."""
+
+    hot: tuple[KeyLoad, ...]
+    is_skewed: bool
+    advice: tuple[str, ...]
+
+    @property
+    def is_alarm(self) -> bool:
+        return bool(self.hot) or self.is_skewed
+
+
+def count_topic(
+    spark: SparkSession,
+    topic: str,
+    bootstrap_servers: str,
+    partition_count: int,
+    *,
+    top: int = TOP,
+    is_by_bytes: bool = False,
+) -> HotKeys:
+    """`count_keys` over all that a topic holds now."""
+    reader = spark.read.format("mansio").option("broker", bootstrap_servers).option("subscribe", topic)
+    columns = "key,value,partition" if is_by_bytes else "key,partition"
+    rows = reader.option("columns", columns).load()
+    return count_keys(rows, partition_count, top=top, is_by_bytes=is_by_bytes)
+
+
+def count_keys(
+    rows: DataFrame, partition_count: int, *, top: int = TOP, is_by_bytes: bool = False
+) -> HotKeys:
+    """Count the rows by key and partition. `rows` has `key`, `partition` and, to measure by bytes, `value`."""
+    size = functions.length("value") if is_by_bytes else functions.lit(0)
+    groups = rows.groupBy("key", "partition").agg(
+        functions.count(functions.lit(1)).alias("records"),
+        functions.coalesce(functions.sum(size), functions.lit(0)).alias("bytes"),
+    )
+    groups = groups.persist(StorageLevel.DISK_ONLY)
+    try:
+        by_partition = groups.groupBy("partition").agg(
+            functions.sum("records").alias("records"),
+            functions.sum("bytes").alias("bytes"),
+            functions.count("key").alias("keys"),
+        )
+        by_key = groups.groupBy("key").agg(
+            functions.sum("records").alias("records"),
+            functions.sum("bytes").alias("bytes"),
+            functions.count(functions.lit(1)).alias("partitions"),
+        )
+        loads = {
+            row["partition"]: PartitionLoad(row["partition"], row["records"], row["bytes"], row["keys"])
+            for row in by_partition.collect()
+        }
+        order = functions.desc("bytes" if is_by_bytes else "records")
+        heaviest = [
+            KeyLoad(
+                None if row["key"] is None else bytes(row["key"]),
+                row["records"],
+                row["bytes"],
+                row["partitions"],
+            )
+            for row in by_key.orderBy(order, "key").limit(top).collect()
+        ]
+        keys = groups.where("key is not null").select("key").distinct().count()
+    finally:
+        groups.unpersist()
+    count = max([partition_count, *(number + 1 for number in loads)])
+    partitions = tuple(loads.get(number, PartitionLoad(number, 0, 0, 0)) for number in range(count))
+    return HotKeys(
+        records=sum(one.records for one in partitions),
+        bytes=sum(one.bytes for one in partitions),
+        keys=keys,
+        partitions=partitions,
+        top=tuple(heaviest),
+        is_by_bytes=is_by_bytes,
+    )
+
+
+def assess_skew(found: HotKeys) -> SkewAssessment:
+    """Whether the counts are a reason to act, and how."""
+    mean = found.partition_mean
+    mean_key = found.total / max(found.keys, 1)
+    hot = tuple(
+        one
+        for one in found.top
+        if one.key is not None
+        and len(found.partitions) > 1
+        and found.weight(one) >= HOT_SHARE_OF_PARTITION * mean
+        and found.weight(one) >= HOT_TIMES_MEAN_KEY * mean_key
+    )
+    is_skewed = found.skew > max(SKEW_MAX, min(_random_deviation(found), RANDOM_RATIO_MAX))
+    advice = [_about_key(found, one) for one in hot]
+    if hot:
+        advice.append(_about_partitions(found, hot[0]))
+    if is_skewed and not hot:
+        advice.append(_about_skew(found))
+    return SkewAssessment(hot, is_skewed, tuple(advice))
+
+
+def _random_deviation(found: HotKeys) -> float:
+    """How many times the mean chance may give the busiest partition: keys fall into them like balls into boxes."""
+    keys = found.keys / max(len(found.partitions), 1)
+    return 1 + RANDOM_DEVIATIONS_MAX / sqrt(keys) if keys else 1.0
+
+
+def _about_key(found: HotKeys, one: KeyLoad) -> str:
+    share = found.weight(one) / found.total
+    pieces = max(2, ceil(found.weight(one) / (HOT_SHARE_OF_PARTITION * found.partition_mean)))
+    return (
+        f"key {label_of(one.key)} has {share:.1%} of all {_unit(found)}: if its records need no common order, write it "
+        f"as {pieces} keys ({label_of(one.key)}-0 to -{pieces - 1})"
+    )
+
+
+def _about_partitions(found: HotKeys, heaviest: KeyLoad) -> str:
+    useful = max(1, int(found.total / found.weight(heaviest)))
+    return (
+        f"one key is always in one partition: beyond {useful} partition{'s' if useful > 1 else ''} the busiest one "
+        f"stays as busy as it is, whatever is added (the topic has {len(found.partitions)})"
+    )
+
+
+def _about_skew(found: HotKeys) -> str:
+    count = len(found.partitions)
+    if found.keys < KEYS_PER_PARTITION_MIN * count:
+        useful = max(1, found.keys // KEYS_PER_PARTITION_MIN)
+        return (
+            f"{found.keys} different keys do not spread evenly over {count} partitions: take finer keys, "
+            f"or at most {useful} partition{'s' if useful > 1 else ''}"
+        )
+    return (
+        "no key stands out, so it is how records are placed: see whether producers name partitions themselves, use "
+        "another partitioner than Kafka's, or wrote before partitions were added"
+    )
+
+
+def _unit(found: HotKeys) -> str:
+    return "bytes" if found.is_by_bytes else "records"
+
+
+def charts(found: HotKeys, assessment: SkewAssessment, bars: int = TOP) -> list[Chart]:
+    """The heaviest keys, and the partitions with their mean."""
+    hot = {one.key for one in assessment.hot}
+    total = max(found.total, 1)
+
+    def bar(label: str, weight: int, is_highlighted: bool) -> Bar:
+        return Bar(label, weight, f"{weight:,} ({weight / total:.1%})", is_highlighted)
+
+    keys = [bar(label_of(one.key), found.weight(one), one.key in hot) for one in found.top[:bars]]
+    busiest: Sequence[PartitionLoad] = sorted(found.partitions, key=found.weight, reverse=True)[:bars]
+    limit = found.partition_mean * SKEW_MAX
+    partitions = [
+        bar(
+            f"partition {one.partition}",
+            found.weight(one),
+            assessment.is_skewed and found.weight(one) > limit,
+        )
+        for one in sorted(busiest, key=lambda one: one.partition)
+    ]
+    busy = f"Partitions, by {_unit(found)} (busiest {found.skew:.2f} times the mean)"
+    return [
+        Chart(f"Heaviest keys, by {_unit(found)}", keys),
+        Chart(busy, partitions, found.partition_mean),
+    ]

@@ -1,0 +1,74 @@
+"""Lag: how far each pipeline is behind its topics, from what it published last.
+
+A pipeline publishes the offsets of every micro-batch that is through, so what is shown is exact within one trigger. The
+records are counted up to the end of each partition as it is now. Needs no Spark: a question to the brokers.
+
+Always true: a pipeline is a group `mansio.pipeline.<name>`; one that was released and does not run is not shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mansio.errors import GroupIdNotFound
+from mansio.net.offsets import LATEST, READ_COMMITTED, fetch_offsets, list_offsets
+from mansio.net.retry import raise_for
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group, pipeline_of
+
+if TYPE_CHECKING:
+    from mansio.net.cluster import Cluster
+    from mansio.spark.sync_client import SyncClient
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """One partition of one pipeline: `committed` is the next offset it will read, `end` that of the next record to
+    come. `holds`: whether the broker keeps what was not read yet."""
+
+    pipeline: str
+    topic: str
+    partition: int
+    committed: int
+    end: int
+    holds: bool
+
+    @property
+    def lag(self) -> int:
+        return max(0, self.end - self.committed)
+
+
+def pipeline_lag(client: SyncClient, name: str | None = None) -> list[PartitionLag]:
+    """The lag of one pipeline, or of all, by name, topic and partition. `GroupIdNotFound` for one that is not known."""
+    return client.run(_pipeline_lag(client.cluster, name))
+
+
+async def _pipeline_lag(cluster: Cluster, name: str | None) -> list[PartitionLag]:
+    known = await _pipelines(cluster)
+    if name is not None and name not in known:
+        there = f"; there are {', '.join(known[:20])}" if known else ""
+        raise GroupIdNotFound(f"there is no pipeline {name!r}{there}")
+    found = []
+    for pipeline in known if name is None else [name]:
+        committed = await fetch_offsets(cluster, pipeline_group(pipeline))
+        ends = await list_offsets(cluster, dict.fromkeys(committed, LATEST), isolation_level=READ_COMMITTED)
+        for place, offset in sorted(committed.items()):
+            holds = parse_hold_metadata(offset.metadata) is not None
+            found.append(PartitionLag(pipeline, *place, offset.offset, ends[place].offset, holds))
+    return found
+
+
+async def _pipelines(cluster: Cluster) -> list[str]:
+    """The names of all pipelines that have published anything."""
+    await cluster.retry(lambda: cluster.refresh(()))
+    names: set[str] = set()
+    for node_id in list(cluster.nodes):
+        answer: Any = await cluster.request(
+            ApiKey.LIST_GROUPS,
+            {"states_filter": [], "types_filter": []},
+            node_id=node_id,
+            check=lambda answer: raise_for(answer.error_code),
+        )
+        names.update(found for group in answer.groups if (found := pipeline_of(group.group_id)) is not None)
+    return sorted(names)

@@ -1,0 +1,101 @@
+"""The user's pipeline: a Python file with one function on DataFrames.
+
+The file defines one of
+* `transform(frame) -> DataFrame`: gets the records of all topics of the command line;
+* `pipeline(spark, read) -> DataFrame`: for joins and several inputs; `read("flights")` gives the records of a topic as
+  a stream, with options of the source as keywords.
+
+Always true: the file is run as it stands, on the driver; its functions travel to Spark's workers by value, so the file
+need not be there; what goes wrong in it is an error that names the file and the line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from mansio.errors import MansioError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    Read = Callable[..., DataFrame]
+    Build = Callable[[SparkSession, Read], DataFrame]
+
+MODULE_NAME = "mansio_user_pipeline"
+
+
+class PipelineFileError(MansioError):
+    """The file of a pipeline cannot be used."""
+
+
+def load(path: str) -> ModuleType:
+    """Run the file. `PipelineFileError` when it is not there, fails, or defines neither function or both."""
+    if not os.path.isfile(path):
+        raise PipelineFileError(f"there is no file {path}")
+    spec = importlib.util.spec_from_file_location(MODULE_NAME, path)
+    if spec is None or spec.loader is None:
+        raise PipelineFileError(f"{path} is no Python file: its name has to end in .py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[MODULE_NAME] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise PipelineFileError(error_location(error, path)) from error
+    if callable(getattr(module, "transform", None)) == callable(getattr(module, "pipeline", None)):
+        raise PipelineFileError(
+            f"{path} has to define either transform(frame) or pipeline(spark, read), and return a DataFrame"
+        )
+    return module
+
+
+def builder(path: str, topics: tuple[str, ...]) -> Build:
+    """The function that makes the DataFrame of a pipeline. `topics`: what `transform` gets the records of."""
+    module = load(path)
+    if callable(getattr(module, "transform", None)):
+        if not topics:
+            raise PipelineFileError(f"{path} defines transform(frame), so the topics have to be given")
+        return lambda _spark, read: _call(path, module, module.transform, read(",".join(topics)))
+    return lambda spark, read: _call(path, module, module.pipeline, spark, read)
+
+
+def _call(path: str, module: ModuleType, function: Callable[..., object], *arguments: object) -> DataFrame:
+    from pyspark import cloudpickle
+    from pyspark.sql import DataFrame
+
+    cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]  # PySpark types no cloudpickle
+    try:
+        inspect.signature(function).bind(*arguments)
+        frame = function(*arguments)
+    except MansioError:
+        raise
+    except Exception as error:
+        raise PipelineFileError(error_location(error, path)) from error
+    if not isinstance(frame, DataFrame):
+        raise PipelineFileError(
+            f"{path}: {function.__name__} returned {type(frame).__name__}, not a DataFrame"
+        )
+    if not frame.isStreaming:
+        raise PipelineFileError(
+            f"{path}: {function.__name__} returned a DataFrame that is no stream: use what it got"
+        )
+    return frame
+
+
+def error_location(error: Exception, path: str) -> str:
+    """One line: the file, the line in it, and what was wrong."""
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
+    if isinstance(error, SyntaxError) and error.lineno is not None:
+        lines = [error.lineno]
+    location = f"{path}, line {lines[-1]}" if lines else path
+    message = str(error).strip().split("\n")[0]
+    return (
+        f"{location}: {type(error).__name__}: {message}" if message else f"{location}: {type(error).__name__}"
+    )

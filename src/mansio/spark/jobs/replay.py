@@ -1,0 +1,307 @@
+"""Replay: archived records go into a topic again, also those the log no longer has.
+
+A partition's records go into the partition of the same number, in their order, with the keys, values, headers and
+timestamps they had; nothing is added to them.
+
+Run twice, it adds nothing, and after a crash it goes on where it stopped. For that there is no state to be lost: before
+writing, it reads what the target has and counts how many of the wanted records are there already, in order, whatever
+others wrote between them (`count_present`). So after a replay a partition of the target *contains the selection in
+order*, and whoever asks for that again finds it done.
+
+Why without Spark: order makes the replay of a partition one stream, a process does more of it than one broker takes
+in with acks=all, and a session takes longer to start than most replays take. What Spark would bring is many machines,
+and with them tasks that are run again from their start.
+
+Always true: only acknowledged records count as replayed; memory is a batch per partition of a round; a topic is
+replayed into itself only as its archive stood at some moment, because the copies are archived as well, and a selection
+without an end would grow by them. Not covered: two replays of the same records into the same topic at the same time,
+and a target that has deleted what was replayed.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from mansio.errors import InvalidRequest, UnknownTopicOrPartition
+from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
+from mansio.spark.arrow.decode import decode_batches
+from mansio.spark.arrow.schema import HEADERS_TYPE
+from mansio.spark.arrow.schema import TIMESTAMP_TYPE as TIME
+from mansio.spark.iceberg.table_format import PARTITION, TIMESTAMP
+from mansio.spark.iceberg.table_scan import ALL_RECORDS, Selection, files_of, scan
+from mansio.spark.iceberg.time_travel import is_archive_of
+from mansio.spark.jobs.replay_target import check_target
+from mansio.spark.jobs.topics import KEEP_FOR_EVER, ensure_topic
+from mansio.spark.options import SinkOptions
+from mansio.spark.sink.task_sender import TaskSender
+from mansio.spark.source.fetch import fetch_range
+from mansio.spark.sync_client import sync_client
+from mansio.wire.topic_partition import TopicPartition
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from mansio.net.metadata import TopicView
+    from mansio.spark.iceberg.catalog import ArchiveTable
+    from mansio.spark.iceberg.table_format import LiveFile
+    from mansio.spark.iceberg.time_travel import TableVersion
+    from mansio.spark.sync_client import SyncClient
+
+    Row = tuple[int | None, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
+    """Timestamp (microseconds), key, value, headers: what makes two records the same."""
+
+ROWS_AT_ONCE: Final = 16_384
+"""Of one partition in a round."""
+PARTITIONS_AT_ONCE: Final = 16
+NO_TIME_US: Final = -1_000
+"""A record without a timestamp has -1 ms (KIP-32)."""
+COLUMNS: Final = ("key", "value", "timestamp", "headers")
+SENT_SCHEMA: Final = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("partition", pa.int32()),
+        ("timestamp", TIME),
+        ("headers", HEADERS_TYPE),
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReplay:
+    """What became of one partition: records that were there already, and those written now."""
+
+    partition: int
+    already_present: int
+    written: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayReport:
+    """What a replay did."""
+
+    topic: str
+    partitions: tuple[PartitionReplay, ...]
+    seconds: float
+
+    @property
+    def already_present(self) -> int:
+        return sum(one.already_present for one in self.partitions)
+
+    @property
+    def written(self) -> int:
+        return sum(one.written for one in self.partitions)
+
+
+def replay(
+    table: ArchiveTable,
+    bootstrap_servers: str,
+    target: str,
+    selection: Selection = ALL_RECORDS,
+    *,
+    version: TableVersion | None = None,
+    include_deleted: bool = True,
+    progress: Callable[[int], None] | None = None,
+) -> ReplayReport:
+    """Write the selected records of an archive into the topic `target`, which is made if it is not there.
+
+    `version`: the table as it was then. Without `include_deleted` only what the archived topic itself still has.
+    `progress` is told, now and then, how many records have been written.
+
+    Raises:
+        InvalidRequest: The target has too few partitions, would not keep timestamps, or is the archived topic itself
+            and `version` leaves open where the selection ends.
+        PolicyViolation: The target would delete or compact what is written into it.
+        ArchiveError, DataLoss, or what the brokers answer.
+    """
+    began = time.monotonic()
+    client = sync_client(bootstrap_servers)
+    snapshot_id = None if version is None else version.snapshot_id
+    if target == table.topic and (version is None or version.is_latest):
+        raise InvalidRequest(
+            f"topic {target} is replayed into itself, and its archive takes in the copies too: another run would write"
+            " all of them again. Say as of when, with --from-snapshot and a snapshot's id, a tag (mansio pipeline"
+            " maintain --tag NAME) or a time before the last batch; or replay into another topic"
+        )
+    wanted = selection if version is None else version.of(selection)
+    if not include_deleted:
+        wanted = without_deleted(client, table, wanted)
+    files = files_of(table, wanted, snapshot_id=snapshot_id)
+    partitions = sorted({file.partition for file in files})
+    done: list[PartitionReplay] = []
+    if partitions:
+        committed = table.committed()
+        count = max([*partitions, *(committed.offsets if committed else ())]) + 1
+        view = ensure_topic(client, target, count, KEEP_FOR_EVER)
+        check_target(client, view, partitions, oldest_us=_oldest(files))
+        for at in range(0, len(partitions), PARTITIONS_AT_ONCE):
+            chunk = partitions[at : at + PARTITIONS_AT_ONCE]
+            streams = [
+                _Stream(
+                    client,
+                    table,
+                    view,
+                    one,
+                    wanted,
+                    snapshot_id,
+                    _first_copy(table, view, one, files, wanted),
+                )
+                for one in chunk
+            ]
+            done += _write(client, bootstrap_servers, target, streams, progress)
+    return ReplayReport(target, tuple(done), time.monotonic() - began)
+
+
+def without_deleted(client: SyncClient, table: ArchiveTable, selection: Selection) -> Selection:
+    """The selection without what the topic itself has deleted: what lies below the starts of its logs, and everything
+    if the topic is gone or was made anew."""
+    client.cluster.mark_stale((table.topic,))
+    try:
+        view = client.run(client.cluster.topic(table.topic, wait_ms=0))
+    except UnknownTopicOrPartition:
+        return selection.above({})
+    if not is_archive_of(table, view.topic_id):
+        return selection.above({})
+    every = [TopicPartition(table.topic, partition.index) for partition in view.partitions]
+    listed = client.run(list_offsets(client.cluster, dict.fromkeys(every, EARLIEST)))
+    return selection.above({one.partition: entry.offset for one, entry in listed.items()})
+
+
+def _oldest(files: Iterable[LiveFile]) -> int | None:
+    """As far as bounds tell. Of a file with records that have no time (-1 ms) only the youngest has a bound that does,
+    and those records must not hide how old the others are."""
+    bounds = (one for file in files for one in (file.first_us, file.last_us))
+    return min((one for one in bounds if one is not None and one >= 0), default=None)
+
+
+def _first_copy(
+    table: ArchiveTable, target: TopicView, partition: int, files: Iterable[LiveFile], wanted: Selection
+) -> int:
+    """The lowest offset at which a copy can be. Where a topic is replayed into itself the originals are no copies:
+    those come behind everything that is selected. A file may reach beyond that, and hold copies itself. A topic of the
+    same name that was made anew has no originals, and its offsets are others."""
+    offsets = wanted.offsets(partition)
+    if target.name != table.topic or not is_archive_of(table, target.topic_id) or offsets is None:
+        return 0
+    return min(offsets[1], 1 + max(file.last_offset for file in files if file.partition == partition))
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One partition on its way: what is wanted of it, and what the target has."""
+
+    client: SyncClient
+    table: ArchiveTable
+    view: TopicView
+    partition: int
+    selection: Selection
+    snapshot_id: int | None
+    first_copy: int
+    already_present: int = 0
+    written: int = 0
+
+    def wanted(self) -> Iterator[pa.RecordBatch]:
+        only = replace(self.selection, partitions=frozenset((self.partition,)))
+        return scan(self.table, only, snapshot_id=self.snapshot_id, batch_rows=ROWS_AT_ONCE)
+
+    def missing(self) -> Iterator[pa.RecordBatch]:
+        """What the target does not have yet, as it is sent."""
+        self.already_present = count_present(
+            _rows(map(sendable, self.wanted())),
+            _rows(_present(self.client, self.view, self.partition, self.first_copy)),
+        )
+        rows_to_skip = self.already_present
+        for batch in self.wanted():
+            remaining = batch.slice(min(rows_to_skip, batch.num_rows))
+            rows_to_skip -= batch.num_rows - remaining.num_rows
+            if remaining.num_rows:
+                yield sendable(remaining)
+
+
+def _write(
+    client: SyncClient,
+    bootstrap_servers: str,
+    target: str,
+    streams: list[_Stream],
+    progress: Callable[[int], None] | None,
+) -> list[PartitionReplay]:
+    """Write several partitions together, a batch of each in a round: their brokers and disks work at the same time."""
+    sender = TaskSender(client, SinkOptions(bootstrap_servers, topic=target))
+    in_progress = {stream.partition: (stream, stream.missing()) for stream in streams}
+    try:
+        while in_progress:
+            round_batches = [(stream, next(batches, None)) for stream, batches in in_progress.values()]
+            for stream, batch in round_batches:
+                if batch is None:
+                    del in_progress[stream.partition]
+            batches = [batch for _, batch in round_batches if batch is not None]
+            if batches:
+                sender.send(target, pa.concat_batches(batches))
+            for stream, batch in round_batches:
+                stream.written += 0 if batch is None else batch.num_rows
+            if progress is not None:
+                progress(sum(batch.num_rows for batch in batches))
+    except BaseException:
+        sender.abort()
+        raise
+    sender.finish()
+    return [PartitionReplay(stream.partition, stream.already_present, stream.written) for stream in streams]
+
+
+def sendable(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows of the table as the columns of records."""
+    times = batch.column(TIMESTAMP).fill_null(pa.scalar(NO_TIME_US, TIME))
+    columns = [batch.column("key"), batch.column("value"), batch.column(PARTITION), times]
+    return pa.RecordBatch.from_arrays(
+        [*columns, batch.column("headers").cast(HEADERS_TYPE)], schema=SENT_SCHEMA
+    )
+
+
+def count_present(wanted: Iterator[Row], present: Iterable[Row]) -> int:
+    """How many of the wanted records, from the first on, are present in their order; others may lie between them."""
+    already_present = 0
+    expected = next(wanted, None)
+    for row in present:
+        if expected is None:
+            break
+        if row == expected:
+            already_present += 1
+            expected = next(wanted, None)
+    return already_present
+
+
+def _present(
+    client: SyncClient, view: TopicView, partition: int, first_copy: int
+) -> Iterator[pa.RecordBatch]:
+    """What the target's partition has now, from `first_copy` on."""
+    one = TopicPartition(view.name, partition)
+    start = max(first_copy, client.run(list_offsets(client.cluster, {one: EARLIEST}))[one].offset)
+    end = client.run(list_offsets(client.cluster, {one: LATEST}, isolation_level=READ_COMMITTED))[one].offset
+    if start >= end:
+        return
+    for fetched in fetch_range(client, one, start, end, topic_id=view.topic_id):
+        yield from decode_batches(
+            fetched.records, view.name, partition, start, end, COLUMNS, aborted=fetched.aborted
+        )
+
+
+def _rows(batches: Iterable[pa.RecordBatch]) -> Iterator[Row]:
+    """Records as values that compare."""
+    for batch in batches:
+        times = batch.column("timestamp").cast(pa.int64()).fill_null(NO_TIME_US).to_pylist()
+        keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
+        yield from zip(times, keys, values, _headers(batch.column("headers")), strict=True)
+
+
+def _headers(column: Any) -> list[tuple[tuple[str, bytes | None], ...]]:
+    """Null and empty are the same: no headers."""
+    if not len(column.flatten()):
+        return [()] * len(column)
+    return [
+        () if headers is None else tuple((one["key"], one["value"]) for one in headers)
+        for headers in column.to_pylist()
+    ]

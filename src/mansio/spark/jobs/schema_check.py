@@ -1,0 +1,225 @@
+"""Schema check: which records of a topic are not what a JSON Schema says, why, and out of the way if wanted.
+
+Values are read as JSON and validated by Spark's tasks, one validator each; only rows that are bad go on. They are
+grouped by what is wrong with them, and can be written to a quarantine topic, with the reason and where they came from
+as headers.
+
+Always true: a record without a value is good, because it says nothing; a bad record is counted once, for the reason
+that says most about it; no record, whatever is in it, ends the check of the others. Writing to the quarantine is at
+least once: a repeated run writes its bad records again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+from jsonschema.exceptions import SchemaError, best_match
+from jsonschema.validators import Draft202012Validator, validator_for
+from pyspark import StorageLevel
+from pyspark.sql import Observation, functions
+
+from mansio.errors import ConfigError
+from mansio.spark.jobs.topics import KEEP_FOR_EVER, ensure_topic, find_topic
+from mansio.spark.sync_client import sync_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pyspark.sql import DataFrame, SparkSession
+
+COLUMNS: Final = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
+BAD_SCHEMA: Final = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, "
+    "headers array<struct<key: string, value: binary>>, place string, rule string, reason string"
+)
+"""Columns of `find_invalid`: the record, and where in it which rule of the schema is broken."""
+
+REASON_HEADER: Final = "mansio-schema-error"
+ORIGIN_HEADER: Final = "mansio-schema-origin"
+REASON_LENGTH_MAX: Final = 300
+GROUPS_MAX: Final = 50
+NOT_JSON: Final = "json"
+
+_INDEX = re.compile(r"\[\d+\]")
+_REQUIRED = re.compile(r"'(.+)' is a required property", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidGroup:
+    """Bad records with one thing wrong. `reason` is that of the first of them, which is at `partition` and `offset`."""
+
+    place: str
+    rule: str
+    records: int
+    reason: str
+    partition: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """What was found. `groups` are the largest, at most `GROUPS_MAX`; `without_value` are among the good."""
+
+    records: int
+    without_value: int
+    invalid: int
+    groups: tuple[InvalidGroup, ...]
+    quarantine: str | None
+
+
+def check_topic(
+    spark: SparkSession, topic: str, bootstrap_servers: str, schema: Any, *, quarantine: str | None = None
+) -> CheckReport:
+    """Validate all values that a topic holds now; write the bad records to the topic `quarantine`, if one is named,
+    which is made with as many partitions if it is not there, and then keeps them for ever: they have their old
+    timestamps, and an ordinary retention time would delete them minutes later.
+
+    Raises `ConfigError` when the schema is none, `UnknownTopicOrPartition` when there is no such topic.
+    """
+    check_schema(schema)
+    if quarantine is not None:
+        client = sync_client(bootstrap_servers)
+        ensure_topic(client, quarantine, len(find_topic(client, topic).partitions), KEEP_FOR_EVER)
+    reader = spark.read.format("mansio").option("broker", bootstrap_servers).option("subscribe", topic)
+    rows = reader.option("columns", ",".join(COLUMNS)).load()
+    seen = Observation("seen")
+    observed = rows.observe(
+        seen,
+        functions.count(functions.lit(1)).alias("records"),
+        functions.count_if(functions.col("value").isNull()).alias("without_value"),
+    )
+    invalid = find_invalid(observed, schema).persist(StorageLevel.DISK_ONLY)
+    try:
+        groups = _groups(invalid)
+        if quarantine is not None and groups:
+            to_quarantine_rows(invalid).write.format("mansio").option("broker", bootstrap_servers).option(
+                "topic", quarantine
+            ).mode("append").save()
+        count = invalid.count()
+    finally:
+        invalid.unpersist()
+    return CheckReport(seen.get["records"], seen.get["without_value"], count, groups, quarantine)
+
+
+def find_invalid(rows: DataFrame, schema: Any) -> DataFrame:
+    """The rows whose value is not what the schema says, with the columns of `BAD_SCHEMA`. `rows` has `COLUMNS`."""
+    check_schema(schema)
+    return rows.select(*COLUMNS).mapInArrow(partial(invalid_rows, json.dumps(schema)), BAD_SCHEMA)
+
+
+def check_schema(schema: Any) -> None:
+    """Raises `ConfigError` if this is no JSON Schema, or one that needs others from elsewhere."""
+    kind = validator_for(schema, default=Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+    except SchemaError as error:
+        raise ConfigError(f"this is no JSON Schema: at {error.json_path}: {error.message}") from error
+    for reference in _references(schema):
+        if not reference.startswith("#"):
+            raise ConfigError(f"the $ref {reference!r} leads out of the schema, which cannot be followed")
+
+
+def to_quarantine_rows(invalid: DataFrame) -> DataFrame:
+    """Bad records as they are written to the quarantine: as they were, with why and where from as headers behind."""
+    place = (functions.col(name).cast("string") for name in ("partition", "offset"))
+    origin = functions.concat_ws("/", functions.col("topic"), *place)
+    more = functions.array(
+        *(
+            functions.struct(functions.lit(name).alias("key"), functions.encode(text, "UTF-8").alias("value"))
+            for name, text in ((REASON_HEADER, functions.col("reason")), (ORIGIN_HEADER, origin))
+        )
+    )
+    own = functions.coalesce(
+        functions.col("headers"), functions.array().cast("array<struct<key:string,value:binary>>")
+    )
+    return invalid.select("key", "value", "timestamp", functions.concat(own, more).alias("headers"))
+
+
+def _groups(invalid: DataFrame) -> tuple[InvalidGroup, ...]:
+    first = functions.min(functions.struct("partition", "offset", "reason"))
+    found = invalid.groupBy("place", "rule").agg(
+        functions.count(functions.lit(1)).alias("records"), first.alias("first")
+    )
+    largest = found.orderBy(functions.desc("records"), "place", "rule").limit(GROUPS_MAX).collect()
+    return tuple(
+        InvalidGroup(
+            row["place"],
+            row["rule"],
+            row["records"],
+            row["first"]["reason"],
+            row["first"]["partition"],
+            row["first"]["offset"],
+        )
+        for row in largest
+    )
+
+
+def _references(schema: Any) -> Iterator[str]:
+    if isinstance(schema, dict):
+        if isinstance(schema.get("$ref"), str):
+            yield schema["$ref"]
+        for part in schema.values():
+            yield from _references(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _references(part)
+
+
+def invalid_rows(schema_text: str, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Runs in Spark's tasks."""
+    fault_of = ValueCheck(json.loads(schema_text))
+    for batch in batches:
+        faults = [fault_of(value) for value in batch.column("value").to_pylist()]
+        rows = [row for row, fault in enumerate(faults) if fault is not None]
+        if not rows:
+            continue
+        found = batch.take(pa.array(rows, pa.int64()))
+        texts = zip(*(fault for fault in faults if fault is not None), strict=True)
+        columns = [*found.columns, *(pa.array(text, pa.string()) for text in texts)]
+        yield pa.RecordBatch.from_arrays(columns, names=[*COLUMNS, "place", "rule", "reason"])
+
+
+class ValueCheck:
+    """Called with a value: (place, rule, reason) of what is most wrong with it, or None if it is good."""
+
+    def __init__(self, schema: Any) -> None:
+        self._validator = validator_for(schema, default=Draft202012Validator)(schema)
+
+    def __call__(self, value: bytes | None) -> tuple[str, str, str] | None:
+        if value is None:
+            return None
+        try:
+            document = json.loads(value, parse_constant=_raise_invalid_constant)
+        except RecursionError:
+            return "$", NOT_JSON, "the value is nested too deep"
+        except ValueError as error:  # of JSON, of UTF-8 and of numbers
+            return "$", NOT_JSON, _truncated(f"the value is no JSON: {error}")
+        # A record that cannot be judged must not end the job: it is told with the bad ones.
+        try:
+            worst = best_match(self._validator.iter_errors(document))
+        except RecursionError:
+            return "$", NOT_JSON, "the value is nested too deep"
+        except OverflowError:
+            return "$", NOT_JSON, "the value has a number that is too large"
+        if worst is None:
+            return None
+        place = _INDEX.sub("[*]", worst.json_path)
+        if worst.validator == "required" and (missing := _REQUIRED.match(worst.message)):
+            place = f"{place}.{missing[1]}"
+        return _truncated(place), str(worst.validator), _truncated(f"{worst.json_path}: {worst.message}")
+
+
+def _raise_invalid_constant(word: str) -> None:
+    """Python reads `NaN`, `Infinity` and `-Infinity` as numbers, RFC 8259 does not know them."""
+    raise ValueError(f"{word} is no number")
+
+
+def _truncated(text: str) -> str:
+    """One line of bounded length, of characters that have a place in UTF-8: JSON may name halves of others."""
+    line = " ".join(text.split()).encode("utf-8", "backslashreplace").decode()
+    return line if len(line) <= REASON_LENGTH_MAX else line[: REASON_LENGTH_MAX - 1] + "…"

@@ -1,0 +1,1 @@
+"""Spark sinks: topics and tables."""

@@ -1,0 +1,126 @@
+"""The sink: what `df.write.format("mansio")` and `writeStream.format("mansio")` do with a DataFrame.
+
+Spark makes a writer on the driver, pickles it, and calls `write` in every task with the rows of one partition as Arrow
+batches; `commit` or `abort` is called on the driver with what the tasks returned. For a stream that is another object
+of the same class, made anew from the options: what `write` learned travels in its message and in nothing else.
+
+The sink is at-least-once (see `sink_protocol`): a batch that Spark runs again is written again. Within one task nothing
+is doubled, and all of it is on the disks of all in-sync replicas before the task is done.
+
+Always true: options and columns are checked on the driver, before any task runs; `overwrite` is refused, as a topic can
+only be added to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pyspark import TaskContext
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamArrowWriter,
+    WriterCommitMessage,
+)
+
+from mansio.errors import ConfigError
+from mansio.spark.options import SinkOptions
+from mansio.spark.sink.columns import by_topic, check_columns
+from mansio.spark.sink.commit_protocol import BATCH_WRITE, SinkProtocol, TaskReport
+from mansio.spark.sink.task_sender import TaskSender
+from mansio.spark.sync_client import sync_client
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+QUERY_ID_PROPERTY = "sql.streaming.queryId"
+SPARKS_OWN = frozenset({"queryname"})
+"""What Spark puts among the options of a stream's writer by itself."""
+
+
+@dataclass(frozen=True)
+class SinkCommitMessage(WriterCommitMessage):
+    """What one task tells the driver."""
+
+    report: TaskReport
+    query_id: str = ""
+
+
+class BatchWriter(DataSourceArrowWriter):
+    """Writes one DataFrame."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        """Raises `ConfigError` for options, columns and modes that cannot be written."""
+        self.options = checked_options(options, schema)
+        if overwrite:
+            raise ConfigError("a topic cannot be overwritten, only added to: use mode('append')")
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommitMessage:
+        return write_task(self.options, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        SinkProtocol().commit("", BATCH_WRITE, _reports(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        SinkProtocol().abort("", BATCH_WRITE, _reports(messages))
+
+
+class StreamWriter(DataSourceStreamArrowWriter):
+    """Writes the batches of one streaming query."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType, overwrite: bool) -> None:
+        """Raises `ConfigError` for options, columns and output modes that cannot be written."""
+        self.options = checked_options(options, schema)
+        if overwrite:
+            raise ConfigError(
+                "a topic cannot be overwritten: use outputMode 'append' or 'update', not 'complete'"
+            )
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> SinkCommitMessage:
+        return write_task(self.options, iterator)
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        SinkProtocol().commit(_query_id(messages), batchId, _reports(messages))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
+        SinkProtocol().abort(_query_id(messages), batchId, _reports(messages))
+
+
+def checked_options(options: Mapping[str, str], schema: StructType) -> SinkOptions:
+    """The sink's options, if the columns go with them."""
+    parsed = SinkOptions.parse(
+        {name: text for name, text in options.items() if name.lower() not in SPARKS_OWN}
+    )
+    if parsed.acks == 0:
+        raise ConfigError(
+            "option acks is 0: a task could not know whether its rows are stored; give all or 1"
+        )
+    check_columns({field.name: field.dataType.simpleString() for field in schema.fields}, parsed.topic)
+    return parsed
+
+
+def write_task(options: SinkOptions, batches: Iterator[pa.RecordBatch]) -> SinkCommitMessage:
+    """The work of one task: all rows written and acknowledged."""
+    sender = TaskSender(sync_client(options.bootstrap_servers), options)
+    try:
+        for batch in batches:
+            for topic, rows in by_topic(batch, options.topic):
+                sender.send(topic, rows)
+    except BaseException:
+        sender.abort()
+        raise
+    context = TaskContext.get()
+    query_id = context.getLocalProperty(QUERY_ID_PROPERTY) if context is not None else None
+    return SinkCommitMessage(sender.finish(), query_id or "")
+
+
+def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]:
+    """A task that failed has none."""
+    return [message.report for message in messages if isinstance(message, SinkCommitMessage)]
+
+
+def _query_id(messages: Sequence[WriterCommitMessage | None]) -> str:
+    return next((message.query_id for message in messages if isinstance(message, SinkCommitMessage)), "")

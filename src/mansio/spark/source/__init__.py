@@ -1,0 +1,1 @@
+"""Spark source: offsets, read plans and readers."""

@@ -1,0 +1,70 @@
+"""Records that are not there any more: each way that can happen, said in one line that tells what to do.
+
+Owns the texts, and the one decision behind all of them: with `failOnDataLoss` a loss ends the query, without it the
+loss is a warning and reading goes on with what there is.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from mansio.errors import DataLoss, TopicRecreated
+
+if TYPE_CHECKING:
+    from mansio.wire.topic_partition import TopicPartition
+
+logger = logging.getLogger(__name__)
+
+CONTINUE_HINT = "or set failOnDataLoss to false to go on without them"
+
+
+def report(loss: DataLoss, *, fail: bool) -> None:
+    """Raise the loss, or say it and go on."""
+    if fail:
+        raise loss
+    logger.warning("records are missing, and the query goes on (failOnDataLoss is false): %s", loss.message)
+
+
+def log_start_passed(partition: TopicPartition, wanted: int, earliest: int) -> DataLoss:
+    """The log's start has passed what is wanted: retention, or DeleteRecords."""
+    loss = DataLoss(
+        f"offset {wanted} of partition {partition.partition} of topic {partition.topic} is gone: the log begins at"
+        f" {earliest}. Begin later (startingOffsets, or a new checkpoint), keep records longer, {CONTINUE_HINT}"
+    )
+    loss.next_offset = earliest
+    return loss
+
+
+def log_truncated(partition: TopicPartition, wanted: int, latest: int) -> DataLoss:
+    """The log ends before what is wanted: it lost its end, or is another log of the same name."""
+    return DataLoss(
+        f"partition {partition.partition} of topic {partition.topic} ends at offset {latest}, but offset {wanted} was"
+        f" asked for: the log is shorter than it was, or the topic was made anew. Correct the offsets, use a new"
+        f" checkpoint, {CONTINUE_HINT}"
+    )
+
+
+def partition_added_late(partition: TopicPartition, earliest: int) -> DataLoss:
+    """A partition that was added while the query ran has lost its first records already."""
+    return DataLoss(
+        f"partition {partition.partition} of topic {partition.topic} is new to this query and already begins at offset"
+        f" {earliest}: its first records are gone. Keep records longer than a trigger takes, {CONTINUE_HINT}"
+    )
+
+
+def partition_missing(partition: TopicPartition) -> DataLoss:
+    """Topics cannot lose partitions: the topic is another, or gone, or not read any more."""
+    return DataLoss(
+        f"partition {partition.partition} of topic {partition.topic} is gone, which this query was reading: the topic"
+        f" was deleted, or is not subscribed to any more. Make it again, correct the options, use a new checkpoint,"
+        f" {CONTINUE_HINT}"
+    )
+
+
+def topic_recreated(topic: str) -> TopicRecreated:
+    """The name is the same, the id is not."""
+    return TopicRecreated(
+        f"topic {topic} was deleted and made anew since this query began to read it: its offsets mean other records"
+        f" now. Use a new checkpoint, {CONTINUE_HINT}"
+    )

@@ -1,0 +1,289 @@
+"""The stream side of the source: `spark.readStream.format("mansio")`.
+
+Lives in one process for the life of the query, where Spark asks it, batch by batch, how far to read; the reading itself
+happens in tasks, on a pickled copy. Spark keeps the offsets in its checkpoint and gives them back after a restart.
+
+Always true:
+* "Nothing new" is the very text that Spark gave: it compares texts. An offset goes back only where `failOnDataLoss` is
+  off and a topic was made anew, or may have been, or has lost its end; the batch that says so has no records of it, and
+  the next begins where the new topic begins, or where the shorter log ends.
+* The same two offsets always plan the same records, in this process or the next: a batch that is run again reads what
+  it read before. The first batch too, whose start Spark does not note: its end says it.
+* A partition that appears while the query runs is read from its beginning.
+* With Trigger.AvailableNow nothing beyond what was there at the start is read, and the query comes to its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    ReadMinRows,
+    SupportsTriggerAvailableNow,
+)
+
+from mansio.errors import ConfigError, MansioError, UnknownTopicOrPartition
+from mansio.net.metadata import NO_TOPIC_ID
+from mansio.net.offsets import CommittedOffset, commit_offsets
+from mansio.spark.source import data_loss
+from mansio.spark.source.offsets import (
+    FIRST_BATCH_START,
+    Offsets,
+    SubscribedPartitions,
+    check_topic_ids,
+    earliest_offsets,
+    find_partitions,
+    from_json,
+    is_fixed,
+    latest_offsets,
+    resolve_position,
+    to_json,
+)
+from mansio.spark.source.read_plan import OffsetRange, TaskRange, admit, plan_ranges
+from mansio.spark.sync_client import close_sync_clients, sync_client
+from mansio.wire.internal_records.hold_metadata import encode_hold_metadata, pipeline_group
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from typing import Any
+
+    import pyarrow as pa
+
+    from mansio.spark.options import SourceOptions
+    from mansio.wire.topic_partition import TopicPartition
+
+Json = dict[str, dict[str, int]]
+
+logger = logging.getLogger(__name__)
+
+PUBLISH_TIMEOUT_MS = 10_000
+LOWER_LATEST_ATTEMPTS = 5
+LOWER_LATEST_PAUSE_S = 0.2
+"""A new leader may know less for a moment: the end of a log that seems to have moved back is asked for again."""
+
+
+class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Reads topics from where the checkpoint says, without an end."""
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = tuple(columns)
+        self._initial: Json | None = None
+        self._latest: Offsets = {}
+        self._target: Offsets | None = None
+        self._topic_ids: dict[str, bytes] = {}
+        self._first_seen: Offsets = {}
+        """Where partitions began that were not in the checkpoint."""
+        self._recreated: set[str] = set()
+        self._missing: set[TopicPartition] = set()
+        self._published: Offsets = {}
+        self._last_batch_s = float("-inf")
+
+    # -- how far to read --------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a query without a checkpoint begins. Found out once: "latest" moves, and Spark asks twice."""
+        if self._initial is None:
+            client = sync_client(self._options.bootstrap_servers)
+            partitions = self._find_partitions().partitions
+            earliest = earliest_offsets(client, partitions)
+            latest = latest_offsets(client, partitions, self._options.isolation_level)
+            self._initial = to_json(resolve_position(client, self._options, "starting", earliest, latest))
+        return self._initial
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """What `maxOffsetsPerTrigger` and `minOffsetsPerTrigger` say."""
+        if self._options.offsets_per_trigger_max is not None:
+            return ReadMaxRows(self._options.offsets_per_trigger_max)
+        if self._options.offsets_per_trigger_min is not None:
+            return ReadMinRows(self._options.offsets_per_trigger_min)
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """From now on nothing is read that comes later than now."""
+        found = self._find_partitions(may_be_missing=True)
+        self._target = latest_offsets(
+            sync_client(self._options.bootstrap_servers), found.partitions, self._options.isolation_level
+        )
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """Where the next micro-batch ends. `start` itself when there is nothing new, or not enough yet.
+
+        Raises `DataLoss` for partitions that are gone or shorter than `start`, `TopicRecreated`, `ConfigError` for the
+        checkpoint of something else.
+        """
+        if not isinstance(limit, (ReadAllAvailable, ReadMaxRows, ReadMinRows)):
+            raise ConfigError(f"a topic is read by rows, so {type(limit).__name__} cannot be obeyed")
+        done = from_json(start)
+        begin, latest, restarted = self._plan_bounds(done)
+        self._publish({partition: offset for partition, offset in done.items() if partition in self._latest})
+        if not restarted and self._should_wait(begin, latest, limit):
+            return start
+        end = admit(begin, latest, limit.max_rows) if isinstance(limit, ReadMaxRows) else latest
+        if any(end[partition] > begin[partition] for partition in end):
+            self._last_batch_s = time.monotonic()
+        end = {**end, **restarted}
+        if end == done:
+            return start
+        is_first = start == self._initial and not is_fixed(self._options.starting)
+        return {**to_json(end), FIRST_BATCH_START: start} if is_first else to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """The ends of all partitions as last seen, for the progress of the query: the lag is up to there."""
+        return to_json(self._latest) if self._latest else None
+
+    # -- reading --------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of one micro-batch."""
+        if FIRST_BATCH_START in end and FIRST_BATCH_START not in start:
+            start = end[FIRST_BATCH_START]
+        stop = from_json(end)
+        if not self._topic_ids:
+            # After a restart Spark may run the last batch again before it asks for anything.
+            existing = dict.fromkeys(self._find_partitions(may_be_missing=True).partitions)
+            self._report_missing(set(stop) - set(existing))
+            stop = {partition: last for partition, last in stop.items() if partition in existing}
+        begin = self._with_new_partitions(from_json(start), stop)
+        wanted = {
+            partition: OffsetRange(begin[partition], last, self._topic_ids.get(partition.topic, NO_TOPIC_ID))
+            for partition, last in stop.items()
+        }
+        return plan_ranges(
+            wanted,
+            partitions_min=self._options.partitions_min,
+            records_max=self._options.records_per_partition_max,
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, as Arrow batches."""
+        if not isinstance(partition, TaskRange):
+            return iter(())
+        from mansio.spark.source.task_reader import read_range
+
+        return read_range(self._options, self._columns, partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Spark's checkpoint has it: there is nothing to do."""
+
+    def stop(self) -> None:
+        """The query has ended."""
+        close_sync_clients()
+
+    # -- inside --------
+
+    def _find_partitions(self, *, may_be_missing: bool = False) -> SubscribedPartitions:
+        """The partitions that are there now. The ids of topics must stay what they were when first seen."""
+        found = find_partitions(
+            sync_client(self._options.bootstrap_servers), self._options, may_be_missing=may_be_missing
+        )
+        if not self._topic_ids:
+            check_topic_ids(found, self._options)
+        for topic, topic_id in found.topic_ids.items():
+            known = self._topic_ids.get(topic, topic_id)
+            if topic_id != known:
+                data_loss.report(data_loss.topic_recreated(topic), fail=self._options.fail_on_data_loss)
+                self._recreated.add(topic)
+            self._topic_ids[topic] = topic_id
+        return found
+
+    def _plan_bounds(self, start: Offsets) -> tuple[Offsets, Offsets, Offsets]:
+        """(where the next batch begins, how far it could go, and which partitions begin anew, where).
+
+        The first two have the same partitions, those of `start` and those that came since. Partitions begin anew only
+        where records are missing and that is allowed: the next batch ends for them where the new log begins, or where
+        the log of a topic ends that is known to be the same.
+        """
+        client = sync_client(self._options.bootstrap_servers)
+        known = {*self._topic_ids, *self._options.topic_ids}
+        for attempt in range(LOWER_LATEST_ATTEMPTS):
+            if attempt:
+                time.sleep(LOWER_LATEST_PAUSE_S)
+            existing = dict.fromkeys(self._find_partitions(may_be_missing=True).partitions)
+            begin = self._with_new_partitions(start, existing if self._target is None else self._target)
+            present = [partition for partition in begin if partition in existing]
+            try:
+                self._latest = latest_offsets(client, present, self._options.isolation_level)
+            except UnknownTopicOrPartition:  # deleted just now
+                if attempt + 1 == LOWER_LATEST_ATTEMPTS:
+                    raise
+                continue
+            lower = [partition for partition in present if self._latest[partition] < begin[partition]]
+            if not lower or self._recreated:
+                break
+        for partition in lower:
+            if partition.topic not in self._recreated:
+                loss = data_loss.log_truncated(partition, begin[partition], self._latest[partition])
+                data_loss.report(loss, fail=self._options.fail_on_data_loss)
+        # A shorter log of a topic that may be another is all new; of a topic that is the same, its end is missing.
+        truncated = {p for p in lower if p.topic in known - self._recreated}
+        others = [p for p in present if p not in truncated and (p in lower or p.topic in self._recreated)]
+        restarted = earliest_offsets(client, others) | {p: self._latest[p] for p in truncated}
+        self._recreated.clear()
+        self._report_missing(set(begin) - set(present))
+        latest = {partition: self._reachable(partition, first) for partition, first in begin.items()}
+        return begin, latest, restarted
+
+    def _reachable(self, partition: TopicPartition, begin: int) -> int:
+        """How far a partition may be read now: never less far than it was."""
+        latest = self._latest.get(partition, begin)
+        if self._target is not None:
+            latest = min(latest, self._target.get(partition, begin))
+        return max(begin, latest)
+
+    def _with_new_partitions(self, start: Offsets, now: Iterable[TopicPartition]) -> Offsets:
+        """`start`, and for the partitions that came since then where they begin."""
+        new = [partition for partition in now if partition not in start]
+        unseen = [partition for partition in new if partition not in self._first_seen]
+        for partition, first in earliest_offsets(
+            sync_client(self._options.bootstrap_servers), unseen
+        ).items():
+            if first > 0:
+                data_loss.report(
+                    data_loss.partition_added_late(partition, first), fail=self._options.fail_on_data_loss
+                )
+            self._first_seen[partition] = first
+        return {**start, **{partition: self._first_seen[partition] for partition in new}}
+
+    def _report_missing(self, missing: set[TopicPartition]) -> None:
+        """Partitions that are there no more are a loss, told once."""
+        for partition in sorted(missing - self._missing):
+            data_loss.report(data_loss.partition_missing(partition), fail=self._options.fail_on_data_loss)
+        self._missing = missing
+
+    def _publish(self, done: Offsets) -> None:
+        """Tell the broker how far the pipeline is. Spark comes here again only when a batch is through, sink and all,
+        so these records may go. What goes wrong with it stops no query: the checkpoint decides where one goes on."""
+        if not self._options.pipeline or done == self._published:
+            return
+        metadata = encode_hold_metadata("")
+        commits = {partition: CommittedOffset(offset, metadata) for partition, offset in done.items()}
+        client = sync_client(self._options.bootstrap_servers)
+        try:
+            client.run(
+                commit_offsets(
+                    client.cluster,
+                    pipeline_group(self._options.pipeline),
+                    commits,
+                    retry_timeout_ms=PUBLISH_TIMEOUT_MS,
+                )
+            )
+        except MansioError as error:
+            logger.warning("progress of pipeline %s was not published: %s", self._options.pipeline, error)
+        else:
+            self._published = done
+
+    def _should_wait(self, begin: Offsets, latest: Offsets, limit: ReadLimit) -> bool:
+        """Whether there are too few new records, and the oldest of them has not waited too long."""
+        lowest = self._options.offsets_per_trigger_min
+        if lowest is None or self._target is not None or isinstance(limit, ReadAllAvailable):
+            return False
+        waited_ms = (time.monotonic() - self._last_batch_s) * 1000
+        backlog = sum(latest[partition] - begin[partition] for partition in latest)
+        return backlog < lowest and waited_ms < self._options.trigger_delay_ms_max

@@ -1,0 +1,226 @@
+"""One task's reading: a stretch of a partition, out of the broker, into Arrow batches of the size that Spark likes.
+
+Owns the sizes of what is handed on, and what happens to records that cannot be read (`onUnreadable`): the query stops
+with their offset (`suspend`), goes on without them (`skip`), or gets a row (`dead-letter`) whose column `error` says
+what is wrong: one for a damaged batch, with the batch as its value, or one for each record that is wrong in itself.
+
+Always true: rows come in the order of offsets, each once; memory is a few times `batchBytes`, however long the stretch
+is; with nothing wrong, no batch is looked at twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from mansio.errors import DataLoss, UnreadableRecords
+from mansio.net.offsets import READ_COMMITTED
+from mansio.spark.arrow.decode import decode_batches
+from mansio.spark.arrow.schema import record_schema
+from mansio.spark.options import DEAD_LETTER, ERROR_COLUMN, SUSPEND
+from mansio.spark.source import data_loss
+from mansio.spark.source.bad_records import UNREADABLE, DamagedRange, error_text, isolate_bad_records
+from mansio.spark.source.fetch import FetchedBatches, fetch_range
+from mansio.spark.sync_client import sync_client
+from mansio.wire.batch.record_batch import iterate_batches
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from mansio.errors import MansioError
+    from mansio.spark.options import SourceOptions
+    from mansio.spark.source.read_plan import TaskRange
+    from mansio.wire.batch.record_batch import BatchHeader
+
+logger = logging.getLogger(__name__)
+
+CERTAIN_COLUMNS: Final = ("key", "value", "offset")
+"""What can be told of a record with a wrong header or time."""
+
+
+def read_range(
+    options: SourceOptions, names: Sequence[str], task_range: TaskRange
+) -> Iterator[pa.RecordBatch]:
+    """The records of a stretch, in batches with the columns `names`.
+
+    Raises `DataLoss` and `UnreadableRecords` where the options say that those end the query, and what the cluster
+    raises when it cannot be reached.
+    """
+    reader = _TaskReader(options, names, task_range)
+    return _sized(reader.batches(), options.rows_per_batch, options.batch_bytes)
+
+
+def _sized(batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of up to `rows_max` rows, and of not much more than `bytes_max` bytes. Batches are put
+    together, which copies them, only where a second one like the last still fits."""
+    waiting: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        waiting.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows + batch.num_rows > rows_max or size + batch.nbytes > bytes_max:
+            yield from _split(waiting, rows_max)
+            waiting, rows, size = [], 0, 0
+    if rows:
+        yield from _split(waiting, rows_max)
+
+
+def _split(batches: Sequence[pa.RecordBatch], rows_max: int) -> Iterator[pa.RecordBatch]:
+    """As few batches as the rows allow; what is larger than half as much again is cut evenly."""
+    combined = (
+        batches[0] if len(batches) == 1 else pa.Table.from_batches(batches).combine_chunks().to_batches()[0]
+    )
+    pieces = max(1, round(combined.num_rows / rows_max))
+    rows = -(-combined.num_rows // pieces)
+    for begin in range(0, combined.num_rows, rows):
+        yield combined.slice(begin, rows)
+
+
+class _TaskReader:
+    """What is read of one stretch."""
+
+    def __init__(self, options: SourceOptions, names: Sequence[str], task_range: TaskRange) -> None:
+        self._options = options
+        self._range = task_range
+        self._start = task_range.start
+        self._columns = tuple(name for name in names if name != ERROR_COLUMN)
+        self._names = tuple(names)
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        for response in self._responses():
+            rows = 0
+            try:
+                for batch in self._decoded(response.records, response.aborted):
+                    rows += batch.num_rows
+                    yield self._with_error(batch)
+            except UNREADABLE:
+                yield from self._one_by_one(response, rows)
+
+    def _responses(self) -> Iterator[FetchedBatches]:
+        """What the broker sends; where records are gone and that is allowed, what is left."""
+        task_range = self._range
+        while self._start < task_range.end:
+            try:
+                yield from fetch_range(
+                    sync_client(self._options.bootstrap_servers),
+                    task_range.topic_partition,
+                    self._start,
+                    task_range.end,
+                    fetch_bytes=self._options.fetch_bytes,
+                    isolation=self._options.isolation_level,
+                    topic_id=task_range.topic_id,
+                )
+            except DataLoss as loss:
+                data_loss.report(loss, fail=self._options.fail_on_data_loss)
+                if loss.next_offset is None:
+                    return
+                self._start = loss.next_offset
+            else:
+                return
+
+    def _decoded(
+        self,
+        records: memoryview,
+        aborted: Sequence[tuple[int, int]],
+        columns: Sequence[str] | None = None,
+        start: int | None = None,
+        end: int | None = None,
+    ) -> Iterator[pa.RecordBatch]:
+        task_range = self._range
+        return decode_batches(
+            records,
+            task_range.topic,
+            task_range.partition,
+            self._start if start is None else start,
+            task_range.end if end is None else end,
+            self._columns if columns is None else columns,
+            aborted=aborted,
+            read_committed=self._options.isolation_level == READ_COMMITTED,
+            decompressed_bytes_max=self._options.batch_bytes,
+        )
+
+    def _one_by_one(self, response: FetchedBatches, rows_done: int) -> Iterator[pa.RecordBatch]:
+        """An answer with damage in it, batch by batch; the rows that were handed on already are left out."""
+        aborted = list(response.aborted)
+        for position, header in iterate_batches(response.records):
+            batch = response.records[position : position + header.size]
+            try:
+                for rows in self._decoded(batch, aborted):
+                    skipped = min(rows_done, rows.num_rows)
+                    rows_done -= skipped
+                    if skipped < rows.num_rows:
+                        yield self._with_error(rows.slice(skipped))
+            except UNREADABLE:
+                yield from self._isolated(header, batch, aborted)
+            if header.is_control:  # what began before this marker ended with it (KIP-98)
+                aborted = [
+                    (producer, first)
+                    for producer, first in aborted
+                    if producer != header.producer_id or first > header.last_offset
+                ]
+
+    def _isolated(
+        self, header: BatchHeader, batch: memoryview, aborted: Sequence[tuple[int, int]]
+    ) -> Iterator[pa.RecordBatch]:
+        """One batch with damage in it: its good records, and what the options say of the others."""
+
+        def decode(columns: Sequence[str], start: int, end: int) -> list[pa.RecordBatch]:
+            return list(self._decoded(batch, aborted, columns, start, end))
+
+        first, last = max(header.base_offset, self._start), min(header.last_offset, self._range.end - 1)
+        for piece in isolate_bad_records(decode, self._columns, first, last + 1):
+            if not isinstance(piece, DamagedRange):
+                yield self._with_error(piece)
+                continue
+            self._report_damage(piece)
+            if self._options.on_unreadable == DEAD_LETTER:
+                kept = [] if piece.is_frame else decode(CERTAIN_COLUMNS, piece.first, piece.last + 1)
+                for row in (row for rows in kept for row in rows.to_pylist()):
+                    yield self._dead_letter(row, row["offset"], piece.error)
+                if not kept:
+                    yield self._dead_letter(
+                        {"offset": piece.first, "value": bytes(batch)}, piece.last, piece.error
+                    )
+
+    def _report_damage(self, damaged: DamagedRange) -> None:
+        """Raise, or say what is left out."""
+        task_range, mode = self._range, self._options.on_unreadable
+        where = (
+            f"offsets {damaged.first} to {damaged.last} "
+            f"of partition {task_range.partition} of topic {task_range.topic}"
+        )
+        if mode == SUSPEND:
+            raise UnreadableRecords(
+                f"{where} cannot be read: {damaged.error.message}. "
+                f"Set onUnreadable to skip to go on without them, or to"
+                " dead-letter to get them as rows with an error"
+            ) from damaged.error
+        logger.warning("%s cannot be read (onUnreadable is %s): %s", where, mode, damaged.error.message)
+
+    def _dead_letter(self, row: dict[str, Any], last: int, error: MansioError) -> pa.RecordBatch:
+        """The row for what is no record: for its own offset, or for all up to `last`."""
+        said = error_text(row["offset"], last, error)
+        row |= {"topic": self._range.topic, "partition": self._range.partition, ERROR_COLUMN: said}
+        return pa.RecordBatch.from_pylist([row], arrow_schema(self._names))
+
+    def _with_error(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """The batch with the column `error`, all null, where it is wanted."""
+        if ERROR_COLUMN not in self._names:
+            return batch
+        columns = {
+            name: pa.nulls(batch.num_rows, pa.string()) if name == ERROR_COLUMN else batch.column(name)
+            for name in self._names
+        }
+        return pa.RecordBatch.from_arrays(list(columns.values()), schema=arrow_schema(self._names))
+
+
+def arrow_schema(names: Sequence[str]) -> pa.Schema:
+    """The Arrow schema of these columns, `error` among them or not."""
+    known = [name for name in names if name != ERROR_COLUMN]
+    fields = dict(zip(known, record_schema(known), strict=True)) if known else {}
+    return pa.schema(
+        [pa.field(ERROR_COLUMN, pa.string()) if name == ERROR_COLUMN else fields[name] for name in names]
+    )

@@ -1,0 +1,136 @@
+"""Who of a share group fetches what: the `simple` assignor. Several members may have one partition.
+
+Always true: every partition that somebody subscribes to has a member; every member has a partition, if there is one for
+it; where all subscribe to the same, members differ by one partition at most, and partitions by one member. Who has a
+partition keeps it as far as that allows. The same input gives the same answer.
+
+Source: KIP-932 (SimpleAssignor).
+"""
+
+from __future__ import annotations
+
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING
+
+from mansio.state.consumer_group.types import NO_PARTITIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from mansio.state.consumer_group.types import TopicPartition
+
+
+def assign_simple(
+    subscriptions: Mapping[str, frozenset[bytes]],
+    partitions: Mapping[bytes, int],
+    before: Mapping[str, frozenset[TopicPartition]],
+) -> dict[str, frozenset[TopicPartition]]:
+    """What each member fetches. `subscriptions`: topics by member; `before`: what it had."""
+    members = sorted(subscriptions)
+    wanted = sorted({topic for each in subscriptions.values() for topic in each})
+    everything = [(topic, index) for topic in wanted for index in range(partitions.get(topic, 0))]
+    found: dict[str, set[TopicPartition]] = {member: set() for member in members}
+    _one_member_each(everything, members, subscriptions, before, found)
+    idle = [member for member in members if not found[member]]
+    _one_partition_each(everything, idle, len(members), subscriptions, before, found)
+    return {member: frozenset(each) for member, each in found.items()}
+
+
+def _one_member_each(
+    everything: list[TopicPartition],
+    members: list[str],
+    subscriptions: Mapping[str, frozenset[bytes]],
+    before: Mapping[str, frozenset[TopicPartition]],
+    found: dict[str, set[TopicPartition]],
+) -> None:
+    """Those that had it first, as far as everybody's share goes; then who has least."""
+    share, extra = divmod(len(everything), max(len(members), 1))
+    had: dict[TopicPartition, list[str]] = {}
+    for member in members:
+        for partition in before.get(member, NO_PARTITIONS):
+            if partition[0] in subscriptions[member]:
+                had.setdefault(partition, []).append(member)
+    free = []
+    for partition in everything:
+        for member in had.get(partition, ()):
+            load = len(found[member])
+            if load < share or (load == share and extra > 0):
+                extra -= load == share
+                found[member].add(partition)
+                break
+        else:
+            free.append(partition)
+    heaps: dict[bytes, list[tuple[int, str]]] = {}
+    for partition in free:
+        topic = partition[0]
+        if topic not in heaps:
+            heaps[topic] = [(len(found[each]), each) for each in members if topic in subscriptions[each]]
+            heapify(heaps[topic])
+        member = _least(heaps[topic], found)
+        found[member].add(partition)
+        heappush(heaps[topic], (len(found[member]), member))
+
+
+def _least(heap: list[tuple[int, str]], found: Mapping[str, set[TopicPartition]]) -> str:
+    """Take out who has least now; loads in the heap may be of before."""
+    while True:
+        load, member = heappop(heap)
+        if load == len(found[member]):
+            return member
+        heappush(heap, (len(found[member]), member))
+
+
+def _one_partition_each(
+    everything: list[TopicPartition],
+    idle: list[str],
+    members: int,
+    subscriptions: Mapping[str, frozenset[bytes]],
+    before: Mapping[str, frozenset[TopicPartition]],
+    found: dict[str, set[TopicPartition]],
+) -> None:
+    """Members without any share what others have: what they had, as far as shares go; then what fewest have."""
+    if not idle or not everything:
+        return
+    counts = dict.fromkeys(everything, 0)
+    for each in found.values():
+        for partition in each:
+            counts[partition] += 1
+    share, extra = divmod(members, len(everything))
+    extra -= sum(max(count - share, 0) for count in counts.values())
+    for member in idle:
+        for partition in sorted(before.get(member, NO_PARTITIONS)):
+            count = counts.get(partition, members)
+            fits = count < share or (count == share and extra > 0)
+            if partition[0] in subscriptions[member] and fits:
+                extra -= count == share
+                counts[partition] += 1
+                found[member].add(partition)
+                break
+    heaps: dict[frozenset[bytes], list[tuple[int, TopicPartition]]] = {}
+    for member in idle:
+        if found[member]:
+            continue
+        topics = subscriptions[member]
+        if topics not in heaps:
+            heaps[topics] = _heap(everything, topics, counts)
+        if heaps[topics]:
+            partition = _fewest(heaps[topics], counts)
+            counts[partition] += 1
+            found[member].add(partition)
+            heappush(heaps[topics], (counts[partition], partition))
+
+
+def _heap(
+    everything: Iterable[TopicPartition], topics: frozenset[bytes], counts: Mapping[TopicPartition, int]
+) -> list[tuple[int, TopicPartition]]:
+    heap = [(counts[each], each) for each in everything if each[0] in topics]
+    heapify(heap)
+    return heap
+
+
+def _fewest(heap: list[tuple[int, TopicPartition]], counts: Mapping[TopicPartition, int]) -> TopicPartition:
+    while True:
+        count, partition = heappop(heap)
+        if count == counts[partition]:
+            return partition
+        heappush(heap, (counts[partition], partition))

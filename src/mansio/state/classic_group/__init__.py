@@ -1,0 +1,1 @@
+"""Classic consumer group as a state machine."""

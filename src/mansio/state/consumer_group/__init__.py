@@ -1,0 +1,1 @@
+"""Consumer group of KIP-848 as a state machine."""

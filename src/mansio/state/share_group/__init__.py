@@ -1,0 +1,1 @@
+"""Share group of KIP-932 as a state machine."""

@@ -1,0 +1,418 @@
+"""One share group as a state machine: who is a member, what each fetches, and which partitions have state.
+
+Simpler than a consumer group: partitions are shared, so nobody has to give one up before another gets it. A member is
+told its target with its next heartbeat, and is at the group's epoch then.
+
+    EMPTY ── a member joins ──► STABLE ── the last one leaves, or its session ends ──► EMPTY ── deleted ──► DEAD
+
+Pure: methods take the time (`now_ms`, any steady milliseconds) and return records, which are appended at once, in one
+batch; answers go out when they are committed. If that fails the machine is dropped and built anew from what is stored.
+
+Always true: * Epochs only grow. A member's epoch is never above the group's.
+* Every member has its target as soon as it was heard of; a heartbeat that changes nothing has no records.
+* A partition that a member was given is among those that have state; a topic whose state is being deleted is named
+  until `deleted` says that it is gone, so that a broker that starts anew goes on with it.
+
+Source: KIP-932; Apache Kafka's ShareGroup and GroupMetadataManager.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.errors import (
+    CoordinatorNotAvailable,
+    FencedMemberEpoch,
+    GroupMaxSizeReached,
+    InconsistentGroupProtocol,
+    InvalidRequest,
+    NonEmptyGroup,
+    UnknownMember,
+)
+from mansio.state.assignors.simple import assign_simple
+from mansio.state.consumer_group.records import (
+    SHARE_CURRENT,
+    SHARE_GROUP_EPOCH,
+    SHARE_MEMBER,
+    SHARE_STATE_PARTITIONS,
+    SHARE_TARGET,
+    SHARE_TARGET_EPOCH,
+    CurrentAssignment,
+    GroupEpoch,
+    GroupRecordKey,
+    ShareMember,
+    StatePartitions,
+    StateTopic,
+    TargetEpoch,
+    decode_share_current,
+    decode_share_group_epoch,
+    decode_share_member,
+    decode_state_partitions,
+    decode_target,
+    decode_target_epoch,
+    encode_group_record_key,
+    encode_share_current,
+    encode_share_group_epoch,
+    encode_share_member,
+    encode_state_partitions,
+    encode_target,
+    encode_target_epoch,
+)
+from mansio.state.consumer_group.types import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    NO_PARTITIONS,
+    ConsumerGroupSettings,
+    ConsumerGroupState,
+    HeartbeatResponse,
+    MemberState,
+    Topics,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from mansio.state.consumer_group.types import Records, TopicPartition
+
+_NO_STATE: Final = StatePartitions((), (), ())
+_JOINING: Final = CurrentAssignment(0, 0, MemberState.STABLE, NO_PARTITIONS)
+
+
+class ShareHeartbeat(NamedTuple):
+    """A ShareGroupHeartbeat request. `topic_names` is None for: as before."""
+
+    member_id: str
+    member_epoch: int
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    topic_names: tuple[str, ...] | None = None
+
+
+@dataclass(slots=True)
+class ShareGroupMember:
+    """One member. `metadata`, `current` and `target` are its records."""
+
+    member_id: str
+    metadata: ShareMember
+    current: CurrentAssignment = _JOINING
+    target: frozenset[TopicPartition] = NO_PARTITIONS
+    session_deadline_ms: float = math.inf
+
+
+class ShareGroup:
+    """The machine. Read its attributes freely; change them only through its methods (`settings` may be replaced)."""
+
+    def __init__(self, group_id: str, *, settings: ConsumerGroupSettings) -> None:
+        self.group_id = group_id
+        self.settings = settings
+        self.group_epoch = 0
+        self.metadata_hash = 0
+        self.assignment_epoch = 0
+        self.members: dict[str, ShareGroupMember] = {}
+        self.state_partitions = _NO_STATE
+        self.grown: list[TopicPartition] = []
+        """Added to topics that the group read before: their first records are for it, too. For the shell to take."""
+        self._topics: Topics | None = None
+        self._deleted = False
+        self._changes: dict[bytes, bytes | None] = {}
+        self._loaded: dict[GroupRecordKey, bytes] = {}
+
+    @property
+    def state(self) -> ConsumerGroupState:
+        """EMPTY, STABLE or DEAD."""
+        if self._deleted:
+            return ConsumerGroupState.DEAD
+        return ConsumerGroupState.STABLE if self.members else ConsumerGroupState.EMPTY
+
+    # ------------------------------------------------------------------ events
+
+    def heartbeat(
+        self, request: ShareHeartbeat, topics: Topics, now_ms: float
+    ) -> tuple[HeartbeatResponse, Records]:
+        """A member joins (epoch 0), is alive, or leaves (-1).
+
+        Raises `CoordinatorNotAvailable` (deleted), `InvalidRequest`, `GroupMaxSizeReached`, `UnknownMember`,
+        `FencedMemberEpoch`.
+        """
+        self._check_alive()
+        if not request.member_id:
+            raise InvalidRequest("a member of a share group chooses its id")
+        if request.member_epoch < LEAVE_EPOCH:
+            raise InvalidRequest(f"there is no member epoch {request.member_epoch}")
+        if request.member_epoch == JOIN_EPOCH:
+            return self._join(request, topics, now_ms)
+        member = self.members.get(request.member_id)
+        if member is None:
+            raise UnknownMember(f"the group has no member {request.member_id!r}")
+        if request.member_epoch == LEAVE_EPOCH:
+            self._remove([member], topics)
+            return HeartbeatResponse(member.member_id, LEAVE_EPOCH, 0, None), self._take()
+        current = member.current
+        if request.member_epoch not in (current.epoch, current.previous_epoch):
+            raise FencedMemberEpoch(f"member {member.member_id} is at epoch {current.epoch}")
+        if request.topic_names is not None:
+            self._describe(member, request)
+        self._heard_of(member, now_ms)
+        self._look_at(topics)
+        self._give(member)
+        missed = request.member_epoch != current.epoch
+        told = missed or request.topic_names is not None or member.current.assigned != current.assigned
+        return self._answer(member, assigned=told), self._take()
+
+    def _join(
+        self, request: ShareHeartbeat, topics: Topics, now_ms: float
+    ) -> tuple[HeartbeatResponse, Records]:
+        if request.topic_names is None:
+            raise InvalidRequest("a member joins with a subscription")
+        member = self.members.get(request.member_id)
+        if member is None and len(self.members) >= self.settings.size_max:
+            raise GroupMaxSizeReached(f"group {self.group_id} may have {self.settings.size_max} members")
+        if member is None:
+            member = ShareGroupMember(request.member_id, ShareMember(None, "", "", ()))
+            self.members[request.member_id] = member
+            self._put(SHARE_TARGET, member.member_id, encode_target(member.target))
+            self._topics = None  # a new target, also if it subscribes to nothing new
+        self._describe(member, request)
+        self._heard_of(member, now_ms)
+        self._look_at(topics)
+        self._give(member)
+        return self._answer(member, assigned=True), self._take()
+
+    def topics_changed(self, topics: Topics, now_ms: float) -> Records:  # noqa: ARG002 - the signature of all events
+        """Topics came, went or grew."""
+        if self.members and not self._deleted:
+            self._look_at(topics)
+        return self._take()
+
+    def next_deadline_ms(self) -> float:
+        """When `tick` has something to do; infinity for never."""
+        return min((each.session_deadline_ms for each in self.members.values()), default=math.inf)
+
+    def tick(self, topics: Topics, now_ms: float) -> Records:
+        """Remove members whose session ended."""
+        overdue = [each for each in self.members.values() if each.session_deadline_ms <= now_ms]
+        if overdue:
+            self._remove(overdue, topics)
+        return self._take()
+
+    def is_idle(self) -> bool:
+        """Nobody is in it."""
+        return not self.members
+
+    def delete(self) -> Records:
+        """Close the group for good: only an empty one. Raises `NonEmptyGroup`."""
+        self._check_alive()
+        self._check_empty()
+        self._deleted = True
+        return [(key, None) for key, _ in self.snapshot()]
+
+    def check_commit(self, member_id: str, instance_id: str | None, epoch: int, now_ms: float) -> None:  # noqa: ARG002 - the signature of all groups
+        """Nobody commits offsets in a share group. Raises `InconsistentGroupProtocol`."""
+        raise InconsistentGroupProtocol(
+            f"group {self.group_id!r} is a share group: it has no committed offsets"
+        )
+
+    def undelete(self) -> None:
+        """The deletion could not be written: the group is what it was."""
+        self._deleted = False
+
+    # ------------------------------------------------------------------ which partitions have state
+
+    def deleting(self, topic_ids: Iterable[bytes]) -> Records:
+        """Their state is about to be deleted: of topics that nobody subscribes to. Raises `NonEmptyGroup`."""
+        gone = set(topic_ids)
+        if any(partition[0] in gone for member in self.members.values() for partition in member.target):
+            raise NonEmptyGroup(f"group {self.group_id} has members that fetch from these topics")
+        kept, known = self.state_partitions, {each.topic_id for each in self.state_partitions.deleting}
+        more = [each for each in kept.initialized if each.topic_id in gone and each.topic_id not in known]
+        self._set_state_partitions(
+            StatePartitions(
+                tuple(each for each in kept.initializing if each.topic_id not in gone),
+                tuple(each for each in kept.initialized if each.topic_id not in gone),
+                (*kept.deleting, *(StateTopic(each.topic_id, each.name) for each in more)),
+            )
+        )
+        return self._take()
+
+    def deleted(self, topic_ids: Iterable[bytes]) -> Records:
+        """Their state is gone."""
+        gone, kept = set(topic_ids), self.state_partitions
+        self._set_state_partitions(
+            kept._replace(deleting=tuple(each for each in kept.deleting if each.topic_id not in gone))
+        )
+        return self._take()
+
+    def initialized(self, topic_id: bytes, name: str, partitions: Iterable[int]) -> Records:
+        """These have state now, whether or not a member was ever given them."""
+        self._add_state({topic_id: set(partitions)}, {topic_id: name})
+        return self._take()
+
+    def _add_state(self, wanted: dict[bytes, set[int]], names: dict[bytes, str]) -> None:
+        kept = self.state_partitions
+        topics = {each.topic_id: each for each in kept.initialized}
+        for topic_id, partitions in sorted(wanted.items()):
+            known = topics.get(topic_id, StateTopic(topic_id, names[topic_id]))
+            topics[topic_id] = known._replace(partitions=tuple(sorted(partitions.union(known.partitions))))
+        self._set_state_partitions(kept._replace(initialized=tuple(topics.values())))
+
+    def _set_state_partitions(self, value: StatePartitions) -> None:
+        if value != self.state_partitions:
+            self.state_partitions = value
+            encoded = None if value == _NO_STATE else encode_state_partitions(value)
+            self._put(SHARE_STATE_PARTITIONS, "", encoded)
+
+    # ------------------------------------------------------------------ members and targets
+
+    def _check_alive(self) -> None:
+        if self._deleted:
+            raise CoordinatorNotAvailable(f"group {self.group_id} is being deleted")
+
+    def _check_empty(self) -> None:
+        if self.members:
+            raise NonEmptyGroup(f"group {self.group_id} has members")
+
+    def _describe(self, member: ShareGroupMember, request: ShareHeartbeat) -> None:
+        names = tuple(sorted(set(request.topic_names or ())))
+        rack_id = member.metadata.rack_id if request.rack_id is None else request.rack_id
+        metadata = ShareMember(rack_id, request.client_id, request.client_host, names)
+        if metadata != member.metadata:
+            if names != member.metadata.topic_names:
+                self._topics = None
+            member.metadata = metadata
+            self._put(SHARE_MEMBER, member.member_id, encode_share_member(metadata))
+
+    def _heard_of(self, member: ShareGroupMember, now_ms: float) -> None:
+        member.session_deadline_ms = now_ms + self.settings.session_timeout_ms
+
+    def _remove(self, members: list[ShareGroupMember], topics: Topics) -> None:
+        for member in members:
+            del self.members[member.member_id]
+            for kind in (SHARE_CURRENT, SHARE_TARGET, SHARE_MEMBER):
+                self._put(kind, member.member_id, None)
+        self._topics = None
+        self._look_at(topics)
+
+    def _look_at(self, topics: Topics) -> None:
+        """Compute the target anew, in a new epoch, if members, subscriptions or topics are others than before."""
+        if self._topics is topics:
+            return
+        same_members, self._topics = self._topics is not None, topics
+        subscriptions = {
+            each.member_id: frozenset(
+                topics.ids[name] for name in each.metadata.topic_names if name in topics.ids
+            )
+            for each in self.members.values()
+        }
+        seen = _hash(subscriptions, topics)
+        if same_members and seen == self.metadata_hash:
+            return
+        self.group_epoch, self.metadata_hash = self.group_epoch + 1, seen
+        self._put(SHARE_GROUP_EPOCH, "", encode_share_group_epoch(GroupEpoch(self.group_epoch, seen)))
+        before = {each.member_id: each.target for each in self.members.values()}
+        targets = assign_simple(subscriptions, topics.partitions, before)
+        for member in self.members.values():
+            if targets[member.member_id] != member.target:
+                member.target = targets[member.member_id]
+                self._put(SHARE_TARGET, member.member_id, encode_target(member.target))
+        self.assignment_epoch = self.group_epoch
+        self._put(SHARE_TARGET_EPOCH, "", encode_target_epoch(TargetEpoch(self.assignment_epoch)))
+        self._name_state(targets.values(), topics)
+
+    def _name_state(self, targets: Iterable[frozenset[TopicPartition]], topics: Topics) -> None:
+        wanted: dict[bytes, set[int]] = {}
+        for topic_id, index in {each for target in targets for each in target}:
+            wanted.setdefault(topic_id, set()).add(index)
+        for known in self.state_partitions.initialized:
+            highest = max(known.partitions, default=math.inf)
+            more = sorted(index for index in wanted.get(known.topic_id, ()) if index > highest)
+            self.grown += [(known.topic_id, index) for index in more]
+        self._add_state(wanted, {topic_id: name for name, topic_id in topics.ids.items()})
+
+    def _give(self, member: ShareGroupMember) -> None:
+        current = member.current
+        if current.epoch != self.assignment_epoch or current.assigned != member.target:
+            member.current = CurrentAssignment(
+                self.assignment_epoch, current.epoch, MemberState.STABLE, member.target
+            )
+            self._put(SHARE_CURRENT, member.member_id, encode_share_current(member.current))
+
+    def _answer(self, member: ShareGroupMember, *, assigned: bool) -> HeartbeatResponse:
+        return HeartbeatResponse(
+            member.member_id,
+            member.current.epoch,
+            self.settings.heartbeat_interval_ms,
+            tuple(sorted(member.current.assigned)) if assigned else None,
+        )
+
+    # ------------------------------------------------------------------ from and to the log
+
+    def _put(self, kind: int, item: str, value: bytes | None) -> None:
+        key = encode_group_record_key(GroupRecordKey(kind, self.group_id, item))
+        self._changes.pop(key, None)
+        self._changes[key] = value
+
+    def _take(self) -> Records:
+        changes, self._changes = list(self._changes.items()), {}
+        return changes
+
+    def snapshot(self) -> Iterator[tuple[bytes, bytes]]:
+        """The records that make up the group, each key once."""
+
+        def encoded(kind: int, value: bytes, item: str = "") -> tuple[bytes, bytes]:
+            return encode_group_record_key(GroupRecordKey(kind, self.group_id, item)), value
+
+        if self.group_epoch:
+            epoch = GroupEpoch(self.group_epoch, self.metadata_hash)
+            yield encoded(SHARE_GROUP_EPOCH, encode_share_group_epoch(epoch))
+            yield encoded(SHARE_TARGET_EPOCH, encode_target_epoch(TargetEpoch(self.assignment_epoch)))
+        if self.state_partitions != _NO_STATE:
+            yield encoded(SHARE_STATE_PARTITIONS, encode_state_partitions(self.state_partitions))
+        for member in self.members.values():
+            yield encoded(SHARE_MEMBER, encode_share_member(member.metadata), member.member_id)
+            yield encoded(SHARE_TARGET, encode_target(member.target), member.member_id)
+            yield encoded(SHARE_CURRENT, encode_share_current(member.current), member.member_id)
+
+    def apply(self, key: GroupRecordKey, value: bytes | None) -> None:
+        """Take in a stored record (kinds 10 to 15), in any order; the last of each key counts."""
+        if value is None:
+            self._loaded.pop(key, None)
+        else:
+            self._loaded[key] = value
+
+    def restored(self, now_ms: float) -> None:
+        """All stored records were applied: members carry on, their sessions begin anew. Raises `CorruptLog`."""
+        loaded, self._loaded = self._loaded, {}
+        for key, value in loaded.items():
+            if key.kind == SHARE_GROUP_EPOCH:
+                self.group_epoch, self.metadata_hash = decode_share_group_epoch(value)
+            elif key.kind == SHARE_TARGET_EPOCH:
+                self.assignment_epoch = decode_target_epoch(value).epoch
+            elif key.kind == SHARE_STATE_PARTITIONS:
+                self.state_partitions = decode_state_partitions(value)
+            elif key.kind == SHARE_MEMBER:
+                self.members[key.item] = ShareGroupMember(key.item, decode_share_member(value))
+        for member in self.members.values():
+            if (
+                target := loaded.get(GroupRecordKey(SHARE_TARGET, self.group_id, member.member_id))
+            ) is not None:
+                member.target = decode_target(target)
+            if (
+                current := loaded.get(GroupRecordKey(SHARE_CURRENT, self.group_id, member.member_id))
+            ) is not None:
+                member.current = decode_share_current(current)
+            self._heard_of(member, now_ms)
+
+
+def _hash(subscriptions: dict[str, frozenset[bytes]], topics: Topics) -> int:
+    """64 bits that change when a topic the group reads comes, goes, is made anew, or grows; 0 for no topics."""
+    wanted = {topic for each in subscriptions.values() for topic in each}
+    if not wanted:
+        return 0
+    digest = blake2b(digest_size=8)
+    for topic_id in sorted(wanted):
+        digest.update(topic_id + topics.partitions.get(topic_id, 0).to_bytes(4, "big"))
+    return int.from_bytes(digest.digest(), "big", signed=True)

@@ -1,0 +1,1 @@
+"""Share partition of KIP-932 as a state machine."""

@@ -1,0 +1,108 @@
+"""How far one log was durable at least, written down about once a second.
+
+The checkpoint is what tells a torn tail (above it: cut) from damage (below it: reported), and where recovery starts
+to read. It is a file of two slots that are overwritten in turn, each with a sequence number and a CRC: a torn write
+spoils the slot being written, never the other.
+
+Always true: a slot is written only after what it says was synced, and only when the other slot is itself on disk. A
+checkpoint may be old; it is never ahead of the log.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
+
+if TYPE_CHECKING:
+    from mansio.ports import Disk, DiskFile
+
+CHECKPOINT_MAGIC = b"MANSIOCP"
+CHECKPOINT_VERSION = 1
+CHECKPOINT_NAME = "checkpoint"
+SLOT_DISTANCE_BYTES = 4096  # further apart than any sector: one torn write cannot reach both
+_SLOT = struct.Struct(">8sHHQqqQq")  # magic, version, flags, sequence, durable end, segment, position, start
+_EPOCH_DUE = 1
+_CRC = struct.Struct(">I")
+
+
+class Checkpoint(NamedTuple):
+    """`durable_end_offset` is at `position` (bytes) of the segment `segment_base`; the log starts at `start_offset`.
+
+    `epoch_due`: an opening cut the log, or was about to, and no leader epoch has begun since.
+    """
+
+    sequence: int
+    durable_end_offset: int
+    segment_base: int
+    position: int
+    start_offset: int
+    epoch_due: bool = False
+
+    def encode(self) -> bytes:
+        """One slot (docs/FILE_FORMAT.md)."""
+        body = _SLOT.pack(
+            CHECKPOINT_MAGIC,
+            CHECKPOINT_VERSION,
+            _EPOCH_DUE if self.epoch_due else 0,
+            self.sequence,
+            self.durable_end_offset,
+            self.segment_base,
+            self.position,
+            self.start_offset,
+        )
+        return body + _CRC.pack(crc32c(body))
+
+
+def load_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
+    """The newest undamaged slot; None when there is none."""
+    try:
+        data = disk.read_file(path)
+    except FileNotFoundError:
+        return None
+    slots = [_decode(data, at) for at in (0, SLOT_DISTANCE_BYTES)]
+    return max((slot for slot in slots if slot is not None), default=None)
+
+
+def intact_slots(data: bytes) -> tuple[bool, bool]:
+    """Which slots of a checkpoint file can be read: the first, the second."""
+    return _decode(data, 0) is not None, _decode(data, SLOT_DISTANCE_BYTES) is not None
+
+
+def write_slot(file: DiskFile, checkpoint: Checkpoint) -> None:
+    """Write the slot whose turn it is. Not synced: the caller does that, before it writes the next."""
+    file.write_at([checkpoint.encode()], SLOT_DISTANCE_BYTES * (checkpoint.sequence % 2))
+
+
+def write_checkpoint(disk: Disk, path: str, checkpoint: Checkpoint, *, sync: bool = True) -> None:
+    """Write one slot of an existing (or new) checkpoint file; durable on return unless `sync` is off."""
+    file = disk.open(path, create=True)
+    try:
+        write_slot(file, checkpoint)
+        if sync:
+            file.sync()
+    finally:
+        file.close()
+
+
+def write_both_slots(disk: Disk, path: str, checkpoint: Checkpoint) -> Checkpoint:
+    """Make the checkpoint the only one the file holds, as a new or shortened log needs it. Returns the newer slot.
+
+    After a truncation an old slot with a higher end must not come back when the newer one is damaged.
+    """
+    write_checkpoint(disk, path, checkpoint)
+    second = checkpoint._replace(sequence=checkpoint.sequence + 1)
+    write_checkpoint(disk, path, second)
+    return second
+
+
+def _decode(data: bytes, at: int) -> Checkpoint | None:
+    if len(data) < at + _SLOT.size + _CRC.size:
+        return None
+    if crc32c(data[at : at + _SLOT.size]) != _CRC.unpack_from(data, at + _SLOT.size)[0]:
+        return None
+    magic, version, flags, sequence, end, segment, position, start = _SLOT.unpack_from(data, at)
+    if magic != CHECKPOINT_MAGIC or version != CHECKPOINT_VERSION:
+        return None
+    return Checkpoint(sequence, end, segment, position, start, bool(flags & _EPOCH_DUE))

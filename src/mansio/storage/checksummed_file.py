@@ -1,0 +1,75 @@
+"""Small files that are replaced as a whole and cannot be read half.
+
+A sealed file is `head payload footer`: the head names the kind, version and length, the footer is the CRC-32C of all
+before it (docs/FILE_FORMAT.md). Always true: `write_checksummed` leaves the old file or the new one, never a
+mixture, and
+`read_checksummed` gives the payload as it was written or None.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+from crc32c import crc32c
+
+if TYPE_CHECKING:
+    from mansio.ports import Disk, DiskFile
+
+_HEAD = struct.Struct(">8sHHI")  # magic, version, zero, payload length
+_FOOTER = struct.Struct(">I")
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def encode_checksummed(magic: bytes, version: int, payload: bytes) -> bytes:
+    """The bytes of a sealed file. `magic` is 8 bytes."""
+    body = _HEAD.pack(magic, version, 0, len(payload)) + payload
+    return body + _FOOTER.pack(crc32c(body))
+
+
+def decode_checksummed(magic: bytes, version: int, data: bytes) -> bytes | None:
+    """The payload, or None when this is not an undamaged file of that kind and version."""
+    if len(data) < _HEAD.size + _FOOTER.size:
+        return None
+    found_magic, found_version, _, length = _HEAD.unpack_from(data)
+    if found_magic != magic or found_version != version or len(data) != _HEAD.size + length + _FOOTER.size:
+        return None
+    body = memoryview(data)[: -_FOOTER.size]
+    if crc32c(body) != _FOOTER.unpack_from(data, len(body))[0]:
+        return None
+    return bytes(body[_HEAD.size :])
+
+
+def write_checksummed(disk: Disk, path: str, data: bytes, *, durable: bool) -> None:
+    """Replace `path` by `data` (from `encode_checksummed`) atomically. `durable`: on stable storage, name and all,
+    on return."""
+    file = prepare_checksummed(disk, path, data)
+    try:
+        if durable:
+            file.sync()
+    finally:
+        file.close()
+    disk.rename(path + TEMPORARY_SUFFIX, path)
+    if durable:
+        disk.sync_directory(path.rpartition("/")[0])
+
+
+def prepare_checksummed(disk: Disk, path: str, data: bytes) -> DiskFile:
+    """Write the file that is going to replace `path`, under its temporary name; neither synced nor renamed."""
+    file = disk.open(path + TEMPORARY_SUFFIX, create=True)
+    try:
+        file.truncate(0)
+        file.write_at([data], 0)
+    except BaseException:
+        file.close()
+        raise
+    return file
+
+
+def read_checksummed(disk: Disk, path: str, magic: bytes, version: int) -> bytes | None:
+    """The payload of the sealed file at `path`; None when it is missing or damaged."""
+    try:
+        data = disk.read_file(path)
+    except FileNotFoundError:
+        return None
+    return decode_checksummed(magic, version, data)

@@ -1,0 +1,1 @@
+"""Log cleaner: compaction of closed segments."""

@@ -1,0 +1,326 @@
+"""One compaction of one log: reads segments, writes those that take their place. The part that runs off the loop.
+
+First the newest offset of every key in the dirty part goes into a map of fixed size; where that is full, the dirty part
+ends for this time. Then every segment from the start of the log up to there is read again, neighbours in groups, and
+what stays of it is written to a file of its own. When such a file is on stable storage, the log swaps it in.
+
+The work is done in slices of about a millisecond (`step`), because the interpreter is shared with the loop. Always
+true: nothing here changes a file that the log uses; a batch that is not as it was written (its CRC) ends the compaction
+with `CorruptLog`, it is neither dropped nor carried over; so does a segment behind which others are missing, because
+nobody could tell the missing offsets from compacted ones afterwards.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+from mansio.errors import CorruptLog, RequestError, StorageError
+from mansio.storage.cleaner.batch_filter import (
+    NO_HORIZON,
+    RECORDS_PER_SLICE,
+    CompactionRules,
+    filter_batch,
+    key_digests,
+)
+from mansio.storage.cleaner.compaction_state import Swap, cleaned_path, sync_log_directory
+from mansio.storage.cleaner.offset_map import ENTRY_BYTES, OffsetMap
+from mansio.storage.cleaner.policy import group_segments
+from mansio.storage.file_cache import recorded_end_offset
+from mansio.storage.index import SparseIndex
+from mansio.storage.segment import PREFIX_BYTES, read_exactly
+from mansio.wire.batch.record_batch import HEADER_BYTES, check_stored_batch, read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    from mansio.ports import Buffer, Disk, DiskFile
+    from mansio.storage.log import SegmentInfo
+    from mansio.storage.segment import Segment
+    from mansio.wire.batch.record_batch import BatchHeader
+
+T = TypeVar("T")
+
+READ_BYTES = 256 << 10
+WRITE_BYTES = 256 << 10
+WRITE_BUFFERS = 512
+SYNC_BYTES = 8 << 20
+"""A new file is synced this often, so that the last sync is short and others' syncs do not wait behind it."""
+
+RECORDS_PER_BATCH = 12
+"""Handling a batch costs about as much as so many records."""
+
+BYTES_PER_RECORD = 4096
+"""And checking so many bytes as much as one record."""
+
+BYTES_PER_ENTRY_GUESS = 16
+"""So few bytes of log are behind a key at the least, as a guess that keeps the map of a small log small."""
+
+
+class CompactionTask(NamedTuple):
+    """What is to be done, as values taken on the loop.
+
+    `segments` are whole, closed segments from the log's start on; [`first_dirty`:] of them hold what is dirty, from
+    `dirty_offset` on. `rules.map_end_offset` is worked out here.
+    """
+
+    directory: str
+    segments: tuple[Segment, ...]
+    infos: tuple[SegmentInfo, ...]
+    first_dirty: int
+    dirty_offset: int
+    rules: CompactionRules
+    segment_bytes: int
+    index_interval_bytes: int
+    map_bytes_max: int
+
+
+class Progress(NamedTuple):
+    """A slice of work is done; so many bytes were read and written."""
+
+    bytes_read: int
+    bytes_written: int
+
+
+class CleanedSegment(NamedTuple):
+    """A file on stable storage that can take the place of the segments `old`."""
+
+    swap: Swap
+    old: tuple[Segment, ...]
+    file: DiskFile
+    sparse: SparseIndex
+    horizon_ms: int
+    sparse_end_offset: int
+
+
+class Finished(NamedTuple):
+    """All of it is done: below `cleaned_end_offset` no key has two values."""
+
+    cleaned_end_offset: int
+    last_horizon_ms: int
+
+
+class Compaction:
+    """See the module. `start_offset` may be moved while it runs: segments below are not looked at any more."""
+
+    def __init__(self, disk: Disk, order: CompactionTask) -> None:
+        self.order = order
+        self.start_offset = 0
+        self.records_dropped = 0
+        self._disk = disk
+        self._rules = order.rules
+        self._records = 0
+        self._bytes_read = 0
+        self._bytes_written = 0
+        self._unfinished = ""
+        self._work = self._run()
+
+    def step(self) -> Progress | CleanedSegment | Finished:
+        """The next slice. After a `CleanedSegment` the next step goes on with the next group.
+
+        Raises `CorruptLog`, `StorageError`, `OSError`; then, and to stop before the end, call `abandon`.
+        """
+        return next(self._work)
+
+    def abandon(self) -> None:
+        """Remove the file that is being written. Raises `OSError`; recovery would remove it, too."""
+        self._work.close()
+        if self._unfinished:
+            path, self._unfinished = self._unfinished, ""
+            if self._disk.exists(path):
+                self._disk.remove(path)
+
+    def taken(self) -> None:
+        """The last replacement belongs to the log from now on."""
+        self._unfinished = ""
+
+    def _run(self) -> Generator[Progress | CleanedSegment | Finished, None, None]:
+        order = self.order
+        for segment in order.segments:
+            self._check_end(segment)
+            self._records += RECORDS_PER_BATCH
+            if self._records >= RECORDS_PER_SLICE:
+                yield self._slice()
+        newest, map_end = yield from self._build_map()
+        self._rules = order.rules._replace(map_end_offset=map_end)
+        count = sum(info.base_offset < map_end for info in order.infos)
+        last_horizon_ms = NO_HORIZON
+        for first, last in group_segments(order.infos[:count], order.segment_bytes):
+            horizon_ms = yield from self._rewrite(order.segments[first:last], newest)
+            last_horizon_ms = max(last_horizon_ms, horizon_ms)
+        yield Finished(map_end, last_horizon_ms)
+
+    def _check_end(self, segment: Segment) -> None:
+        """`CorruptLog` when the next segment does not begin where this one ended when it was closed."""
+        recorded = recorded_end_offset(self._disk, segment)
+        if recorded is not None and recorded < segment.end_offset:
+            raise CorruptLog(
+                f"the segments behind {segment.path} are missing: offsets {recorded} to {segment.end_offset - 1}"
+            )
+
+    # The map
+
+    def _build_map(self) -> Generator[Progress, None, tuple[OffsetMap, int]]:
+        """The map, and the offset up to which it knows everything."""
+        order = self.order
+        dirty = order.segments[order.first_dirty :]
+        end = order.segments[-1].end_offset
+        wanted = sum(segment.size for segment in dirty) // BYTES_PER_ENTRY_GUESS
+        newest = OffsetMap(order.map_bytes_max, entries_wanted=wanted)
+        map_end = yield from self._fill(newest, dirty, end)
+        if map_end <= order.dirty_offset and dirty:  # not even the first batch found room
+            newest = OffsetMap(order.map_bytes_max)
+            map_end = yield from self._fill(newest, dirty, end)
+        if map_end <= order.dirty_offset and dirty:
+            raise StorageError(
+                f"{dirty[0].path} has a batch at offset {map_end} with more keys than a map of "
+                f"{newest.entries_max * ENTRY_BYTES} bytes can hold: raise log_cleaner_dedupe_buffer_size"
+            )
+        return newest, map_end
+
+    def _fill(self, newest: OffsetMap, dirty: Sequence[Segment], end: int) -> Generator[Progress, None, int]:
+        """Put the dirty part into the map; the offset of the first batch that does not fit in whole, or `end`.
+
+        Of that batch some keys may be in the map. Their older values go, the batch stays: that is right as well.
+        """
+        rules, dirty_offset = self._rules, self.order.dirty_offset
+        for _ in newest.prepare():
+            yield self._slice()
+        for segment in dirty:
+            for header, batch in self._batches(segment):
+                if header.base_offset + header.last_offset_delta >= dirty_offset and not (
+                    header.is_control or rules.is_aborted(header)
+                ):
+                    keys = yield from self._sliced(key_digests(batch, header, rules.output_bytes_max))
+                    for digest, offset in keys:
+                        if not newest.put(digest, offset):
+                            return max(header.base_offset, dirty_offset)
+                        self._records += 1
+                        if self._records >= RECORDS_PER_SLICE:
+                            yield self._slice()
+                if self._records >= RECORDS_PER_SLICE:
+                    yield self._slice()
+        return end
+
+    # The new segments
+
+    def _rewrite(
+        self, group: Sequence[Segment], newest: OffsetMap
+    ) -> Generator[Progress | CleanedSegment, None, int]:
+        """Write what stays of some segments, and offer it. The last moment at which a tombstone in it goes."""
+        old = tuple(segment for segment in group if segment.end_offset > self.start_offset)
+        if not old:
+            return NO_HORIZON
+        path = cleaned_path(self.order.directory, old[0].base_offset)
+        self._unfinished = path
+        file = self._disk.open(path, create=True)
+        file.truncate(0)
+        index = SparseIndex(self.order.index_interval_bytes)
+        waiting: list[Buffer] = []
+        waiting_bytes = position = synced = 0
+        changed = len(old) > 1
+        horizon_ms = NO_HORIZON
+        for segment in old:
+            for header, batch in self._batches(segment):
+                stays = yield from self._sliced(filter_batch(batch, header, newest, self._rules))
+                if stays.left_alone:  # the tombstones after it hide what may be in it
+                    floor = min(self._rules.tombstone_floor, header.base_offset)
+                    self._rules = self._rules._replace(tombstone_floor=floor)
+                changed |= stays.batch is not batch
+                horizon_ms = max(horizon_ms, stays.horizon_ms)
+                if stays.batch is not None and stays.header is not None:
+                    index.add(
+                        header.base_offset - old[0].base_offset,
+                        position + waiting_bytes,
+                        stays.header.max_timestamp_ms,
+                    )
+                    waiting.append(stays.batch)
+                    waiting_bytes += len(stays.batch)
+                    self.records_dropped += header.record_count - stays.header.record_count
+                else:
+                    self.records_dropped += header.record_count
+                if waiting_bytes >= WRITE_BYTES or len(waiting) >= WRITE_BUFFERS:
+                    position += self._write(file, waiting, position)
+                    waiting_bytes = 0
+                    yield self._slice()
+                    if position - synced >= SYNC_BYTES:
+                        file.sync()
+                        synced = position
+                        yield self._slice()
+                elif self._records >= RECORDS_PER_SLICE:
+                    yield self._slice()
+        position += self._write(file, waiting, position)
+        if not changed:
+            self._disk.remove(path)
+            self._unfinished = ""
+            return horizon_ms
+        file.sync()
+        sync_log_directory(
+            self._disk, self.order.directory
+        )  # the file has its name before anything speaks of it
+        yield self._slice()
+        end = old[-1].end_offset
+        swap = Swap(old[0].base_offset, end, position)
+        yield CleanedSegment(swap, old, file, index, horizon_ms, min(end, self._rules.map_end_offset))
+        return horizon_ms
+
+    def _write(self, file: DiskFile, waiting: list[Buffer], position: int) -> int:
+        if not waiting:
+            return 0
+        written = file.write_at(waiting, position)
+        waiting.clear()
+        self._bytes_written += written
+        return written
+
+    # Reading, in slices
+
+    def _batches(self, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
+        """Every batch of a segment, checked; `CorruptLog` also when it ends before the offset it should."""
+        file = self._disk.open_readonly(segment.path)
+        chunk = b""
+        position = start = 0
+        lowest = segment.base_offset
+        while position < segment.size:
+            at = position - start
+            if at + HEADER_BYTES > len(chunk):
+                chunk, start, at = self._read(file, position, segment.size, HEADER_BYTES), position, 0
+            length = read_header(chunk, at).batch_length + PREFIX_BYTES
+            if not HEADER_BYTES <= length <= segment.size - position:
+                raise CorruptLog(f"{segment.path} holds no batch at {position}, where one should begin")
+            if at + length > len(chunk):
+                chunk, start, at = self._read(file, position, segment.size, length), position, 0
+            batch = memoryview(chunk)[at : at + length]
+            try:
+                header = check_stored_batch(batch)
+            except RequestError as error:
+                raise CorruptLog(f"{segment.path} is damaged at {position}: {error}") from error
+            end = header.base_offset + header.last_offset_delta + 1
+            if header.base_offset < lowest or end > segment.end_offset:
+                raise CorruptLog(f"{segment.path} has offsets {header.base_offset} to {end} at {position}")
+            lowest = end
+            self._records += RECORDS_PER_BATCH + length // BYTES_PER_RECORD
+            yield header, batch
+            position += length
+        if lowest < segment.end_offset > max(self._rules.stamped_below, self.start_offset):
+            raise CorruptLog(f"{segment.path} ends at offset {lowest}, not {segment.end_offset}")
+
+    def _read(self, file: DiskFile, position: int, size: int, wanted: int) -> bytes:
+        if wanted > size - position:
+            raise CorruptLog(f"{file.path} has {size - position} stray bytes at {position}")
+        data = read_exactly(file, min(max(READ_BYTES, wanted), size - position), position)
+        self._bytes_read += len(data)
+        return data
+
+    def _sliced(self, work: Generator[int, None, T]) -> Generator[Progress, None, T]:
+        while True:
+            try:
+                self._records += next(work)
+            except StopIteration as done:
+                result: T = done.value
+                return result
+            if self._records >= RECORDS_PER_SLICE:
+                yield self._slice()
+
+    def _slice(self) -> Progress:
+        done = Progress(self._bytes_read, self._bytes_written)
+        self._records = self._bytes_read = self._bytes_written = 0
+        return done

@@ -1,0 +1,144 @@
+"""The files and indexes of closed segments that are in use, opened on demand.
+
+One `FileCache` serves all logs of a broker, so that descriptors and memory do not grow with the age or the number of
+its logs. Always true: at most `files_max` files, and `indexes_max` indexes with `index_entries_max` entries in all (or
+one index), are remembered here; an index that is handed out says what its segment says.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from typing import TYPE_CHECKING
+
+from mansio.errors import CorruptLog, StorageError
+from mansio.logs import fields
+from mansio.storage.index import NO_TIMESTAMP, SparseIndex, load_index
+from mansio.storage.segment import WALK_CHUNK_BYTES, walk
+
+if TYPE_CHECKING:
+    from mansio.ports import Disk, DiskFile
+    from mansio.storage.segment import Segment
+
+OPEN_FILES_MAX = 256
+OPEN_INDEXES_MAX = 4096
+INDEX_ENTRIES_MAX = 1 << 20  # of all of them together: 16 MiB
+REBUILD_INTERVAL_BYTES = 4096
+
+logger = logging.getLogger(__name__)
+
+
+class FileCache:
+    """The files and indexes of closed segments that are in use, bounded for all logs of a broker together.
+
+    A file that is pushed out is only forgotten, not closed: a slice of it that is still being sent keeps it alive.
+    """
+
+    def __init__(
+        self,
+        disk: Disk,
+        *,
+        files_max: int = OPEN_FILES_MAX,
+        indexes_max: int = OPEN_INDEXES_MAX,
+        index_entries_max: int = INDEX_ENTRIES_MAX,
+    ) -> None:
+        self._disk = disk
+        self._files: OrderedDict[Segment, DiskFile] = OrderedDict()
+        self._indexes: OrderedDict[Segment, SparseIndex] = OrderedDict()
+        self._files_max = files_max
+        self._indexes_max = indexes_max
+        self._index_entries_max = index_entries_max
+        self._index_entries = 0
+
+    def file(self, segment: Segment) -> DiskFile:
+        """The segment's file, opened when needed."""
+        if segment.file is not None:
+            return segment.file
+        file = self._files.get(segment)
+        if file is None:
+            try:
+                file = self._disk.open_readonly(segment.path)
+            except FileNotFoundError as error:
+                raise CorruptLog(f"{segment.path} is missing") from error
+            except OSError as error:
+                raise StorageError(f"cannot open {segment.path}: {error}") from error
+            self._files[segment] = file
+            if len(self._files) > self._files_max:
+                self._files.popitem(last=False)
+        else:
+            self._files.move_to_end(segment)
+        return file
+
+    def index(self, segment: Segment) -> SparseIndex:
+        """The segment's index: in memory, from its file, or built anew from the segment when that is no good."""
+        if segment.index is not None:
+            return segment.index
+        index = self._indexes.get(segment)
+        if index is None:
+            index = self._load(segment)
+            segment.max_timestamp_ms = index.max_timestamp_ms
+            self._indexes[segment] = index
+            self._index_entries += len(index)
+            while len(self._indexes) > self._indexes_max or (
+                self._index_entries > self._index_entries_max and len(self._indexes) > 1
+            ):
+                self._index_entries -= len(self._indexes.popitem(last=False)[1])
+        else:
+            self._indexes.move_to_end(segment)
+        return index
+
+    def forget(self, segment: Segment) -> None:
+        """The segment is about to go, or has changed."""
+        self._files.pop(segment, None)
+        index = self._indexes.pop(segment, None)
+        if index is not None:
+            self._index_entries -= len(index)
+
+    def _load(self, segment: Segment) -> SparseIndex:
+        try:
+            loaded = (
+                None if segment.replaced else load_index(self._disk, segment.index_path, segment.base_offset)
+            )
+        except OSError as error:
+            raise StorageError(f"cannot read {segment.index_path}: {error}") from error
+        if loaded is not None and loaded.covered_bytes == segment.size:
+            if loaded.end_offset < segment.end_offset:
+                self._segments_missing(segment, loaded.end_offset)
+            return loaded.index
+        index = SparseIndex(REBUILD_INTERVAL_BYTES)
+        try:
+            for position, header in walk(
+                self.file(segment), 0, segment.size, segment.base_offset, WALK_CHUNK_BYTES
+            ):
+                index.add(header.base_offset - segment.base_offset, position, header.max_timestamp_ms)
+        except CorruptLog as error:  # who reads up to there is told; what is before can be read
+            logger.error("segment_damaged", extra=fields(path=segment.path, reason=error.message))
+        return index
+
+    def _segments_missing(self, segment: Segment, recorded_end_offset: int) -> None:
+        """The next segment does not begin where this one ended when it was closed."""
+        if segment.recorded_end_offset is None:
+            logger.error(
+                "segments_missing",
+                extra=fields(
+                    directory=segment.directory,
+                    first_offset=recorded_end_offset,
+                    last_offset=segment.end_offset - 1,
+                ),
+            )
+        segment.recorded_end_offset = recorded_end_offset
+
+
+def recorded_end_offset(disk: Disk, segment: Segment) -> int | None:
+    """Where a closed segment ended when its index was saved; None when no index says so. Raises `OSError`."""
+    loaded = load_index(disk, segment.index_path, segment.base_offset)
+    return loaded.end_offset if loaded is not None and loaded.covered_bytes == segment.size else None
+
+
+def max_timestamp_of(segment: Segment, files: FileCache) -> int:
+    """The largest timestamp in a segment (ms), `NO_TIMESTAMP` when it is empty."""
+    if segment.index is not None:
+        return segment.index.max_timestamp_ms
+    if segment.max_timestamp_ms is None:
+        segment.max_timestamp_ms = files.index(segment).max_timestamp_ms
+    return segment.max_timestamp_ms if segment.max_timestamp_ms is not None else NO_TIMESTAMP

@@ -1,0 +1,1 @@
+"""Flush state, group commit and flush jobs."""

@@ -1,0 +1,168 @@
+"""The sparse index of one segment: where in the file an offset, or a moment, is.
+
+One entry per few KiB of log: (offset relative to the segment's base, position of that batch in the file, the largest
+timestamp in the segment *before* that batch). All three only grow, so each can be searched by halving, and every
+entry's position is a batch boundary.
+
+Always true: the index holds no information that the segment does not (it is rebuilt when missing or damaged); it has
+at most `ENTRIES_MAX` entries, because when it is full every second one goes and the interval doubles.
+"""
+
+from __future__ import annotations
+
+import struct
+import sys
+from array import array
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING
+
+from mansio.storage.checksummed_file import encode_checksummed, read_checksummed
+
+if TYPE_CHECKING:
+    from mansio.ports import Disk
+
+ENTRIES_MAX = 1 << 14
+NO_TIMESTAMP = -(1 << 63)
+INDEX_MAGIC = b"MANSIOIX"
+INDEX_VERSION = 1
+_SUMMARY = struct.Struct(
+    ">qqqIII"
+)  # base offset, end offset, max timestamp, covered bytes, interval, entries
+_SWAP = sys.byteorder == "little"
+
+
+class SparseIndex:
+    """The index of one segment, in memory. `covered_bytes` of the segment are indexed; it ends at `end_offset`."""
+
+    __slots__ = (
+        "_offsets",
+        "_positions",
+        "_timestamps",
+        "due_position",
+        "interval_bytes",
+        "max_timestamp_ms",
+    )
+
+    def __init__(self, interval_bytes: int) -> None:
+        self._offsets = array("I")
+        self._positions = array("I")
+        self._timestamps = array("q")
+        self.interval_bytes = interval_bytes
+        self.due_position = 0
+        self.max_timestamp_ms = NO_TIMESTAMP
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def add(self, relative_offset: int, position: int, max_timestamp_ms: int) -> None:
+        """Note a batch; batches come in file order. `max_timestamp_ms` is the batch's own."""
+        if position >= self.due_position:
+            self._offsets.append(relative_offset)
+            self._positions.append(position)
+            self._timestamps.append(self.max_timestamp_ms)
+            if len(self._offsets) > ENTRIES_MAX:
+                self._thin_out()
+            self.due_position = position + self.interval_bytes
+        if max_timestamp_ms > self.max_timestamp_ms:
+            self.max_timestamp_ms = max_timestamp_ms
+
+    def _thin_out(self) -> None:
+        self._offsets = self._offsets[::2]
+        self._positions = self._positions[::2]
+        self._timestamps = self._timestamps[::2]
+        self.interval_bytes *= 2
+
+    def floor_offset(self, relative_offset: int) -> int:
+        """Position of the last indexed batch that begins at or below the offset (0 when there is none)."""
+        at = bisect_right(self._offsets, relative_offset)
+        return self._positions[at - 1] if at else 0
+
+    def floor_position(self, position: int) -> tuple[int, int]:
+        """The last indexed batch at or below `position`: (its relative offset, its position)."""
+        at = bisect_right(self._positions, position)
+        return (self._offsets[at - 1], self._positions[at - 1]) if at else (0, 0)
+
+    def floor_timestamp(self, timestamp_ms: int) -> int:
+        """A position before which every timestamp is below `timestamp_ms`: the search for it starts there."""
+        at = bisect_left(self._timestamps, timestamp_ms)
+        return self._positions[at - 1] if at else 0
+
+    def max_timestamp_before(self, position: int) -> tuple[int, int]:
+        """(largest timestamp before an indexed batch, that batch's position), the last one at or below `position`."""
+        at = bisect_right(self._positions, position)
+        return (self._timestamps[at - 1], self._positions[at - 1]) if at else (NO_TIMESTAMP, 0)
+
+    def entries(self) -> list[tuple[int, int, int]]:
+        """All entries: (relative offset, position, largest timestamp before)."""
+        return list(zip(self._offsets, self._positions, self._timestamps, strict=True))
+
+    def encode(self, base_offset: int, end_offset: int, covered_bytes: int) -> bytes:
+        """The bytes of the index file of a segment (docs/FILE_FORMAT.md)."""
+        count = len(self._offsets)
+        summary = _SUMMARY.pack(
+            base_offset, end_offset, self.max_timestamp_ms, covered_bytes, self.interval_bytes, count
+        )
+        columns = (self._offsets, self._positions, self._timestamps)
+        return encode_checksummed(
+            INDEX_MAGIC, INDEX_VERSION, summary + b"".join(_big_endian(column) for column in columns)
+        )
+
+    def frozen(self) -> SparseIndex:
+        """A copy that further appends do not change, to be encoded off the loop."""
+        copy = SparseIndex(self.interval_bytes)
+        copy._offsets = self._offsets[:]
+        copy._positions = self._positions[:]
+        copy._timestamps = self._timestamps[:]
+        copy.due_position = self.due_position
+        copy.max_timestamp_ms = self.max_timestamp_ms
+        return copy
+
+
+class LoadedIndex:
+    """What an index file says: `index` covers `covered_bytes` of the segment, which end at `end_offset`."""
+
+    __slots__ = ("covered_bytes", "end_offset", "index")
+
+    def __init__(self, index: SparseIndex, end_offset: int, covered_bytes: int) -> None:
+        self.index = index
+        self.end_offset = end_offset
+        self.covered_bytes = covered_bytes
+
+
+def load_index(disk: Disk, path: str, base_offset: int) -> LoadedIndex | None:
+    """Read an index file; None when it is missing, damaged or belongs to another segment."""
+    payload = read_checksummed(disk, path, INDEX_MAGIC, INDEX_VERSION)
+    if payload is None or len(payload) < _SUMMARY.size:
+        return None
+    found_base, end_offset, max_timestamp_ms, covered_bytes, interval, count = _SUMMARY.unpack_from(payload)
+    if (
+        found_base != base_offset
+        or len(payload) != _SUMMARY.size + 16 * count
+        or count > ENTRIES_MAX
+        or not interval
+    ):
+        return None
+    index = SparseIndex(interval)
+    columns = memoryview(payload)[_SUMMARY.size :]
+    index._offsets = _native("I", columns[: 4 * count])
+    index._positions = _native("I", columns[4 * count : 8 * count])
+    index._timestamps = _native("q", columns[8 * count :])
+    index.max_timestamp_ms = max_timestamp_ms
+    index.due_position = index._positions[-1] + interval if count else 0
+    return LoadedIndex(index, end_offset, covered_bytes)
+
+
+def _big_endian(column: array[int]) -> bytes:
+    if not _SWAP:
+        return column.tobytes()
+    copy = column[:]
+    copy.byteswap()
+    return copy.tobytes()
+
+
+def _native(kind: str, data: memoryview) -> array[int]:
+    column = array(kind)
+    column.frombytes(data)
+    if _SWAP:
+        column.byteswap()
+    return column

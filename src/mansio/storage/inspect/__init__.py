@@ -1,0 +1,1 @@
+"""Offline inspection of log directories."""

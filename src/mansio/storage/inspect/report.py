@@ -1,0 +1,98 @@
+"""What an inspection of a log finds, as values.
+
+Always true: a report is bounded, whatever the log looks like: `FINDINGS_MAX` findings and `BAD_RANGES_MAX` stretches
+are kept, those beyond are counted or merged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+FINDINGS_MAX: Final = 200
+"""Per log."""
+
+BAD_RANGES_MAX: Final = 1000
+
+
+class Severity(StrEnum):
+    """`damage`: records are lost or cannot be read. `rebuild`: a file that only repeats what the segments say.
+    `note`: nothing is wrong.
+    """
+
+    DAMAGE = "damage"
+    REBUILD = "rebuild"
+    NOTE = "note"
+
+
+class Finding(NamedTuple):
+    """One thing found. Offsets [first_offset, end_offset) where it is about records, `position` in bytes; -1: neither.
+
+    `what` says what is the matter with the file, `meaning` what follows from it; `repaired` what was done about it.
+    """
+
+    severity: Severity
+    path: str
+    what: str
+    meaning: str
+    first_offset: int = -1
+    end_offset: int = -1
+    position: int = -1
+    repaired: str = ""
+
+
+class BadRange(NamedTuple):
+    """Bytes [start, end) of all segments laid end to end that hold no sound batch; `torn`: they never counted."""
+
+    start: int
+    end: int
+    torn: bool
+
+
+@dataclass(slots=True)
+class LogReport:
+    """What was found in one log."""
+
+    directory: str
+    findings: list[Finding] = field(default_factory=list)
+    findings_left_out: int = 0
+    start_offset: int = 0
+    end_offset: int = 0
+    size_bytes: int = 0
+    segments: int = 0
+    batches: int = 0
+    damaged_offsets: int = 0
+    bad_ranges: list[BadRange] = field(default_factory=list)
+    other_names: list[str] = field(default_factory=list)
+    """Files that are no part of a log; the broker's own (snapshots of producers) are among them."""
+    has_damage: bool = False
+    has_rebuilds: bool = False
+    """Something that was not repaired could be."""
+
+    def mark(self, start: int, end: int, *, torn: bool = False) -> None:
+        """Remember a bad stretch, for the picture; neighbours become one."""
+        stretches = self.bad_ranges
+        full = len(stretches) >= BAD_RANGES_MAX
+        if stretches and stretches[-1].torn == torn and (full or stretches[-1].end >= start):
+            stretches[-1] = stretches[-1]._replace(end=end)
+        else:
+            stretches.append(BadRange(start, end, torn))
+
+    def add(self, finding: Finding) -> None:
+        """Keep a finding, or count it."""
+        if finding.severity is Severity.DAMAGE:
+            self.has_damage = True
+            self.damaged_offsets += max(finding.end_offset - finding.first_offset, 0)
+        elif finding.severity is Severity.REBUILD and not finding.repaired:
+            self.has_rebuilds = True
+        if len(self.findings) < FINDINGS_MAX:
+            self.findings.append(finding)
+        else:
+            self.findings_left_out += 1
+
+
+def records_text(first_offset: int, end_offset: int) -> str:
+    """ "record 7" or "records 7 to 9"."""
+    last = end_offset - 1
+    return f"record {first_offset}" if last <= first_offset else f"records {first_offset} to {last}"

@@ -1,0 +1,1 @@
+"""Recovery of a log when it is opened."""

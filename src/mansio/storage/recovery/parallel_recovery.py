@@ -1,0 +1,59 @@
+"""Opening many logs at once: what each has to make durable before it counts is made durable with one sync for all.
+
+Two thousand logs after a crash would otherwise wait for some ten thousand syncs, one after the other. Always true: a
+log that comes out of here is as `Log.open` would have opened it; one that cannot be opened harms no other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from mansio.errors import StorageError
+from mansio.storage.checkpoint import CHECKPOINT_NAME
+from mansio.storage.flush.batch_sync import run_batch
+from mansio.storage.log import Log
+from mansio.storage.recovery.recovery import recovery
+from mansio.storage.segment import base_offset_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.ports import Clock, Disk
+    from mansio.storage.file_cache import FileCache
+    from mansio.storage.settings import LogSettings
+
+
+class OpenRequest(NamedTuple):
+    """A log to be opened, or made when there is none in `directory`."""
+
+    directory: str
+    settings: LogSettings
+
+
+def contains_log(disk: Disk, directory: str) -> bool:
+    """Is there anything of a log in `directory`, whole or not? Where there is not, opening it makes a new one."""
+    if not disk.exists(directory):
+        return False
+    names = disk.list_directory(directory)
+    return CHECKPOINT_NAME in names or any(base_offset_of(name) is not None for name in names)
+
+
+def open_logs(
+    disk: Disk, clock: Clock, root: str, requests: Sequence[OpenRequest], files: FileCache
+) -> list[Log | StorageError]:
+    """Open them; in the place of one that cannot be opened stands why. Blocks for as long as the disk takes.
+
+    `root` is an existing directory of their file system, which nobody else hands to `Disk.sync_all`.
+    """
+    works = [recovery(disk, request.directory, request.settings) for request in requests]
+    opened: list[Log | StorageError] = []
+    for request, result in zip(requests, run_batch(disk, root, works), strict=True):
+        if isinstance(result, OSError):
+            error = StorageError(f"cannot open the log {request.directory}: {result}")
+            error.__cause__ = result
+            opened.append(error)
+        elif isinstance(result, StorageError):
+            opened.append(result)
+        else:
+            opened.append(Log(disk, clock, request.directory, request.settings, files, result))
+    return opened

@@ -1,0 +1,167 @@
+"""Reading a segment that may be damaged: every sound batch, and every stretch that is none.
+
+A reader stops at the first damage; this goes on behind it. Where the length of a damaged batch leads to something that
+can be a batch, it goes on there; where not, it looks for the next place at which a whole batch with a right CRC begins.
+
+Always true: the stretches cover the file from its beginning to `size`, without gaps, in order; nothing is written;
+memory is bounded by `CHUNK_BYTES` and `BATCH_BYTES_WHOLE_MAX`, whatever lengths the file claims.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from crc32c import crc32c
+
+from mansio.errors import RequestError
+from mansio.storage.segment import BATCH_MAGIC, PREFIX_BYTES
+from mansio.wire.batch.record_batch import HEADER_BYTES, check_stored_batch, read_header
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mansio.ports import DiskFile
+    from mansio.wire.batch.record_batch import BatchHeader
+
+CHUNK_BYTES = 1 << 20
+BATCH_BYTES_WHOLE_MAX = 8 << 20
+"""A larger batch has its CRC taken in pieces."""
+
+_MAGIC_POSITION = 16
+_CHECKED_FROM = 21  # what the CRC covers begins here
+_CRC_POSITION = 17
+
+
+class ScannedRange(NamedTuple):
+    """`length` bytes of a segment from `position`: a sound batch (`header`), or what is wrong there (`problem`)."""
+
+    position: int
+    length: int
+    header: BatchHeader | None
+    problem: str = ""
+
+
+class _Window:
+    """A file through one moving buffer."""
+
+    def __init__(
+        self, file: DiskFile, size: int, on_bytes: Callable[[int], object], work_bytes_max: int | None
+    ) -> None:
+        self._file = file
+        self._size = size
+        self._start = 0
+        self._chunk = b""
+        self._on_bytes = on_bytes
+        self._work_bytes_max = work_bytes_max
+        self._looked_at_bytes = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """Has it been asked for more bytes than it may?"""
+        return self._work_bytes_max is not None and self._looked_at_bytes > self._work_bytes_max
+
+    def view(self, position: int, length: int) -> memoryview:
+        """`length` bytes from `position`, fewer at the end of the file."""
+        at = position - self._start
+        self._looked_at_bytes += length
+        if at < 0 or at + length > len(self._chunk):
+            wanted = min(max(CHUNK_BYTES, length), max(self._size - position, 0))
+            self._chunk = self._file.read_at(wanted, position) if wanted else b""
+            self._on_bytes(len(self._chunk))
+            self._start, at = position, 0
+        return memoryview(self._chunk)[at : at + length]
+
+    def find_magic(self, position: int) -> int:
+        """The next position from `position` on whose byte 16 is a batch's magic; -1 when there is none."""
+        while position + HEADER_BYTES <= self._size:
+            self.view(position, HEADER_BYTES)
+            at = position - self._start + _MAGIC_POSITION
+            found = self._chunk.find(bytes((BATCH_MAGIC,)), at)
+            if found >= 0:
+                return self._start + found - _MAGIC_POSITION
+            position = self._start + len(self._chunk) - _MAGIC_POSITION
+        return -1
+
+
+def scan(
+    file: DiskFile,
+    size: int,
+    offset_min: int,
+    offset_end: int,
+    on_bytes: Callable[[int], object] = lambda _: None,
+    *,
+    position: int = 0,
+    work_bytes_max: int | None = None,
+) -> Iterator[ScannedRange]:
+    """The stretches of the bytes from `position` up to `size`, whose batches should lie in [offset_min, offset_end).
+
+    `on_bytes` hears how much was read. With `work_bytes_max` it ends, with a batch or before a stretch, when it has
+    looked at so many bytes, some of them more than once. Raises `OSError`.
+    """
+    window = _Window(file, size, on_bytes, work_bytes_max)
+    lowest = offset_min
+    while position < size:
+        header, problem = _batch_at(window, position, size)
+        if header is not None and not problem:
+            yield ScannedRange(position, header.size, header)
+            position += header.size
+            lowest = header.last_offset + 1
+            continue
+        end = _next_batch(window, position, size, header, lowest, offset_end)
+        if window.exhausted:
+            return
+        yield ScannedRange(position, end - position, None, problem)
+        position = end
+
+
+def _batch_at(window: _Window, position: int, size: int) -> tuple[BatchHeader | None, str]:
+    """(header, what is wrong with the batch); no header where there cannot be one."""
+    data = window.view(position, HEADER_BYTES)
+    if len(data) < HEADER_BYTES:
+        return None, f"{size - position} stray bytes"
+    header = read_header(data)
+    if header.magic != BATCH_MAGIC or header.batch_length < HEADER_BYTES - PREFIX_BYTES:
+        return None, "no batch begins here"
+    if header.size > size - position:
+        return None, f"a batch of {header.size} bytes does not fit into the {size - position} that are left"
+    if header.size > BATCH_BYTES_WHOLE_MAX:
+        sound = _crc_in_pieces(window, position, header.size) == int.from_bytes(
+            data[_CRC_POSITION:_CHECKED_FROM], "big"
+        )
+        return header, "" if sound else "the CRC-32C of the batch does not match"
+    try:
+        return check_stored_batch(window.view(position, header.size)), ""
+    except RequestError as error:
+        return header, error.message
+
+
+def _crc_in_pieces(window: _Window, position: int, size: int) -> int:
+    crc = 0
+    at, end = position + _CHECKED_FROM, position + size
+    while at < end:
+        piece = window.view(at, min(CHUNK_BYTES, end - at))
+        if not piece:
+            break
+        crc = crc32c(piece, crc)
+        at += len(piece)
+    return crc
+
+
+def _next_batch(
+    window: _Window, position: int, size: int, damaged: BatchHeader | None, lowest: int, offset_end: int
+) -> int:
+    """Where to go on behind a damaged batch at `position`; the end of the file when nowhere."""
+    if damaged is not None:
+        following = position + damaged.size
+        if following == size:
+            return following
+        header, problem = _batch_at(window, following, size)
+        if header is not None and (not problem or lowest < header.base_offset < offset_end):
+            return following
+    at = window.find_magic(position + 1)
+    while at >= 0 and not window.exhausted:
+        header, problem = _batch_at(window, at, size)
+        if header is not None and not problem and lowest <= header.base_offset < offset_end:
+            return at
+        at = window.find_magic(at + 1)
+    return size

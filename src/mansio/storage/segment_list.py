@@ -1,0 +1,226 @@
+"""The segments of one log, in order, and where an offset is in them.
+
+Always true: there is at least one segment, the last is the active one; the others' sizes and ends are final, and each
+one's end offset is the next one's base. `_highest[n]` is the largest timestamp of the segments 1 to n + 1: of closed
+ones only, and not of the first, of which a trim may have left a part. Below `sparse_end_offset` compaction may have
+left gaps between batches and segments without any; an offset in a gap leads to the next batch. What is dropped here
+still has its file: whoever drops it sees to that.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING
+
+from mansio.errors import CorruptLog, StorageError
+from mansio.logs import fields
+from mansio.storage.file_cache import max_timestamp_of
+from mansio.storage.scan import scan
+from mansio.storage.segment import WALK_CHUNK_BYTES, Segment, walk
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from mansio.ports import DiskFile
+    from mansio.storage.file_cache import FileCache
+    from mansio.wire.batch.record_batch import BatchHeader
+
+
+logger = logging.getLogger(__name__)
+
+
+class SegmentList:
+    """See the module. `segments` is read by everybody and changed only here."""
+
+    __slots__ = ("_bases", "_files", "_highest", "active", "segments", "sparse_end_offset")
+
+    def __init__(self, segments: list[Segment], files: FileCache, sparse_end_offset: int = 0) -> None:
+        self.segments = segments
+        self.sparse_end_offset = sparse_end_offset
+        self.active = segments[-1]
+        self._bases = [segment.base_offset for segment in segments]
+        self._files = files
+        self._highest: list[int] = []
+
+    def add(self, segment: Segment) -> None:
+        """A new active segment; the one before is closed."""
+        self.segments.append(segment)
+        self._bases.append(segment.base_offset)
+        self.active = segment
+
+    def drop_below(self, offset: int) -> list[Segment]:
+        """Take out the closed segments that end at or below `offset`; returns them."""
+        keep = 0
+        while keep < len(self.segments) - 1 and self.segments[keep].end_offset <= offset:
+            self._files.forget(self.segments[keep])
+            keep += 1
+        if not keep:
+            return []
+        self._highest.clear()
+        dropped = self.segments[:keep]
+        del self.segments[:keep], self._bases[:keep]
+        return dropped
+
+    def drop_after(self, segment: Segment) -> None:
+        """Take out everything after a segment, which becomes the active one."""
+        at = self.segments.index(segment) + 1
+        for dropped in self.segments[at - 1 :]:
+            self._files.forget(dropped)
+        del self.segments[at:], self._bases[at:], self._highest[max(0, at - 2) :]
+        self.active = segment
+        segment.recorded_end_offset = None
+
+    def begin(self, segment: Segment) -> None:
+        """Nothing else is left: the log begins anew with this one."""
+        for dropped in self.segments:
+            self._files.forget(dropped)
+        self.segments[:], self._bases[:] = [segment], [segment.base_offset]
+        self._highest.clear()
+        self.active = segment
+
+    def holds(self, segments: Sequence[Segment]) -> bool:
+        """Are these, which are neighbours, in the log?"""
+        at = bisect_left(self._bases, segments[0].base_offset)
+        return self.segments[at : at + len(segments)] == list(segments)
+
+    def replace(self, old: Sequence[Segment], new: Segment) -> None:
+        """`new` takes the place of some neighbours, which are closed."""
+        at = self.segments.index(old[0])
+        for segment in old:
+            self._files.forget(segment)
+        self.segments[at : at + len(old)] = [new]
+        self._bases[at : at + len(old)] = [new.base_offset]
+        self._highest.clear()
+
+    def from_offset(self, offset: int) -> list[Segment]:
+        """The segments from the one that holds `offset` on."""
+        return self.segments[max(0, bisect_right(self._bases, offset) - 1) :]
+
+    def locate(self, offset: int) -> tuple[Segment, int]:
+        """The segment that holds `offset` (which is in the log) and the position of its batch, or of the next one.
+
+        The end of the last segment when compaction left nothing from there on.
+        """
+        at = bisect_right(self._bases, offset) - 1
+        segment = self.segments[at]
+        position, base_offset = self.position_of(segment, offset)
+        if position >= segment.size:
+            self._check_missing(segment, offset, base_offset)
+        while position >= segment.size and segment is not self.active:
+            at, position = at + 1, 0
+            segment = self.segments[at]
+        return segment, position
+
+    def truncation_point(self, offset: int) -> tuple[Segment, int, int]:
+        """(segment, position, end offset) of a log without the batches that reach to `offset` (in it) or beyond."""
+        segment = self.segments[bisect_right(self._bases, offset) - 1]
+        position, base_offset = self.position_of(segment, offset)
+        if position >= segment.size:
+            self._check_missing(segment, offset, base_offset)
+        return segment, position, min(base_offset, offset)
+
+    def _check_missing(self, segment: Segment, offset: int, end_offset: int) -> None:
+        """`CorruptLog` unless compaction may have taken `offset`, which no batch of its segment holds or follows."""
+        recorded = segment.recorded_end_offset if segment is not self.active else None
+        if recorded is not None and offset >= recorded:
+            raise CorruptLog(
+                f"the segments behind {segment.path} are missing: offsets {recorded} to {end_offset - 1}"
+            )
+        if offset >= self.sparse_end_offset:
+            raise CorruptLog(f"{segment.path} does not hold offset {offset} (it ends at {end_offset})")
+
+    def _highest_timestamps(self) -> list[int]:
+        highest = self._highest
+        for segment in self.segments[len(highest) + 1 : -1]:
+            largest = max_timestamp_of(segment, self._files)
+            highest.append(max(largest, highest[-1]) if highest else largest)
+        return highest
+
+    def reaching(self, timestamp_ms: int) -> Iterator[Segment]:
+        """The segments, in order, with a largest timestamp of at least `timestamp_ms`; the second one by halving."""
+        if max_timestamp_of(self.segments[0], self._files) >= timestamp_ms:
+            yield self.segments[0]
+        for at in range(1 + bisect_left(self._highest_timestamps(), timestamp_ms), len(self.segments)):
+            if max_timestamp_of(self.segments[at], self._files) >= timestamp_ms:
+                yield self.segments[at]
+
+    def leading(self, limit: int) -> list[Segment]:
+        """The segments, in order, one of which has the largest timestamp below the offset `limit`: three at most.
+
+        The first one, the one that holds `limit`, and between them the first with the largest timestamp.
+        """
+        last = max(0, bisect_right(self._bases, limit) - 1)
+        found = [self.segments[0]]
+        if last > 1:
+            highest = self._highest_timestamps()
+            found.append(self.segments[1 + bisect_left(highest, highest[last - 2])])
+        if last:
+            found.append(self.segments[last])
+        return found
+
+    def position_of(self, segment: Segment, offset: int) -> tuple[int, int]:
+        """(position, base offset) of the batch of a segment that holds `offset`; the segment's end when none does."""
+        start = self._files.index(segment).floor_offset(offset - segment.base_offset)
+        for position, header in walk(self._files.file(segment), start, segment.size, segment.base_offset):
+            if header.base_offset + header.last_offset_delta >= offset:
+                return position, header.base_offset
+        return segment.size, segment.end_offset
+
+    def walk(
+        self, from_offset: int, *, skip_damaged: bool = False
+    ) -> Iterator[tuple[DiskFile, int, BatchHeader]]:
+        """(file, position, header) of every batch from the one that holds `from_offset` up to the end as it is now.
+
+        With `skip_damaged` what is damaged or missing in closed segments is logged and left out, and what is sound
+        behind it follows. Otherwise, and in the active segment always, it is `CorruptLog`.
+        """
+        now = [(one, one.size, one.end_offset, one is self.active) for one in self.from_offset(from_offset)]
+        for segment, size, end_offset, active in now:
+            file = self._files.file(segment)
+            start = self._files.index(segment).floor_offset(max(0, from_offset - segment.base_offset))
+            end = from_offset
+            for position, header in self._batches(
+                segment, file, start, size, hop=skip_damaged and not active
+            ):
+                if header.base_offset + header.last_offset_delta >= from_offset:
+                    end = header.base_offset + header.last_offset_delta + 1
+                    yield file, position, header
+            if not active and end < end_offset:
+                try:
+                    self._check_missing(segment, end_offset - 1, end_offset)
+                except CorruptLog as error:
+                    if not skip_damaged:
+                        raise
+                    self._log_damage(segment, error)
+
+    def _log_damage(self, segment: Segment, error: CorruptLog) -> None:
+        logger.error("segment_damaged", extra=fields(path=segment.path, reason=error.message))
+
+    def _batches(
+        self, segment: Segment, file: DiskFile, position: int, size: int, *, hop: bool
+    ) -> Iterator[tuple[int, BatchHeader]]:
+        """(position, header) of the batches of one segment; with `hop` of those that are sound."""
+        lowest = segment.base_offset
+        try:
+            for at, header in walk(file, position, size, lowest, WALK_CHUNK_BYTES):
+                yield at, header
+                position, lowest = at + header.size, header.last_offset + 1
+        except CorruptLog as error:
+            if not hop:
+                raise
+            self._log_damage(segment, error)
+            yield from self._intact_batches(file, position, size, lowest, segment.end_offset)
+
+    def _intact_batches(
+        self, file: DiskFile, position: int, size: int, lowest: int, end_offset: int
+    ) -> Iterator[tuple[int, BatchHeader]]:
+        """(position, header) of the batches with a right CRC among those that may be damaged."""
+        try:
+            size = min(size, file.size())
+            for scanned in scan(file, size, lowest, end_offset, position=position):
+                if scanned.header is not None and lowest <= scanned.header.base_offset < end_offset:
+                    lowest = scanned.header.last_offset + 1
+                    yield scanned.position, scanned.header
+        except OSError as error:
+            raise StorageError(f"cannot read {file.path}: {error}") from error

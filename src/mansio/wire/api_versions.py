@@ -1,0 +1,399 @@
+"""The one table of what Mansio speaks: API key, versions offered, the handler that answers, and what is left
+out.
+
+Everything that asks "which versions?" asks here: the ApiVersions answer, the server's dispatch, the client's
+negotiation, the codecs, the fuzzers and docs/COMPATIBILITY.md. A version stands in the table only when it is
+implemented and tested; what Kafka has and Mansio has not stands beside it with the reason.
+
+Always true: the table is constant; a handler is named by a string (`module.function` under the broker's
+handlers), so that this module depends on nothing.
+
+Source: https://kafka.apache.org/protocol.html#protocol_api_keys and Kafka's message definitions.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Final, NamedTuple
+
+
+class ApiKey(IntEnum):
+    """The APIs Mansio offers, by Kafka's number."""
+
+    PRODUCE = 0
+    FETCH = 1
+    LIST_OFFSETS = 2
+    METADATA = 3
+    OFFSET_COMMIT = 8
+    OFFSET_FETCH = 9
+    FIND_COORDINATOR = 10
+    JOIN_GROUP = 11
+    HEARTBEAT = 12
+    LEAVE_GROUP = 13
+    SYNC_GROUP = 14
+    DESCRIBE_GROUPS = 15
+    LIST_GROUPS = 16
+    API_VERSIONS = 18
+    CREATE_TOPICS = 19
+    DELETE_TOPICS = 20
+    DELETE_RECORDS = 21
+    INIT_PRODUCER_ID = 22
+    OFFSET_FOR_LEADER_EPOCH = 23
+    DESCRIBE_ACLS = 29
+    CREATE_ACLS = 30
+    DELETE_ACLS = 31
+    DESCRIBE_CONFIGS = 32
+    ALTER_CONFIGS = 33
+    DESCRIBE_LOG_DIRS = 35
+    CREATE_PARTITIONS = 37
+    DELETE_GROUPS = 42
+    ELECT_LEADERS = 43
+    INCREMENTAL_ALTER_CONFIGS = 44
+    ALTER_PARTITION_REASSIGNMENTS = 45
+    LIST_PARTITION_REASSIGNMENTS = 46
+    OFFSET_DELETE = 47
+    DESCRIBE_CLIENT_QUOTAS = 48
+    ALTER_CLIENT_QUOTAS = 49
+    DESCRIBE_USER_SCRAM_CREDENTIALS = 50
+    DESCRIBE_CLUSTER = 60
+    DESCRIBE_PRODUCERS = 61
+    DESCRIBE_TRANSACTIONS = 65
+    LIST_TRANSACTIONS = 66
+    CONSUMER_GROUP_HEARTBEAT = 68
+    CONSUMER_GROUP_DESCRIBE = 69
+    LIST_CONFIG_RESOURCES = 74
+    DESCRIBE_TOPIC_PARTITIONS = 75
+    SHARE_GROUP_HEARTBEAT = 76
+    SHARE_GROUP_DESCRIBE = 77
+    SHARE_FETCH = 78
+    SHARE_ACKNOWLEDGE = 79
+    INITIALIZE_SHARE_GROUP_STATE = 83
+    READ_SHARE_GROUP_STATE = 84
+    WRITE_SHARE_GROUP_STATE = 85
+    DELETE_SHARE_GROUP_STATE = 86
+    READ_SHARE_GROUP_STATE_SUMMARY = 87
+    DESCRIBE_SHARE_GROUP_OFFSETS = 90
+    ALTER_SHARE_GROUP_OFFSETS = 91
+    DELETE_SHARE_GROUP_OFFSETS = 92
+    ACKNOWLEDGE_RECORDS = 20100
+    DESCRIBE_LEASES = 20101
+    REDRIVE_RECORDS = 20102
+
+
+class Api(NamedTuple):
+    """One row of the table."""
+
+    key: ApiKey
+    lowest: int
+    highest: int
+    handler: str | None = None
+    """`module.function` under the broker's handlers; None for Produce, Fetch, ShareFetch and ShareAcknowledge, which
+    the server answers itself."""
+    note: str = ""
+    """What is particular about Mansio's answer."""
+    skipped: str = ""
+    """Why Kafka's newer versions are not offered; empty where there are none."""
+    advertised_lowest: int | None = None
+    """The lowest version ApiVersions announces, where it is not `lowest`."""
+    raw: bool = False
+    """The handler reads the request's bytes itself."""
+
+
+_BROKERS_ONLY: Final = (
+    "Brokers of a cluster among each other; anybody else gets CLUSTER_AUTHORIZATION_FAILED."
+)
+_NO_AUTHORIZER: Final = "Every operation is allowed: SECURITY_DISABLED, as Kafka without an authorizer."
+
+_ROWS: Final = (
+    Api(
+        ApiKey.PRODUCE,
+        3,
+        13,
+        note=(
+            "Versions 0-2 are announced, as Kafka 4 does, because old librdkafka looks for them before it "
+            "compresses (KAFKA-18659); a request in them gets UNSUPPORTED_VERSION."
+        ),
+        advertised_lowest=0,
+    ),
+    Api(
+        ApiKey.FETCH,
+        4,
+        17,
+        note="Sessions are not kept: every answer carries session 0 and is complete (KIP-227 allows it).",
+        skipped="18 carries a follower's high watermark (KIP-1166), for replicated metadata logs.",
+    ),
+    Api(
+        ApiKey.LIST_OFFSETS,
+        1,
+        10,
+        "records.list_offsets",
+        skipped="11 asks for the earliest offset that waits for tiered upload; there is no tiered storage.",
+    ),
+    Api(ApiKey.METADATA, 0, 13, "cluster.metadata"),
+    Api(
+        ApiKey.OFFSET_COMMIT,
+        2,
+        9,
+        "offsets.offset_commit",
+        skipped="10 names topics by id (KIP-848 clients use 9, too).",
+    ),
+    Api(
+        ApiKey.OFFSET_FETCH,
+        1,
+        9,
+        "offsets.offset_fetch",
+        skipped="10 names topics by id (KIP-848 clients use 9, too).",
+    ),
+    Api(ApiKey.FIND_COORDINATOR, 0, 6, "groups.find_coordinator", note="Groups and share partitions."),
+    Api(ApiKey.JOIN_GROUP, 0, 9, "groups.join_group"),
+    Api(ApiKey.HEARTBEAT, 0, 4, "groups.heartbeat"),
+    Api(ApiKey.LEAVE_GROUP, 0, 5, "groups.leave_group"),
+    Api(ApiKey.SYNC_GROUP, 0, 5, "groups.sync_group"),
+    Api(ApiKey.DESCRIBE_GROUPS, 0, 6, "groups.describe_groups"),
+    Api(ApiKey.LIST_GROUPS, 0, 5, "groups.list_groups"),
+    Api(
+        ApiKey.API_VERSIONS,
+        0,
+        4,
+        "cluster.api_versions",
+        note="A request in an unknown version is answered in version 0 with UNSUPPORTED_VERSION (KIP-511).",
+    ),
+    Api(ApiKey.CREATE_TOPICS, 2, 7, "topics.create_topics"),
+    Api(ApiKey.DELETE_TOPICS, 1, 6, "topics.delete_topics"),
+    Api(
+        ApiKey.DELETE_RECORDS,
+        0,
+        2,
+        "records.delete_records",
+        note="Answered when every in-sync replica has the new start on disk: deleted records stay deleted.",
+    ),
+    Api(
+        ApiKey.INIT_PRODUCER_ID,
+        0,
+        5,
+        "records.init_producer_id",
+        note="Idempotent producers; a transactional id is refused.",
+        skipped="6 belongs to two-phase commit (KIP-939).",
+    ),
+    Api(ApiKey.OFFSET_FOR_LEADER_EPOCH, 2, 4, "records.offset_for_leader_epoch"),
+    Api(ApiKey.DESCRIBE_ACLS, 1, 3, "acls.describe_acls", note=_NO_AUTHORIZER),
+    Api(ApiKey.CREATE_ACLS, 1, 3, "acls.create_acls", note=_NO_AUTHORIZER),
+    Api(ApiKey.DELETE_ACLS, 1, 3, "acls.delete_acls", note=_NO_AUTHORIZER),
+    Api(ApiKey.DESCRIBE_CONFIGS, 1, 4, "configs.describe_configs"),
+    Api(
+        ApiKey.ALTER_CONFIGS,
+        0,
+        2,
+        "configs.alter_configs",
+        note="Topics and groups. What is not named goes back to its default, as in Kafka.",
+    ),
+    Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "log_dirs.describe_log_dirs", note="One directory: the broker's."),
+    Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions"),
+    Api(ApiKey.DELETE_GROUPS, 0, 2, "groups.delete_groups"),
+    Api(
+        ApiKey.ELECT_LEADERS,
+        0,
+        2,
+        "replicas.elect_leaders",
+        note="On a single node a partition has one replica, which leads it: ELECTION_NOT_NEEDED.",
+    ),
+    Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "configs.incremental_alter_configs"),
+    Api(
+        ApiKey.ALTER_PARTITION_REASSIGNMENTS,
+        0,
+        1,
+        "replicas.alter_partition_reassignments",
+        note="Partitions stay where they are: any other place gets INVALID_REPLICA_ASSIGNMENT.",
+    ),
+    Api(
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        0,
+        0,
+        "replicas.list_partition_reassignments",
+        note="There are never any.",
+    ),
+    Api(ApiKey.OFFSET_DELETE, 0, 0, "offsets.offset_delete"),
+    Api(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, "quotas.describe_client_quotas"),
+    Api(
+        ApiKey.ALTER_CLIENT_QUOTAS,
+        0,
+        1,
+        "quotas.alter_client_quotas",
+        note=(
+            "`producer_byte_rate` and `consumer_byte_rate` of client ids and of users; other keys are refused. "
+            "Without authentication everybody is the user ANONYMOUS, the only one that can be named."
+        ),
+    ),
+    Api(
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
+        0,
+        0,
+        "acls.describe_user_scram_credentials",
+        note="There are no users; tools ask when they show the quotas of users.",
+    ),
+    Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "cluster.describe_cluster"),
+    Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "producers.describe_producers", note="Idempotent producers."),
+    Api(
+        ApiKey.DESCRIBE_TRANSACTIONS,
+        0,
+        0,
+        "producers.describe_transactions",
+        note="There are none: TRANSACTIONAL_ID_NOT_FOUND.",
+    ),
+    Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "producers.list_transactions", note="There are none."),
+    Api(
+        ApiKey.CONSUMER_GROUP_HEARTBEAT,
+        0,
+        1,
+        "consumer_groups.consumer_group_heartbeat",
+        note="KIP-848. Regular expressions (version 1) are RE2's and match whole names; internal topics never match.",
+    ),
+    Api(ApiKey.CONSUMER_GROUP_DESCRIBE, 0, 1, "consumer_groups.consumer_group_describe"),
+    Api(
+        ApiKey.LIST_CONFIG_RESOURCES,
+        0,
+        1,
+        "configs.list_config_resources",
+        note="Topics, this broker, and groups with settings of their own. Version 0 asks for client metrics: none.",
+    ),
+    Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "cluster.describe_topic_partitions"),
+    Api(ApiKey.SHARE_GROUP_HEARTBEAT, 1, 1, "share_groups.share_group_heartbeat", note="KIP-932."),
+    Api(ApiKey.SHARE_GROUP_DESCRIBE, 1, 1, "share_groups.share_group_describe"),
+    Api(
+        ApiKey.SHARE_FETCH,
+        1,
+        2,
+        note="KIP-932, with the record limit of KIP-1206. A batch is finished when its rest is no more than asked for.",
+    ),
+    Api(ApiKey.SHARE_ACKNOWLEDGE, 1, 2, note="KIP-932, with the renewals of KIP-1222."),
+    Api(ApiKey.INITIALIZE_SHARE_GROUP_STATE, 0, 0, "share_state.initialize", note=_BROKERS_ONLY, raw=True),
+    Api(ApiKey.READ_SHARE_GROUP_STATE, 0, 0, "share_state.read", note=_BROKERS_ONLY, raw=True),
+    Api(ApiKey.WRITE_SHARE_GROUP_STATE, 1, 1, "share_state.write", note=_BROKERS_ONLY, raw=True),
+    Api(ApiKey.DELETE_SHARE_GROUP_STATE, 0, 0, "share_state.delete", note=_BROKERS_ONLY, raw=True),
+    Api(ApiKey.READ_SHARE_GROUP_STATE_SUMMARY, 1, 1, "share_state.summary", note=_BROKERS_ONLY, raw=True),
+    Api(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS, 0, 1, "share_offsets.describe_share_group_offsets"),
+    Api(ApiKey.ALTER_SHARE_GROUP_OFFSETS, 0, 0, "share_offsets.alter_share_group_offsets"),
+    Api(ApiKey.DELETE_SHARE_GROUP_OFFSETS, 0, 0, "share_offsets.delete_share_group_offsets"),
+    Api(
+        ApiKey.ACKNOWLEDGE_RECORDS,
+        0,
+        0,
+        "leases.acknowledge_records",
+        note="Ours. ShareAcknowledge without a session, with a delay for releases and a reason for rejections.",
+        raw=True,
+    ),
+    Api(
+        ApiKey.DESCRIBE_LEASES,
+        0,
+        0,
+        "leases.describe_leases",
+        note="Ours. Who has leased what, and since when.",
+    ),
+    Api(
+        ApiKey.REDRIVE_RECORDS,
+        0,
+        0,
+        "leases.redrive_records",
+        note="Ours. Offers dead records to their group again, once for each redrive's id.",
+    ),
+)
+
+OFFERED: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
+"""Every API a client may use, in the order of the keys."""
+
+_TRANSACTIONS: Final = "transactions are not there yet"
+_SECURITY: Final = "there is no authentication on this listener yet"
+_RAFT: Final = "brokers talk to a metadata store, not to a KRaft quorum"
+_STREAMS: Final = "streams groups (KIP-1071) are not planned"
+
+SKIPPED: Final[dict[str, str]] = {
+    "SaslHandshake (17), SaslAuthenticate (36)": _SECURITY,
+    "CreateDelegationToken (38) to DescribeDelegationToken (41)": _SECURITY,
+    "AlterUserScramCredentials (51)": _SECURITY,
+    "AddPartitionsToTxn (24) to WriteTxnMarkers (27), TxnOffsetCommit (28)": _TRANSACTIONS,
+    "AlterReplicaLogDirs (34)": "a broker has one data directory",
+    "DescribeQuorum (55), UpdateFeatures (57), UnregisterBroker (64), AddRaftVoter (80) and on": _RAFT,
+    "GetTelemetrySubscriptions (71), PushTelemetry (72)": "clients keep their metrics (KIP-714 is optional)",
+    "StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)": _STREAMS,
+}
+"""What Kafka's clients may ask for and Mansio does not offer, with the reason."""
+
+_FIRST_FLEXIBLE: Final[dict[int, int]] = {
+    ApiKey.PRODUCE: 9,
+    ApiKey.FETCH: 12,
+    ApiKey.LIST_OFFSETS: 6,
+    ApiKey.METADATA: 9,
+    ApiKey.OFFSET_COMMIT: 8,
+    ApiKey.OFFSET_FETCH: 6,
+    ApiKey.FIND_COORDINATOR: 3,
+    ApiKey.JOIN_GROUP: 6,
+    ApiKey.HEARTBEAT: 4,
+    ApiKey.LEAVE_GROUP: 4,
+    ApiKey.SYNC_GROUP: 4,
+    ApiKey.DESCRIBE_GROUPS: 5,
+    ApiKey.LIST_GROUPS: 3,
+    ApiKey.API_VERSIONS: 3,
+    ApiKey.CREATE_TOPICS: 5,
+    ApiKey.DELETE_TOPICS: 4,
+    ApiKey.DELETE_RECORDS: 2,
+    ApiKey.INIT_PRODUCER_ID: 2,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: 4,
+    ApiKey.DESCRIBE_ACLS: 2,
+    ApiKey.CREATE_ACLS: 2,
+    ApiKey.DELETE_ACLS: 2,
+    ApiKey.DESCRIBE_CONFIGS: 4,
+    ApiKey.ALTER_CONFIGS: 2,
+    ApiKey.DESCRIBE_LOG_DIRS: 2,
+    ApiKey.CREATE_PARTITIONS: 2,
+    ApiKey.DELETE_GROUPS: 2,
+    ApiKey.ELECT_LEADERS: 2,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: 1,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: 0,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: 0,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: 1,
+    ApiKey.ALTER_CLIENT_QUOTAS: 1,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: 0,
+    ApiKey.DESCRIBE_CLUSTER: 0,
+    ApiKey.DESCRIBE_PRODUCERS: 0,
+    ApiKey.DESCRIBE_TRANSACTIONS: 0,
+    ApiKey.LIST_TRANSACTIONS: 0,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: 0,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: 0,
+    ApiKey.LIST_CONFIG_RESOURCES: 0,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: 0,
+    ApiKey.SHARE_GROUP_HEARTBEAT: 0,
+    ApiKey.SHARE_GROUP_DESCRIBE: 0,
+    ApiKey.SHARE_FETCH: 0,
+    ApiKey.SHARE_ACKNOWLEDGE: 0,
+    ApiKey.INITIALIZE_SHARE_GROUP_STATE: 0,
+    ApiKey.READ_SHARE_GROUP_STATE: 0,
+    ApiKey.WRITE_SHARE_GROUP_STATE: 0,
+    ApiKey.DELETE_SHARE_GROUP_STATE: 0,
+    ApiKey.READ_SHARE_GROUP_STATE_SUMMARY: 0,
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: 0,
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS: 0,
+    ApiKey.DELETE_SHARE_GROUP_OFFSETS: 0,
+    ApiKey.ACKNOWLEDGE_RECORDS: 0,
+    ApiKey.DESCRIBE_LEASES: 0,
+    ApiKey.REDRIVE_RECORDS: 0,
+}
+_NEVER_FLEXIBLE: Final = 1 << 15
+
+
+def is_flexible(api_key: int, version: int) -> bool:
+    """Whether this version of an API uses compact lengths and tagged fields (KIP-482). Unknown APIs: no."""
+    return version >= _FIRST_FLEXIBLE.get(api_key, _NEVER_FLEXIBLE)
+
+
+def is_offered(api_key: int, version: int) -> bool:
+    """Whether a request in this version is answered. `api_key` may be any number."""
+    api = OFFERED.get(api_key)  # type: ignore[call-overload]  # an IntEnum equals its number
+    return api is not None and api.lowest <= version <= api.highest
+
+
+def announced() -> list[tuple[int, int, int]]:
+    """What ApiVersions says: (API key, lowest, highest) of every API offered."""
+    return [
+        (int(row.key), row.lowest if row.advertised_lowest is None else row.advertised_lowest, row.highest)
+        for row in _ROWS
+    ]

@@ -1,0 +1,1 @@
+"""Codecs of single APIs, both directions."""

@@ -1,0 +1,271 @@
+"""AcknowledgeRecords, by hand: what members of share groups say all day, one record at a time at worst.
+
+The schema is `native.AcknowledgeRecordsRequest`. Where one range of one partition is settled, and the answer is
+yes, a client writes and reads each as one pattern of a fixed size.
+
+Always true: what is written is what the schema's writer would write; what is read of a request, and what of it is
+refused, is what the schema's reader would read and refuse. Bytes that are not the message raise `WireError` and nothing
+else; a message names at most `MAX_ENTRIES` topics, partitions and batches. Tagged fields are left out and skipped; what
+follows a request in its frame is let pass, as in `messages`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from struct import Struct
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from mansio.errors import WireError
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis.share_acknowledge import read_topic_id, skip_tags
+from mansio.wire.headers import framed_response, read_response_header, request_header
+from mansio.wire.primitives import (
+    DECODE_ERRORS,
+    MAX_ENTRIES,
+    pack_compact_count,
+    pack_compact_string,
+    read_compact_count,
+    read_compact_string,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mansio.ports import Buffer
+
+    Topic = tuple[bytes, Sequence[tuple[int, Sequence["AcknowledgeBatch"]]]]
+
+    Batch = tuple[int, int, bytes, int, str, int]
+    """First and last offset, types, delay, reason, delivery count: see `native.AcknowledgeBatch`."""
+
+VERSION: Final = 0
+
+_INT: Final = Struct(">i")
+_LONG: Final = Struct(">q")
+_OFFSETS: Final = Struct(">qq")
+_RANGE: Final = Struct(">qqBBq")  # offsets, one type behind its length, delay
+_COUNT: Final = Struct(">iB")  # delivery count, no tagged fields
+_RESULT: Final = Struct(">ih")  # partition, error code
+_SETTLED: Final = Struct(">ihBB")  # partition, no error, no message, no tagged fields
+_ERROR: Final = Struct(">ih")  # throttle time, error code
+_ANSWER: Final = Struct(">ihBi")  # throttle time, no error, no message, duration of a lease
+_TAGLESS: Final = b"\x00"
+_ONE: Final = 2  # a length of one, as KIP-482 writes it
+_START: Final = Struct(">ihhi")  # length, API, version, correlation id
+_START_BYTES: Final = 8  # of the header, which the length is not part of
+_SINGLE: Final = Struct(">B16sBiBqqBBqBiBBBB")
+_SINGLE_DONE: Final = Struct(">iBihBiB16sBihBBBB")
+_NO_TAGS: Final = (0, 0, 0, 0)  # behind the innermost, and behind all that it is in
+_DONE: Final = (0, 0, 0, _ONE, _ONE, *(0, 0, 0, 0, 0))
+"""What an answer of that size says if nothing went wrong: no error, no text, one topic, one partition, no tagged
+fields."""
+
+
+class AcknowledgeBatch(NamedTuple):
+    """Offsets `first` to `last`, both included, with one type of acknowledgement for all; see
+    `native.AcknowledgeBatch`."""
+
+    first: int
+    last: int
+    kind: int
+    delay_ms: int
+    reason: str
+    delivery_count: int
+
+
+class AcknowledgePartition(NamedTuple):
+    """What a request says of one partition, as a broker reads it."""
+
+    topic_id: bytes
+    partition: int
+    batches: list[Batch]
+
+
+class AcknowledgeRecordsRequest(NamedTuple):
+    """Partitions in the order in which they are named."""
+
+    group_id: str
+    member_id: str
+    partitions: list[AcknowledgePartition]
+
+
+class AcknowledgedPartition(NamedTuple):
+    """How it ended, as a broker tells it: code 0, or why nothing of it holds."""
+
+    partition: int
+    error_code: int = 0
+    error_message: str | None = None
+
+
+class AcknowledgeResult(NamedTuple):
+    """How one partition's part ended: all of its batches hold, or none of them."""
+
+    topic_id: bytes
+    partition: int
+    error_code: int
+    error_message: str | None
+
+
+class AcknowledgeRecordsResponse(NamedTuple):
+    """The answer. `lock_ms`: how long renewed leases last, 0 where that is not known."""
+
+    throttle_ms: int
+    error_code: int
+    error_message: str | None
+    lock_ms: int
+    results: list[AcknowledgeResult]
+
+
+def encode_request(
+    correlation_id: int, client_id: str | None, group_id: str, member_id: str, topics: Sequence[Topic]
+) -> bytes:
+    """The whole request: frame length, header, body. `topics`: (id, [(partition, [AcknowledgeBatch])])."""
+    who = _who(client_id, group_id, member_id)
+    body = _single(topics) or _body(topics)
+    length = _START_BYTES + len(who) + len(body)
+    return _START.pack(length, ApiKey.ACKNOWLEDGE_RECORDS, VERSION, correlation_id) + who + body
+
+
+@lru_cache(maxsize=64)
+def _who(client_id: str | None, group_id: str, member_id: str) -> bytes:
+    """What all requests of one member have in common, behind the correlation id."""
+    header = request_header(ApiKey.ACKNOWLEDGE_RECORDS, VERSION, 0, client_id)
+    return header[_START_BYTES:] + pack_compact_string(group_id) + pack_compact_string(member_id)
+
+
+def _single(topics: Sequence[Topic]) -> bytes | None:
+    """The body behind the names, if it says one thing of one partition, without a reason."""
+    if len(topics) != 1 or len(topics[0][1]) != 1:
+        return None
+    topic_id, ((index, batches),) = topics[0]
+    if len(batches) != 1 or batches[0].reason:
+        return None
+    first, last, kind, delay_ms, _, count = batches[0]
+    said = (first, last, _ONE, kind, delay_ms, 1, count)
+    return _SINGLE.pack(_ONE, topic_id, _ONE, index, _ONE, *said, *_NO_TAGS)
+
+
+def _body(topics: Sequence[Topic]) -> bytes:
+    parts = [pack_compact_count(len(topics))]
+    for topic_id, partitions in topics:
+        parts += (topic_id, pack_compact_count(len(partitions)))
+        for index, batches in partitions:
+            parts += (_INT.pack(index), pack_compact_count(len(batches)))
+            for first, last, kind, delay_ms, reason, delivery_count in batches:
+                parts += (
+                    _RANGE.pack(first, last, _ONE, kind, delay_ms),
+                    pack_compact_string(reason),
+                    _COUNT.pack(delivery_count, 0),
+                )
+            parts.append(_TAGLESS)
+        parts.append(_TAGLESS)
+    parts.append(_TAGLESS)
+    return b"".join(parts)
+
+
+def decode_request(frame: memoryview, position: int = 0) -> AcknowledgeRecordsRequest:
+    """The request whose body starts at `position` of `frame`. Raises `WireError`."""
+    try:
+        return _decode_request(frame, position)
+    except DECODE_ERRORS as error:
+        raise WireError("not a AcknowledgeRecords request") from error
+
+
+def _decode_request(frame: memoryview, position: int) -> AcknowledgeRecordsRequest:
+    group_id, position = _read_text(frame, position)
+    member_id, position = _read_text(frame, position)
+    topic_count, position = read_compact_count(frame, position, MAX_ENTRIES)
+    room = MAX_ENTRIES - topic_count
+    partitions: list[AcknowledgePartition] = []
+    for _ in range(topic_count):
+        topic_id, position = read_topic_id(frame, position)
+        count, position = read_compact_count(frame, position, room)
+        room -= count
+        for _ in range(count):
+            (index,) = _INT.unpack_from(frame, position)
+            batches, position, room = _read_batches(frame, position + _INT.size, room)
+            partitions.append(AcknowledgePartition(topic_id, index, batches))
+        position = skip_tags(frame, position)
+    skip_tags(frame, position)
+    return AcknowledgeRecordsRequest(group_id, member_id, partitions)
+
+
+def _read_batches(frame: memoryview, position: int, room: int) -> tuple[list[Batch], int, int]:
+    """(batches of a partition, position after it, entries there may still be)."""
+    count, position = read_compact_count(frame, position, room)
+    batches: list[Batch] = []
+    for _ in range(count):
+        first, last = _OFFSETS.unpack_from(frame, position)
+        length, position = read_compact_count(frame, position + _OFFSETS.size, len(frame))
+        types = bytes(frame[position : position + length])
+        position += length
+        (delay_ms,) = _LONG.unpack_from(frame, position)
+        reason, position = _read_text(frame, position + _LONG.size)
+        (deliveries,) = _INT.unpack_from(frame, position)
+        position = skip_tags(frame, position + _INT.size)
+        batches.append((first, last, types, delay_ms, reason, deliveries))
+    return batches, skip_tags(frame, position), room - count
+
+
+def _read_text(frame: memoryview, position: int) -> tuple[str, int]:
+    text, position = read_compact_string(frame, position)
+    if text is None:
+        raise WireError("a text is missing")
+    return text, position
+
+
+def encode_response(
+    correlation_id: int, topics: Mapping[bytes, Sequence[AcknowledgedPartition]], *, lock_ms: int
+) -> bytes:
+    """The whole answer: frame length, header, body."""
+    parts = [_ANSWER.pack(0, 0, 0, lock_ms), pack_compact_count(len(topics))]
+    for topic_id, partitions in topics.items():
+        parts += (topic_id, pack_compact_count(len(partitions)))
+        for index, code, message in partitions:
+            if not code and message is None:
+                parts.append(_SETTLED.pack(index, 0, 0, 0))
+            else:
+                parts += (_RESULT.pack(index, code), pack_compact_string(message), _TAGLESS)
+        parts.append(_TAGLESS)
+    parts.append(_TAGLESS)
+    return framed_response(ApiKey.ACKNOWLEDGE_RECORDS, VERSION, correlation_id, b"".join(parts))
+
+
+def decode_response(buffer: Buffer) -> AcknowledgeRecordsResponse:
+    """The response in `buffer` (everything after the frame's length). Raises `WireError`."""
+    if len(buffer) == _SINGLE_DONE.size:
+        _, tags, throttle_ms, code, text, lock_ms, many, topic_id, each, index, *rest = _SINGLE_DONE.unpack(
+            buffer
+        )
+        if (tags, code, text, many, each, *rest) == _DONE:
+            result = AcknowledgeResult(topic_id, index, 0, None)
+            return AcknowledgeRecordsResponse(throttle_ms, 0, None, lock_ms, [result])
+    try:
+        _, position = read_response_header(ApiKey.ACKNOWLEDGE_RECORDS, VERSION, buffer)
+        response, position = _decode_response(memoryview(buffer), position)
+    except DECODE_ERRORS as error:
+        raise WireError("not a AcknowledgeRecords response") from error
+    if position != len(buffer):
+        raise WireError(f"{len(buffer) - position} bytes after the end of a AcknowledgeRecords response")
+    return response
+
+
+def _decode_response(frame: memoryview, position: int) -> tuple[AcknowledgeRecordsResponse, int]:
+    throttle_ms, error_code = _ERROR.unpack_from(frame, position)
+    message, position = read_compact_string(frame, position + _ERROR.size)
+    (lock_ms,) = _INT.unpack_from(frame, position)
+    topic_count, position = read_compact_count(frame, position + _INT.size, MAX_ENTRIES)
+    room = MAX_ENTRIES - topic_count
+    results: list[AcknowledgeResult] = []
+    for _ in range(topic_count):
+        topic_id, position = read_topic_id(frame, position)
+        count, position = read_compact_count(frame, position, room)
+        room -= count
+        for _ in range(count):
+            index, code = _RESULT.unpack_from(frame, position)
+            why, position = read_compact_string(frame, position + _RESULT.size)
+            position = skip_tags(frame, position)
+            results.append(AcknowledgeResult(topic_id, index, code, why))
+        position = skip_tags(frame, position)
+    position = skip_tags(frame, position)
+    return AcknowledgeRecordsResponse(throttle_ms, error_code, message, lock_ms, results), position

@@ -1,0 +1,247 @@
+"""ShareFetch: the request that leases records to members of share groups. Written by hand, because all of them pass
+here.
+
+Versions 1 and 2, both flexible (KIP-482), topics by id (KIP-932). 2 brings the acquire mode (KIP-1206) and renewals
+(KIP-1222). The response is laid out rather than built, as that of Fetch is: the pieces of bytes between the caller's
+slices of the log, which may be several for one partition.
+
+Always true: records are never touched, only their length matters; bytes that are not a ShareFetch response raise
+`WireError` and nothing else; a response names at most `MAX_ENTRIES` topics, partitions, ranges and endpoints. Tagged
+fields are left out and skipped.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from mansio.errors import WireError
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis.share_acknowledge import (
+    AckBatch,
+    AckPartition,
+    Endpoint,
+    pack_endpoints,
+    read_endpoints,
+    read_leader,
+    read_topic_id,
+    skip_tags,
+)
+from mansio.wire.apis.share_fetch_request import (
+    BATCH_OPTIMIZED,
+    RECORD_LIMIT,
+    ShareFetchRequest,
+    decode_request,
+    encode_request,
+)
+from mansio.wire.headers import read_response_header, read_unsigned_varint
+from mansio.wire.primitives import (
+    DECODE_ERRORS,
+    MAX_ENTRIES,
+    pack_compact_count,
+    pack_compact_string,
+    read_compact_count,
+    read_compact_string,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mansio.ports import Buffer
+
+    TopicData = tuple[bytes, list["SharePartitionData"]]
+
+__all__ = [
+    "BATCH_OPTIMIZED",
+    "RECORD_LIMIT",
+    "AckBatch",
+    "AckPartition",
+    "Endpoint",
+    "ShareFetchRequest",
+    "ShareFetchResponse",
+    "SharePartitionData",
+    "decode_request",
+    "decode_response",
+    "encode_request",
+    "encode_response",
+]
+
+_FRAME_START: Final = Struct(">iiB")
+_ERROR: Final = Struct(">ih")  # throttle time, error code
+_INT: Final = Struct(">i")
+_SHORT: Final = Struct(">h")
+_ERROR_CODE: Final = Struct(">ih")  # partition, error code
+_NO_ERROR: Final = Struct(
+    ">ihBhBiiB"
+)  # partition, two codes with null messages, a leader without tagged fields
+_LEADER: Final = Struct(">ii")
+_RANGE: Final = Struct(">qqhB")  # a range, its delivery count, no tagged fields
+_RANGE_READ: Final = Struct(">qqh")
+
+
+class SharePartitionData(NamedTuple):
+    """One partition's part of the answer. `acquired` are (first, last, delivery count), both offsets included.
+
+    `records`: when encoding, anything the caller can send, `records_bytes` long in all; when decoded, one view of the
+    response, or none. Leader and epoch are -1 where they are of no interest.
+    """
+
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    error_code: int = 0
+    error_message: str | None = None
+    acknowledge_error_code: int = 0
+    acknowledge_error_message: str | None = None
+    leader_id: int = -1
+    leader_epoch: int = -1
+    records_bytes: int = 0
+    records: Sequence[Any] = ()
+    acquired: Sequence[tuple[int, int, int]] = ()
+
+
+class ShareFetchResponse(NamedTuple):
+    """The answer: [(topic id, [SharePartitionData])]. `lock_ms`: how long what was acquired is locked."""
+
+    throttle_ms: int
+    error_code: int
+    error_message: str | None
+    lock_ms: int
+    topics: list[TopicData]
+    endpoints: list[Endpoint]
+
+
+def encode_response(
+    version: int,  # noqa: ARG001 - the two versions are alike; the signature is that of all codecs
+    correlation_id: int,
+    topics: Sequence[TopicData],
+    *,
+    lock_ms: int = 0,
+    throttle_ms: int = 0,
+    error_code: int = 0,
+    error_message: str | None = None,
+    endpoints: Sequence[Endpoint] = (),
+) -> list[Any]:
+    """The whole response as pieces to be sent in order: bytes, then the records of a partition, bytes, and so on.
+
+    The first piece begins with the frame's length.
+    """
+    head = [
+        _ERROR.pack(throttle_ms, error_code),
+        pack_compact_string(error_message),
+        _INT.pack(lock_ms),
+        pack_compact_count(len(topics)),
+    ]
+    pieces: list[Any] = []
+    sent_bytes = 0
+    for topic_id, partitions in topics:
+        head += (topic_id, pack_compact_count(len(partitions)))
+        for partition in partitions:
+            head.append(_pack_partition(partition))
+            if partition.records_bytes:
+                before = b"".join(head)
+                sent_bytes += len(before) + partition.records_bytes
+                pieces += (before, *partition.records)
+                head = []
+            head.append(pack_compact_count(len(partition.acquired)))
+            head += [_RANGE.pack(*acquired, 0) for acquired in partition.acquired]
+            head.append(b"\x00")
+        head.append(b"\x00")
+    pack_endpoints(head, endpoints)
+    head.append(b"\x00")
+    pieces.append(b"".join(head))
+    length = 5 + sent_bytes + len(pieces[-1])
+    pieces[0] = _FRAME_START.pack(length, correlation_id, 0) + pieces[0]
+    return pieces
+
+
+def _pack_partition(partition: SharePartitionData) -> bytes:
+    """One partition up to and with the length of its records."""
+    if partition.error_message is None and partition.acknowledge_error_message is None:
+        start = _NO_ERROR.pack(
+            partition.index,
+            partition.error_code,
+            0,
+            partition.acknowledge_error_code,
+            0,
+            partition.leader_id,
+            partition.leader_epoch,
+            0,
+        )
+        return start + pack_compact_count(partition.records_bytes)
+    return b"".join(
+        (
+            _ERROR_CODE.pack(partition.index, partition.error_code),
+            pack_compact_string(partition.error_message),
+            _SHORT.pack(partition.acknowledge_error_code),
+            pack_compact_string(partition.acknowledge_error_message),
+            _LEADER.pack(partition.leader_id, partition.leader_epoch),
+            b"\x00",
+            pack_compact_count(partition.records_bytes),
+        )
+    )
+
+
+def decode_response(version: int, buffer: Buffer) -> ShareFetchResponse:
+    """The response in `buffer` (everything after the frame's length). Records are views of it. Raises `WireError`."""
+    try:
+        _, position = read_response_header(ApiKey.SHARE_FETCH, version, buffer)
+        response, position = _decode_response(memoryview(buffer), position)
+    except DECODE_ERRORS as error:
+        raise WireError("not a ShareFetch response") from error
+    if position != len(buffer):
+        raise WireError(f"{len(buffer) - position} bytes after the end of a ShareFetch response")
+    return response
+
+
+def _decode_response(frame: memoryview, position: int) -> tuple[ShareFetchResponse, int]:
+    throttle_ms, error_code = _ERROR.unpack_from(frame, position)
+    message, position = read_compact_string(frame, position + _ERROR.size)
+    (lock_ms,) = _INT.unpack_from(frame, position)
+    topic_count, position = read_compact_count(frame, position + 4, MAX_ENTRIES)
+    room = MAX_ENTRIES - topic_count
+    topics: list[TopicData] = []
+    for _ in range(topic_count):
+        topic_id, position = read_topic_id(frame, position)
+        count, position = read_compact_count(frame, position, room)
+        room -= count
+        partitions: list[SharePartitionData] = []
+        for _ in range(count):
+            partition, position, room = _read_partition(frame, position, room)
+            partitions.append(partition)
+        position = skip_tags(frame, position)
+        topics.append((topic_id, partitions))
+    endpoints, position = read_endpoints(frame, position, room)
+    position = skip_tags(frame, position)
+    return ShareFetchResponse(throttle_ms, error_code, message, lock_ms, topics, endpoints), position
+
+
+def _read_partition(frame: memoryview, position: int, room: int) -> tuple[SharePartitionData, int, int]:
+    index, error_code = _ERROR_CODE.unpack_from(frame, position)
+    message, position = read_compact_string(frame, position + _ERROR_CODE.size)
+    (ack_code,) = _SHORT.unpack_from(frame, position)
+    ack_message, position = read_compact_string(frame, position + 2)
+    leader_id, leader_epoch, position = read_leader(frame, position)
+    length, position = read_unsigned_varint(frame, position)
+    length = max(length - 1, 0)  # null and empty mean the same here
+    end = position + length
+    if end > len(frame):
+        raise WireError("record batches are longer than the response")
+    records = (frame[position:end],) if length else ()
+    count, position = read_compact_count(frame, end, room)
+    acquired: list[tuple[int, int, int]] = []
+    for _ in range(count):
+        acquired.append(_RANGE_READ.unpack_from(frame, position))
+        position = skip_tags(frame, position + _RANGE_READ.size)
+    position = skip_tags(frame, position)
+    partition = SharePartitionData(
+        index,
+        error_code,
+        message,
+        ack_code,
+        ack_message,
+        leader_id,
+        leader_epoch,
+        length,
+        records,
+        acquired,
+    )
+    return partition, position, room - count

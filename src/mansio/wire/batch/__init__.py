@@ -1,0 +1,1 @@
+"""Record batches: header, reader, writer, compression."""

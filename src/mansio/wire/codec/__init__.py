@@ -1,0 +1,1 @@
+"""Message codecs compiled from schemas."""

@@ -1,0 +1,1 @@
+"""Records of internal topics and embedded protocols."""

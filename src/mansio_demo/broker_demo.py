@@ -1,0 +1,175 @@
+"""The demo, step by step: a broker, a producer, three consumers of a group, and a SIGKILL half way.
+
+Everything a user could do goes through the public client; only the broker's process is handled from outside.
+Always true: whatever happens, the broker's process and its directory are gone at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from mansio.cli.support.common import connect
+from mansio.client.producer.producer import ProducerOptions
+from mansio_demo.broker_process import BrokerProcess
+from mansio_demo.console_output import Bars, Measurements, new_console, print_line, show_next, show_outcome
+from mansio_demo.flights import data_file, read_flights
+from mansio_demo.record_checker import Checker
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mansio.client import Client
+    from mansio.client.producer.accumulator import Delivery
+    from mansio_demo.flights import Flight
+
+TOPIC = "flights"
+GROUP = "departures"
+PARTITIONS = 6
+CONSUMERS = 3
+RUN_S_MAX = 80.0
+REDRAW_S = 0.1
+RECORDS_PER_TURN = 500
+POLL_MS = 200
+LINGER_MS = 5
+BUFFER_BYTES_MAX = 1 << 20
+
+
+@dataclass(slots=True)
+class Run:
+    """What happens, as it happens. Times are seconds on one monotonic clock."""
+
+    flights: list[Flight]
+    checker: Checker = field(default_factory=Checker)
+    started_at: float = 0.0
+    published_at: float = 0.0
+    delivered_at: float = 0.0
+    killed_at: float = 0.0
+    ready_again_at: float = 0.0
+    first_acknowledged_at: float = 0.0
+    half: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def acknowledged(self, flight: Flight, partition: int, offset: int) -> None:
+        self.checker.on_acknowledged(flight.line, partition, offset)
+        if len(self.checker.acknowledged) >= len(self.flights) // 2:
+            self.half.set()
+        if self.ready_again_at and not self.first_acknowledged_at:
+            self.first_acknowledged_at = time.monotonic()
+
+    @property
+    def delivered_all(self) -> bool:
+        return len(self.checker.delivered) >= len(self.flights)
+
+    def figures(self) -> Measurements:
+        return Measurements(
+            publish_rate=_rate(len(self.checker.acknowledged), self.started_at, self.published_at),
+            deliver_rate=_rate(len(self.checker.delivered), self.started_at, self.delivered_at),
+            ready_again_s=max(0.0, self.ready_again_at - self.killed_at),
+            first_acknowledged_s=max(0.0, self.first_acknowledged_at - self.killed_at),
+        )
+
+
+def _rate(count: int, start: float, end: float) -> float:
+    return count / (end - start) if end > start else 0.0
+
+
+async def run_demo(count: int) -> int:
+    """Run the demo with the first `count` flights; returns the exit code."""
+    console = new_console()
+    run = Run(read_flights(data_file(), count))
+    console.print(
+        f"\n [bold]Mansio[/]: {count:,} flights, {PARTITIONS} partitions, {CONSUMERS} consumers, one SIGKILL\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="mansio-demo-") as directory, BrokerProcess(directory) as process:
+        ready_s = await asyncio.to_thread(process.start)
+        print_line(console, "broker", f"ready in {ready_s:.2f} s at {process.kafka}, data in {directory}")
+        in_time = await _stream(console, run, process)
+        process.stop()
+    result = run.checker.result()
+    show_outcome(console, result, run.figures())
+    if not in_time:
+        console.print(f"\n [bold red]It did not finish in {RUN_S_MAX:.0f} s.[/]")
+    good = result.good and in_time
+    show_next(console, good)
+    return 0 if good else 1
+
+
+async def _stream(console: Console, run: Run, process: BrokerProcess) -> bool:
+    """Everything between the first record and the last. False when it took too long."""
+    async with connect(process.kafka) as client:
+        await client.admin.create_topic(TOPIC, partitions=PARTITIONS)
+        print_line(console, "topic", f"{TOPIC!r}, keyed by aircraft; the producer: acks=all, idempotent")
+        bars = Bars(console, len(run.flights))
+        run.started_at = time.monotonic()
+        try:
+            with bars.moving():
+                async with asyncio.timeout(RUN_S_MAX), asyncio.TaskGroup() as tasks:
+                    tasks.create_task(_publish(client, run))
+                    for _ in range(CONSUMERS):
+                        tasks.create_task(_consume(process.kafka, run))
+                    tasks.create_task(_kill_half_way(run, process, bars))
+                    tasks.create_task(_show(run, bars))
+        except TimeoutError:
+            return False
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+    return True
+
+
+async def _publish(client: Client, run: Run) -> None:
+    """Send everything in the file's order; note each acknowledgement with the offset it names."""
+    pending: deque[tuple[Flight, Delivery]] = deque()
+    options = ProducerOptions(acks="all", linger_ms=LINGER_MS, buffer_bytes_max=BUFFER_BYTES_MAX)
+    async with client.producer(options) as producer:
+        for number, flight in enumerate(run.flights):
+            pending.append((flight, await producer.send(TOPIC, flight.value, key=flight.key)))
+            if number % RECORDS_PER_TURN == 0:
+                _note_acknowledged(run, pending)
+                await asyncio.sleep(0)
+        await producer.flush()
+        _note_acknowledged(run, pending)
+    run.published_at = time.monotonic()
+
+
+def _note_acknowledged(run: Run, pending: deque[tuple[Flight, Delivery]]) -> None:
+    while pending and pending[0][1].done():
+        flight, delivery = pending.popleft()
+        stored = delivery.result()
+        run.acknowledged(flight, stored.partition, stored.offset)
+
+
+async def _consume(bootstrap_servers: str, run: Run) -> None:
+    """One member of the group, until everything has come (to whichever member)."""
+    async with connect(bootstrap_servers) as client:
+        consumer = client.consume(TOPIC, group=GROUP, from_="earliest", auto_commit=True)
+        async with consumer:
+            while not run.delivered_all:
+                for message in await consumer.poll(POLL_MS):
+                    run.checker.on_delivered(
+                        message.partition, message.offset, message.key, message.value or b""
+                    )
+    run.delivered_at = time.monotonic()
+
+
+async def _kill_half_way(run: Run, process: BrokerProcess, bars: Bars) -> None:
+    await run.half.wait()
+    run.killed_at = time.monotonic()
+    await asyncio.to_thread(process.kill)
+    bars.print_line(
+        "SIGKILL", f"at {len(run.checker.acknowledged):,} acknowledged; started again on the same port"
+    )
+    await asyncio.to_thread(process.start)
+    run.ready_again_at = time.monotonic()
+
+
+async def _show(run: Run, bars: Bars) -> None:
+    while True:
+        seconds = time.monotonic() - run.started_at
+        bars.show(len(run.checker.acknowledged), len(run.checker.delivered), seconds)
+        if run.delivered_all and run.published_at:
+            return
+        await asyncio.sleep(REDRAW_S)

@@ -1,0 +1,272 @@
+"""The demo's chapter on delivery: a flight nobody can deal with, its dead letter, its redrive; and a worker that joins.
+
+First a share group works on the flights of one day. Four of them were cancelled and have no delay, and the workers'
+code does not know that. Then a consumer group reads eight partitions under a steady load, and a fourth worker joins.
+
+Everything a user could do goes through the public client. Always true: whatever happens, the broker's process and its
+directory are gone at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from mansio.cli.admin.dead_letters import read_dead_letters
+from mansio.cli.support.common import connect
+from mansio.client.producer.producer import ProducerOptions
+from mansio.client.types import TopicPartition
+from mansio_demo.broker_process import BrokerProcess
+from mansio_demo.console_output import new_console, print_line
+from mansio_demo.delay_chart import departure_ms
+from mansio_demo.delivery_attempts import Attempt, Attempts, delay_min, line_of, name_of, wrong_dead_letters
+from mansio_demo.flights import data_file, read_flights
+from mansio_demo.rebalance_demo import RebalanceRun, join_and_watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from mansio.cli.admin.dead_letters import DeadLetter
+    from mansio.client import Client, Leased, Receiver
+    from mansio_demo.flights import Flight
+
+FLIGHTS_OF_THE_DAY: Final = 842
+"""Of 1 January 2013, the first in the file."""
+TOPIC: Final = "flights"
+PARTITIONS: Final = 4
+GROUP: Final = "departures"
+AUDIT: Final = "audit"
+WORKERS: Final = 3
+CONCURRENCY: Final = 4
+TRIES: Final = 4
+BACKOFF_MS: Final = 250
+BACKOFFS_S: Final = (0.25, 0.5, 1.0)
+SETTINGS: Final = {
+    "share.auto.offset.reset": "earliest",
+    "share.delivery.count.limit": str(TRIES),
+    "mansio.retry.backoff.ms": str(BACKOFF_MS),
+    "mansio.retry.backoff.multiplier": "2",
+    "mansio.retry.jitter": "0",
+}
+REDRIVE_HEADER: Final = "demo"
+RUN_S_MAX: Final = 60.0
+POLL_INTERVAL_S: Final = 0.05
+
+
+@dataclass(slots=True)
+class DemoState:
+    """What happens, as it happens."""
+
+    flights: list[Flight]
+    attempts: Attempts
+    is_fixed: bool = False
+    audited: list[int] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+    def check(self, holds: bool, otherwise: str) -> None:
+        """Note what is wrong, to be told at the end."""
+        if not holds:
+            self.wrong.append(otherwise)
+
+    def handle(self, message: Leased) -> None:
+        """What a worker does with a flight. A cancelled one has no delay, which it knows only when it is fixed."""
+        value = message.value or b""
+        place = (message.partition, message.offset)
+        attempt = Attempt(time.monotonic(), line_of(value), message.delivery_count, *place, is_done=True)
+        try:
+            self.attempts.delays[attempt.line] = delay_min(value)
+        except ValueError:
+            if not self.is_fixed:
+                self.attempts.add(attempt._replace(is_done=False))
+                raise
+        self.attempts.add(attempt)
+
+
+async def run_demo() -> int:
+    """Run the demo; returns the exit code."""
+    console = new_console()
+    flights = sorted(read_flights(data_file(), FLIGHTS_OF_THE_DAY), key=departure_ms)
+    state = DemoState(flights, Attempts(flights, TRIES, BACKOFFS_S))
+    console.print(
+        f"\n [bold]Mansio[/]: {len(flights)} flights, {len(state.attempts.poison)} of them poison;"
+        " and a worker that joins\n"
+    )
+    with tempfile.TemporaryDirectory(prefix="mansio-demo-") as directory, BrokerProcess(directory) as process:
+        ready_s = await asyncio.to_thread(process.start)
+        print_line(console, "broker", f"ready in {ready_s:.2f} s at {process.kafka}, data in {directory}")
+        try:
+            async with asyncio.timeout(RUN_S_MAX), connect(process.kafka) as client:
+                await _flights_of_a_day(console, state, process.kafka, client)
+                _show(console, state, await join_and_watch(process.kafka))
+        except TimeoutError:
+            state.check(False, f"it did not finish in {RUN_S_MAX:.0f} s")
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from failures
+        process.stop()
+    for line in state.wrong[:10]:
+        console.print(f"\n [bold red]Not right:[/] {line}")
+    if not state.wrong:
+        console.print("\n [bold green]Every number is right.[/]")
+    return 1 if state.wrong else 0
+
+
+async def _flights_of_a_day(
+    console: Console, state: DemoState, bootstrap_servers: str, client: Client
+) -> None:
+    await client.admin.create_topic(TOPIC, partitions=PARTITIONS)
+    await client.admin.alter_group_config(GROUP, SETTINGS)
+    await client.admin.alter_group_config(AUDIT, {"share.auto.offset.reset": "earliest"})
+    backoffs_of = ", ".join(f"{backoff_s:g} s" for backoff_s in BACKOFFS_S)
+    print_line(
+        console,
+        "group",
+        f"{GROUP!r}: {WORKERS} workers share every record; rests of {backoffs_of}, then give up",
+    )
+    receivers: list[Receiver] = []
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(WORKERS):
+            tasks.create_task(_work(bootstrap_servers, GROUP, state.handle, receivers))
+        tasks.create_task(
+            _work(
+                bootstrap_servers,
+                AUDIT,
+                lambda message: state.audited.append(line_of(message.value or b"")),
+                receivers,
+            )
+        )
+        try:
+            await _publish(client, state.flights)
+            await _until(lambda: state.attempts.good_done_at > 0)
+            await _give_up(console, state, client)
+            await _redrive(console, state, client)
+        finally:
+            for receiver in receivers:
+                receiver.stop()
+
+
+async def _work(
+    bootstrap_servers: str, group: str, handle: Callable[[Leased], object], receivers: list[Receiver]
+) -> None:
+    """One member of a share group, in parallel, until its receiver is stopped."""
+    async with connect(bootstrap_servers) as client, client.receive(TOPIC, group=group) as receiver:
+        receivers.append(receiver)
+        await receiver.run(handle, mode="parallel", concurrency=CONCURRENCY)
+
+
+async def _publish(client: Client, flights: list[Flight]) -> None:
+    async with client.producer(ProducerOptions(acks="all")) as producer:
+        for flight in flights:
+            await producer.send(TOPIC, flight.value, key=flight.key)
+        await producer.flush()
+
+
+async def _give_up(console: Console, state: DemoState, client: Client) -> None:
+    """Until all that cannot be dealt with is in the dead-letter topic; then look whether it was as it should be."""
+    attempts, poison = state.attempts, state.attempts.poison
+    began = min(one.at for each in attempts.found.values() for one in each)
+    good = len(state.flights) - len(poison)
+    seconds = attempts.good_done_at - began
+    print_line(
+        console,
+        "handled",
+        f"{good} flights in {seconds:.2f} s; their mean delay, {attempts.mean_min():.2f} min, is right",
+    )
+    while await _dead(client) < len(poison):  # noqa: ASYNC110 - the broker tells nobody
+        await asyncio.sleep(POLL_INTERVAL_S)
+    state.wrong += attempts.wrong_before_redrive()
+    print_line(console, "poison", f"{len(poison)} were cancelled and have no delay: int('NA') fails")
+    for flight in poison[:1]:
+        found = attempts.found[flight.line]
+        times = "  ".join(f"{one.at - found[0].at:.2f} s" for one in found)
+        print_line(console, "", f"{name_of(flight)} was tried at {times}")
+        passed, later_records = attempts.passed(flight.line)
+        print_line(
+            console,
+            "",
+            f"meanwhile {passed} of {later_records} flights behind it in its partition were handled",
+        )
+        state.check(passed > 0, f"{name_of(flight)} held up the flights behind it")
+    dead_letters = await _dead_letters(client)
+    state.wrong += wrong_dead_letters(dead_letters, poison, TOPIC, GROUP, TRIES)
+    print_line(
+        console,
+        "dlq",
+        f"'dlq.{TOPIC}' has {len(dead_letters)} dead letters: the record, where it was, and why",
+    )
+
+
+async def _dead(client: Client) -> int:
+    found = await client.admin.shares.leases(GROUP, [TopicPartition(TOPIC, at) for at in range(PARTITIONS)])
+    return sum(0 if each is None else each.dead for each in found.values())
+
+
+async def _dead_letters(client: Client) -> list[DeadLetter]:
+    """All there are."""
+    return [dead_letter async for dead_letter in read_dead_letters(client, f"dlq.{TOPIC}")]
+
+
+async def _redrive(console: Console, state: DemoState, client: Client) -> None:
+    """The workers are fixed; what is dead is offered to them again, once."""
+    attempts, poison = state.attempts, state.attempts.poison
+    state.is_fixed = True
+    offered, _ = await _offer_again(client)
+    again, done_before = await _offer_again(client)
+    right = (offered, again, done_before) == (len(poison), 0, len(poison))
+    state.check(right, f"{offered} were offered again, and then {again}, {done_before} being known")
+    print_line(
+        console,
+        "redrive",
+        f"the workers are fixed; {offered} offered again, once more with the same id: {again}",
+    )
+    await _until(lambda: attempts.done >= len(state.flights) and len(state.audited) >= len(state.flights))
+    with suppress(TimeoutError):  # nothing more is to come
+        async with asyncio.timeout(0.3):
+            await _until(lambda: len(state.audited) > len(state.flights))
+    state.wrong += attempts.wrong_after_redrive()
+    once = sorted(state.audited) == sorted(flight.line for flight in state.flights)
+    state.check(
+        once, f"group {AUDIT!r} got {len(state.audited)} flights, not each of {len(state.flights)} once"
+    )
+    text = f"all {attempts.done} flights are done; group {AUDIT!r} had each once, and noticed nothing"
+    print_line(console, "", text)
+
+
+async def _offer_again(client: Client) -> tuple[int, int]:
+    """How many were offered, and how many had been under the same id."""
+    offered = done_before = 0
+    positions = [(dead_letter.partition, dead_letter.offset) for dead_letter in await _dead_letters(client)]
+    for index in range(PARTITIONS):
+        partition = TopicPartition(TOPIC, index)
+        offsets = [(offset, offset) for at, offset in positions if at == index]
+        if offsets:
+            done = await client.admin.shares.redrive(
+                GROUP, partition, redrive_id=REDRIVE_HEADER, offsets=offsets
+            )
+            offered, done_before = offered + done.offered, done_before + done.done_before
+    return offered, done_before
+
+
+async def _until(holds: Callable[[], bool]) -> None:
+    while not holds():  # noqa: ASYNC110 - it changes in callbacks of several clients
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+
+def _show(console: Console, state: DemoState, rebalance: RebalanceRun) -> None:
+    """The second part, which has happened."""
+    state.wrong += rebalance.wrong()
+    console.print()
+    print_line(console, "group", rebalance.sentence())
+    for line in rebalance.chart_lines():
+        print_line(console, "", line)
+    print_line(
+        console,
+        "gaps",
+        f"{len(rebalance.stayed)} partitions stayed: longest {rebalance.stayed_ms:.0f} ms,"
+        f" {rebalance.before_ms:.0f} ms before; {len(rebalance.moved)} moved: {rebalance.moved_ms:.0f} ms",
+    )

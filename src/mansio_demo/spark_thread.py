@@ -1,0 +1,156 @@
+"""What the demo does with Spark: archive a topic, ask over archive and log, bring back a time that was deleted.
+
+Everything happens in one thread beside the loop: a session belongs to the thread that made it. What Java and Spark's
+workers say on standard error goes into a file, which is shown when something fails.
+
+Always true: a session that was there before the demo is left as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import sys
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from mansio.errors import MansioError
+from mansio_demo.delay_chart import CARRIER, DELAY, MONTH, Mean
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pyspark.sql import SparkSession
+
+    from mansio.spark.jobs.archive import Progress
+
+TRIGGER_S = 1.0
+LOG_LINES_SHOWN = 15
+
+T = TypeVar("T")
+
+
+class _Archived(Exception):
+    """All that was to be archived is in the table."""
+
+
+class SparkThread:
+    """Everything with Spark, in a thread of its own."""
+
+    def __init__(self, bootstrap_servers: str, topic: str, warehouse: str, pipeline: str) -> None:
+        self._bootstrap_servers = bootstrap_servers
+        self._topic = topic
+        self._warehouse = warehouse
+        self._pipeline = pipeline
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="mansio-demo-spark")
+        self._session: SparkSession | None = None
+        self._is_ours = False
+
+    async def do(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def start(self) -> str:
+        """The session; says what it is."""
+        from mansio.spark.iceberg.errors import IcebergNotInstalled
+        from mansio.spark.session import SparkNotInstalled, is_started, session
+        from mansio.spark.session.java import find_java
+
+        for package, missing in (("pyspark", SparkNotInstalled), ("pyiceberg", IcebergNotInstalled)):
+            if importlib.util.find_spec(package) is None:
+                raise missing
+        java = find_java()
+        self._is_ours = not is_started()
+        self._session = session(name="mansio-demo")
+        if not self._is_ours:
+            # Any frame makes it the active session of this thread as well.
+            self._session.createDataFrame([], "nothing int")
+        return f"Spark {self._session.version} on Java {java.version} from {java.source}"
+
+    async def stop(self) -> None:
+        """End the session, unless it was there before; what the thread does ends with it."""
+        running, self._session = self._session, None
+        if running is not None and self._is_ours:
+            await asyncio.to_thread(running.stop)
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    @property
+    def spark(self) -> SparkSession:
+        if self._session is None:
+            raise MansioError("the demo has no Spark session")
+        return self._session
+
+    def archive(self, archived: Callable[[int], bool]) -> int:
+        """Archive until there is enough: `archived` is told how many records each batch had, and says so. Returns the
+        number of batches."""
+        from mansio.spark.jobs.archive import ArchiveJob, archive
+
+        batches = 0
+
+        def report(progress: Progress) -> None:
+            nonlocal batches
+            batches += 1
+            if archived(progress.records):
+                raise _Archived
+
+        job = ArchiveJob(
+            self._topic, self._warehouse, self._bootstrap_servers, self._pipeline, trigger_s=TRIGGER_S
+        )
+        with suppress(_Archived):
+            archive(self.spark, job, report)
+        return batches
+
+    def means(self) -> dict[tuple[str, int], Mean]:
+        """The question: over archive and live log as one table."""
+        from pyspark.sql import functions
+
+        from mansio.spark.iceberg.catalog import open_table
+        from mansio.spark.jobs.topic_table import read_topic_as_table
+
+        table = open_table(None, self._warehouse, self._topic)
+        rows = read_topic_as_table(
+            self.spark, self._topic, table, {"broker": self._bootstrap_servers, "columns": "value"}
+        )
+        cells = functions.split(functions.col("value").cast("string"), ",")
+        flights = rows.select(
+            cells[CARRIER].alias("carrier"),
+            cells[MONTH].cast("int").alias("month"),
+            functions.expr(f"try_cast(split(cast(value as string), ',')[{DELAY}] as double)").alias("delay"),
+        )
+        found = flights.groupBy("carrier", "month").agg(
+            functions.count("*").alias("flights"), functions.avg("delay").alias("mean")
+        )
+        return {(row["carrier"], row["month"]): Mean(row["flights"], row["mean"]) for row in found.collect()}
+
+    def replay(self, target: str, from_ms: int, to_ms: int) -> int:
+        """Bring back into `target` what the archive has of that time; returns how many records were written."""
+        from mansio.spark.iceberg.catalog import open_table
+        from mansio.spark.iceberg.table_scan import Selection
+        from mansio.spark.jobs.replay import replay
+
+        table = open_table(None, self._warehouse, self._topic)
+        selection = Selection(from_us=from_ms * 1000, to_us=to_ms * 1000)
+        return replay(table, self._bootstrap_servers, target, selection).written
+
+
+@contextmanager
+def quiet(path: str) -> Iterator[None]:
+    """Standard error, also of Java and of Spark's workers, goes into a file; its end is shown when something fails."""
+    sys.stderr.flush()
+    own = os.dup(2)
+    log = os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    os.dup2(log, 2)
+    os.close(log)
+    failed = True
+    try:
+        yield
+        failed = False
+    finally:
+        sys.stderr.flush()
+        os.dup2(own, 2)
+        os.close(own)
+        if failed:
+            with open(path, encoding="utf-8", errors="replace") as file:
+                sys.stderr.writelines(deque(file, LOG_LINES_SHOWN))
