@@ -43,7 +43,7 @@ from mansio.metadata.image import MetadataImage
 from mansio.metadata.lifecycle.session import Session
 from mansio.metadata.metadata_store import Keys, StoreCounts
 from mansio.metadata.model import ACTIVE, FENCED, LIVE, BrokerState, PartitionState, Registration, Topic
-from mansio.state.replica import FollowerReplica, ReplicationProgress
+from mansio.state.replica import ReplicationProgress
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
 from support.places import ROOT
@@ -162,7 +162,7 @@ def clustered_service(
         controller=SimpleNamespace(is_active=True, elections=dict.fromkeys(ELECTION_CAUSES.values(), 2)),
         replication=SimpleNamespace(
             isr_manager=SimpleNamespace(shrinks=3, expansions=4),
-            follower=SimpleNamespace(troubles=lambda: iter(())),
+            fetcher_manager=SimpleNamespace(troubles=lambda: iter(())),
         ),
         session=session,
         holds=lambda: session.holds(1000),
@@ -395,15 +395,13 @@ def test_a_leader_measures_how_far_its_followers_are_behind_by_what_they_have_on
     replica = ReplicationProgress(
         1, 7, frozenset({1, 2}), 50, replicas=(1, 2, 3), min_insync_replicas=3, now_ms=1000.0
     )
-    replica.fetched(2, 1, 60, 60, 4000.0)
-    partition: Any = SimpleNamespace(
-        replica=replica, end_offset=75, clock=SimpleNamespace(monotonic=lambda: 9.0)
-    )
+    replica.on_follower_fetch(2, 1, 60, 60, 4000.0)
+    partition: Any = SimpleNamespace(leader_progress=replica, end_offset=75, now_ms=lambda: 9000.0)
     led = metrics_cluster.led(partition)
     assert led == LeaderSample(True, True, (FollowerSample(2, 15, 5.0), FollowerSample(3, -1, 8.0)))
-    replica.fetched(2, 1, 75, 75, 5000.0)
-    assert metrics_cluster.led(partition).replication[0] == FollowerSample(2, 0, 0.0), "it has all there is"
-    partition.replica = FollowerReplica(2, 7, 50, 50)
+    replica.on_follower_fetch(2, 1, 75, 75, 5000.0)
+    assert metrics_cluster.led(partition).followers[0] == FollowerSample(2, 0, 0.0), "it has all there is"
+    partition.leader_progress = None
     assert metrics_cluster.led(partition) is None
 
 

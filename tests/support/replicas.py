@@ -24,7 +24,7 @@ from mansio.config import topic_config
 from mansio.errors import ConnectionLost, MansioError, RequestTimedOut, UnknownTopicId
 from mansio.metadata.metadata_store import Compare, Keys, Put, decode, encode
 from mansio.metadata.model import BrokerChange, BrokerState, PartitionState, partition_document
-from mansio.state.replica import NOBODY, FollowerReplica
+from mansio.state.replica import NO_LEADER, FollowerReplica
 from mansio.storage.flush.group_commit import GroupCommit
 from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
@@ -239,7 +239,7 @@ class Node:
             broker_id=self.node_id,
             log=log,
             group_commit=self.group_commit,
-            replica=FollowerReplica(NOBODY, -1, log.start_offset, log.durable_end_offset),
+            replica=FollowerReplica(NO_LEADER, -1, log.start_offset, log.durable_end_offset),
             rules=RULES,
             clock=self.clock,
             scheduler=self.scheduler,

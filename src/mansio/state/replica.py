@@ -1,19 +1,20 @@
-"""What a leader knows of a partition's replicas, and what a follower knows of its leader; from that the high watermark.
+"""Replication progress of one partition: what the leader knows of its followers, what a follower knows of its leader.
 
-Pure. One replica is the smallest case of the rule, not an exception to it: the high watermark is the lowest *durable*
-(fdatasync-ed) end over the in-sync set, so nobody reads a record that a power loss, or the loss of a broker, could
-take back.
+Pure. Both compute the high watermark: the smallest flushed (fdatasync) end offset over the in-sync set, so that no
+record becomes readable that a power failure or the loss of a broker could remove. A single replica is the smallest case
+of the same rule.
 
-    committed in-sync set     what the metadata store says
-    pending in-sync set       what this leader has asked the store for, and does not know the answer to
-    both together             who has to have a record: a growth counts at once, a shrinking when it is committed
+    committed in-sync set     the set in the metadata store
+    pending in-sync set       proposed by this leader to the store, outcome not known yet
+    union of both             must have a record before it is committed: an expansion counts when it is proposed, a
+                              shrink when it is committed
 
-Always true:
-* `high_watermark` never goes back, and never passes the leader's own durable end;
-* while a member of either set has not told its end in this leader epoch, the high watermark stands still; so it does
-  while the committed set has fewer than `min_insync_replicas` members, and while the `is_session_valid` is shut.
+Invariants:
+* `high_watermark` never decreases and never passes the leader's own flushed end.
+* The high watermark does not move while a member of either set has not reported its end in this leader epoch, while the
+  committed set has fewer than `min_insync_replicas` members, and while `is_session_valid` returns False.
 
-Source: KIP-101, KIP-497 (both sets count), KIP-903 (broker epochs), KIP-966 (nothing moves below min.insync.replicas).
+Sources: KIP-101, KIP-497 (both sets count), KIP-903 (broker epochs), KIP-966 (no progress below min.insync.replicas).
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 UNKNOWN = -1
-NOBODY = -1
+NO_LEADER = -1
 
 
 class ReplicaState:
-    """What a leader knows of one follower in this leader epoch. Times are milliseconds of some steady clock."""
+    """A leader's knowledge of one follower in this leader epoch. Times are milliseconds of a monotonic clock."""
 
     __slots__ = (
         "broker_epoch",
@@ -42,27 +43,27 @@ class ReplicaState:
 
     def __init__(self, now_ms: float) -> None:
         self.broker_epoch = UNKNOWN
-        """The session of the broker in which it asked last."""
+        """The broker epoch of its last fetch."""
         self.durable_end = UNKNOWN
-        """What it said then: it has everything below on stable storage."""
+        """Its flushed end offset as of that fetch."""
         self.caught_up_ms = now_ms
-        """When it last had all that the leader had."""
+        """When it last had everything that the leader had."""
         self.last_fetch_ms = now_ms
         self.leader_end = UNKNOWN
-        """The end of the leader's log when it asked last."""
+        """The end of the leader's log at the last fetch."""
         self.durable_start = UNKNOWN
-        """Where it said then that its log begins, whatever happens to it."""
+        """Its flushed log start offset as of that fetch."""
         self.reported_start_offset = UNKNOWN
-        """Where it was last told that the leader's log begins."""
+        """The log start offset of the leader that was last sent to it."""
 
 
 class ReplicationProgress:
-    """The leader's view of one partition's replicas. Offsets are ends: the next offset to be written."""
+    """The leader's view of one partition's replicas. Ends are exclusive: the next offset to be written."""
 
     __slots__ = (
-        "_alone",
-        "_copies",
+        "_followers",
         "_is_session_valid",
+        "_is_sole_member",
         "_local_end",
         "_required_followers",
         "epoch_start_offset",
@@ -89,10 +90,8 @@ class ReplicationProgress:
         is_session_valid: Callable[[], bool] | None = None,
         now_ms: float = 0,
     ) -> None:
-        """`high_watermark`: the highest this broker knew before; `durable_end`: its own, the same unless given.
-
-        `epoch_start_offset`: where its log ended when it began to lead. `is_session_valid`: may the high watermark
-        move now?
+        """`high_watermark` is the highest value this broker knew before; `durable_end` is its own flushed end (default:
+        `high_watermark`); `epoch_start_offset` is the end of its log when it became leader.
         """
         if leader not in in_sync:
             raise ValueError(f"leader {leader} is not in the in-sync set {sorted(in_sync)}")
@@ -105,27 +104,27 @@ class ReplicationProgress:
         self.min_insync_replicas = min_insync_replicas
         self._is_session_valid = is_session_valid
         self._local_end = high_watermark if durable_end is None else durable_end
-        self._copies = {node: ReplicaState(now_ms) for node in {*replicas, *in_sync} if node != leader}
+        self._followers = {node: ReplicaState(now_ms) for node in {*replicas, *in_sync} if node != leader}
         self._required_followers: tuple[ReplicaState, ...] = ()
         self.waits_for_followers = False
-        """Does the high watermark depend on anybody else?"""
-        self._alone = False
-        self._settle()
+        """Whether the high watermark depends on any follower."""
+        self._is_sole_member = False
+        self._update_required_followers()
         self.advance()
 
-    # What is durable where
+    # Flushed ends
 
-    def durable(self, end_offset: int) -> bool:
-        """The leader itself has everything below `end_offset` on stable storage. True when the high watermark moved."""
+    def flushed(self, end_offset: int) -> bool:
+        """The leader itself has flushed everything below `end_offset`. Returns True if the high watermark moved."""
         self._local_end = end_offset
-        if self._alone:
+        if self._is_sole_member:
             if end_offset <= self.high_watermark:
                 return False
             self.high_watermark = end_offset
             return True
         return self.advance()
 
-    def fetched(
+    def on_follower_fetch(
         self,
         node_id: int,
         broker_epoch: int,
@@ -134,30 +133,31 @@ class ReplicationProgress:
         now_ms: float,
         durable_start: int = UNKNOWN,
     ) -> bool:
-        """A follower asks for what comes at `durable_end`, and so says that it has all before. True when the high
-        watermark moved. `leader_end`: the end of the leader's log now; `durable_start`: where the follower's begins.
+        """Record a follower's fetch at `durable_end`, which confirms that it has flushed everything below. Returns True
+        if the high watermark moved. `leader_end` is the end of the leader's log now, `durable_start` the follower's log
+        start offset.
 
-        Nothing is taken from a session of its broker that is over. Raises `KeyError` for a broker without a replica.
+        A fetch from an older broker epoch changes nothing. Raises `KeyError` for a broker without a replica.
         """
-        copy = self._copies[node_id]
-        if broker_epoch < copy.broker_epoch:
+        follower = self._followers[node_id]
+        if broker_epoch < follower.broker_epoch:
             return False
         if durable_end >= leader_end:
-            copy.caught_up_ms = now_ms
-        elif broker_epoch == copy.broker_epoch and durable_end >= copy.leader_end:
-            copy.caught_up_ms = max(copy.caught_up_ms, copy.last_fetch_ms)
-        copy.broker_epoch = broker_epoch
-        copy.durable_end = durable_end
-        copy.durable_start = durable_start
-        copy.last_fetch_ms, copy.leader_end = now_ms, leader_end
+            follower.caught_up_ms = now_ms
+        elif broker_epoch == follower.broker_epoch and durable_end >= follower.leader_end:
+            follower.caught_up_ms = max(follower.caught_up_ms, follower.last_fetch_ms)
+        follower.broker_epoch = broker_epoch
+        follower.durable_end = durable_end
+        follower.durable_start = durable_start
+        follower.last_fetch_ms, follower.leader_end = now_ms, leader_end
         return self.advance()
 
     def advance(self) -> bool:
-        """Move the high watermark up to where it may be. True when it moved."""
+        """Move the high watermark as far as allowed. Returns True if it moved."""
         lowest = self._local_end
-        for copy in self._required_followers:
-            if copy.durable_end < lowest:
-                lowest = copy.durable_end
+        for follower in self._required_followers:
+            if follower.durable_end < lowest:
+                lowest = follower.durable_end
         if lowest <= self.high_watermark or self.is_under_min_isr:
             return False
         if self._is_session_valid is not None and not self._is_session_valid():
@@ -167,117 +167,117 @@ class ReplicationProgress:
 
     @property
     def is_under_min_isr(self) -> bool:
-        """Has the committed in-sync set fewer members than are needed to commit anything?"""
+        """The committed in-sync set is smaller than `min_insync_replicas`, so nothing can be committed."""
         return len(self.in_sync) < self.min_insync_replicas
 
     @property
     def is_session_uncertain(self) -> bool:
-        """May nothing be committed for now, whoever has it?"""
+        """The broker's session may have expired, so nothing may be committed."""
         return self._is_session_valid is not None and not self._is_session_valid()
 
     @property
-    def complete(self) -> bool:
-        """Is the high watermark known to be at or above all that earlier leaders committed (KIP-207)?"""
+    def is_high_watermark_known(self) -> bool:
+        """The high watermark is at or above everything that earlier leaders committed (KIP-207)."""
         return self.high_watermark >= self.epoch_start_offset
 
     def starts_at(self, offset: int) -> bool:
-        """Do the logs of all other members begin at or above `offset`, and stay so?"""
-        return all(copy.durable_start >= offset for copy in self._required_followers)
+        """The logs of all other members start at or above `offset`, flushed."""
+        return all(follower.durable_start >= offset for follower in self._required_followers)
 
-    def copies(self) -> dict[int, ReplicaState]:
-        """The followers by broker; to be read, not changed."""
-        return self._copies
+    def followers(self) -> dict[int, ReplicaState]:
+        """The followers by broker id; read-only for callers."""
+        return self._followers
 
-    # Who is in sync
+    # In-sync set
 
     def can_join_isr(self, node_id: int) -> bool:
-        """Has this replica, which is not in sync, all it needs to be? Asked when no other change is pending."""
-        copy = self._copies.get(node_id)
+        """This replica is not in sync and meets all conditions to be. Only valid while no change is pending."""
+        follower = self._followers.get(node_id)
         return (
-            copy is not None
+            follower is not None
             and node_id not in self.in_sync
-            and copy.durable_end >= self.high_watermark
-            and copy.durable_end >= self.epoch_start_offset
+            and follower.durable_end >= self.high_watermark
+            and follower.durable_end >= self.epoch_start_offset
         )
 
     def lagging(self, now_ms: float, lag_ms_max: float, leader_end: int) -> frozenset[int]:
-        """The members that did not have all of the leader's log for so long."""
+        """The members that have not had the leader's whole log for more than `lag_ms_max`."""
         return frozenset(
             node
             for node in self.in_sync
             if node != self.leader
-            and (copy := self._copies[node]).durable_end < leader_end
-            and now_ms - copy.caught_up_ms > lag_ms_max
+            and (follower := self._followers[node]).durable_end < leader_end
+            and now_ms - follower.caught_up_ms > lag_ms_max
         )
 
     def propose(self, in_sync: frozenset[int]) -> None:
-        """This set was asked for, and may be committed from now on at any moment."""
+        """Record a proposal to the metadata store; it may be committed at any time from now on."""
         if self.leader not in in_sync:
             raise ValueError(f"leader {self.leader} cannot leave the in-sync set")
         self.pending = in_sync
-        self._settle()
+        self._update_required_followers()
 
     def committed(self, in_sync: frozenset[int], now_ms: float = 0) -> bool:
-        """This is the in-sync set, and nothing that was asked for before can happen any more. True when the high
-        watermark moved."""
+        """The metadata store has this in-sync set, and no earlier proposal can be committed any more. Returns True if
+        the high watermark moved."""
         for node in in_sync - self.in_sync - {self.leader}:
-            copy = self._copies.setdefault(node, ReplicaState(now_ms))
-            copy.caught_up_ms = max(copy.caught_up_ms, now_ms)  # from now on it has to keep up
+            follower = self._followers.setdefault(node, ReplicaState(now_ms))
+            follower.caught_up_ms = max(follower.caught_up_ms, now_ms)  # its lag is measured from now on
         for node in self.in_sync - in_sync:
-            self._copies[node].durable_end = UNKNOWN  # only what it asks for from now on brings it back
+            self._followers[node].durable_end = UNKNOWN  # only later fetches can bring it back
         self.in_sync = in_sync
         self.pending = None
-        self._settle()
+        self._update_required_followers()
         return self.advance()
 
     def assigned(self, replicas: Iterable[int], now_ms: float) -> None:
-        """These brokers keep the partition from now on."""
+        """Set the brokers that hold a replica."""
         wanted = {*replicas, *self.in_sync, *(self.pending or ())} - {self.leader}
-        self._copies = {node: self._copies.get(node) or ReplicaState(now_ms) for node in wanted}
-        self._settle()
+        self._followers = {node: self._followers.get(node) or ReplicaState(now_ms) for node in wanted}
+        self._update_required_followers()
 
     def require(self, min_insync_replicas: int) -> bool:
-        """So many members are needed from now on. True when the high watermark moved."""
+        """Set the number of members required for a commit. Returns True if the high watermark moved."""
         self.min_insync_replicas = min_insync_replicas
-        self._settle()
+        self._update_required_followers()
         return self.advance()
 
-    def _settle(self) -> None:
+    def _update_required_followers(self) -> None:
         others = (self.in_sync | (self.pending or frozenset())) - {self.leader}
-        self._required_followers = tuple(self._copies[node] for node in others)
+        self._required_followers = tuple(self._followers[node] for node in others)
         self.waits_for_followers = bool(others)
-        self._alone = not others and self._is_session_valid is None and not self.is_under_min_isr
+        self._is_sole_member = not others and self._is_session_valid is None and not self.is_under_min_isr
 
 
 class FollowerReplica:
-    """A follower's view of one partition: who leads it, and how much of what it has is committed.
+    """A follower's view of one partition: who leads it, and how much of its own log is committed.
 
-    Always true: `high_watermark` is not above what this replica has durable, and goes back only when the log does.
+    Invariant: `high_watermark` is not above what this replica has flushed, and decreases only on truncation.
     """
 
     __slots__ = ("_leader_high_watermark", "_local_end", "high_watermark", "leader", "leader_epoch")
     waits_for_followers: Final = False
 
     def __init__(self, leader: int, leader_epoch: int, high_watermark: int, durable_end: int) -> None:
-        """`leader`: -1 for nobody that is known."""
+        """`leader` is -1 when no leader is known."""
         self.leader = leader
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
         self._leader_high_watermark = high_watermark
         self._local_end = durable_end
 
-    def durable(self, end_offset: int) -> bool:
-        """This replica has everything below `end_offset` on stable storage. True when the high watermark moved."""
+    def flushed(self, end_offset: int) -> bool:
+        """This replica has flushed everything below `end_offset`. Returns True if the high watermark moved."""
         self._local_end = end_offset
         return self._advance()
 
-    def heard(self, leader_high_watermark: int) -> bool:
-        """The leader told its high watermark. True when this replica's moved."""
+    def on_leader_high_watermark(self, leader_high_watermark: int) -> bool:
+        """The leader reported its high watermark. Returns True if this replica's moved."""
         self._leader_high_watermark = max(self._leader_high_watermark, leader_high_watermark)
         return self._advance()
 
-    def cut(self, start_offset: int, end_offset: int) -> bool:
-        """The log begins and ends there now. False when that took back what was said to be committed."""
+    def truncated(self, start_offset: int, end_offset: int) -> bool:
+        """The log now starts and ends at these offsets. Returns False if that removed committed records."""
         self._local_end = end_offset
         intact = end_offset >= self.high_watermark
         self.high_watermark = max(start_offset, min(self.high_watermark, end_offset))

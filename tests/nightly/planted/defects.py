@@ -326,7 +326,7 @@ MORE = (
     ),
     Defect(
         "readers see what is not synced",
-        "broker/partition/readable_partition.py",
+        "broker/partition/partition.py",
         "end = self.replica.high_watermark",
         "end = self.log.end_offset",
         PARTITION_ROOM,
@@ -334,13 +334,13 @@ MORE = (
     Defect(
         "waits are not ended by a failure",
         "broker/partition/partition.py",
-        "self.fail_waits(error)",
+        "self._fail_waits(failed)",
         "pass",
         PARTITION_ROOM,
     ),
     Defect(
         "parked readers are not woken",
-        "broker/partition/readable_partition.py",
+        "broker/partition/partition.py",
         "for wake in tuple(self._parked):",
         "for wake in ():",
         PARTITION_ROOM,

@@ -54,16 +54,16 @@ DEFECTS = (
     rule(
         0,
         "what a follower was sent counts as synced",
-        "broker/partition/follower_fetch.py",
-        "if replica.fetched(node_id, broker_epoch, offset, log.end_offset, now_ms, wanted.log_start_offset):",
-        "if replica.fetched(node_id, broker_epoch, log.end_offset, log.end_offset, now_ms, wanted.log_start_offset):",
+        "broker/partition/partition.py",
+        "node_id, broker_epoch, offset, log.end_offset, now_ms, wanted.log_start_offset",
+        "node_id, broker_epoch, log.end_offset, log.end_offset, now_ms, wanted.log_start_offset",
     ),
     rule(
         9,
         "the leader counts what it has not synced",
         "broker/partition/partition.py",
         "self.group_commit.request(self.log, urgent=urgent or bool(self._parked))",
-        "self.group_commit.request(self.log, urgent=urgent or bool(self._parked)); self._durable(self.log.end_offset)",
+        "self.group_commit.request(self.log, urgent=True); self._on_flushed(self.log.end_offset)",
     ),
     rule(
         0,
@@ -75,7 +75,7 @@ DEFECTS = (
     rule(
         0,
         "truncate to the high watermark",
-        "broker/partition/leadership.py",
+        "broker/partition/partition.py",
         "replica = FollowerReplica(leader, leader_epoch, known, log.durable_end_offset)",
         "log.busy or log.truncate_to(known); "
         "replica = FollowerReplica(leader, leader_epoch, known, log.durable_end_offset)",
@@ -83,7 +83,7 @@ DEFECTS = (
     rule(
         0,
         "end of the last fetched epoch unchecked",
-        "broker/partition/follower_fetch.py",
+        "broker/partition/partition.py",
         "if epoch != wanted.last_fetched_epoch or end < offset:",
         "if epoch != wanted.last_fetched_epoch:",
     ),
@@ -132,14 +132,14 @@ DEFECTS = (
     rule(
         0,
         "followers forget who wrote",
-        "broker/partition/follower_fetch.py",
+        "broker/partition/partition.py",
         "after(header, header.base_offset)",
         "pass",
     ),
     rule(
         0,
         "readers see what is not committed",
-        "broker/partition/readable_partition.py",
+        "broker/partition/partition.py",
         "end = self.replica.high_watermark",
         "end = self.log.end_offset",
     ),
@@ -177,14 +177,14 @@ RARE = (
     rule(
         0,
         "leader epoch of a follower unchecked",
-        "broker/partition/follower_fetch.py",
-        "if leader_epoch < current:",
+        "broker/partition/partition.py",
+        "if requested_epoch < current:",
         "if False:",
     ),
     rule(
         0,
         "last fetched epoch unchecked",
-        "broker/partition/follower_fetch.py",
+        "broker/partition/partition.py",
         "if epoch != wanted.last_fetched_epoch or end < offset:",
         "if end < offset:",
     ),
@@ -206,7 +206,7 @@ RARE = (
         0,
         "a replica joins whatever it has",
         "state/replica.py",
-        "and copy.durable_end >= self.high_watermark",
+        "and follower.durable_end >= self.high_watermark",
         "or True",
     ),
     rule(
@@ -233,14 +233,14 @@ RARE = (
     rule(
         0,
         "waits outlive their leader epoch",
-        "broker/partition/leadership.py",
-        "partition.fail_waits(ended)",
+        "broker/partition/partition.py",
+        "self._fail_waits(ended)",
         "pass",
     ),
     rule(
         0,
         "cut where the leader's epoch ended, whatever the own one did",
-        "broker/partition/follower_fetch.py",
+        "broker/partition/partition.py",
         "end = min(leader_end, own_end)",
         "end = leader_end",
     ),

@@ -361,10 +361,10 @@ def test_full_disk_has_its_own_error_and_the_next_append_that_fits_ends_it() -> 
     for _ in range(3):
         with pytest.raises(DiskFull, match="t-0: the broker's disk is full"):
             bench.partition.append(batch(b"a"))
-    hooks = len(bench.partition.after_append)
+    hooks = len(bench.partition._after_append)
     bench.disk.fail_when = None
     assert bench.partition.append(batch(b"b")).base_offset == 0
-    assert len(bench.partition.after_append) == hooks - 1, "a healthy append pays nothing"
+    assert len(bench.partition._after_append) == hooks - 1, "a healthy append pays nothing"
 
 
 def test_a_repeat_after_a_failed_sync_is_refused_at_once_instead_of_waiting_for_what_cannot_come() -> None:

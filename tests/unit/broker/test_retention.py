@@ -10,7 +10,6 @@ from uuid import UUID
 import pytest
 
 from mansio.broker.maintenance.retention import FIRST_CHECK_MS, TURN_PAUSE_MS, RetentionManager
-from mansio.broker.partition import follower_fetch
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.partition import Partition
 from mansio.config import topic_config
@@ -270,7 +269,7 @@ def test_a_follower_gives_the_space_back_of_what_its_leader_deleted_to_the_end()
     world = World({"retention.ms": "1"})
     world.fill(1)
     world.partition.become_follower(2, 4)
-    follower_fetch.heard(world.partition, 1, 1)
+    world.partition.update_from_leader(1, 1)
     world.keeper.start()
     world.pass_time(FIRST_CHECK_MS)
     world.scheduler.fire(FIRST_CHECK_MS)

@@ -57,10 +57,10 @@ def test_full_disk_is_told_when_it_begins_and_when_it_ends_and_forgotten_when_no
     for _ in range(10):
         storage_health.disk_full("t", 0, DiskFull())
         storage_health.disk_full("t", 1, DiskFull())
-    storage_health.room("t", 0)
+    storage_health.disk_space_available("t", 0)
     assert storage_health.disk_full_partitions() == (("t", 1),)
-    storage_health.room("t", 1)
-    storage_health.room("t", 1)
+    storage_health.disk_space_available("t", 1)
+    storage_health.disk_space_available("t", 1)
     assert told == [1, 0]
     assert [record.getMessage() for record in caplog.records] == ["disk_full", "disk_space_available"]
     storage_health.disk_full("t", 2, DiskFull())

@@ -63,13 +63,13 @@ class ReplicaModel(RuleBasedStateMachine):
     @rule(part=st.floats(0, 1))
     def sync(self, part: float) -> None:
         self.own_end += int((self.leader_end - self.own_end) * part)
-        assert self.view.durable(self.own_end) == self.look()
+        assert self.view.flushed(self.own_end) == self.look()
 
     @rule(node=st.sampled_from(OTHERS), back=st.integers(0, 6), session=st.integers(1, 3))
     def fetch(self, node: int, back: int, session: int) -> None:
         end = max(0, self.leader_end - back)
         self.now += 1
-        moved = self.view.fetched(node, session, end, self.leader_end, self.now)
+        moved = self.view.on_follower_fetch(node, session, end, self.leader_end, self.now)
         if session >= self.told.get(node, (0, 0))[0]:
             self.told[node] = (session, end)
             self.best[node] = max(self.best.get(node, -1), end)
@@ -127,7 +127,7 @@ class ReplicaModel(RuleBasedStateMachine):
             return
         assert self.view.high_watermark == self.high_watermark
         assert self.view.in_sync == self.committed
-        assert self.view.complete == (self.high_watermark >= self.epoch_start_offset)
+        assert self.view.is_high_watermark_known == (self.high_watermark >= self.epoch_start_offset)
 
     @invariant()
     def only_who_has_all_that_was_there_when_the_epoch_began_may_join(self) -> None:
@@ -154,10 +154,10 @@ test_the_view_follows_the_rule = ReplicaModel.TestCase
 
 def test_a_replica_lags_when_it_did_not_have_all_for_so_long() -> None:
     view = ReplicationProgress(1, 1, frozenset({1, 2}), 0, replicas=(1, 2), now_ms=0)
-    view.fetched(2, 1, 0, 10, 100)  # it has nothing yet, and is given 10
+    view.on_follower_fetch(2, 1, 0, 10, 100)  # it has nothing yet, and is given 10
     assert view.lagging(1000, 1000, 20) == frozenset()
     assert view.lagging(1001, 1000, 20) == {2}
-    view.fetched(2, 1, 10, 20, 900)  # all that there was at 100
+    view.on_follower_fetch(2, 1, 10, 20, 900)  # all that there was at 100
     assert view.lagging(1100, 1000, 20) == frozenset()
     assert view.lagging(1101, 1000, 20) == {2}
     assert view.lagging(9999, 1000, 10) == frozenset(), (

@@ -32,7 +32,7 @@ class LeaderSample(NamedTuple):
 
     is_under_replicated: bool
     is_under_min_isr: bool
-    copies: Sequence[FollowerSample]
+    followers: Sequence[FollowerSample]
 
 
 class PartitionSample(NamedTuple):

@@ -97,7 +97,7 @@ class LeaderTotals:
         self.partitions += 1
         self.under_replicated += led.is_under_replicated
         self.under_min_isr += led.is_under_min_isr
-        for broker, records, seconds in led.copies:
+        for broker, records, seconds in led.followers:
             if records >= 0:
                 self.records[broker] = max(self.records.get(broker, 0), records)
             self.seconds[broker] = max(self.seconds.get(broker, 0.0), seconds)

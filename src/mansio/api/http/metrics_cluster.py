@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from mansio.api.http.broker_stats import FollowerSample, LeaderSample, Measurement, Problem
-from mansio.broker.partition import leadership
 from mansio.metadata.lifecycle.session import RENEW_FRACTION
 from mansio.metadata.model import FENCED, NO_LEADER
 from mansio.state.replica import UNKNOWN
@@ -90,11 +89,11 @@ def _etcd(service: BrokerServices) -> Iterator[Measurement]:
 
 def led(partition: Partition) -> LeaderSample | None:
     """What this broker knows of a partition as its leader; None where it is not."""
-    replica = partition.replica
-    if not leadership.is_leader(replica):
+    replica = partition.leader_progress
+    if replica is None:
         return None
-    end, now_ms = partition.end_offset, leadership.now_ms(partition)
-    copies = tuple(
+    end, now_ms = partition.end_offset, partition.now_ms()
+    followers = tuple(
         FollowerSample(node, UNKNOWN, (now_ms - copy.caught_up_ms) / 1000)
         if copy.durable_end == UNKNOWN
         else FollowerSample(
@@ -102,9 +101,9 @@ def led(partition: Partition) -> LeaderSample | None:
             max(0, end - copy.durable_end),
             max(0.0, now_ms - copy.caught_up_ms) / 1000 if copy.durable_end < end else 0.0,
         )
-        for node, copy in replica.copies().items()
+        for node, copy in replica.followers().items()
     )
-    return LeaderSample(len(replica.in_sync) < 1 + len(copies), replica.is_under_min_isr, copies)
+    return LeaderSample(len(replica.in_sync) < 1 + len(followers), replica.is_under_min_isr, followers)
 
 
 def problems(service: BrokerServices) -> Iterator[Problem]:

@@ -16,8 +16,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from mansio.broker.partition.partition import READ_COMMITTED
 from mansio.broker.partition.producer_hook import ProducerHook
-from mansio.broker.partition.readable_partition import READ_COMMITTED
 from mansio.broker.partition.retention_hold_hook import RetentionHoldHook
 from mansio.errors import MansioError
 from mansio.logs import fields

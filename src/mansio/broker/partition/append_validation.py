@@ -1,8 +1,8 @@
-"""What an append must obey, and the words in which one that does not, or that the disk refuses, is refused.
+"""Append validation (Kafka `LogValidator`): the topic's limits, and the errors for batches that violate them.
 
-Pure: the partition decides in its hot path that something is wrong, and asks here how to say it.
+Pure. The partition tests the limits on its hot path and calls these functions only to build the error.
 
-Always true: a refusal names the partition, and no place on the broker's disk.
+Invariant: an error names the partition and no path on the broker's disk.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ CONTROL_OR_TRANSACTIONAL: Final = 0x30
 
 
 class AppendRules(NamedTuple):
-    """The topic's settings that an append must obey."""
+    """The topic settings that are enforced on append."""
 
     message_bytes_max: int
     timestamp_type: TimestampType
     timestamp_before_max_ms: int
     timestamp_after_max_ms: int
     keys_needed: bool = False
-    """The topic is compacted: a record without a key could be neither kept nor let go."""
+    """The topic is compacted: a record without a key could be neither retained nor deleted."""
 
 
-def refuse(name: str, rules: AppendRules, header: BatchHeader) -> NoReturn:
-    """Say why a client's batch is not taken: it is too large, or of a kind that clients may not write."""
+def reject_batch(name: str, rules: AppendRules, header: BatchHeader) -> NoReturn:
+    """Raise the error for a client's batch that is too large, or of a kind that clients may not write."""
     if header.size > rules.message_bytes_max:
         raise MessageTooLarge(
             f"{name}: a batch of {header.size} bytes is over max.message.bytes={rules.message_bytes_max}"
@@ -53,7 +53,8 @@ def refuse(name: str, rules: AppendRules, header: BatchHeader) -> NoReturn:
 def reject_timestamps(
     name: str, rules: AppendRules, batch: Buffer, header: BatchHeader, now_ms: int
 ) -> NoReturn:
-    """KIP-937. A closed batch shows its first and its highest timestamp; those two are held to the limits."""
+    """Raise the error for timestamps out of range (KIP-937). The batch header has the first and the highest timestamp;
+    those two are compared with the limits."""
     latest_ms, earliest_ms = now_ms + rules.timestamp_after_max_ms, now_ms - rules.timestamp_before_max_ms
     if header.max_timestamp_ms > latest_ms:
         error = InvalidTimestamp(
@@ -69,25 +70,25 @@ def reject_timestamps(
     raise error
 
 
-def log_failed(name: str, failed: StorageError) -> LogFailed:
-    """What is said to everybody who writes to a log that has failed."""
+def log_failed_error(name: str, failed: StorageError) -> LogFailed:
+    """The error of every write to a log that has failed."""
     return LogFailed(
-        f"{name}: its log failed and takes no more writes until the broker is restarted ({_told(failed)})"
+        f"{name}: its log failed and takes no more writes until the broker is restarted ({_reason(failed)})"
     )
 
 
 def append_error(name: str, error: StorageError) -> StorageError:
-    """What is said of an append that the log refused and may take later: `DiskFull` where that is why."""
+    """The error of an append that failed and may succeed later: `DiskFull` if that is the cause."""
     cause = error.__cause__
     if isinstance(cause, OSError) and cause.errno in NO_ROOM:
         return DiskFull(
             f"{name}: the broker's disk is full ({cause.strerror}); nothing was written, and the same request "
-            f"succeeds when there is room"
+            f"succeeds when there is space"
         )
-    return StorageError(f"{name}: {_told(error)}")
+    return StorageError(f"{name}: {_reason(error)}")
 
 
-def _told(error: StorageError) -> str:
-    """What of a failure is said to clients: what the system said, and not where the files are."""
+def _reason(error: StorageError) -> str:
+    """The part of a failure that clients may see: the system's message without file paths."""
     cause = error.__cause__
     return cause.strerror or str(cause) if isinstance(cause, OSError) else error.message

@@ -1,50 +1,80 @@
-"""One partition on one broker: a log, its replicas' progress, and whoever waits for either.
+"""Partition replica on this broker: log, role (leader or follower), waits and hooks (Kafka `Partition`).
 
-A bundle with one placement, leader epoch and in-sync set. Features that need to see or steer what happens here
-plug in as hooks (`PartitionHook`) kept in files of their own; the partition calls them and knows none of them.
+Features that observe or control a partition (idempotence, retention holds) are hooks (`PartitionHook`) in files of
+their own; the partition calls them and does not know them. On a single node the partition is the leader from the start,
+and nothing of the section "Replication" is called except by `become_leader`.
 
-Here is what happens all the time: appends, commits, reads. The rest, by subject: `roles` (who leads), `replicating`
-(what leader and follower ask of each other), `trimming` (where the log begins). On a single node the partition leads
-from the start and nothing of the first two is ever called.
+A follower is sent everything up to the end of the leader's log, flushed on the leader or not, so that all replicas
+flush at the same time. This does not weaken durability: the high watermark counts what each replica has flushed, the
+leader included, and what a leader lost in a crash is truncated on the followers by epoch, because it leads again only
+in a new epoch.
 
-Always true:
-* a record is readable only below the high watermark, and that is never above what fdatasync has covered;
-* a wait for a commit is answered exactly once: committed, or the error that ended it;
-* only a leader takes records from clients; no wait outlives the leader epoch it began in;
-* after the log failed, no append succeeds and no later commit is reported.
+Invariants:
+* A record is readable by clients only below the high watermark, which is never above what fdatasync has covered.
+* A wait for a commit is completed exactly once: committed, or with the error that ended it.
+* Only a leader accepts records from clients. No wait outlives the leader epoch in which it began.
+* After the log has failed, no append succeeds and no later commit is reported.
+* A leader epoch that has ended never returns. No broker leads in an epoch that its log contained before the broker
+  started: what was not flushed then is lost, and its offsets would be assigned again under the same epoch, undetected.
+* A leader's epoch begins at the end of its log; becoming leader truncates nothing.
+* A follower's fetch position counts only if the request has this leader's epoch and the logs agree up to it.
+* A follower's log is truncated only where its epochs and its leader's diverge (KIP-101, KIP-279), never at a high
+  watermark.
+* Only the leader moves the log start offset, never above the high watermark; a follower's log starts where its leader's
+  does. A deletion on request is acknowledged only when every in-sync replica has flushed the new start, so that the
+  records stay deleted after any change of leader.
+
+Sources: KIP-101 and KIP-279 (epochs), KIP-107 (DeleteRecords), KIP-207, KIP-320, KIP-497 and KIP-966 (in-sync sets),
+KIP-595 (diverging epochs in Fetch), KIP-903. As in Kafka, NOT_LEADER_OR_FOLLOWER is returned when the leader changed,
+NOT_ENOUGH_REPLICAS before and NOT_ENOUGH_REPLICAS_AFTER_APPEND after the append.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from operator import itemgetter
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Protocol, TypeVar
 
-from mansio.broker.partition import delete_records, follower_fetch, leadership
 from mansio.broker.partition.append_validation import (
     CONTROL_OR_TRANSACTIONAL,
     AppendRules,
     append_error,
-    log_failed,
-    refuse,
+    log_failed_error,
+    reject_batch,
     reject_timestamps,
 )
 from mansio.broker.partition.partition_hook import AppendResult
-from mansio.broker.partition.readable_partition import ReadablePartition
 from mansio.broker.partition.record_validation import check_keys
-from mansio.broker.partition.storage_health import StorageHealth
+from mansio.broker.partition.storage_health import UNKNOWN_OFFSET, StorageHealth
 from mansio.config import topic_config
 from mansio.errors import (
+    CorruptLog,
+    CorruptMessage,
     DiskFull,
     FencedLeaderEpoch,
     LogFailed,
     MansioError,
+    NotEnoughReplicas,
+    NotEnoughReplicasAfterAppend,
     NotLeaderOrFollower,
     OffsetNotAvailable,
+    OffsetOutOfRange,
     StorageError,
     UnknownLeaderEpoch,
 )
-from mansio.wire.batch.record_batch import TimestampType, check_batch, read_header, with_log_append_time
+from mansio.logs import fields
+from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
+from mansio.storage import follower_append
+from mansio.wire.batch.batch_reader import read_stored_batches
+from mansio.wire.batch.record_batch import (
+    BatchHeader,
+    TimestampType,
+    check_batch,
+    encode_batch,
+    read_header,
+    with_log_append_time,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -53,34 +83,78 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_hook import PartitionHook
     from mansio.config.topic_config import TopicSettings
     from mansio.ports import Buffer, Clock, Promise, Scheduler
-    from mansio.state.replica import FollowerReplica, ReplicationProgress
     from mansio.storage.flush.group_commit import GroupCommit
     from mansio.storage.log import Log
-    from mansio.wire.batch.record_batch import BatchHeader
+    from mansio.storage.log_slice import LogSlice
 
 H = TypeVar("H")
 
+logger = logging.getLogger(__name__)
 
-class Partition(ReadablePartition):
-    """See the module. All methods belong to the broker's loop."""
+READ_UNCOMMITTED: Final = 0
+READ_COMMITTED: Final = 1
+
+HIGH_WATERMARK: Final = -1
+"""As an offset in DeleteRecords."""
+
+OFFSET_DELTA_MAX: Final = (1 << 31) - 1
+
+
+class FollowerFetch(Protocol):
+    """A follower's request for one partition. Epochs and the follower's log start offset are -1 where unknown."""
+
+    @property
+    def current_leader_epoch(self) -> int: ...
+    @property
+    def fetch_offset(self) -> int: ...
+    @property
+    def last_fetched_epoch(self) -> int: ...
+    @property
+    def log_start_offset(self) -> int: ...
+
+
+class FollowerReadResult(NamedTuple):
+    """Response to one partition of a follower's fetch.
+
+    `records` is a range of the log, or one batch without records; None when there is nothing to copy. `diverging` is
+    (epoch, end offset) where the follower's log diverges from this one, in place of records. With `urgent` the response
+    must be sent now, even if there is nothing to copy.
+    """
+
+    records: LogSlice | bytes | None = None
+    diverging: tuple[int, int] | None = None
+    urgent: bool = False
+
+
+class Partition:
+    """One replica of a partition. All methods run on the broker's event loop."""
 
     __slots__ = (
+        "_after_append",
+        "_before_append",
         "_commit_waits",
-        "_refuses",
+        "_flush_waits",
+        "_hooks",
+        "_parked",
+        "_parked_followers",
+        "_readable_ends",
+        "_rejects",
         "_settings",
-        "after_append",
-        "before_append",
+        "_start_offset_waits",
         "broker_id",
         "clock",
         "closed",
-        "flush_waits",
-        "hooks",
+        "group_commit",
+        "index",
         "internal",
         "is_leader",
+        "log",
         "on_isr_candidate",
+        "replica",
         "rules",
         "scheduler",
-        "start_offset_waits",
+        "storage_health",
+        "topic",
         "topic_id",
     )
 
@@ -101,46 +175,79 @@ class Partition(ReadablePartition):
         internal: bool = False,
         storage_health: StorageHealth | None = None,
     ) -> None:
-        """`settings`: what is in force for the topic; `internal`: the broker's own, which clients may not write;
-        `storage_health`: who is told of damage and of a full disk; `replica`: in a cluster a `FollowerReplica` of
-        nobody, until
-        `become_leader` or `become_follower`.
+        """`settings` are the effective settings of the topic; `internal` marks a topic that clients may not write;
+        `storage_health` records damage and disk-full errors. In a cluster `replica` is a `FollowerReplica` without a
+        leader until `become_leader` or `become_follower`.
         """
-        super().__init__(topic, index, log, replica, group_commit, storage_health or StorageHealth(clock))
-        self.internal = internal
+        self.topic = topic
         self.topic_id = topic_id
-        self.rules = rules
-        self._settings = settings or topic_config.resolve({}, {}, 1)
-        self.closed = False
+        self.index = index
         self.broker_id = broker_id
+        self.log = log
+        self.group_commit = group_commit
+        self.replica = replica
+        self.rules = rules
         self.clock = clock
         self.scheduler = scheduler
-        self.hooks: list[PartitionHook] = []
-        self.before_append: list[Callable[[BatchHeader], AppendResult | None]] = []
-        self.after_append: list[Callable[[BatchHeader, int], None]] = []
-        self._commit_waits: deque[tuple[int, Callable[[MansioError | None], None]]] = deque()
-        self.flush_waits: list[tuple[int, Callable[[], None]]] = []
-        self.start_offset_waits: list[tuple[int, Promise[int]]] = []
-        self.on_isr_candidate: Callable[[Partition, int], None] | None = None
-        """Told of a follower that has all it needs to be in sync, and is not."""
+        self.internal = internal
+        self.storage_health = storage_health or StorageHealth(clock)
+        self.closed = False
         self.is_leader = False
-        self._refuses = True
-        self.set_role(replica)
-        log.on_failure = self._failed
+        self.on_isr_candidate: Callable[[Partition, int], None] | None = None
+        """Called with a follower that is not in the ISR and meets all conditions to join it."""
+        self._settings = settings or topic_config.resolve({}, {}, 1)
+        self._rejects = True
+        """Appends must be checked by `_check_append`: not leader, closed, or fewer in-sync replicas than required."""
+        self._hooks: list[PartitionHook] = []
+        self._before_append: list[Callable[[BatchHeader], AppendResult | None]] = []
+        self._after_append: list[Callable[[BatchHeader, int], None]] = []
+        self._readable_ends: list[Callable[[int], int | None]] = []
+        self._commit_waits: deque[tuple[int, Callable[[MansioError | None], None]]] = deque()
+        self._flush_waits: list[tuple[int, Callable[[], None]]] = []
+        self._start_offset_waits: list[tuple[int, Promise[int]]] = []
+        self._parked: dict[Callable[[], None], None] = {}
+        self._parked_followers: dict[Callable[[], None], None] = {}
+        self._set_role(replica)
+        log.on_failure = self._on_log_failed
 
-    def add_hook(self, hook: PartitionHook, *, on_data_path: bool = True) -> None:
-        """Let a feature see and steer this partition. `on_data_path` False: it has no say in appends and reads, so
-        they do not ask it.
-        """
-        self.hooks.append(hook)
-        if on_data_path:
-            self.before_append.append(hook.before_append)
-            self.after_append.append(hook.on_append)
-            self._readable_ends.append(hook.readable_end)
+    # State
 
-    def find_hook(self, kind: type[H]) -> H | None:
-        """The hook of this class, if there is one."""
-        return next((hook for hook in self.hooks if isinstance(hook, kind)), None)
+    @property
+    def name(self) -> str:
+        return f"{self.topic}-{self.index}"
+
+    @property
+    def leader_epoch(self) -> int:
+        return self.replica.leader_epoch
+
+    @property
+    def start_offset(self) -> int:
+        return self.log.start_offset
+
+    @property
+    def end_offset(self) -> int:
+        return self.log.end_offset
+
+    @property
+    def high_watermark(self) -> int:
+        return self.replica.high_watermark
+
+    @property
+    def leader_progress(self) -> ReplicationProgress | None:
+        """What this broker knows of the replicas as leader; None while it is not the leader."""
+        replica = self.replica
+        return replica if isinstance(replica, ReplicationProgress) else None
+
+    @property
+    def is_leadership_uncertain(self) -> bool:
+        """Another broker may lead already: this one is the leader, and its session may have expired."""
+        replica = self.replica
+        return isinstance(replica, ReplicationProgress) and replica.is_session_uncertain
+
+    @property
+    def failure(self) -> LogFailed | None:
+        """Why no write is accepted any more; None while the log works."""
+        return None if self.log.failure is None else self._log_failed(self.log.failure)
 
     @property
     def settings(self) -> TopicSettings:
@@ -149,78 +256,65 @@ class Partition(ReadablePartition):
     @settings.setter
     def settings(self, settings: TopicSettings) -> None:
         self._settings = settings
-        leadership.settings_changed(self)
+        replica = self.replica
+        if isinstance(replica, ReplicationProgress):
+            required = min(settings.min_insync_replicas, 1 + len(replica.followers()))
+            self._membership_changed(replica, replica.require(required))
 
-    # Who leads (see `roles`)
+    def now_ms(self) -> float:
+        """Monotonic milliseconds: the clock by which replicas are measured."""
+        return self.clock.monotonic() * 1000
 
-    def become_leader(
-        self,
-        leader_epoch: int,
-        *,
-        in_sync: Iterable[int],
-        replicas: Iterable[int],
-        is_session_valid: Callable[[], bool] | None = None,
-    ) -> None:
-        """Lead from now on. `is_session_valid`: is this broker's session sure to live? While it is not, nothing is
-        committed and nothing taken.
+    def add_hook(self, hook: PartitionHook, *, on_data_path: bool = True) -> None:
+        """Attach a feature. With `on_data_path` False it is not called by appends and reads."""
+        self._hooks.append(hook)
+        if on_data_path:
+            self._before_append.append(hook.before_append)
+            self._after_append.append(hook.on_append)
+            self._readable_ends.append(hook.readable_end)
 
-        Raises `FencedLeaderEpoch` for an epoch that is over, or in which this log was written before this broker was
-        started: whatever that one lost would be given out again under the same epoch. `LogFailed`.
-        """
-        leadership.become_leader(
-            self, leader_epoch, frozenset(in_sync), frozenset(replicas), is_session_valid
-        )
-
-    def become_follower(self, leader: int, leader_epoch: int) -> None:
-        """Copy this broker's log from now on; -1: nobody leads. `FencedLeaderEpoch` for an epoch that is over."""
-        leadership.become_follower(self, leader, leader_epoch)
-
-    def resign(self) -> None:
-        """Lead no more, and follow nobody, until the next epoch."""
-        leadership.become_follower(self, leadership.NOBODY, self.replica.leader_epoch)
-
-    def set_role(self, replica: ReplicationProgress | FollowerReplica) -> None:
-        """Everything about who leads that appends and commits look at, as it follows from `replica`."""
-        self.replica = replica
-        self.is_leader = leadership.is_leader(replica)
-        self._refuses = self.closed or not self.is_leader or leadership.is_under_min_isr(replica)
-        self.log.on_durable = self._durable if self.is_leader else self._durable_as_follower
+    def find_hook(self, kind: type[H]) -> H | None:
+        """The hook of this class; None if there is none."""
+        return next((hook for hook in self._hooks if isinstance(hook, kind)), None)
 
     def ensure_leader(self) -> None:
-        """Raise `NotLeaderOrFollower` unless clients are served here."""
+        """Raise `NotLeaderOrFollower` unless this broker leads the partition."""
         if self.closed or not self.is_leader:
-            raise leadership.not_leader_error(self)
+            raise self._not_leader_error()
 
     def ensure_high_watermark_known(self) -> None:
         """Raise `OffsetNotAvailable` while a new leader may not know all that was committed before it (KIP-207)."""
-        if leadership.is_leader(self.replica) and not self.replica.complete:
-            raise OffsetNotAvailable(f"{self.name}: its new leader does not know yet what is committed")
+        replica = self.replica
+        if isinstance(replica, ReplicationProgress) and not replica.is_high_watermark_known:
+            raise OffsetNotAvailable(f"{self.name}: the new leader does not know the high watermark yet")
 
     def check_leader_epoch(self, epoch: int) -> None:
-        """KIP-320: whoever knows another leader epoch must refresh its metadata first. -1: the client knows none."""
+        """Check the leader epoch of a client's request (KIP-320): a client with another epoch must refresh its
+        metadata. -1: the client knows none. Raises `FencedLeaderEpoch`, `UnknownLeaderEpoch`, `NotLeaderOrFollower`."""
         current = self.replica.leader_epoch
         if epoch not in (-1, current):
             if epoch < current:
                 raise FencedLeaderEpoch(f"{self.name}: leader epoch {epoch} is older than {current}")
             raise UnknownLeaderEpoch(f"{self.name}: leader epoch {epoch} is newer than {current}")
         if not self.is_leader:
-            raise leadership.not_leader_error(self)
+            raise self._not_leader_error()
 
-    # Writing
+    # Append
 
     def append(self, batch: Buffer, *, internal: bool = False, urgent: bool = True) -> AppendResult:
-        """Append one closed batch, or raise why not. `urgent`: somebody waits for it to be committed (acks=all).
+        """Append one closed batch. With `urgent` a caller waits for the commit (acks=all), so the flush starts now.
 
-        `internal` is for the broker's own batches: no size limit of the topic, control batches allowed.
+        `internal` is for batches of the broker itself: no size limit of the topic, control batches allowed. Raises the
+        `MansioError` for which the batch was rejected.
         """
         header = check_batch(batch)
         rules = self.rules
         by_client = rules.timestamp_type is TimestampType.CREATE
-        if self._refuses:
-            leadership.reject_append(self, internal=internal, urgent=urgent)
+        if self._rejects:
+            self._check_append(internal=internal, urgent=urgent)
         if not internal:
             if len(batch) > rules.message_bytes_max or header.attributes & CONTROL_OR_TRANSACTIONAL:
-                refuse(self.name, rules, header)
+                reject_batch(self.name, rules, header)
             if by_client:
                 now_ms = self.clock.wall_ms()
                 if (
@@ -229,8 +323,8 @@ class Partition(ReadablePartition):
                 ):
                     reject_timestamps(self.name, rules, batch, header, now_ms)
         if self.log.failure is not None:
-            raise self._log_failed(self.log.failure)  # also for a repeat: what was not durable never will be
-        for before in self.before_append:
+            raise self._log_failed(self.log.failure)  # duplicates too: what was not flushed never will be
+        for before in self._before_append:
             if (known := before(header)) is not None:
                 return known._replace(append_time_ms=-1) if by_client else known
         if rules.keys_needed and not internal:
@@ -243,10 +337,10 @@ class Partition(ReadablePartition):
         try:
             base_offset = self.log.append(batch, header, self.replica.leader_epoch, front=front)
         except StorageError as error:
-            raise self.append_error(error) from error
+            raise self._append_error(error) from error
         if front is not None:
-            header = read_header(front)  # what was written, for whoever remembers it
-        for after in self.after_append:
+            header = read_header(front)  # as written, for the hooks that store it
+        for after in self._after_append:
             after(header, base_offset)
         if self.replica.waits_for_followers and (urgent or self._parked):
             self.group_commit.request_with_followers(self.log)
@@ -255,55 +349,17 @@ class Partition(ReadablePartition):
         return AppendResult(base_offset, base_offset + header.last_offset_delta + 1, append_time_ms, False)
 
     def request_flush(self) -> None:
-        """Make what was appended without urgency durable now: somebody waits for it after all."""
+        """Flush now what was appended without urgency."""
         self.group_commit.request(self.log, urgent=True)
 
-    @property
-    def failure(self) -> LogFailed | None:
-        """Why no write is taken any more, if that is so."""
-        return None if self.log.failure is None else self._log_failed(self.log.failure)
-
-    def _log_failed(self, failed: StorageError) -> LogFailed:
-        """An error of its own each time: one that is raised again and again would keep the frames of all who met it."""
-        return log_failed(self.name, failed)
-
-    def append_error(self, error: StorageError) -> StorageError:
-        """What the client is told of an append that the log refused: which of the ways of a disk it was."""
-        if (failure := self.failure) is not None:
-            return failure
-        refusal = append_error(self.name, error)
-        if isinstance(refusal, DiskFull):
-            self.storage_health.disk_full(self.topic, self.index, refusal)
-            self.add_after_append(self._disk_space_recovered)
-        return refusal
-
-    def _disk_space_recovered(self, header: BatchHeader, base_offset: int) -> None:
-        """The first append that goes well after one that found no room."""
-        del header, base_offset
-        self.remove_after_append(self._disk_space_recovered)
-        self.storage_health.room(self.topic, self.index)
-
-    def add_after_append(self, call: Callable[[BatchHeader, int], None]) -> None:
-        """Have it called after each append, for a while: whoever does not need it must not pay for it."""
-        if call not in self.after_append:
-            self.after_append = [*self.after_append, call]
-
-    def remove_after_append(self, call: Callable[[BatchHeader, int], None]) -> None:
-        self.after_append = [one for one in self.after_append if one != call]
-
-    def wake_followers(self, header: BatchHeader, base_offset: int) -> None:
-        """There is an append that followers wait for."""
-        del header, base_offset
-        for wake in tuple(self.parked_followers):
-            wake()
-
     def wait_committed(self, end_offset: int, callback: Callable[[MansioError | None], None]) -> bool:
-        """True if everything below `end_offset` is committed now. Otherwise `callback` is called once, with None or
-        with the error that means it never will be: later, but at once where nobody leads or too few are in sync."""
+        """Return True if everything below `end_offset` is committed now. Otherwise `callback` is called once, with None
+        on commit or with the error that ended the wait: later, but at once where there is no leader or too few replicas
+        are in sync."""
         if end_offset <= self.replica.high_watermark:
             return True
-        if self._refuses:
-            callback(leadership.commit_error(self))
+        if self._rejects:
+            callback(self._commit_error())
             return False
         waits = self._commit_waits
         waits.append((end_offset, callback))
@@ -314,10 +370,10 @@ class Partition(ReadablePartition):
         return False
 
     def committed(self, end_offset: int) -> Promise[None]:
-        """A promise kept when everything below `end_offset` is durable on every in-sync replica."""
+        """A promise that completes when everything below `end_offset` is flushed on every in-sync replica."""
         promise: Promise[None] = self.scheduler.promise()
 
-        def settle(error: MansioError | None) -> None:
+        def complete(error: MansioError | None) -> None:
             if promise.done():
                 return
             if error is None:
@@ -326,84 +382,662 @@ class Partition(ReadablePartition):
                 promise.set_exception(error)
 
         if (failure := self.failure) is not None:
-            settle(failure)
-        elif self.wait_committed(end_offset, settle):
-            settle(None)
+            complete(failure)
+        elif self.wait_committed(end_offset, complete):
+            complete(None)
         return promise
 
-    def _durable(self, end_offset: int) -> None:
-        if self.replica.durable(end_offset):
-            self.high_watermark_advanced()
+    def _check_append(self, *, internal: bool, urgent: bool) -> None:
+        """Raise the reason why an append is rejected, if it is. `urgent`: acks=all."""
+        replica = self.replica
+        if not isinstance(replica, ReplicationProgress):
+            raise self._not_leader_error()
+        if self.closed and not internal:
+            raise self._not_leader_error()
+        if urgent and replica.is_under_min_isr:
+            raise NotEnoughReplicas(
+                f"{self.name}: {len(replica.in_sync)} replicas are in sync, "
+                f"min.insync.replicas={replica.min_insync_replicas}; nothing was written"
+            )
 
-    def _durable_as_follower(self, end_offset: int) -> None:
-        if self.replica.durable(end_offset):
-            self.high_watermark_advanced()
-        follower_fetch.notify_durable(self, end_offset)
+    def _log_failed(self, failed: StorageError) -> LogFailed:
+        """A new error for each caller: raising one object repeatedly would keep the frames of all its tracebacks."""
+        return log_failed_error(self.name, failed)
 
-    def high_watermark_advanced(self) -> None:
-        """The high watermark moved: tell everybody who waits for that."""
+    def _append_error(self, error: StorageError) -> StorageError:
+        """The error returned to the client for an append that the log rejected: log failed, disk full, or other."""
+        if (failure := self.failure) is not None:
+            return failure
+        rejection = append_error(self.name, error)
+        if isinstance(rejection, DiskFull):
+            self.storage_health.disk_full(self.topic, self.index, rejection)
+            self._add_after_append(self._disk_space_recovered)
+        return rejection
+
+    def _disk_space_recovered(self, header: BatchHeader, base_offset: int) -> None:
+        """The first append that succeeds after a disk-full error."""
+        del header, base_offset
+        self._remove_after_append(self._disk_space_recovered)
+        self.storage_health.disk_space_available(self.topic, self.index)
+
+    def _add_after_append(self, call: Callable[[BatchHeader, int], None]) -> None:
+        """Call it after each append until removed; appends do not pay for it at other times."""
+        if call not in self._after_append:
+            self._after_append = [*self._after_append, call]
+
+    def _remove_after_append(self, call: Callable[[BatchHeader, int], None]) -> None:
+        self._after_append = [one for one in self._after_append if one != call]
+
+    def _on_flushed(self, end_offset: int) -> None:
+        if self.replica.flushed(end_offset):
+            self._high_watermark_advanced()
+
+    def _on_flushed_as_follower(self, end_offset: int) -> None:
+        if self.replica.flushed(end_offset):
+            self._high_watermark_advanced()
+        self._complete_flush_waits(end_offset)
+
+    def _high_watermark_advanced(self) -> None:
         high_watermark = self.replica.high_watermark
-        for hook in self.hooks:
+        for hook in self._hooks:
             hook.on_committed(high_watermark)
         waits = self._commit_waits
         while waits and waits[0][0] <= high_watermark:
             waits.popleft()[1](None)
-        self.wake_readers()
+        self._wake_readers()
 
-    def _failed(self, error: StorageError) -> None:
-        error = self.failure or error
-        self.fail_waits(error)
-        self.wake()
+    def _on_log_failed(self, error: StorageError) -> None:
+        failed = self.failure or error
+        self._fail_waits(failed)
+        self._wake_all()
 
-    def fail_waits(self, error: MansioError) -> None:
-        """Nothing that is waited for now will be committed, as far as this broker can tell."""
+    def _fail_waits(self, error: MansioError) -> None:
+        """End all waits for commits: as far as this broker knows, none of them will be committed."""
         waits, self._commit_waits = self._commit_waits, deque()
         for _, callback in waits:
             callback(error)
-        follower_fetch.notify_durable(self, None)
+        self._complete_flush_waits(None)
 
-    # Keeping and ending
+    # Read
+
+    def readable_end(self, isolation_level: int = READ_UNCOMMITTED) -> int:
+        """The offset below which a reader of this isolation level may read."""
+        end = self.replica.high_watermark
+        for readable_end in self._readable_ends:
+            bound = readable_end(isolation_level)
+            if bound is not None and bound < end:
+                end = bound
+        return end
+
+    def read(self, offset: int, max_bytes: int, isolation_level: int = READ_UNCOMMITTED) -> LogSlice | None:
+        """Whole batches from the one that contains `offset`, below the readable end; None when there are none yet.
+
+        An offset between the readable end and the end of the log is valid and returns None. Raises `OffsetOutOfRange`,
+        `NotLeaderOrFollower`, `CorruptLog`, `StorageError`.
+        """
+        limit = self.readable_end(isolation_level)
+        if offset >= limit:
+            if offset > self.log.end_offset:
+                self._raise_out_of_range(offset)
+            return None
+        try:
+            return self.log.read(offset, max_bytes, limit)
+        except CorruptLog as error:
+            self.storage_health.corrupt(self.topic, self.index, offset, error)
+            raise
+
+    def _raise_out_of_range(self, offset: int) -> NoReturn:
+        """After OFFSET_OUT_OF_RANGE a client resets its position, and so repeats or skips records. Therefore only a
+        leader whose session is certain returns it: another broker may have written what this one does not know."""
+        if self.is_leadership_uncertain:
+            raise NotLeaderOrFollower(
+                f"{self.name}: offset {offset} is not in this log, and another broker may lead the partition"
+            )
+        raise OffsetOutOfRange(
+            f"{self.name}: offset {offset} is beyond the end of the log, {self.log.end_offset}"
+        )
+
+    def offset_at_timestamp(self, timestamp_ms: int, limit_offset: int) -> tuple[int, int, int] | None:
+        """(offset, timestamp in ms, leader epoch) of the first record at or after a timestamp, below `limit_offset`."""
+        try:
+            return self.log.offset_for_time(timestamp_ms, limit_offset)
+        except CorruptLog as error:
+            self.storage_health.corrupt(self.topic, self.index, UNKNOWN_OFFSET, error)
+            raise
+
+    def max_timestamp_offset(self, limit_offset: int) -> tuple[int, int, int] | None:
+        """The same of the first record with the largest timestamp (KIP-734)."""
+        try:
+            return self.log.max_timestamp(limit_offset)
+        except CorruptLog as error:
+            self.storage_health.corrupt(self.topic, self.index, UNKNOWN_OFFSET, error)
+            raise
+
+    def park(self, wake: Callable[[], None]) -> None:
+        """Call `wake` whenever more may be readable, until `unpark`.
+
+        Starts the flush of what is in the log and not flushed yet: a reader waits for it.
+        """
+        self._parked[wake] = None
+        if self.log.end_offset > self.replica.high_watermark:
+            self.group_commit.request(self.log, urgent=True)
+
+    def unpark(self, wake: Callable[[], None]) -> None:
+        self._parked.pop(wake, None)
+
+    def _wake_readers(self) -> None:
+        """Wake the parked fetches of clients. Followers read to the end of the log and wait for no commit."""
+        for wake in tuple(self._parked):
+            wake()
+
+    def _wake_all(self) -> None:
+        for wake in (*self._parked, *self._parked_followers):
+            wake()
+
+    # Role
+
+    def become_leader(
+        self,
+        leader_epoch: int,
+        *,
+        in_sync: Iterable[int],
+        replicas: Iterable[int],
+        is_session_valid: Callable[[], bool] | None = None,
+    ) -> None:
+        """Lead the partition. While `is_session_valid` returns False, nothing is committed and no batch accepted.
+
+        Raises `FencedLeaderEpoch` for an epoch that has ended, or in which this log was written before this broker
+        started: offsets lost then would be assigned again under the same epoch. Raises `LogFailed`.
+        """
+        before, log = self.replica, self.log
+        if self.is_leader and before.leader_epoch == leader_epoch:
+            return
+        self._check_new_epoch(leader_epoch)
+        if leader_epoch <= log.leader_epochs.last:
+            raise FencedLeaderEpoch(
+                f"{self.name}: leader epoch {leader_epoch} is not new, its log has {log.leader_epochs.last}"
+            )
+        if (failure := self.failure) is not None:
+            raise failure
+        log.assign_leader_epoch(leader_epoch)
+        high_watermark = max(before.high_watermark, log.start_offset)
+        assigned = frozenset(replicas)
+        replica = ReplicationProgress(
+            self.broker_id,
+            leader_epoch,
+            frozenset(in_sync),
+            high_watermark,
+            durable_end=log.durable_end_offset,
+            epoch_start_offset=log.end_offset,
+            replicas=assigned,
+            min_insync_replicas=min(self._settings.min_insync_replicas, len(assigned)),
+            is_session_valid=is_session_valid,
+            now_ms=self.now_ms(),
+        )
+        self._change_role(replica, f"broker {self.broker_id} is the leader in the new epoch {leader_epoch}")
+        if is_session_valid is not None:
+            self._before_append.insert(0, _SessionCheck(self.name, is_session_valid))
+        self.group_commit.request(log, urgent=True)  # the epoch, and what was not flushed before
+        if replica.high_watermark > high_watermark:
+            self._high_watermark_advanced()
+
+    def become_follower(self, leader: int, leader_epoch: int) -> None:
+        """Follow this broker; -1: there is no leader. Raises `FencedLeaderEpoch` for an epoch that has ended."""
+        before, log = self.replica, self.log
+        if (leader, leader_epoch) == (before.leader, before.leader_epoch) and not self.is_leader:
+            return
+        self._check_new_epoch(leader_epoch)
+        if leader == self.broker_id or (
+            leader != NO_LEADER and before.leader != NO_LEADER and leader_epoch == before.leader_epoch
+        ):
+            raise FencedLeaderEpoch(
+                f"{self.name}: cannot follow broker {leader} in leader epoch {leader_epoch}, in which broker "
+                f"{before.leader} is the leader"
+            )
+        known = max(before.high_watermark, log.start_offset)
+        replica = FollowerReplica(leader, leader_epoch, known, log.durable_end_offset)
+        new_leader = "no leader" if leader == NO_LEADER else f"broker {leader} is the leader"
+        self._change_role(replica, f"{new_leader} in epoch {leader_epoch}")
+        if log.end_offset > log.durable_end_offset:
+            self.group_commit.request(log, urgent=True)  # a follower reports its flushed end
+
+    def resign(self) -> None:
+        """Neither lead nor follow until the next epoch."""
+        self.become_follower(NO_LEADER, self.replica.leader_epoch)
+
+    def isr_committed(self, in_sync: frozenset[int]) -> None:
+        """The metadata store has this in-sync set, and no earlier proposal can be committed any more."""
+        replica = self.replica
+        if not isinstance(replica, ReplicationProgress):
+            return
+        moved = replica.committed(in_sync, self.now_ms())
+        self._set_role(replica)
+        if moved:
+            self._high_watermark_advanced()
+        self._complete_start_offset_waits()
+        if replica.is_under_min_isr:
+            self._fail_waits(self._not_enough_replicas_error(replica))
+
+    def check_session(self) -> None:
+        """Fail the waits if the broker's session may have expired; otherwise advance the high watermark. To be called
+        periodically."""
+        replica = self.replica
+        if not isinstance(replica, ReplicationProgress):
+            return
+        if replica.is_session_uncertain:
+            self._fail_waits(_session_expired_error(self.name))
+        elif replica.advance():
+            self._high_watermark_advanced()
+
+    def _membership_changed(self, replica: ReplicationProgress, moved: bool) -> None:
+        self._set_role(replica)
+        if moved:
+            self._high_watermark_advanced()
+        if replica.is_under_min_isr:
+            self._fail_waits(self._not_enough_replicas_error(replica))
+
+    def _check_new_epoch(self, leader_epoch: int) -> None:
+        current = self.replica.leader_epoch
+        if leader_epoch < current:
+            raise FencedLeaderEpoch(f"{self.name}: leader epoch {leader_epoch} is older than {current}")
+
+    def _set_role(self, replica: ReplicationProgress | FollowerReplica) -> None:
+        """Set everything that appends and commits read of the role."""
+        self.replica = replica
+        self.is_leader = isinstance(replica, ReplicationProgress)
+        self._rejects = (
+            self.closed or not isinstance(replica, ReplicationProgress) or replica.is_under_min_isr
+        )
+        self.log.on_durable = self._on_flushed if self.is_leader else self._on_flushed_as_follower
+
+    def _change_role(self, replica: ReplicationProgress | FollowerReplica, reason: str) -> None:
+        self._before_append = [one for one in self._before_append if not isinstance(one, _SessionCheck)]
+        self._set_role(replica)
+        ended = NotLeaderOrFollower(
+            f"{self.name}: {reason}; this broker does not know whether the batch is kept"
+        )
+        self._fail_waits(ended)
+        self._fail_start_offset_waits(ended)
+        self._wake_all()
+        logger.info(
+            "partition_role_changed",
+            extra=fields(
+                topic=self.topic,
+                partition=self.index,
+                leader=replica.leader,
+                leader_epoch=replica.leader_epoch,
+                end=self.end_offset,
+            ),
+        )
+
+    def _not_leader_error(self) -> NotLeaderOrFollower:
+        if self.closed:
+            return NotLeaderOrFollower(f"{self.name} is closed on this broker")
+        leader = self.replica.leader
+        known = "current leader unknown" if leader == NO_LEADER else f"the leader is broker {leader}"
+        return NotLeaderOrFollower(f"not the leader of {self.name}; {known}")
+
+    def _commit_error(self) -> MansioError:
+        """Why nothing can be committed now."""
+        replica = self.replica
+        if isinstance(replica, ReplicationProgress) and replica.is_under_min_isr and not self.closed:
+            return self._not_enough_replicas_error(replica)
+        return self._not_leader_error()
+
+    def _not_enough_replicas_error(self, replica: ReplicationProgress) -> NotEnoughReplicasAfterAppend:
+        return NotEnoughReplicasAfterAppend(
+            f"{self.name}: {len(replica.in_sync)} replicas are in sync, "
+            f"min.insync.replicas={replica.min_insync_replicas}; the batch is written and may be committed later"
+        )
+
+    # Replication, as leader
+
+    def read_for_follower(
+        self, node_id: int, broker_epoch: int, wanted: FollowerFetch, max_bytes: int, *, first: bool
+    ) -> FollowerReadResult:
+        """Read for a follower's fetch. With `first` the request has just arrived, and its positions are recorded.
+
+        Raises `FencedLeaderEpoch`, `UnknownLeaderEpoch`, `NotLeaderOrFollower`, `OffsetOutOfRange`, `StorageError`.
+        """
+        replica, log = self._leader_progress_for(node_id, wanted.current_leader_epoch), self.log
+        offset = wanted.fetch_offset
+        if wanted.last_fetched_epoch >= 0:
+            epoch, end = log.end_offset_for_epoch(wanted.last_fetched_epoch)
+            if epoch < 0:
+                raise OffsetOutOfRange(
+                    f"{self.name}: leader epoch {wanted.last_fetched_epoch} of broker {node_id} is unknown"
+                )
+            if epoch != wanted.last_fetched_epoch or end < offset:
+                return FollowerReadResult(diverging=(epoch, end), urgent=True)
+        if not log.start_offset <= offset <= log.end_offset:
+            raise OffsetOutOfRange(
+                f"{self.name}: broker {node_id} requested offset {offset}, "
+                f"the log has {log.start_offset} to {log.end_offset}"
+            )
+        if first:
+            now_ms = self.now_ms()
+            if replica.on_follower_fetch(
+                node_id, broker_epoch, offset, log.end_offset, now_ms, wanted.log_start_offset
+            ):
+                self._high_watermark_advanced()
+            if self._start_offset_waits:
+                self._complete_start_offset_waits()
+            if (
+                node_id not in replica.in_sync
+                and self.on_isr_candidate is not None
+                and replica.can_join_isr(node_id)
+            ):
+                self.on_isr_candidate(self, node_id)
+        follower = replica.followers()[node_id]
+        is_start_new = follower.reported_start_offset < log.start_offset
+        follower.reported_start_offset = log.start_offset
+        if max_bytes <= 0 or offset == log.end_offset:
+            return FollowerReadResult(urgent=is_start_new)
+        records = log.read(offset, max_bytes, log.end_offset) or self._empty_batch(offset)
+        return FollowerReadResult(records, urgent=is_start_new)
+
+    def _leader_progress_for(self, node_id: int, requested_epoch: int) -> ReplicationProgress:
+        current = self.replica.leader_epoch
+        if requested_epoch < current:
+            raise FencedLeaderEpoch(f"{self.name}: leader epoch {requested_epoch} is older than {current}")
+        if requested_epoch > current:
+            raise UnknownLeaderEpoch(f"{self.name}: leader epoch {requested_epoch} is newer than {current}")
+        replica = self.replica
+        if self.closed or not isinstance(replica, ReplicationProgress):
+            raise self._not_leader_error()
+        if node_id not in replica.followers():
+            raise NotLeaderOrFollower(f"{self.name}: broker {node_id} is not a replica")
+        return replica
+
+    def _empty_batch(self, offset: int) -> bytes:
+        """A batch without records, sent where compaction removed everything from `offset` to the end of the log."""
+        log = self.log
+        delta = min(log.end_offset - 1 - offset, OFFSET_DELTA_MAX)
+        epoch = log.leader_epochs.epoch_at(offset + delta)
+        return encode_batch(BatchHeader(offset, 0, epoch, 2, 0, 0, delta, -1, -1, -1, -1, -1, 0), b"")
+
+    def park_follower(self, wake: Callable[[], None]) -> None:
+        """Call `wake` after each append, when the log start moves and when this broker stops leading, until
+        `unpark_follower`."""
+        if not self._parked_followers:
+            self._add_after_append(self._wake_followers_after_append)
+        self._parked_followers[wake] = None
+
+    def unpark_follower(self, wake: Callable[[], None]) -> None:
+        self._parked_followers.pop(wake, None)
+        if not self._parked_followers:
+            self._remove_after_append(self._wake_followers_after_append)
+
+    def _wake_followers_after_append(self, header: BatchHeader, base_offset: int) -> None:
+        del header, base_offset
+        self._wake_followers()
+
+    def _wake_followers(self) -> None:
+        for wake in tuple(self._parked_followers):
+            wake()
+
+    # Replication, as follower
+
+    def append_from_leader(self, records: memoryview, gaps_below: int) -> int:
+        """Append the whole batches of a leader's response as they are; returns their size in bytes. The caller has them
+        flushed.
+
+        All batches are validated before the first is appended. Below `gaps_below`, the leader's high watermark,
+        compaction may have left gaps. Raises `CorruptMessage` and subclasses for bytes that are not the leader's next
+        batches, `ConcurrentChange` when the log must be reset and is being flushed, `StorageError` as `append` does.
+        What was appended before the error stays.
+        """
+        self._follower_replica()
+        log = self.log
+        headers, size = read_stored_batches(records)
+        current = self.replica.leader_epoch
+        for header in headers:
+            if header.leader_epoch > current:
+                raise CorruptMessage(
+                    f"{self.name}: a batch of leader epoch {header.leader_epoch} from a leader of epoch {current}"
+                )
+        if not headers:
+            raise CorruptMessage(f"{self.name}: the leader sent {len(records)} bytes without a whole batch")
+        first = headers[0]
+        if first.base_offset < log.end_offset <= first.last_offset and log.start_offset == log.end_offset:
+            self.reset_to(first.base_offset)  # the leader's log starts inside this batch
+        before = log.end_offset
+        try:
+            follower_append.append_as_follower(log, records[:size], headers, gaps_below=gaps_below)
+        except StorageError as error:
+            raise self._append_error(error) from error
+        finally:
+            end = log.end_offset
+            if end > before:
+                for header in headers:
+                    if header.base_offset + header.last_offset_delta < end:
+                        for after in self._after_append:
+                            after(header, header.base_offset)
+        return size
+
+    def update_from_leader(self, leader_high_watermark: int, leader_start_offset: int) -> None:
+        """Apply the high watermark and the log start offset of the leader's response."""
+        replica, log = self._follower_replica(), self.log
+        if replica.on_leader_high_watermark(leader_high_watermark):
+            self._high_watermark_advanced()
+        if log.start_offset < leader_start_offset <= replica.high_watermark:
+            self._advance_start(leader_start_offset)
+            self.group_commit.persist_start_offset(log, _report_in_next_fetch)
+
+    def truncate_diverging(self, diverging: tuple[int, int]) -> None:
+        """Truncate to where this log and the leader's diverge: (epoch, end offset) of the leader's last epoch that this
+        log may have. The next fetch shows whether the logs agree then. Blocks.
+
+        Raises `ConcurrentChange` while the log is being flushed, `CorruptMessage`, `StorageError`.
+        """
+        epoch, leader_end = diverging
+        log = self.log
+        _, own_end = log.end_offset_for_epoch(epoch)
+        end = min(leader_end, own_end)
+        if own_end < 0 or end >= log.end_offset:
+            raise CorruptMessage(
+                f"{self.name}: the leader reported that the logs diverge at {leader_end} of epoch {epoch}, "
+                f"but this log has nothing to truncate there"
+            )
+        before = log.end_offset
+        if end < log.start_offset:
+            self.reset_to(end)
+        else:
+            log.truncate_to(end)
+            self._on_truncated()
+        logger.info(
+            "log_truncated",
+            extra=fields(topic=self.topic, partition=self.index, end=before, to=log.end_offset, epoch=epoch),
+        )
+
+    def reset_to(self, offset: int) -> None:
+        """Remove all records and continue at `offset`, where the leader's log has records. Blocks.
+
+        Raises `ConcurrentChange` while the log is being flushed, `StorageError`.
+        """
+        self._follower_replica()
+        log = self.log
+        was_empty = log.start_offset == log.end_offset
+        follower_append.reset_to(log, offset)
+        self._on_truncated(was_empty=was_empty)
+
+    def _on_truncated(self, *, was_empty: bool = False) -> None:
+        replica, log = self._follower_replica(), self.log
+        known = replica.high_watermark
+        if not replica.truncated(log.start_offset, log.end_offset) and not was_empty:
+            logger.error(
+                "committed_records_truncated",
+                extra=fields(topic=self.topic, partition=self.index, high_watermark=known, to=log.end_offset),
+            )
+        try:
+            for hook in self._hooks:
+                hook.on_truncate(log.end_offset)
+        except OSError as error:  # the state of a hook may contain what was truncated
+            raise log.fail(
+                error, f"cannot remove the state of what was truncated in {log.directory}"
+            ) from error
+
+    def when_flushed(self, end_offset: int, callback: Callable[[], None]) -> bool:
+        """Return True if everything below is flushed on this broker. Otherwise `callback` is called once: when it is,
+        when the log fails, or when the role ends."""
+        log = self.log
+        if end_offset <= log.durable_end_offset or log.failure is not None or self.closed:
+            return True
+        self._flush_waits.append((end_offset, callback))
+        return False
+
+    def _complete_flush_waits(self, end_offset: int | None) -> None:
+        """Complete the waits up to this end; None: all."""
+        if not self._flush_waits:
+            return
+        waits, self._flush_waits = self._flush_waits, []
+        for wanted, callback in waits:
+            if end_offset is None or wanted <= end_offset:
+                callback()
+            else:
+                self._flush_waits.append((wanted, callback))
+
+    def _follower_replica(self) -> FollowerReplica:
+        """The follower's state. Raises `NotLeaderOrFollower` when this broker does not follow (any more)."""
+        replica = self.replica
+        if not isinstance(replica, FollowerReplica) or self.closed:
+            raise NotLeaderOrFollower(f"{self.name}: this broker is not a follower")
+        return replica
+
+    # Log start
 
     def trim(self, start_offset: int) -> None:
-        """Give up records below `start_offset` (at most the high watermark); whole segments leave the disk.
+        """Delete records below `start_offset` (at most the high watermark); whole segments are removed from disk.
 
         Raises `NotLeaderOrFollower`, `OffsetOutOfRange`.
         """
-        delete_records.trim(self, start_offset)
+        self.ensure_leader()
+        start, high_watermark = self.log.start_offset, self.high_watermark
+        if not start <= start_offset <= high_watermark:
+            raise OffsetOutOfRange(
+                f"{self.name}: cannot trim to {start_offset}, outside [{start}, {high_watermark}]"
+            )
+        self._advance_start(start_offset)
 
     def delete_records(self, before_offset: int) -> Promise[int]:
-        """Give up the records below an offset (-1: the high watermark) because somebody asked for it (KIP-107).
+        """Delete the records below an offset (-1: the high watermark) on request (KIP-107).
 
-        Keeps its promise, the new start of the log, when that is durable on every in-sync replica: what was deleted
-        stays deleted, whatever happens then. Nothing a feature still needs (`retention_floor`) is given up. Raises
-        `OffsetOutOfRange`, `OffsetNotAvailable`, `NotLeaderOrFollower`, `StorageError`.
+        The promise completes with the new log start offset when that is flushed on every in-sync replica. Nothing that
+        a feature still needs (`retention_floor`) is deleted. Raises `OffsetOutOfRange`, `OffsetNotAvailable`,
+        `NotLeaderOrFollower`, `StorageError`.
         """
-        return delete_records.delete_records(self, before_offset)
+        self.ensure_leader()
+        if (failure := self.failure) is not None:
+            raise failure
+        self.ensure_high_watermark_known()
+        high_watermark = self.high_watermark
+        if before_offset == HIGH_WATERMARK:
+            before_offset = high_watermark
+        if not 0 <= before_offset <= high_watermark:
+            raise OffsetOutOfRange(
+                f"{self.name}: records can be deleted below {high_watermark}, the high watermark, "
+                f"not {before_offset}"
+            )
+        promise: Promise[int] = self.scheduler.promise()
+
+        def on_persisted(error: StorageError | None) -> None:
+            if promise.done():
+                return
+            if error is None:
+                self._start_offset_waits.append((start_offset, promise))
+                self._complete_start_offset_waits()
+            else:
+                promise.set_exception(error)
+
+        start_offset = min(before_offset, *self._retention_floors(), high_watermark)
+        if start_offset > self.log.start_offset:
+            self.trim(start_offset)
+        self.group_commit.persist_start_offset(self.log, on_persisted)
+        return promise
 
     def roll(self) -> None:
-        """Begin a new segment, so that the one before can be let go as a whole."""
+        """Start a new segment, so that the one before can be deleted as a whole."""
         self.log.roll()
         self.group_commit.request(self.log, urgent=False)
 
     def retention_floor(self) -> int | None:
-        """The lowest offset any feature still needs; retention must not pass it."""
-        return min(delete_records.retention_floors(self), default=None)
+        """The lowest offset that a feature still needs; retention must not pass it."""
+        return min(self._retention_floors(), default=None)
+
+    def _retention_floors(self) -> list[int]:
+        return [floor for hook in self._hooks if (floor := hook.retention_floor()) is not None]
+
+    def _advance_start(self, start_offset: int) -> None:
+        self.log.trim_to(start_offset)
+        for hook in self._hooks:
+            hook.on_trim(start_offset)
+        self._wake_followers()  # a follower's log starts where this one does
+
+    def _complete_start_offset_waits(self) -> None:
+        """Complete the waits for a log start that every in-sync replica has flushed by now."""
+        replica = self.replica
+        if not isinstance(replica, ReplicationProgress) or self.closed:
+            try:
+                self.ensure_leader()
+            except MansioError as error:
+                self._fail_start_offset_waits(error)
+            return
+        waits, self._start_offset_waits = self._start_offset_waits, []
+        for start_offset, promise in waits:
+            if promise.done():
+                continue  # timed out
+            if replica.starts_at(start_offset):
+                promise.set_result(self.log.start_offset)
+            else:
+                self._start_offset_waits.append((start_offset, promise))
+
+    def _fail_start_offset_waits(self, error: MansioError) -> None:
+        """This broker can no longer confirm that the deleted records stay deleted."""
+        waits, self._start_offset_waits = self._start_offset_waits, []
+        for _, promise in waits:
+            if not promise.done():
+                promise.set_exception(error)
 
     def close(self, *, save: bool = True) -> None:
-        """Take no more; end all waits. With `save`, hooks keep what makes the next start quick."""
+        """Accept nothing more and fail all waits. With `save`, hooks save what shortens the next start."""
         if self.closed:
             return
-        self.closed = self._refuses = True
+        self.closed = self._rejects = True
         if save:
-            for hook in self.hooks:
+            for hook in self._hooks:
                 hook.close()
-        self.hooks.clear()  # one that knows its partition would keep the files open until the collector comes by
-        ended = NotLeaderOrFollower(f"{self.name} was closed on this broker")
-        self.fail_waits(ended)
-        delete_records.fail_waits(self, ended)
-        self.wake()
+        self._hooks.clear()  # a hook that refers to its partition would keep files open until garbage collection
+        error = NotLeaderOrFollower(f"{self.name} was closed on this broker")
+        self._fail_waits(error)
+        self._fail_start_offset_waits(error)
+        self._wake_all()
         self._parked.clear()
-        self.parked_followers.clear()
-        self.remove_after_append(self.wake_followers)
+        self._parked_followers.clear()
+        self._remove_after_append(self._wake_followers_after_append)
         self.on_isr_candidate = None
         self.storage_health.forget(self.topic, self.index)
+
+
+class _SessionCheck:
+    """Rejects clients' batches while the leader's session may have expired. Runs before the hooks."""
+
+    __slots__ = ("_is_session_valid", "_name")
+
+    def __init__(self, name: str, is_session_valid: Callable[[], bool]) -> None:
+        self._name = name
+        self._is_session_valid = is_session_valid
+
+    def __call__(self, header: BatchHeader) -> AppendResult | None:  # noqa: ARG002 - the signature of a hook
+        if not self._is_session_valid():
+            raise _session_expired_error(self._name)
+        return None
+
+
+def _session_expired_error(name: str) -> NotLeaderOrFollower:
+    return NotLeaderOrFollower(
+        f"{name}: this broker has not reached the metadata store in time; another broker may lead the partition"
+    )
+
+
+def _report_in_next_fetch(error: StorageError | None) -> None:
+    """Nothing to do: the follower's next fetch reports its start offset, and a failed log fails the fetch."""

@@ -29,7 +29,7 @@ from mansio.config import topic_config
 from mansio.errors import StorageError
 from mansio.host.run_in_thread import run_in_thread
 from mansio.logs import fields
-from mansio.state.replica import NOBODY, FollowerReplica, ReplicationProgress
+from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage.settings import LogSettings
 from mansio.wire.batch.record_batch import TimestampType
 
@@ -207,7 +207,7 @@ class PartitionSet(PartitionIndex):
         leader_epoch = topic.partitions[index].leader_epoch
         self._group_commit.register(log)
         replica = (
-            FollowerReplica(NOBODY, -1, log.start_offset, log.durable_end_offset)
+            FollowerReplica(NO_LEADER, -1, log.start_offset, log.durable_end_offset)
             if self._clustered
             else ReplicationProgress(node_id, leader_epoch, frozenset({node_id}), log.durable_end_offset)
         )
@@ -230,7 +230,7 @@ class PartitionSet(PartitionIndex):
         if not topic.internal:
             partition.add_hook(RetentionHoldHook(partition, self.holds, self._clock), on_data_path=False)
         if (cut := log.recovery.cut) is not None:
-            self.storage_health.cut(cut.size_bytes)
+            self.storage_health.log_truncated(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:
             self._group_commit.request(log, urgent=True)
         return partition

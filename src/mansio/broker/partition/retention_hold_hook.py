@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.broker.partition.delete_records import HIGH_WATERMARK
+from mansio.broker.partition.partition import HIGH_WATERMARK
 from mansio.broker.partition.retention_holds import BYTES, DISK, TIME
 from mansio.errors import PolicyViolation
 

@@ -1,10 +1,12 @@
-"""What a broker has met on its disk since it started: damaged batches, and writes that found no room.
+"""Storage health: damaged batches and disk-full errors since the broker started.
 
-Whoever reads or appends reports here; health, metrics and the log lines about it are made from this one place. An
-operator learns of damage the first time that anybody reads it, and of a full disk at the first write it refuses.
+Readers and appenders report here; health checks, metrics and log events are derived from it. Damage is reported when it
+is first read, a full disk at the first write that fails.
 
-Always true: memory is bounded (`PARTITIONS_MAX` partitions are remembered, those beyond are counted); there is at
-most one line per partition and minute; nothing here is paid by an append or a read that goes well.
+Invariants:
+* Memory is bounded: `PARTITIONS_MAX` partitions are recorded, those beyond are only counted.
+* At most one log line per partition and minute.
+* Appends and reads that succeed do not call it.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ logger = logging.getLogger(__name__)
 LINE_INTERVAL_S: Final = 60.0
 PARTITIONS_MAX: Final = 1_000
 OTHERS: Final = ("", -1)
-"""Stands for all partitions beyond `PARTITIONS_MAX`."""
+"""The entry for all partitions beyond `PARTITIONS_MAX`."""
 
 DISK_FULL_EXPIRY_S: Final = 30.0
-"""A partition that found no room and was not written to since is taken to have room again after so long."""
+"""A partition whose last write failed with disk full counts as recovered after this time without a write."""
 
 UNKNOWN_OFFSET: Final = -1
 
@@ -36,7 +38,7 @@ PartitionKey = tuple[str, int]
 
 
 class DamagedBatch(NamedTuple):
-    """What was last met in one partition, and how often damage was met there. `offset` -1: not known."""
+    """The last damage found in one partition, and how often damage was found there. `offset` -1: not known."""
 
     offset: int
     reason: str
@@ -45,30 +47,30 @@ class DamagedBatch(NamedTuple):
 
 
 class StorageHealth:
-    """See the module. One per broker; all methods on its loop."""
+    """One per broker; all methods run on its event loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.corrupt_batches = 0
-        """How often a reader met a damaged batch; the same one may be met again and again."""
+        """How often a reader found a damaged batch; one batch may be counted many times."""
         self.truncations = 0
-        """Logs whose end the start cut."""
+        """Logs that were truncated when they were opened."""
         self.truncated_bytes = 0
         self.damaged: dict[PartitionKey, DamagedBatch] = {}
-        self._without_room: dict[PartitionKey, float] = {}  # -> when it last found none, monotonic seconds
+        self._disk_full: dict[PartitionKey, float] = {}  # -> last disk-full error, monotonic seconds
         self._listeners: list[Callable[[], object]] = []
         self._full_line_due = 0.0
 
     # Damage
 
     def corrupt(self, topic: str, partition: int, offset: int, error: StorageError) -> None:
-        """Somebody who read from `offset` on met a batch that is damaged."""
+        """A reader at `offset` found a damaged batch."""
         self.corrupt_batches += 1
-        place = (topic, partition)
-        if place not in self.damaged and len(self.damaged) >= PARTITIONS_MAX:
-            place = OTHERS
+        key = (topic, partition)
+        if key not in self.damaged and len(self.damaged) >= PARTITIONS_MAX:
+            key = OTHERS
         now = self._clock.monotonic()
-        before = self.damaged.get(place)
+        before = self.damaged.get(key)
         times, line_due = (0, now) if before is None else (before.times, before.line_due)
         times += 1
         if now >= line_due:
@@ -77,51 +79,51 @@ class StorageHealth:
                 "corrupt_batch",
                 extra=fields(topic=topic, partition=partition, offset=offset, times=times, reason=error),
             )
-        self.damaged[place] = DamagedBatch(offset, str(error), times, line_due)
+        self.damaged[key] = DamagedBatch(offset, str(error), times, line_due)
 
-    def cut(self, size_bytes: int) -> None:
-        """Opening a log cut so many bytes from its end: they were not whole, and not known to be durable."""
+    def log_truncated(self, size_bytes: int) -> None:
+        """Opening a log truncated it by so many bytes: an incomplete end that was not known to be flushed."""
         self.truncations += 1
         self.truncated_bytes += size_bytes
 
     def forget(self, topic: str, partition: int) -> None:
-        """The partition is closed: what was wrong with it is no longer here."""
+        """Drop the entries of a partition that is closed."""
         self.damaged.pop((topic, partition), None)
-        if self._without_room.pop((topic, partition), None) is not None and not self._without_room:
-            self._tell()
+        if self._disk_full.pop((topic, partition), None) is not None and not self._disk_full:
+            self._notify()
 
-    # Room
+    # Disk space
 
     def disk_full(self, topic: str, partition: int, error: StorageError) -> None:
-        """A write was refused because the disk is full."""
+        """A write failed because the disk is full."""
         now = self._clock.monotonic()
         was_full = bool(self.disk_full_partitions())
-        if len(self._without_room) < PARTITIONS_MAX or (topic, partition) in self._without_room:
-            self._without_room[topic, partition] = now
+        if len(self._disk_full) < PARTITIONS_MAX or (topic, partition) in self._disk_full:
+            self._disk_full[topic, partition] = now
         if not was_full:
-            self._tell()
+            self._notify()
         if now >= self._full_line_due:
             self._full_line_due = now + LINE_INTERVAL_S
             logger.error("disk_full", extra=fields(topic=topic, partition=partition, reason=error))
 
-    def room(self, topic: str, partition: int) -> None:
-        """A write to a partition that had found no room went well."""
-        if self._without_room.pop((topic, partition), None) is not None and not self._without_room:
+    def disk_space_available(self, topic: str, partition: int) -> None:
+        """A write succeeded in a partition whose last write failed with disk full."""
+        if self._disk_full.pop((topic, partition), None) is not None and not self._disk_full:
             self._full_line_due = 0.0
             logger.info("disk_space_available", extra=fields(topic=topic, partition=partition))
-            self._tell()
+            self._notify()
 
     def disk_full_partitions(self) -> tuple[PartitionKey, ...]:
-        """The partitions whose last write found the disk_full, a moment ago."""
+        """The partitions whose last write failed with disk full, within `DISK_FULL_EXPIRY_S`."""
         oldest = self._clock.monotonic() - DISK_FULL_EXPIRY_S
-        for place in [place for place, when in self._without_room.items() if when < oldest]:
-            del self._without_room[place]
-        return tuple(self._without_room)
+        for key in [key for key, when in self._disk_full.items() if when < oldest]:
+            del self._disk_full[key]
+        return tuple(self._disk_full)
 
     def on_disk_full_change(self, listener: Callable[[], object]) -> None:
-        """Have `listener` called when the disk becomes full, and when it has room again."""
+        """Call `listener` when the disk becomes full, and when space is available again."""
         self._listeners.append(listener)
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         for listener in self._listeners:
             listener()

@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.partition import leadership
 from mansio.errors import ConcurrentChange, MansioError
 from mansio.logs import fields
 from mansio.metadata.metadata_store import (
@@ -119,8 +118,8 @@ class IsrManager:
 
     def become_leader(self, partition: Partition, state: PartitionState) -> None:
         """This broker leads the partition, as `state` says (`Partition.become_leader` has been called)."""
-        replica = partition.replica
-        assert leadership.is_leader(replica), "lead first"
+        replica = partition.leader_progress
+        assert replica is not None, "Partition.become_leader comes first"
         known = self._leader_partitions.get(partition)
         if known is not None and known.replica is replica:
             self.metadata_changed(partition, state)
@@ -163,7 +162,7 @@ class IsrManager:
             if not led.current:
                 self.leave(led.partition)
                 continue
-            leadership.check_session(led.partition)
+            led.partition.check_session()
             self._decide(led)
 
     # Deciding
@@ -180,7 +179,7 @@ class IsrManager:
     def _target(self, led: _LeaderPartition) -> frozenset[int]:
         """Who should be in sync, as far as is known here."""
         replica, partition = led.replica, led.partition
-        lagging = replica.lagging(leadership.now_ms(partition), self._lag_ms_max, partition.end_offset)
+        lagging = replica.lagging(partition.now_ms(), self._lag_ms_max, partition.end_offset)
         gone = {
             node
             for node in replica.in_sync
@@ -189,7 +188,7 @@ class IsrManager:
         }
         joining = {
             node
-            for node, copy in replica.copies().items()
+            for node, copy in replica.followers().items()
             if node in led.state.replicas
             and replica.can_join_isr(node)
             and copy.broker_epoch == self._broker_epoch_of(node) > 0
@@ -205,7 +204,7 @@ class IsrManager:
             if target == led.replica.in_sync:
                 continue
             led.changing = True
-            copies = led.replica.copies()
+            copies = led.replica.followers()
             sessions = {node: copies[node].broker_epoch for node in sorted(target - {*led.state.isr})}
             led.replica.propose(target)
             self._under_way += 1
@@ -320,8 +319,8 @@ class IsrManager:
             return
         led.state = state
         led.gone &= {*state.isr}
-        led.replica.assigned(state.replicas, leadership.now_ms(led.partition))
-        leadership.isr_committed(led.partition, frozenset(state.isr))
+        led.replica.assigned(state.replicas, led.partition.now_ms())
+        led.partition.isr_committed(frozenset(state.isr))
         self._decide(led)
 
     def _key(self, led: _LeaderPartition) -> str:

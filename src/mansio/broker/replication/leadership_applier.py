@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from mansio.errors import MansioError
 from mansio.logs import fields
-from mansio.state.replica import NOBODY
+from mansio.state.replica import NO_LEADER
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,13 +79,13 @@ class LeadershipApplier:
                 return
             copies = self._node_id in state.replicas and state.leader != self._node_id
             self.isr_manager.leave(partition)
-            partition.become_follower(state.leader if copies else NOBODY, state.leader_epoch)
+            partition.become_follower(state.leader if copies else NO_LEADER, state.leader_epoch)
         except MansioError as error:
             known = fields(topic=partition.topic, partition=partition.index, reason=error.message)
             logger.error("partition_role_rejected", extra=known)
             self.isr_manager.leave(partition)
             if is_leader:
-                partition.become_follower(NOBODY, state.leader_epoch)
+                partition.become_follower(NO_LEADER, state.leader_epoch)
         self.fetcher_manager.become_follower(partition)
 
     def leave(self, partition: Partition) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.broker.partition import follower_fetch
 from mansio.errors import (
     ConcurrentChange,
     MansioError,
@@ -337,20 +336,20 @@ class ReplicaFetcher:
                 log.end_offset < answer.log_start_offset
                 or (answer.log_start_offset >= 0 and log.start_offset == log.end_offset)
             ):
-                follower_fetch.reset_to(partition, answer.log_start_offset)
+                partition.reset_to(answer.log_start_offset)
                 return False
             raise error
         if answer.diverging is not None:
-            follower_fetch.agree(partition, answer.diverging)
+            partition.truncate_diverging(answer.diverging)
             return False
         appended = 0
         if answer.records_bytes:
-            appended = follower_fetch.append(partition, answer.records, answer.high_watermark)
+            appended = partition.append_from_leader(answer.records, answer.high_watermark)
             copied.active_until_s = self._context.clock.monotonic() + ACTIVE_S
         copied.behind = log.end_offset < answer.high_watermark
         if copied.behind:
             self._context.throttle.took(appended)
-        follower_fetch.heard(partition, answer.high_watermark, answer.log_start_offset)
+        partition.update_from_leader(answer.high_watermark, answer.log_start_offset)
         return log.end_offset > log.durable_end_offset
 
     def _delay_retry(self, copied: _FetchedReplica, error: MansioError) -> None:
@@ -396,9 +395,7 @@ class ReplicaFetcher:
                 promise.set_result(None)
 
         for copied in grown:
-            if copied.current and not follower_fetch.when_durable(
-                copied.partition, copied.partition.end_offset, one_less
-            ):
+            if copied.current and not copied.partition.when_flushed(copied.partition.end_offset, one_less):
                 left += 1
         if left:
             await promise

@@ -28,7 +28,7 @@ from mansio.broker.replication.replica_fetcher import (
     ReplicaFetcherSettings,
     ReplicationThrottle,
 )
-from mansio.state.replica import NOBODY, FollowerReplica
+from mansio.state.replica import NO_LEADER, FollowerReplica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,14 +72,16 @@ class ReplicaFetcherManager:
     def become_follower(self, partition: Partition) -> None:
         """The partition's role changed: copy it from the leader it has now, or not at all."""
         replica = partition.replica
-        leader = replica.leader if isinstance(replica, FollowerReplica) and not partition.closed else NOBODY
+        leader = (
+            replica.leader if isinstance(replica, FollowerReplica) and not partition.closed else NO_LEADER
+        )
         for node_id, fetcher in list(self._fetchers.items()):
             if node_id != leader:
                 fetcher.leave(partition)
                 if not fetcher.copies:
                     fetcher.stop()
                     del self._fetchers[node_id]
-        if leader == NOBODY or self._stopped:
+        if leader == NO_LEADER or self._stopped:
             return
         assert isinstance(replica, FollowerReplica)
         found = self._fetchers.get(leader)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.partition import leadership
 from mansio.logs import fields
 
 if TYPE_CHECKING:
@@ -60,8 +59,8 @@ class UnderMinIsrLog:
             logger.info("partition_min_isr_restored", extra=_places(over))
 
     def _is_short(self, partition: Partition) -> bool:
-        replica = partition.replica
-        return leadership.is_leader(replica) and replica.is_under_min_isr and not partition.closed
+        replica = partition.leader_progress
+        return replica is not None and replica.is_under_min_isr and not partition.closed
 
 
 def _places(names: Sequence[str]) -> dict[str, object]:

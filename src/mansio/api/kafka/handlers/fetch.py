@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.broker.partition import follower_fetch
 from mansio.broker.replication.fetch_coalescing import WAIT_MS
 from mansio.broker.services.statistics import SAMPLE_MASK
 from mansio.errors import CorruptLog, CorruptMessage, MansioError, OffsetOutOfRange, StaleBrokerEpoch
@@ -166,8 +165,8 @@ def _gather_for_replica(service: BrokerServices, request: wire.FetchRequest, *, 
             partition = None
             try:
                 partition = service.records.readable(name, topic_id, want.index)
-                part, diverging, urgent = follower_fetch.read(
-                    partition, node_id, broker_epoch, want, min(room, want.max_bytes), first=first
+                part, diverging, urgent = partition.read_for_follower(
+                    node_id, broker_epoch, want, min(room, want.max_bytes), first=first
                 )
             except MansioError as error:
                 has_error = True
@@ -313,7 +312,7 @@ class ParkedFetch:
             for want in wanted:
                 partition = service.records.readable(name, topic_id, want.index)
                 if by_replica:
-                    follower_fetch.park(partition, self.wake)
+                    partition.park_follower(self.wake)
                 else:
                     partition.park(self.wake)
                 self._partitions[partition] = None
@@ -377,10 +376,12 @@ class ParkedFetch:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        by_replica = self.by_replica
         for partition in self._partitions:
-            partition.unpark(self.wake)
-            if self.wake in partition.parked_followers:
-                follower_fetch.unpark(partition, self.wake)
+            if by_replica:
+                partition.unpark_follower(self.wake)
+            else:
+                partition.unpark(self.wake)
         self._partitions.clear()
         self._service.records.parked_fetches.pop(self, None)
 
