@@ -13,16 +13,16 @@ SUBSCRIPTIONS = "tests/unit/broker/test_subscriptions.py"
 GROUP_DEFECTS = (
     Defect(
         "a partition is given while another has yet to give it up",
-        "state/consumer_group/member.py",
+        "state/consumer_group/stored_state.py",
         "return self.current.assigned | self.current.pending",
         "return self.current.assigned",
         (f"{STORIES}::test_a_partition_goes_to_another_only_when_who_had_it_has_let_go",),
     ),
     Defect(
         "an older epoch is let in with partitions of others",
-        "state/consumer_group/requests.py",
-        "if not missed or request.owned is None or not request.owned <= current.assigned:",
-        "if not missed:",
+        "state/consumer_group/group.py",
+        "if not has_missed or request.owned is None or not request.owned <= current.assigned:",
+        "if not has_missed:",
         (f"{STORIES}::test_a_member_that_missed_an_answer_is_told_again",),
     ),
     Defect(
@@ -34,7 +34,7 @@ GROUP_DEFECTS = (
     ),
     Defect(
         "a topic grows in the same epoch",
-        "state/consumer_group/target_assignment.py",
+        "state/consumer_group/group.py",
         'digest.update(topic_id + topics.partitions.get(topic_id, 0).to_bytes(4, "big"))',
         "digest.update(topic_id)",
         (f"{COORDINATOR}::test_new_partitions_are_given_out_and_deleted_topics_are_taken_away",),
@@ -67,7 +67,7 @@ MORE_GROUP_DEFECTS = (
     ),
     Defect(
         "who is told to give up is not pressed for time",
-        "state/consumer_group/core.py",
+        "state/consumer_group/group.py",
         "member.revoke_deadline_ms = now_ms + member.metadata.rebalance_timeout_ms",
         "pass",
         (COORDINATOR, GROUP_MODEL),
@@ -88,14 +88,14 @@ MORE_GROUP_DEFECTS = (
     ),
     Defect(
         "a classic group begins in a generation that its members have",
-        "state/consumer_group/classic_bridge.py",
-        "group.group_epoch + 1,",
+        "state/consumer_group/group.py",
+        "self.group_epoch + 1,",
         "max(each.current.epoch for each in members),",
         (CHANGE_OVER, GROUP_MODEL),
     ),
     Defect(
         "a group that changes to and fro forgets the generations of its members",
-        "state/consumer_group/classic_bridge.py",
+        "state/consumer_group/group.py",
         "epoch = classic.generation_of(each)",
         "epoch = classic.generation",
         (CHANGE_OVER, GROUP_MODEL),

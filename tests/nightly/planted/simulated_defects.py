@@ -153,7 +153,7 @@ DEFECTS = (
     rule(
         200_002,
         "a partition of a group is given while another member has yet to give it up",
-        "state/consumer_group/member.py",
+        "state/consumer_group/stored_state.py",
         "return self.current.assigned | self.current.pending",
         "return self.current.assigned",
     ),

@@ -21,7 +21,6 @@ from mansio.errors import FencedMemberEpoch, MansioError, RebalanceInProgress, S
 from mansio.state.classic_group.group import COMPLETING, PREPARING
 from mansio.state.classic_group.types import JoinResponse, Persist, Response, Sync, SyncResponse
 from mansio.state.consumer_group.group import ConsumerGroup
-from mansio.state.consumer_group.records import decode_group_record_key
 from mansio.state.consumer_group.types import (
     STABLE,
     TRANSITIONS,
@@ -29,6 +28,7 @@ from mansio.state.consumer_group.types import (
     Heartbeat,
     MemberState,
 )
+from mansio.wire.internal_records.consumer_group_records import decode_group_record_key
 from mansio.wire.internal_records.offset_and_group_records import GroupKey, decode_key
 from support.consumer_groups import (
     ASSIGNORS,

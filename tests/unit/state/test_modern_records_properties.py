@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mansio.errors import CorruptLog
-from mansio.state.consumer_group import records as records
+from mansio.wire.internal_records import consumer_group_records as records
 from mansio.wire.internal_records import offset_and_group_records
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from mansio.errors import FencedMemberEpoch, MansioError, NonEmptyGroup, UnknownMember
 from mansio.state.assignors.simple import assign_simple
-from mansio.state.consumer_group.records import decode_group_record_key
 from mansio.state.consumer_group.types import ConsumerGroupSettings, Topics
 from mansio.state.share_group.group import ShareGroup, ShareHeartbeat
+from mansio.wire.internal_records.consumer_group_records import decode_group_record_key
 from support.tiers import examples
 
 IDS = {name: name.encode() * 16 for name in "xyz"}

@@ -1,61 +1,79 @@
-"""One consumer group of the new protocol as a state machine: the broker says who reads what, heartbeat by heartbeat.
+"""State machine of one consumer group (KIP-848): the broker assigns the partitions.
 
-How it moves. The *group epoch* grows when a member joins, leaves, subscribes to something else, or when a topic that
-somebody reads comes, goes or grows. With it an assignor computes a *target* for every member, at once; the target has
-the epoch it was made of. Then each member walks to its target by itself: its next heartbeat tells it what it may keep,
-the one that says it has given up the rest takes it to the target's epoch, with everything of it that is free; what
-others still hold follows as they let go of it (`reconciliation` has the drawing of one member). Nobody stops who has
-nothing to give up, and nobody waits but for the partitions that it is to get.
+The *group epoch* grows when a member joins, leaves or changes its subscription, and when a subscribed topic is created,
+deleted or gets more partitions. An assignor then computes a *target* assignment for all members at once; the target
+carries the group epoch of which it was computed. Each member moves to its target independently: the response to its
+next heartbeat contains the partitions that it may keep; the heartbeat that confirms the revocation of the others moves
+it to the epoch of the target, with all partitions of it that no other member owns; the remaining ones follow as their
+owners release them (`reconciliation` draws the states of one member). A member that has nothing to revoke is never
+interrupted, and a member waits for its own new partitions only.
 
-             first join (the target is made at once)             everybody has what the target says
+             first join (the target is computed at once)         every member has its target
         EMPTY ──────────────────────────────────► RECONCILING ◄──────────────────────────────────► STABLE
          │ ▲                                           │     member or subscription or topic changed   │
-         │ └───────────────────────────────────────────┴─────────── nobody left ───────────────────────┘
+         │ └───────────────────────────────────────────┴─────────── no member left ────────────────────┘
          │ deleted
-         ▼                           (ASSIGNING, a group epoch without its target, is only ever seen in what another
-        DEAD                          broker has stored: the next heartbeat makes the target. `TRANSITIONS` has it all.)
+         ▼                           (ASSIGNING, a group epoch without its target, occurs only in the records of
+        DEAD                          another broker: the next heartbeat computes the target. See `TRANSITIONS`.)
 
-Pure: methods take the time (`now_ms`, any monotonic milliseconds) and return an answer and records. There are no
-timers in here: `next_deadline_ms` says when `tick` is due, and a heartbeat only moves a number.
+Pure: methods take the time (`now_ms`, any monotonic milliseconds) and return a response and records. There are no
+timers: `next_deadline_ms` returns when `tick` is due, and a heartbeat only changes a number.
 
-Always true: * What decides is stored: a group built from the records so far goes on as this one would.
-* A partition is held (assigned, or told to be given up and not known to be) by one member at most.
-* Epochs only grow (but a static member that is away has -2). A member that comes with an older one is fenced, unless it
-is the epoch before and the member has nothing that is not assigned to it: then it has missed the answer.
-* A heartbeat that says nothing new, of a member that waits for nothing, returns no records.
-* Who does not let go of a partition within its own rebalance timeout is removed, whatever else it says.
+Members of the classic protocol can belong to the group, too, so that clients can be replaced one at a time. The broker
+assigns to all members; a classic member sees an ordinary rebalance: a heartbeat returns REBALANCE_IN_PROGRESS, the join
+(answered at once, there is no leader) names the partitions that it still owns, the sync returns its assignment. The
+partitions named in a join are all that the member owns, so joining is how it revokes partitions. Its generation is its
+member epoch.
 
-Members of the classic protocol can be in the group as well: `consumer_classic`.
+Invariants:
+* Everything that decides is stored: a group built from the records so far behaves as this one.
+* A partition is owned (assigned, or pending revocation) by at most one member.
+* A new target is stored together with the group epoch from which it was computed.
+* Epochs only grow (except that a static member that left has -2). A member with an older epoch is fenced, unless it is
+  the previous epoch and the member owns nothing that is not assigned to it: then it has missed the response.
+* A heartbeat without news from a member that waits for nothing returns no records.
+* A member that does not revoke a partition within its own rebalance timeout is removed, whatever else it sends.
+* A classic member has to rejoin only if its target differs from its assignment and the missing partitions are unowned,
+  or if the classic group was about to rebalance or had assigned it partitions that cannot be converted, as those of a
+  deleted topic. From then on it has its rebalance timeout to join, and the same time again to sync.
+* Conversion of a classic group keeps the assignment of every member.
+* The classic group that follows a consumer group has a generation that no member has, so all of them rejoin, also if a
+  crash makes it start from its record. Until then each continues in its own generation.
 
-Source: KIP-848; Apache Kafka's GroupMetadataManager. Ours: the short interval for members in a hurry, and that a
-static member that is away keeps nothing beyond its target.
+Source: KIP-848; Apache Kafka's GroupMetadataManager. Deviations: the short heartbeat interval during reconciliation; a
+static member that left keeps nothing beyond its target; a classic member whose assignment does not change need not
+rejoin because of a newer epoch.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Final
 
 from mansio.errors import (
+    CoordinatorNotAvailable,
+    FencedMemberEpoch,
+    GroupMaxSizeReached,
+    IllegalGeneration,
+    InconsistentGroupProtocol,
     InvalidRequest,
     NonEmptyGroup,
+    RebalanceInProgress,
     StaleMemberEpoch,
     UnknownMember,
+    UnsupportedAssignor,
 )
+from mansio.state.assignors import MemberSpec
+from mansio.state.assignors.partition_sets import all_partitions
+from mansio.state.classic_group.group import PREPARING, ClassicGroup
+from mansio.state.classic_group.types import JoinResponse, Response, SyncResponse
 from mansio.state.consumer_group import classic_bridge
-from mansio.state.consumer_group.core import ConsumerCore
-from mansio.state.consumer_group.requests import (
-    EMPTY_METADATA,
-    check_commit_epoch,
-    check_epoch,
-    check_join,
-    find_member_or_static,
-    is_full_request,
-    is_keep_alive,
-    updated_metadata,
-)
+from mansio.state.consumer_group.reconciliation import next_assignment
+from mansio.state.consumer_group.stored_state import ConsumerMember, StoredGroup
 from mansio.state.consumer_group.types import (
     ASSIGNING,
+    CLASSIC_PROTOCOL_TYPE,
     DEAD,
     EMPTY,
     JOIN_EPOCH,
@@ -63,36 +81,73 @@ from mansio.state.consumer_group.types import (
     LEAVE_STATIC_EPOCH,
     NO_PARTITIONS,
     RECONCILING,
+    RECONCILING_HEARTBEAT_INTERVAL_MS,
     STABLE,
     HeartbeatResponse,
     MemberState,
 )
+from mansio.wire.internal_records.consumer_group_records import CurrentAssignment, MemberMetadata
+from mansio.wire.internal_records.offset_and_group_records import (
+    GroupKey,
+    GroupMetadata,
+    encode_group_key,
+    encode_group_value,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from mansio.state.assignors import Assignor
-    from mansio.state.classic_group.group import ClassicGroup
-    from mansio.state.classic_group.types import Join, JoinResponse, Response, Sync, SyncResponse
-    from mansio.state.consumer_group.records import GroupRecordKey
+    from mansio.state.classic_group.types import Join, Sync
     from mansio.state.consumer_group.types import (
         ClassicCodec,
+        ClassicSubscription,
         ConsumerGroupSettings,
         ConsumerGroupState,
         Heartbeat,
         Records,
+        TopicPartition,
         Topics,
     )
+    from mansio.wire.internal_records.consumer_group_records import GroupRecordKey
+
+    Subscriptions = Mapping[str, frozenset[bytes]]
+    """Topic ids by member id."""
+
+EMPTY_METADATA: Final = MemberMetadata(None, None, "", "", (), None, -1, None)
+"""Metadata of a new member, before its first heartbeat is applied."""
 
 
-class ConsumerGroup(ConsumerCore):
-    """The machine. Read its attributes freely; change them only through its methods (`settings` may be replaced).
+class ConsumerGroup:
+    """The group. Attributes may be read; they change only through methods (`settings` may be replaced).
 
-    Every method that returns `Records` has changed the machine already: append them at once, all in one batch, and
-    answer when they are committed. If that fails, or a method raises anything but a `MansioError`, drop the machine and
-    build a new one from the records that are stored: construct, `apply` each, `restored`. A `MansioError` of a method
-    means that nothing has changed.
+    Every method that returns `Records` has changed the group already: append them at once, all in one batch, and
+    respond when they are committed. If that fails, or if a method raises anything but a `MansioError`, drop the object
+    and build a new one from the stored records: construct, `apply` each, `restored`. A `MansioError` of a method means
+    that nothing has changed.
     """
+
+    def __init__(
+        self,
+        group_id: str,
+        *,
+        assignors: Mapping[str, Assignor],
+        default_assignor: str,
+        settings: ConsumerGroupSettings,
+        codec: ClassicCodec,
+    ) -> None:
+        self.group_id = group_id
+        self.settings = settings
+        self.stored = StoredGroup(group_id)
+        self._assignors = assignors
+        self._default_assignor = default_assignor
+        self._codec = codec
+        self.topics: Topics | None = None  # of the last target; not stored
+        self._is_deleted = False  # its deletion is being written; not stored
+
+    @property
+    def members(self) -> Mapping[str, ConsumerMember]:
+        return self.stored.members
 
     @property
     def group_epoch(self) -> int:
@@ -103,198 +158,263 @@ class ConsumerGroup(ConsumerCore):
         return self.stored.assignment_epoch
 
     @property
+    def assignor(self) -> str:
+        """Name of the assignor that most members request; the default if none requests one."""
+        return self.stored.preferred_assignor(self._default_assignor)
+
+    @property
     def state(self) -> ConsumerGroupState:
-        if self.deleted:
+        if self._is_deleted:
             return DEAD
         if not self.stored.members:
             return EMPTY
         if self.stored.group_epoch > self.stored.assignment_epoch:
             return ASSIGNING
         epoch = self.stored.assignment_epoch
-        settled = all(each.is_reconciled(epoch) for each in self.stored.members.values())
-        return STABLE if settled else RECONCILING
+        is_stable = all(each.is_reconciled(epoch) for each in self.stored.members.values())
+        return STABLE if is_stable else RECONCILING
 
-    # ------------------------------------------------------------------ events: members
+    # ------------------------------------------------------------------ events: members of the consumer protocol
 
     def heartbeat(
         self, request: Heartbeat, topics: Topics, now_ms: float
     ) -> tuple[HeartbeatResponse, Records]:
-        """A member joins (epoch 0), is alive, or leaves (-1; -2 for a static one that comes back).
+        """Handle the heartbeat of a member that joins (epoch 0), is alive, or leaves (-1; -2: a static member that will
+        return).
 
         Raises `CoordinatorNotAvailable` (deleted), `InvalidRequest`, `UnsupportedAssignor`, `GroupMaxSizeReached`,
         `UnknownMember`, `FencedMemberEpoch`, `FencedInstanceId`, `UnreleasedInstanceId`.
         """
-        self.check_alive()
+        self._check_alive()
         if request.member_epoch == JOIN_EPOCH:
             return self._join(request, topics, now_ms)
         if request.member_epoch < 0:
             return self._leave(request, topics, now_ms)
         member = self.stored.validated(request.member_id, request.instance_id)
         current = member.current
-        nothing_to_do = member.reconciled_version == self.stored.version and self.topics is topics
-        if nothing_to_do and request.member_epoch == current.epoch and is_keep_alive(request):
+        is_up_to_date = member.reconciled_version == self.stored.version and self.topics is topics
+        if is_up_to_date and request.member_epoch == current.epoch and _is_keep_alive(request):
             member.extend_session(self.settings, now_ms)
-            return self.answer(member, assigned=False), []
-        check_epoch(member, request)
-        self.check_assignor(request)
+            return self._response(member, with_assignment=False), []
+        _check_epoch(member, request)
+        self._check_assignor(request)
         member.extend_session(self.settings, now_ms)
-        self.update(member, updated_metadata(member.metadata, request), topics)
-        self.reconcile(member, request.owned, topics, now_ms)
-        missed = request.member_epoch != current.epoch
-        changed = member.current.assigned != current.assigned
-        return self.answer(
-            member, assigned=missed or changed or is_full_request(request)
-        ), self.stored.take_changes()
+        self._update(member, _updated_metadata(member.metadata, request), topics)
+        self._reconcile(member, request.owned, topics, now_ms)
+        has_missed = request.member_epoch != current.epoch
+        has_changed = member.current.assigned != current.assigned
+        with_assignment = has_missed or has_changed or _is_full_request(request)
+        return self._response(member, with_assignment=with_assignment), self.stored.take_changes()
 
     def _join(self, request: Heartbeat, topics: Topics, now_ms: float) -> tuple[HeartbeatResponse, Records]:
-        """A member joins, anew if it is known: then it has nothing any more. A static one may take its place."""
-        check_join(request)
-        self.check_assignor(request)
-        existing = find_member_or_static(self.stored, request.member_id, request.instance_id)
-        self.check_capacity(existing)
-        metadata = updated_metadata(EMPTY_METADATA if existing is None else existing.metadata, request)
+        """A known member that joins again owns nothing any more. A static member may replace its predecessor."""
+        _check_join(request)
+        self._check_assignor(request)
+        existing = self.stored.find_member_or_static(request.member_id, request.instance_id)
+        self._check_capacity(existing)
+        metadata = _updated_metadata(EMPTY_METADATA if existing is None else existing.metadata, request)
         metadata = metadata._replace(
             client_id=request.client_id, client_host=request.client_host, classic=None
         )
-        member = self.add_or_replace_member(existing, request.member_id, metadata, topics)
+        member = self._add_or_replace_member(existing, request.member_id, metadata, topics)
         if member is existing:
             self.stored.release_all(member)
         member.revoke_deadline_ms = math.inf
         member.rejoin_deadline_ms = math.inf
         member.is_awaiting_sync = False
         member.extend_session(self.settings, now_ms)
-        self.reconcile(member, NO_PARTITIONS, topics, now_ms)
-        return self.answer(member, assigned=True), self.stored.take_changes()
+        self._reconcile(member, NO_PARTITIONS, topics, now_ms)
+        return self._response(member, with_assignment=True), self.stored.take_changes()
 
     def _leave(self, request: Heartbeat, topics: Topics, now_ms: float) -> tuple[HeartbeatResponse, Records]:
         member = self.stored.validated(request.member_id, request.instance_id)
         if request.member_epoch == LEAVE_EPOCH:
-            self.remove([member], topics)
+            self._remove([member], topics)
         elif request.member_epoch == LEAVE_STATIC_EPOCH and member.metadata.instance_id is not None:
             member.extend_session(self.settings, now_ms)
             member.revoke_deadline_ms = math.inf
             if not member.is_static_offline:
-                away = member.current._replace(
+                offline = member.current._replace(
                     epoch=LEAVE_STATIC_EPOCH,
                     previous_epoch=member.current.epoch,
                     state=MemberState.STABLE,
                     assigned=member.current.assigned & member.target,
                     pending=NO_PARTITIONS,
                 )
-                self.stored.set_current(member, away)
+                self.stored.set_current(member, offline)
         else:
-            raise InvalidRequest(f"a member without an instance id has no epoch {request.member_epoch}")
-        answer = HeartbeatResponse(
+            raise InvalidRequest(f"epoch {request.member_epoch} requires an instance id")
+        response = HeartbeatResponse(
             request.member_id, request.member_epoch, self.settings.heartbeat_interval_ms, None
         )
-        return answer, self.stored.take_changes()
+        return response, self.stored.take_changes()
 
     def check_commit(self, member_id: str, instance_id: str | None, member_epoch: int, now_ms: float) -> None:
-        """Whether this sender may commit offsets now. Without an epoch (-1), only to a group that has no members.
-        Raises `UnknownMember`, `FencedInstanceId`, `StaleMemberEpoch` (a classic member: `IllegalGeneration`)."""
-        self.check_alive()
+        """Check that the sender may commit offsets now. Without an epoch (-1) only a group without members accepts
+        commits. Raises `UnknownMember`, `FencedInstanceId`, `StaleMemberEpoch` (classic member: `IllegalGeneration`).
+        """
+        self._check_alive()
         if member_epoch < 0 and not self.stored.members:
             return
         member = self.stored.validated(member_id, instance_id)
-        check_commit_epoch(member, member_epoch)
+        if member_epoch != member.current.epoch:
+            message = f"member {member_id} is at epoch {member.current.epoch}, not {member_epoch}"
+            raise IllegalGeneration(message) if member.is_classic else StaleMemberEpoch(message)
         if member.is_classic:
             member.extend_session(self.settings, now_ms)
 
     def check_fetch(self, member_id: str, member_epoch: int) -> None:
-        """Whether this sender may read committed offsets as a member; "" and -1 is no member, and may.
+        """Check that the sender may read committed offsets. "" and -1 denote a sender that is no member; it may.
         Raises `UnknownMember`, `StaleMemberEpoch`."""
         if not member_id and member_epoch < 0:
             return
         if member_epoch != self.stored.validated(member_id, None).current.epoch:
             raise StaleMemberEpoch(f"member {member_id} is not at epoch {member_epoch}")
 
-    # ------------------------------------------------------------------ events: classic members
+    # ------------------------------------------------------------------ events: members of the classic protocol
 
     def join(
         self, request: Join, new_member_id: str, topics: Topics, now_ms: float
     ) -> tuple[JoinResponse, Records]:
-        """A classic member joins; it is answered at once (after commit). `must_rejoin`: with the id it is given.
+        """Handle the JoinGroup of a classic member; respond once the records are committed. `must_rejoin`: the member
+        has to join again with the id in the response.
+
         Raises `GroupMaxSizeReached`, `InconsistentGroupProtocol`, `FencedInstanceId`, `UnknownMember`,
-        `UnreleasedInstanceId`."""
-        return classic_bridge.join(self, request, new_member_id, topics, now_ms)
+        `UnreleasedInstanceId`.
+        """
+        self._check_alive()
+        subscription = self._check_classic_join(request)
+        if request.member_id and request.instance_id is not None:
+            self.stored.validated(request.member_id, request.instance_id)
+        member_id = request.member_id or new_member_id
+        existing = self.stored.find_member_or_static(member_id, request.instance_id)
+        self._check_capacity(existing)
+        if not request.member_id and request.instance_id is None and request.must_know_member_id:
+            return JoinResponse(new_member_id, must_rejoin=True), []
+        metadata = classic_bridge.metadata_of_join(request, subscription)
+        member = self._add_or_replace_member(existing, member_id, metadata, topics)
+        member.extend_session(self.settings, now_ms)
+        owned = classic_bridge.partitions_by_id(subscription.owned, topics)
+        self._reconcile(member, owned, topics, now_ms)
+        member.rejoin_deadline_ms = now_ms + request.rebalance_timeout_ms
+        member.is_awaiting_sync = True
+        protocol = classic_bridge.common_protocol(member, self.members.values())
+        response = JoinResponse(member_id, member.current.epoch, CLASSIC_PROTOCOL_TYPE, protocol)
+        return response, self.stored.take_changes()
 
     def sync(self, request: Sync, topics: Topics, now_ms: float) -> SyncResponse:
-        """A classic member asks for its assignment. Raises `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`,
-        `InconsistentGroupProtocol`, `RebalanceInProgress`. Writes nothing; answer once what was written is committed.
+        """Return the assignment of a classic member. Writes nothing; respond once earlier records are committed.
+
+        Raises `UnknownMember`, `FencedInstanceId`, `IllegalGeneration`, `InconsistentGroupProtocol`,
+        `RebalanceInProgress`.
         """
-        return classic_bridge.sync(self, request, topics, now_ms)
+        self._check_alive()
+        member = self._classic_member(request.member_id, request.instance_id, request.generation)
+        classic = member.metadata.classic
+        names = () if classic is None else [name for name, _ in classic.protocols]
+        if request.protocol_type not in (None, CLASSIC_PROTOCOL_TYPE):
+            raise InconsistentGroupProtocol(f"the protocol type of the group is {CLASSIC_PROTOCOL_TYPE}")
+        if request.protocol is not None and request.protocol not in names:
+            raise InconsistentGroupProtocol(f"the member has not joined with {request.protocol}")
+        if member.current.state != MemberState.UNREVOKED and self._must_rejoin(member):
+            raise RebalanceInProgress
+        member.extend_session(self.settings, now_ms)
+        member.rejoin_deadline_ms = math.inf
+        member.is_awaiting_sync = False
+        assignment = classic_bridge.encode_assignment(self._codec, member.current.assigned, topics)
+        protocol = classic_bridge.common_protocol(member, self.members.values())
+        return SyncResponse(assignment, CLASSIC_PROTOCOL_TYPE, protocol)
 
     def classic_heartbeat(
         self, member_id: str, instance_id: str | None, generation: int, now_ms: float
     ) -> None:
-        """A classic member is alive. Raises `RebalanceInProgress` when it has to join again, and as `sync` does."""
-        classic_bridge.heartbeat(self, member_id, instance_id, generation, now_ms)
+        """Handle the Heartbeat of a classic member. Raises `RebalanceInProgress` when it has to rejoin, and as
+        `sync`."""
+        self._check_alive()
+        member = self._classic_member(member_id, instance_id, generation)
+        member.extend_session(self.settings, now_ms)
+        if self._must_rejoin(member):
+            if member.rejoin_deadline_ms == math.inf:
+                member.rejoin_deadline_ms = now_ms + member.metadata.rebalance_timeout_ms
+            raise RebalanceInProgress
+        if not member.is_awaiting_sync:
+            member.rejoin_deadline_ms = math.inf
 
     def leave(self, member_id: str, instance_id: str | None, topics: Topics, now_ms: float) -> Records:  # noqa: ARG002 - the signature of all events
-        """A classic member goes (a static one may be named by its instance id alone). Raises `UnknownMember`,
+        """Remove a classic member (a static one may be identified by its instance id alone). Raises `UnknownMember`,
         `FencedInstanceId`."""
-        self.check_alive()
+        self._check_alive()
         if not member_id and instance_id is not None:
             member_id = self.stored.static_members.get(instance_id, "")
         member = self.stored.validated(member_id, instance_id)
         if not member.is_classic:
-            raise UnknownMember(f"member {member_id} leaves by its heartbeat")
-        self.remove([member], topics)
+            raise UnknownMember(f"member {member_id} uses the consumer protocol and leaves by its heartbeat")
+        self._remove([member], topics)
         return self.stored.take_changes()
 
     # ------------------------------------------------------------------ events: topics, time, administration
 
     def topics_changed(self, topics: Topics, now_ms: float) -> Records:  # noqa: ARG002 - the signature of all events
-        """Topics came, went or grew, or a regular expression matches others now."""
-        if self.stored.members and not self.deleted:
-            self.update_target_assignment(topics)
+        """Handle created, deleted or grown topics, and regular expressions that match other topics."""
+        if self.stored.members and not self._is_deleted:
+            self._update_target_assignment(topics)
         return self.stored.take_changes()
 
     def next_deadline_ms(self) -> float:
-        """When `tick` has something to do, unless something happens before; infinity for never."""
+        """Time at which `tick` is due unless an event occurs before; infinity for never."""
         return min((each.deadline_ms() for each in self.stored.members.values()), default=math.inf)
 
     def tick(self, topics: Topics, now_ms: float) -> Records:
-        """Remove members whose session ended, or who did not give partitions up, or join again, in time."""
+        """Remove members whose session ended, or who did not revoke partitions, or rejoin, in time."""
         if overdue := [each for each in self.stored if each.deadline_ms() <= now_ms]:
-            self.remove(overdue, topics)
+            self._remove(overdue, topics)
         return self.stored.take_changes()
 
-    def resolved_regexes(self) -> list[str]:
-        """The regular expressions that members subscribe by."""
+    def subscribed_regexes(self) -> list[str]:
+        """The regular expressions to which members subscribe."""
         found = {each.metadata.topic_regex: None for each in self.stored if each.metadata.topic_regex}
         return list(found)
 
+    def subscribed_topic_names(self) -> Iterator[str]:
+        """The topic names to which members subscribe; some occur more than once."""
+        for member in self.members.values():
+            yield from member.metadata.topic_names
+            regex = self.stored.resolved_regexes.get(member.metadata.topic_regex or "")
+            if regex is not None:
+                yield from regex.topics
+
     def is_idle(self) -> bool:
-        """Nobody is in it."""
+        """Whether it has no members."""
         return not self.stored.members
 
     def delete(self) -> Records:
-        """Close the group for good: only an empty one; the records delete all it has. Raises `NonEmptyGroup`."""
-        self.check_alive()
+        """Close an empty group for good; the records delete all of it. Raises `NonEmptyGroup`."""
+        self._check_alive()
         if self.stored.members:
             raise NonEmptyGroup(f"group {self.group_id} has {len(self.stored.members)} members")
-        self.deleted = True
+        self._is_deleted = True
         return self.stored.tombstones()
 
     def undelete(self) -> None:
-        """The deletion could not be written: the group is what it was."""
-        self.deleted = False
+        """Reopen the group: the deletion could not be written."""
+        self._is_deleted = False
 
-    # ------------------------------------------------------------------ from and to the log, and the classic protocol
+    # ------------------------------------------------------------------ records
 
     def apply(self, key: GroupRecordKey, value: bytes | None) -> None:
-        """Take in a stored record (kinds 3 to 8 and 16), in any order; the last of each key counts."""
+        """Apply a stored record (kinds 3 to 8 and 16), in any order; the last of each key counts."""
         self.stored.apply(key, value)
 
     def restored(self, now_ms: float) -> None:
-        """All stored records were applied: members carry on, their sessions and rebalance timeouts begin anew.
+        """Build the group after all stored records were applied; session and rebalance timeouts start again.
         Raises `CorruptLog`."""
         self.stored.restored(self.settings, now_ms)
 
     def snapshot(self) -> Iterator[tuple[bytes, bytes]]:
-        """The records that make up the group."""
+        """The records of the group."""
         return self.stored.snapshot()
+
+    # ------------------------------------------------------------------ conversion from and to a classic group
 
     @classmethod
     def from_classic(
@@ -308,12 +428,17 @@ class ConsumerGroup(ConsumerCore):
         topics: Topics,
         now_ms: float,
     ) -> tuple[ConsumerGroup, Records, list[Response]]:
-        """The group that takes over from a classic one with members, so that the caller's heartbeat can join it.
+        """Create the group that replaces a classic one with members, so that the caller's heartbeat can join it.
 
-        Changes nothing in `classic`. When the heartbeat succeeded: append these records (the classic one's tombstone
-        among them) with the heartbeat's behind them, perform the answers (whoever waited in the classic group joins
-        again), and swap the machines. Raises `InconsistentGroupProtocol` if a member's metadata cannot be read.
+        Does not change `classic`. When the heartbeat has succeeded: append these records (the tombstone of the classic
+        group among them) followed by those of the heartbeat, perform the responses (waiting members of the classic
+        group rejoin), and replace the object. Raises `InconsistentGroupProtocol` if the metadata of a member cannot be
+        read.
         """
+        if classic.protocol_type != CLASSIC_PROTOCOL_TYPE:
+            raise InconsistentGroupProtocol(
+                f"group {classic.group_id} has the protocol type {classic.protocol_type}"
+            )
         group = cls(
             classic.group_id,
             assignors=assignors,
@@ -321,19 +446,312 @@ class ConsumerGroup(ConsumerCore):
             settings=settings,
             codec=codec,
         )
-        return group, *classic_bridge.convert_from_classic(group, classic, topics, now_ms)
+        stored = group.stored
+        responses: list[Response] = []
+        for each in classic.roster:
+            protocol = classic.protocol or each.protocols[0].name
+            subscription = classic_bridge.read_subscription(codec, each.metadata_for(protocol))
+            metadata = classic_bridge.metadata_of_member(each, subscription)
+            member = ConsumerMember(each.member_id, metadata)
+            stored.set_metadata(member, metadata)
+            named = classic_bridge.read_assignment(codec, each.assignment)
+            assigned = classic_bridge.partitions_by_id(named, topics).difference(stored.owners)
+            stored.set_target(member, assigned)
+            epoch = classic.generation_of(each)
+            # A partition of a deleted topic has no topic id under which it could be pending, and a group that was
+            # converted back has dropped it: without a rejoin the member would also read that partition of a new topic
+            # with the same name.
+            is_complete = len(assigned) == len(named) and classic.state is not PREPARING
+            state = MemberState.STABLE if is_complete else MemberState.UNREVOKED
+            stored.set_current(member, CurrentAssignment(epoch, epoch, state, assigned))
+            member.extend_session(settings, now_ms)
+            waiters = (each.join_waiter, each.sync_waiter)
+            responses += [Response(waiter, RebalanceInProgress()) for waiter in waiters if waiter is not None]
+        stored.set_epoch(classic.generation, _metadata_hash(stored.all_subscribed(topics), topics))
+        stored.set_assignment_epoch(classic.generation)
+        tombstone = (encode_group_key(GroupKey(classic.group_id)), None)
+        return group, [tombstone, *stored.take_changes()], responses
 
     def to_classic(
         self, *, initial_delay_ms: float, size_max: int, topics: Topics, now_ms: float, wall_ms: int
     ) -> tuple[ClassicGroup, Records] | None:
-        """When only classic members are left: the classic group that takes over, about to rebalance, and the records
-        (to be appended behind those of the call that led here). None otherwise. Ask after each `heartbeat`, `leave`
-        and `tick` that returned records."""
-        return classic_bridge.convert_to_classic_group(
-            self,
-            topics,
-            now_ms,
-            wall_ms=wall_ms,
-            initial_delay_ms=initial_delay_ms,
-            size_max=size_max,
+        """If only classic members are left: the classic group that replaces this one, about to rebalance, and the
+        records (to be appended after those of the preceding call). None otherwise. To be called after each `heartbeat`,
+        `leave` and `tick` that returned records."""
+        members = list(self.members.values())
+        if not members or not all(each.is_classic for each in members):
+            return None
+        protocol = classic_bridge.common_protocol(members[0], members)
+        records = [
+            classic_bridge.classic_record(
+                each,
+                protocol,
+                classic_bridge.encode_assignment(self._codec, each.current.assigned, topics),
+            )
+            for each in members
+        ]
+        metadata = GroupMetadata(
+            CLASSIC_PROTOCOL_TYPE,
+            self.group_epoch + 1,  # no member has it
+            protocol,
+            members[0].member_id,
+            wall_ms,
+            tuple(records),
         )
+        classic = ClassicGroup(self.group_id, initial_delay_ms=initial_delay_ms, size_max=size_max)
+        classic.restore_converted(metadata, {each.member_id: each.current.epoch for each in members}, now_ms)
+        record = (encode_group_key(GroupKey(self.group_id)), encode_group_value(metadata))
+        return classic, [*self.stored.tombstones(), record]
+
+    # ------------------------------------------------------------------ checks
+
+    def _check_alive(self) -> None:
+        if self._is_deleted:
+            raise CoordinatorNotAvailable(f"group {self.group_id} is being deleted")
+
+    def _check_capacity(self, existing: ConsumerMember | None) -> None:
+        if existing is None and len(self.stored.members) >= self.settings.size_max:
+            raise GroupMaxSizeReached(
+                f"group {self.group_id} has the maximum of {self.settings.size_max} members"
+            )
+
+    def _check_assignor(self, request: Heartbeat) -> None:
+        if request.assignor is not None and request.assignor not in self._assignors:
+            known = ", ".join(self._assignors)
+            raise UnsupportedAssignor(f"unknown assignor {request.assignor!r}; available: {known}")
+
+    def _check_classic_join(self, request: Join) -> ClassicSubscription:
+        """The subscription of a classic member that is compatible: the group may have to become classic again."""
+        if request.protocol_type != CLASSIC_PROTOCOL_TYPE or not request.protocols:
+            raise InconsistentGroupProtocol(
+                f"group {self.group_id} has the protocol type {CLASSIC_PROTOCOL_TYPE}"
+            )
+        common = {each.name for each in request.protocols}
+        for member in self.members.values():
+            if member.metadata.classic is not None and member.member_id != request.member_id:
+                common &= {name for name, _ in member.metadata.classic.protocols}
+        if not common:
+            raise InconsistentGroupProtocol(f"no protocol is common to all members of {self.group_id}")
+        return classic_bridge.read_subscription(self._codec, request.protocols[0].metadata)
+
+    def _classic_member(self, member_id: str, instance_id: str | None, generation: int) -> ConsumerMember:
+        member = self.stored.validated(member_id, instance_id)
+        if not member.is_classic:
+            raise UnknownMember(f"member {member_id} does not use the classic protocol")
+        if generation != member.current.epoch:
+            raise IllegalGeneration(
+                f"member {member_id} is at generation {member.current.epoch}, not {generation}"
+            )
+        return member
+
+    def _must_rejoin(self, member: ConsumerMember) -> bool:
+        """Whether a classic member has to revoke partitions, or can get all that it misses."""
+        current, target = member.current, member.target
+        if current.state == MemberState.UNREVOKED or not current.assigned <= target:
+            return True
+        missing = target - current.assigned
+        return bool(missing) and self.stored.all_unowned(missing)
+
+    # ------------------------------------------------------------------ steps, after all checks
+
+    def _add_or_replace_member(
+        self, existing: ConsumerMember | None, member_id: str, metadata: MemberMetadata, topics: Topics
+    ) -> ConsumerMember:
+        """Add a new member, update a known one (`existing`), or replace a static member under a new member id."""
+        if existing is None:
+            member = ConsumerMember(member_id, metadata)
+            self.stored.set_metadata(member, metadata)
+            self.stored.set_target(member, NO_PARTITIONS)
+            self._update_target_assignment(topics, changed=True)
+        elif existing.member_id != member_id:
+            member = self.stored.replace_static_member(existing, member_id, existing.metadata)
+            self._update(member, metadata, topics)
+        else:
+            member = existing
+            self._update(member, metadata, topics)
+        return member
+
+    def _remove(self, members: list[ConsumerMember], topics: Topics) -> None:
+        """Remove members and release their partitions."""
+        for member in members:
+            self.stored.remove(member)
+        self._update_target_assignment(topics, changed=True)
+
+    def _update(self, member: ConsumerMember, metadata: MemberMetadata, topics: Topics) -> None:
+        """Store changed metadata of a member, and compute a new target if it affects the assignment."""
+        before = member.metadata
+        changed = False
+        if metadata != before:
+            assignor = self.assignor
+            self.stored.set_metadata(member, metadata)
+            subscription = (metadata.topic_names, metadata.topic_regex, metadata.instance_id)
+            changed = subscription != (before.topic_names, before.topic_regex, before.instance_id)
+            changed |= assignor != self.assignor
+        self._update_target_assignment(topics, changed=changed)
+
+    def _update_target_assignment(self, topics: Topics, *, changed: bool = False) -> None:
+        """Start a new group epoch with a new target if members or subscriptions `changed`, or if the topics did."""
+        stored = self.stored
+        if not changed and topics is self.topics and stored.group_epoch == stored.assignment_epoch:
+            return
+        self.topics = topics
+        stored.resolve_regexes(topics)
+        subscriptions = stored.all_subscribed(topics)
+        metadata_hash = _metadata_hash(subscriptions, topics)
+        if changed or metadata_hash != stored.metadata_hash:
+            stored.set_epoch(stored.group_epoch + 1, metadata_hash)
+        if stored.group_epoch > stored.assignment_epoch:
+            self._compute_target(subscriptions, topics)
+
+    def _compute_target(self, subscriptions: Subscriptions, topics: Topics) -> None:
+        """Compute the target of the current group epoch and store the parts that are new."""
+        stored = self.stored
+        assignor = self._assignors.get(self.assignor, self._assignors[self._default_assignor])
+        sorted_topics = {each: tuple(sorted(each)) for each in dict.fromkeys(subscriptions.values())}
+        specs = [
+            MemberSpec(
+                each.member_id,
+                each.metadata.instance_id,
+                sorted_topics[subscriptions[each.member_id]],
+                each.target,
+            )
+            for each in stored.members.values()
+        ]
+        assignment = assignor.assign(specs, topics.partitions) if specs else {}
+        targets = _checked_targets(self.group_id, assignor.name, subscriptions, assignment, topics)
+        for member in stored.members.values():
+            target = targets[member.member_id]
+            if (
+                target is not member.target and target != member.target
+            ):  # comparing equal sets visits every element
+                stored.set_target(member, target)
+            if member.is_static_offline and not member.current.assigned <= target:
+                # its client reads nothing, so the partitions are free at once
+                stored.set_current(member, member.current._replace(assigned=member.current.assigned & target))
+        stored.set_assignment_epoch(stored.group_epoch)
+
+    def _reconcile(
+        self, member: ConsumerMember, owned: frozenset[TopicPartition] | None, topics: Topics, now_ms: float
+    ) -> None:
+        """Move the member towards its target as far as the partitions that it owns allow."""
+        stored, before = self.stored, member.current
+        is_unrevoked = before.state == MemberState.UNREVOKED
+        current = next_assignment(
+            before,
+            member.target,
+            stored.assignment_epoch,
+            stored.subscribed(member.metadata, topics) if is_unrevoked else frozenset(),
+            owned,
+            stored.owners.__contains__,
+        )
+        if current is not before:
+            stored.set_current(member, current)
+            if current.state != MemberState.UNREVOKED:
+                member.revoke_deadline_ms = math.inf
+            elif not is_unrevoked or not before.pending <= current.pending:
+                member.revoke_deadline_ms = now_ms + member.metadata.rebalance_timeout_ms
+        member.reconciled_version = stored.version
+
+    def _response(self, member: ConsumerMember, *, with_assignment: bool) -> HeartbeatResponse:
+        interval_ms = self.settings.heartbeat_interval_ms
+        if member.current.state != MemberState.STABLE:
+            interval_ms = min(interval_ms, RECONCILING_HEARTBEAT_INTERVAL_MS)
+        assignment = tuple(sorted(member.current.assigned)) if with_assignment else None
+        return HeartbeatResponse(member.member_id, member.current.epoch, interval_ms, assignment)
+
+
+# ---------------------------------------------------------------------- requests
+# The order of the checks and their errors are those of Apache Kafka's GroupMetadataManager.
+
+
+def _updated_metadata(metadata: MemberMetadata, request: Heartbeat) -> MemberMetadata:
+    """The metadata with the fields of the request; null fields are unchanged."""
+    names, regex = request.topic_names, request.topic_regex
+    return metadata._replace(
+        instance_id=metadata.instance_id if request.instance_id is None else request.instance_id,
+        rack_id=metadata.rack_id if request.rack_id is None else request.rack_id,
+        topic_names=metadata.topic_names if names is None else tuple(sorted(set(names))),
+        topic_regex=metadata.topic_regex if regex is None else regex or None,
+        rebalance_timeout_ms=(
+            metadata.rebalance_timeout_ms
+            if request.rebalance_timeout_ms < 0
+            else request.rebalance_timeout_ms
+        ),
+        assignor=metadata.assignor if request.assignor is None else request.assignor,
+    )
+
+
+def _is_keep_alive(request: Heartbeat) -> bool:
+    """Whether all optional fields are null."""
+    optional = request.topic_names, request.topic_regex, request.owned, request.assignor, request.rack_id
+    return request.rebalance_timeout_ms < 0 and optional == (None, None, None, None, None)
+
+
+def _is_full_request(request: Heartbeat) -> bool:
+    """Whether the member sends everything, as it does when it may have missed a response."""
+    subscribes = request.topic_names is not None or request.topic_regex is not None
+    return request.rebalance_timeout_ms >= 0 and subscribes and request.owned is not None
+
+
+def _check_join(request: Heartbeat) -> None:
+    """A member that joins sends everything and owns nothing. Raises `InvalidRequest`."""
+    if request.rebalance_timeout_ms <= 0 or request.owned is None or request.owned:
+        raise InvalidRequest("a member joins with a rebalance timeout and without partitions")
+    if request.topic_names is None and request.topic_regex is None:
+        raise InvalidRequest("a member joins with a subscription")
+
+
+def _check_epoch(member: ConsumerMember, request: Heartbeat) -> None:
+    """The epoch must be the member's, or the previous one if it owns only assigned partitions (missed response)."""
+    current, epoch = member.current, request.member_epoch
+    if member.is_classic:
+        raise FencedMemberEpoch(f"member {member.member_id} uses the classic protocol")
+    if epoch == current.epoch:
+        return
+    has_missed = epoch == current.previous_epoch and epoch < current.epoch
+    if not has_missed or request.owned is None or not request.owned <= current.assigned:
+        raise FencedMemberEpoch(f"member {member.member_id} is at epoch {current.epoch}, not {epoch}")
+
+
+# ---------------------------------------------------------------------- targets
+
+
+def _metadata_hash(subscriptions: Subscriptions, topics: Topics) -> int:
+    """64 bits that change when a subscribed topic is created, deleted, recreated or grows; 0 without topics."""
+    topic_ids = _all_topic_ids(subscriptions)
+    if not topic_ids:
+        return 0
+    digest = blake2b(digest_size=8)
+    for topic_id in sorted(topic_ids):
+        digest.update(topic_id + topics.partitions.get(topic_id, 0).to_bytes(4, "big"))
+    return int.from_bytes(digest.digest(), "big", signed=True)
+
+
+def _all_topic_ids(subscriptions: Subscriptions) -> frozenset[bytes]:
+    return frozenset().union(*dict.fromkeys(subscriptions.values()))
+
+
+def _checked_targets(
+    group_id: str,
+    assignor: str,
+    subscriptions: Subscriptions,
+    assignment: Mapping[str, Collection[TopicPartition]],
+    topics: Topics,
+) -> dict[str, frozenset[TopicPartition]]:
+    """The targets, validated: an assignor may be third-party code."""
+    topic_ids = _all_topic_ids(subscriptions)
+    unassigned = set(all_partitions(topic_ids, topics.partitions))
+    targets = {}
+    for member_id, subscription in subscriptions.items():
+        target = targets[member_id] = frozenset(assignment.get(member_id, ()))
+        is_valid = (
+            member_id in assignment and len(target) == len(assignment[member_id]) and target <= unassigned
+        )
+        is_subscribed = subscription == topic_ids or all(each[0] in subscription for each in target)
+        if not is_valid or not is_subscribed:
+            message = (
+                f"assignor {assignor} returned an invalid target for member {member_id} of group {group_id}"
+            )
+            raise AssertionError(message)
+        unassigned -= target
+    return targets

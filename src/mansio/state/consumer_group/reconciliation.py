@@ -1,18 +1,20 @@
-"""The step a member takes towards its target: first give up, then take what is free.
+"""Reconciliation of one member: the next step from its current assignment to its target.
 
-    assigned: told to the member, which reads it                        target: computed by the assignor
-    pending: the member was told to give it up and has not said yet that it did
+    assigned: sent to the member, which reads these partitions          target: computed by the assignor
+    pending: the member has to revoke these partitions and has not confirmed it yet
 
-            ┌──────────── has to give some up, and still owns it ───────────┐
+            ┌──────────── has to revoke partitions that it still owns ──────┐
             │                                                               ▼
-          STABLE ◄──── has given up, all of the target is free ───────  UNREVOKED     (epoch stays)
+          STABLE ◄──── has revoked, all of the target is unowned ─────  UNREVOKED     (epoch unchanged)
             ▲  ▲                                                            │
-            │  └──────────── all of the target is free ─────┐               │ has given up, but some of the target
-            │                                               │               │ is held by others
-            └──── nothing left to wait for ────────────  UNRELEASED ◄───────┘          (epoch = the assignment's)
+            │  └──────────── all of the target is unowned ──┐               │ has revoked, but others own
+            │                                               │               │ some of the target
+            └──── nothing left to wait for ────────────  UNRELEASED ◄───────┘          (epoch = assignment epoch)
 
-Always true of a step: what is assigned comes from what was assigned before, or is free; what is taken away stays held,
-as pending, until the member says that it has let go of it. So no two members are ever told the same partition.
+Invariants of a step:
+* An assigned partition was assigned before, or was unowned.
+* A revoked partition remains owned, as pending, until the member confirms the revocation. So a partition is never
+  assigned to two members.
 
 Source: KIP-848, "reconciliation"; CurrentAssignmentBuilder of Apache Kafka.
 """
@@ -21,8 +23,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.state.consumer_group.records import CurrentAssignment
 from mansio.state.consumer_group.types import MemberState
+from mansio.wire.internal_records.consumer_group_records import CurrentAssignment
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -38,10 +40,10 @@ def next_assignment(
     owned: frozenset[TopicPartition] | None,
     is_owned: Callable[[TopicPartition], bool],
 ) -> CurrentAssignment:
-    """What the member is to have now; `current` itself if nothing changes.
+    """Return the next current assignment; `current` itself if nothing changes.
 
-    `owned`: what it says it has, None if it did not say; `topics`: what it subscribes to; `is_owned`: whether some
-    member (this one too) has a partition assigned or pending.
+    `owned`: the partitions in the member's request, None if it sent none; `topics`: ids of its subscribed topics;
+    `is_owned`: whether any member (this one included) has a partition assigned or pending.
     """
     if current.state == MemberState.STABLE and current.epoch == assignment_epoch:
         return current
@@ -51,26 +53,26 @@ def next_assignment(
     revoked = current.assigned - kept
     if revoked and _owns_any(owned, revoked):
         return CurrentAssignment(current.epoch, current.epoch, MemberState.UNREVOKED, kept, revoked)
-    mine = current.pending | revoked  # the member has just said that it let go of these
+    released = current.pending | revoked  # the member has just confirmed their revocation
     wanted = target - kept
-    free = frozenset(each for each in wanted if each in mine or not is_owned(each))
-    state = MemberState.STABLE if len(free) == len(wanted) else MemberState.UNRELEASED
-    if (assignment_epoch, state, kept | free) == (
+    unowned = frozenset(each for each in wanted if each in released or not is_owned(each))
+    state = MemberState.STABLE if len(unowned) == len(wanted) else MemberState.UNRELEASED
+    if (assignment_epoch, state, kept | unowned) == (
         current.epoch,
         current.state,
         current.assigned,
-    ) and not mine:
+    ) and not released:
         return current
-    return CurrentAssignment(assignment_epoch, current.epoch, state, kept | free)
+    return CurrentAssignment(assignment_epoch, current.epoch, state, kept | unowned)
 
 
 def _owns_any(owned: frozenset[TopicPartition] | None, partitions: frozenset[TopicPartition]) -> bool:
-    """A member that does not say what it owns may still own anything it ever had."""
+    """A member that does not send what it owns may still own any of its former partitions."""
     return bool(partitions) if owned is None else not owned.isdisjoint(partitions)
 
 
 def _without_unsubscribed(current: CurrentAssignment, topics: frozenset[bytes]) -> CurrentAssignment:
-    """While it gives up other partitions: those of topics it wants no more are to go, too."""
+    """While it revokes other partitions: also revoke those of topics to which it no longer subscribes."""
     unwanted = frozenset(each for each in current.assigned if each[0] not in topics)
     if not unwanted:
         return current

@@ -1,20 +1,24 @@
-"""What is stored of a consumer group: its epochs, members, targets and expressions; every change of it is a record.
+"""Stored state of a consumer group: epochs, members, target assignments and resolved regular expressions.
 
-Always true: * `snapshot` is what the records so far add up to: nothing that decides about a target or an assignment is
-remembered in any other way.
-* `owners` says who holds a partition: nobody but that one member has it assigned or pending revocation.
-* A static member's instance id maps to its current member id and to nothing else.
+Every change is kept as a record until `take_changes` returns it.
+
+Invariants:
+* `snapshot` equals the sum of all records: nothing else influences a target or an assignment.
+* `owners` maps a partition to the only member that has it assigned or pending revocation.
+* The instance id of a static member maps to its current member id only.
 * `version` grows with every change.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mansio.errors import CorruptLog, FencedInstanceId, UnknownMember
-from mansio.state.consumer_group.member import JOINING, ConsumerMember
-from mansio.state.consumer_group.records import (
+from mansio.errors import CorruptLog, FencedInstanceId, UnknownMember, UnreleasedInstanceId
+from mansio.state.consumer_group.types import LEAVE_STATIC_EPOCH, NO_PARTITIONS, MemberState
+from mansio.wire.internal_records.consumer_group_records import (
     CURRENT,
     GROUP_EPOCH,
     MEMBER,
@@ -42,16 +46,75 @@ from mansio.state.consumer_group.records import (
     encode_target,
     encode_target_epoch,
 )
-from mansio.state.consumer_group.types import MemberState
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from mansio.state.consumer_group.types import ConsumerGroupSettings, Records, TopicPartition
+    from mansio.state.consumer_group.types import ConsumerGroupSettings, Records, TopicPartition, Topics
+
+JOINING = CurrentAssignment(0, 0, MemberState.STABLE, NO_PARTITIONS)
+"""Current assignment of a member that has not received one yet."""
+
+
+@dataclass(slots=True)
+class ConsumerMember:
+    """One member of a consumer group. Its three records change through methods of `StoredGroup` only.
+
+    `metadata`, `current` and `target` are its records as they are in the log. The other attributes are kept in memory
+    and start again with a load. `session_deadline_ms`: end of its session unless a heartbeat arrives before.
+    `revoke_deadline_ms`: until then it has to revoke the pending partitions. `rejoin_deadline_ms`: until then a classic
+    member has to join again, or, after its join (`is_awaiting_sync`), to sync. `reconciled_version`: version of the
+    group at which nothing is left to do for this member.
+    """
+
+    member_id: str
+    metadata: MemberMetadata
+    current: CurrentAssignment = JOINING
+    target: frozenset[TopicPartition] = NO_PARTITIONS
+    session_deadline_ms: float = math.inf
+    revoke_deadline_ms: float = math.inf
+    rejoin_deadline_ms: float = math.inf
+    is_awaiting_sync: bool = False
+    reconciled_version: int = -1
+
+    @property
+    def is_classic(self) -> bool:
+        """Whether it uses the classic protocol."""
+        return self.metadata.classic is not None
+
+    @property
+    def is_static_offline(self) -> bool:
+        """Whether it is a static member that left and may return; its client reads nothing."""
+        return self.current.epoch == LEAVE_STATIC_EPOCH
+
+    def extend_session(self, settings: ConsumerGroupSettings, now_ms: float) -> None:
+        """Restart the session timeout."""
+        classic = self.metadata.classic
+        timeout_ms = settings.session_timeout_ms if classic is None else classic.session_timeout_ms
+        self.session_deadline_ms = now_ms + timeout_ms
+
+    def deadline_ms(self) -> float:
+        """Time at which the member is removed unless it acts before."""
+        return min(self.session_deadline_ms, self.revoke_deadline_ms, self.rejoin_deadline_ms)
+
+    def owned_or_revoking(self) -> frozenset[TopicPartition]:
+        """Partitions that cannot be assigned to others: it may read them, or may not have stopped yet."""
+        return self.current.assigned | self.current.pending
+
+    def is_reconciled(self, assignment_epoch: int) -> bool:
+        """Whether it has exactly its target. A classic member whose partitions do not change need not rejoin."""
+        current = self.current
+        if current.assigned != self.target or current.pending:
+            return False
+        if self.is_classic:
+            return current.state != MemberState.UNREVOKED
+        return current.state == MemberState.STABLE and (
+            self.is_static_offline or current.epoch == assignment_epoch
+        )
 
 
 class StoredGroup:
-    """See the module. `members` are in the order they came."""
+    """State of one group that is derived from its records. `members` are in the order in which they joined."""
 
     def __init__(self, group_id: str) -> None:
         self.group_id = group_id
@@ -63,17 +126,19 @@ class StoredGroup:
         self.resolved_regexes: dict[str, ResolvedRegex] = {}
         self.owners: dict[TopicPartition, str] = {}
         self.version = 0
-        self._old_metadata = False  # there is a record of kind 4, of an older broker
+        self._has_old_metadata = False  # there is a record of kind 4, written by an older broker
         self._changes: dict[bytes, bytes | None] = {}
         self._loaded: dict[GroupRecordKey, bytes] = {}
 
     def __iter__(self) -> Iterator[ConsumerMember]:
-        """The members as they are now; they may come and go meanwhile."""
+        """Iterate over a copy of the members: members may be added and removed meanwhile."""
         return iter(list(self.members.values()))
 
+    # ------------------------------------------------------------------ look-ups
+
     def validated(self, member_id: str, instance_id: str | None) -> ConsumerMember:
-        """The member a request comes from. Raises `UnknownMember`, or `FencedInstanceId` if another one has taken over
-        its instance id."""
+        """The member that sent a request. Raises `UnknownMember`, or `FencedInstanceId` if another member has taken
+        over its instance id."""
         if instance_id is not None:
             current = self.static_members.get(instance_id)
             if current is None:
@@ -85,13 +150,53 @@ class StoredGroup:
             raise UnknownMember(f"the group has no member {member_id!r}")
         return member
 
+    def find_member_or_static(self, member_id: str, instance_id: str | None) -> ConsumerMember | None:
+        """The member that rejoins, or the static member that is replaced; None for a new member.
+
+        Raises `UnreleasedInstanceId`, `FencedInstanceId`.
+        """
+        known = self.members.get(member_id)
+        static_id = self.static_members.get(instance_id or "")
+        if instance_id is None or static_id is None or static_id == member_id:
+            return known
+        if known is not None:
+            raise FencedInstanceId(f"instance id {instance_id} belongs to another member")
+        static = self.members[static_id]
+        if not static.is_static_offline and not static.is_classic:
+            raise UnreleasedInstanceId(f"instance id {instance_id} is still used by another member")
+        return static
+
     def all_unowned(self, partitions: Iterable[TopicPartition]) -> bool:
+        """Whether no member has any of these partitions assigned or pending."""
         return not any(each in self.owners for each in partitions)
+
+    def preferred_assignor(self, default: str) -> str:
+        """The assignor that most members request, in a tie the first by name; `default` if none requests one."""
+        votes = Counter(each.metadata.assignor for each in self.members.values() if each.metadata.assignor)
+        return min(votes, key=lambda name: (-votes[name], name), default=default)
+
+    def subscribed(self, metadata: MemberMetadata, topics: Topics) -> frozenset[bytes]:
+        """Ids of the existing topics to which a member with this metadata subscribes."""
+        names = metadata.topic_names
+        if metadata.topic_regex and (regex := self.resolved_regexes.get(metadata.topic_regex)) is not None:
+            names += regex.topics
+        return frozenset(topics.ids[name] for name in names if name in topics.ids)
+
+    def all_subscribed(self, topics: Topics) -> dict[str, frozenset[bytes]]:
+        """Topic ids by member id; members with equal subscriptions share one set."""
+        known: dict[tuple[tuple[str, ...], str | None], frozenset[bytes]] = {}
+        found = {}
+        for member in self.members.values():
+            subscription = (member.metadata.topic_names, member.metadata.topic_regex)
+            if subscription not in known:
+                known[subscription] = self.subscribed(member.metadata, topics)
+            found[member.member_id] = known[subscription]
+        return found
 
     # ------------------------------------------------------------------ changes
 
     def take_changes(self) -> Records:
-        """The records of what has changed since the last time, the last of each key."""
+        """Records of all changes since the last call, the latest of each key."""
         changes, self._changes = list(self._changes.items()), {}
         return changes
 
@@ -104,7 +209,7 @@ class StoredGroup:
         self._put(TARGET_EPOCH, "", encode_target_epoch(TargetEpoch(epoch)))
 
     def set_metadata(self, member: ConsumerMember, metadata: MemberMetadata) -> None:
-        """Also how a member that is made anew comes in."""
+        """Set the metadata of a member; a new member is added."""
         if (instance_id := member.metadata.instance_id) is not None:
             self.static_members.pop(instance_id, None)
         member.metadata = metadata
@@ -123,13 +228,21 @@ class StoredGroup:
         self._acquire(member)
         self._put(CURRENT, member.member_id, encode_current(current))
 
-    def set_resolved_regex(self, pattern: str, topics: tuple[str, ...]) -> None:
-        expression = self.resolved_regexes[pattern] = ResolvedRegex(topics, self.group_epoch, 0)
-        self._put(REGEX, pattern, encode_resolved_regex(expression))
-
-    def remove_resolved_regex(self, pattern: str) -> None:
-        del self.resolved_regexes[pattern]
-        self._put(REGEX, pattern, None)
+    def resolve_regexes(self, topics: Topics) -> None:
+        """Store what the members' regular expressions match now; one that is not resolved yet keeps its matches."""
+        in_use = {
+            each.metadata.topic_regex: None for each in self.members.values() if each.metadata.topic_regex
+        }
+        for pattern in in_use:
+            matched = topics.matches.get(pattern)
+            known = self.resolved_regexes.get(pattern)
+            if matched is not None and (known is None or known.topics != tuple(sorted(matched))):
+                regex = ResolvedRegex(tuple(sorted(matched)), self.group_epoch, 0)
+                self.resolved_regexes[pattern] = regex
+                self._put(REGEX, pattern, encode_resolved_regex(regex))
+        for pattern in [each for each in self.resolved_regexes if each not in in_use]:
+            del self.resolved_regexes[pattern]
+            self._put(REGEX, pattern, None)
 
     def remove(self, member: ConsumerMember) -> None:
         self._release(member)
@@ -142,7 +255,7 @@ class StoredGroup:
     def replace_static_member(
         self, old: ConsumerMember, member_id: str, metadata: MemberMetadata
     ) -> ConsumerMember:
-        """Another member id for a static member: it gets what the old one has, and its target."""
+        """Give a static member another member id. The new member inherits the partitions and the target."""
         self.remove(old)
         member = ConsumerMember(member_id, metadata)
         self.set_metadata(member, metadata)
@@ -151,16 +264,16 @@ class StoredGroup:
         return member
 
     def release_all(self, member: ConsumerMember) -> None:
-        """It joins anew: what it held is free, and the next step gives it what of its target is."""
+        """Release the partitions of a member that rejoins; reconciliation assigns its target to it again."""
         epoch = max(member.current.epoch, 0)
         self.set_current(
             member, JOINING._replace(epoch=epoch, previous_epoch=epoch, state=MemberState.UNRELEASED)
         )
 
     def tombstones(self) -> Records:
-        """What deletes the whole group."""
+        """Records that delete the whole group."""
         keys = [key for key, _ in self.snapshot()]
-        if self._old_metadata:
+        if self._has_old_metadata:
             keys.append(encode_group_record_key(GroupRecordKey(PARTITION_METADATA, self.group_id)))
         return [(key, None) for key in keys]
 
@@ -178,14 +291,15 @@ class StoredGroup:
         for each in member.owned_or_revoking():
             if self.owners.setdefault(each, member.member_id) != member.member_id:
                 message = (
-                    f"group {self.group_id}: a partition of {self.owners[each]} went to {member.member_id}"
+                    f"group {self.group_id}: a partition of member {self.owners[each]} was assigned to"
+                    f" {member.member_id}"
                 )
                 raise AssertionError(message)
 
-    # ------------------------------------------------------------------ from and to the log
+    # ------------------------------------------------------------------ records
 
     def snapshot(self) -> Iterator[tuple[bytes, bytes]]:
-        """The records that make up the group, each key once."""
+        """The records of the group, each key once."""
 
         def encoded(kind: int, value: bytes, item: str = "") -> tuple[bytes, bytes]:
             return encode_group_record_key(GroupRecordKey(kind, self.group_id, item)), value
@@ -198,18 +312,19 @@ class StoredGroup:
             yield encoded(MEMBER, encode_member(member.metadata), member.member_id)
             yield encoded(TARGET, encode_target(member.target), member.member_id)
             yield encoded(CURRENT, encode_current(member.current), member.member_id)
-        for pattern, expression in self.resolved_regexes.items():
-            yield encoded(REGEX, encode_resolved_regex(expression), pattern)
+        for pattern, regex in self.resolved_regexes.items():
+            yield encoded(REGEX, encode_resolved_regex(regex), pattern)
 
     def apply(self, key: GroupRecordKey, value: bytes | None) -> None:
-        """Take in a stored record, in whatever order; `restored` makes the group of them."""
+        """Apply a stored record, in any order; `restored` builds the group from them."""
         if value is None:
             self._loaded.pop(key, None)
         else:
             self._loaded[key] = value
 
     def restored(self, settings: ConsumerGroupSettings, now_ms: float) -> None:
-        """Members carry on; sessions and rebalance timeouts begin anew. What belongs to no member is left out."""
+        """Build the group from the applied records. Session and rebalance timeouts start again. Records of unknown
+        members are ignored. Raises `CorruptLog`."""
         loaded, self._loaded = self._loaded, {}
         for key, value in loaded.items():
             if key.kind == GROUP_EPOCH:
@@ -220,7 +335,7 @@ class StoredGroup:
                 self.resolved_regexes[key.item] = decode_resolved_regex(value)
             elif key.kind == MEMBER:
                 self.members[key.item] = ConsumerMember(key.item, decode_member(value))
-            self._old_metadata |= key.kind == PARTITION_METADATA
+            self._has_old_metadata |= key.kind == PARTITION_METADATA
         for member in self.members.values():
             if (current := loaded.get(GroupRecordKey(CURRENT, self.group_id, member.member_id))) is not None:
                 member.current = decode_current(current)
@@ -228,12 +343,12 @@ class StoredGroup:
                 member.target = decode_target(target)
             if not self.all_unowned(member.owned_or_revoking()):
                 raise CorruptLog(
-                    f"__consumer_offsets: two members of group {self.group_id} hold one partition"
+                    f"__consumer_offsets: two members of group {self.group_id} own the same partition"
                 )
             self._acquire(member)
             if member.metadata.instance_id is not None:
                 self.static_members[member.metadata.instance_id] = member.member_id
             member.extend_session(settings, now_ms)
-            unrevoked = member.current.state == MemberState.UNREVOKED
+            is_unrevoked = member.current.state == MemberState.UNREVOKED
             timeout_ms = member.metadata.rebalance_timeout_ms
-            member.revoke_deadline_ms = now_ms + timeout_ms if unrevoked else math.inf
+            member.revoke_deadline_ms = now_ms + timeout_ms if is_unrevoked else math.inf

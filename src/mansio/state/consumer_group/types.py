@@ -1,7 +1,7 @@
-"""What goes into and comes out of a consumer group of the new protocol: requests, answers, views, settings.
+"""Data types of a consumer group (KIP-848): requests, responses, topics, settings, states.
 
-Only data. The rules are in `consumer_group`. A topic is known by the 16 bytes of its id in here, because a topic made
-anew under an old name is another topic; names turn up where a client speaks of them.
+The rules are in `group`. Topics are identified by the 16 bytes of their id, because a topic that was deleted and
+created again under the same name is another topic; names occur where a client sends them.
 
 Source: KIP-848.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 TopicPartition = tuple[bytes, int]
-"""A partition: the 16 bytes of its topic's id, and its index."""
+"""A partition: the 16 bytes of the topic id, and the partition index."""
 
 Records = list[tuple[bytes, bytes | None]]
 """Keys and values (None deletes) to append to `__consumer_offsets`, all in one batch and in this order."""
@@ -25,19 +25,19 @@ NO_PARTITIONS: Final[frozenset[TopicPartition]] = frozenset()
 JOIN_EPOCH: Final = 0
 LEAVE_EPOCH: Final = -1
 LEAVE_STATIC_EPOCH: Final = -2
-"""Epochs a heartbeat may carry that are no epochs: join anew, leave for good, leave and keep the place."""
+"""Values of a heartbeat's epoch that are no epochs: join, leave, leave as a static member that will return."""
 
 NEVER_RESOLVED: Final = -1
 
 CLASSIC_PROTOCOL_TYPE: Final = "consumer"
-"""The protocol type of classic members that this group can take in: those that say what they subscribe to."""
+"""The protocol type of the classic members that can join: their metadata contain the subscription."""
 
 RECONCILING_HEARTBEAT_INTERVAL_MS: Final = 300
-"""How soon a member is to be heard of again while it gives up partitions, or awaits some."""
+"""Heartbeat interval of a member that revokes partitions or waits for some."""
 
 
 class ConsumerGroupState(StrEnum):
-    """The five states, under the names that `ListGroups` and `ConsumerGroupDescribe` show."""
+    """States, with the names in ListGroups and ConsumerGroupDescribe."""
 
     EMPTY = "Empty"
     ASSIGNING = "Assigning"
@@ -47,15 +47,15 @@ class ConsumerGroupState(StrEnum):
 
 
 class MemberState(IntEnum):
-    """Where a member stands, by the numbers of Kafka's record."""
+    """Reconciliation state of a member, with the numbers of Kafka's record."""
 
     STABLE = 0
-    UNREVOKED = 1  # it has to give partitions up, and has not said yet that it did
-    UNRELEASED = 2  # some of its target is still held by others
+    UNREVOKED = 1  # it has to revoke partitions and has not confirmed it yet
+    UNRELEASED = 2  # other members still own some partitions of its target
 
 
 class ConsumerGroupSettings(NamedTuple):
-    """What is in force for one group. `size_max`: members at most."""
+    """Effective settings of one group. `size_max`: maximum number of members."""
 
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 500
@@ -63,11 +63,11 @@ class ConsumerGroupSettings(NamedTuple):
 
 
 class Topics(NamedTuple):
-    """The topics there are, as the group is to see them.
+    """The existing topics.
 
-    `ids`: name -> id; `partitions`: id -> how many; `matches`: regular expression -> the names it matches, for every
-    expression the group's members and the request have (`ConsumerGroup.expressions`). Give the same object for as
-    long as nothing of it changed: a group looks into it only when it is another one.
+    `ids`: name -> id; `partitions`: id -> number of partitions; `matches`: regular expression -> matching names, for
+    every expression of the group's members and of the request (`ConsumerGroup.subscribed_regexes`). Pass the same
+    object as long as nothing changed: a group compares by identity.
     """
 
     ids: Mapping[str, bytes]
@@ -76,10 +76,10 @@ class Topics(NamedTuple):
 
 
 class Heartbeat(NamedTuple):
-    """A ConsumerGroupHeartbeat request. None (and -1 for the time) means: as before.
+    """A ConsumerGroupHeartbeat request. None (and -1 for the timeout) means unchanged.
 
-    `member_id` is never empty: where the client has none (version 0), the caller makes one. `topic_regex` is "" where
-    the member subscribes by an expression no more. `owned`: what the member has now.
+    `member_id` is never empty: for a client without one (version 0) the caller generates it. `topic_regex` is "" where
+    the member ends its subscription by expression. `owned`: the partitions that the member owns.
     """
 
     member_id: str
@@ -96,7 +96,7 @@ class Heartbeat(NamedTuple):
 
 
 class HeartbeatResponse(NamedTuple):
-    """What the member is told. `assignment`: everything it may read from now on, in order; None: as before."""
+    """Response to a heartbeat. `assignment`: sorted partitions the member may read from now on; None: unchanged."""
 
     member_id: str
     member_epoch: int
@@ -105,7 +105,7 @@ class HeartbeatResponse(NamedTuple):
 
 
 class ClassicSubscription(NamedTuple):
-    """What the metadata of a classic member's protocol say: topics by name, partitions it has, its rack."""
+    """Subscription of a classic member: topic names, owned partitions, rack."""
 
     topics: tuple[str, ...]
     owned: tuple[tuple[str, int], ...]
@@ -113,16 +113,16 @@ class ClassicSubscription(NamedTuple):
 
 
 class ClassicCodec(Protocol):
-    """The bytes of classic members (Kafka's "consumer" embedded protocol). Malformed ones raise `WireError`."""
+    """Codec of Kafka's embedded "consumer" protocol, used by classic members. Malformed bytes raise `WireError`."""
 
     def subscription(self, metadata: bytes) -> ClassicSubscription:
-        """A Subscription."""
+        """Decode a Subscription."""
 
     def assigned(self, assignment: bytes) -> Sequence[tuple[str, int]]:
-        """An Assignment; no bytes are no partitions."""
+        """Decode an Assignment; empty bytes are no partitions."""
 
     def assignment(self, partitions: Sequence[tuple[str, int]]) -> bytes:
-        """The bytes of an Assignment."""
+        """Encode an Assignment."""
 
 
 EMPTY, ASSIGNING, RECONCILING, STABLE, DEAD = ConsumerGroupState
@@ -132,6 +132,6 @@ TRANSITIONS: Final[dict[ConsumerGroupState, frozenset[ConsumerGroupState]]] = {
     ASSIGNING: frozenset({RECONCILING, STABLE, EMPTY}),
     RECONCILING: frozenset({ASSIGNING, STABLE, EMPTY}),
     STABLE: frozenset({ASSIGNING, RECONCILING, EMPTY}),
-    DEAD: frozenset({EMPTY}),  # only when deleting it failed
+    DEAD: frozenset({EMPTY}),  # only if the deletion could not be written
 }
-"""From a state to those that may follow it, seen between two calls."""
+"""Possible next states, observed between two calls."""

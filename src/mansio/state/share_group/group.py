@@ -33,7 +33,17 @@ from mansio.errors import (
     UnknownMember,
 )
 from mansio.state.assignors.simple import assign_simple
-from mansio.state.consumer_group.records import (
+from mansio.state.consumer_group.types import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    NO_PARTITIONS,
+    ConsumerGroupSettings,
+    ConsumerGroupState,
+    HeartbeatResponse,
+    MemberState,
+    Topics,
+)
+from mansio.wire.internal_records.consumer_group_records import (
     SHARE_CURRENT,
     SHARE_GROUP_EPOCH,
     SHARE_MEMBER,
@@ -60,16 +70,6 @@ from mansio.state.consumer_group.records import (
     encode_state_partitions,
     encode_target,
     encode_target_epoch,
-)
-from mansio.state.consumer_group.types import (
-    JOIN_EPOCH,
-    LEAVE_EPOCH,
-    NO_PARTITIONS,
-    ConsumerGroupSettings,
-    ConsumerGroupState,
-    HeartbeatResponse,
-    MemberState,
-    Topics,
 )
 
 if TYPE_CHECKING:

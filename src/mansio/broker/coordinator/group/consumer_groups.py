@@ -23,7 +23,7 @@ from mansio.state.share_group.group import ShareGroup
 from mansio.wire.internal_records.offset_and_group_records import GroupKey, encode_group_key
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from mansio.broker.coordinator.group.group_store import GroupEntry, GroupStore
     from mansio.broker.coordinator.group.persisted_groups import PersistedGroups
@@ -199,7 +199,7 @@ class ConsumerGroups:
         view = self.subscriptions.topics((asked,) if asked else ())
         known = entry.resolved
         if known is None or known[0] is not view or known[1] != group.stored.version:
-            self.subscriptions.topics(group.resolved_regexes())
+            self.subscriptions.topics(group.subscribed_regexes())
             entry.resolved = (view, group.stored.version)
         return view
 
@@ -222,13 +222,3 @@ class ConsumerGroups:
             becomes, more = back
             records = records + more
         return self.persisted.write(entry, group, records, becomes=becomes)
-
-
-def subscribed_topic_names(group: ConsumerGroup) -> Iterator[str]:
-    """The names that its members subscribe to, some more than once."""
-    resolved_regexes = group.stored.resolved_regexes
-    for member in group.members.values():
-        yield from member.metadata.topic_names
-        expression = resolved_regexes.get(member.metadata.topic_regex or "")
-        if expression is not None:
-            yield from expression.topics

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.group.group_store import GroupEntry, GroupStore
     from mansio.broker.coordinator.group.topic_resolver import TopicResolver
     from mansio.state.classic_group.types import Member
-    from mansio.state.consumer_group.member import ConsumerMember
+    from mansio.state.consumer_group.stored_state import ConsumerMember
     from mansio.state.consumer_group.types import TopicPartition
 
 CLASSIC: Final = "classic"

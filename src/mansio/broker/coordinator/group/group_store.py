@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 
 from mansio.errors import CoordinatorNotAvailable
 from mansio.state.classic_group.group import ClassicGroup
-from mansio.state.consumer_group.records import (
+from mansio.wire.internal_records.consumer_group_records import (
     CONSUMER_KINDS,
     GROUP_EPOCH,
     SHARE_KINDS,
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.runtime import CoordinatorRuntime, KeyValue
     from mansio.ports import Clock, Promise, Timer
     from mansio.state.consumer_group.group import ConsumerGroup
-    from mansio.state.consumer_group.records import GroupRecordKey
     from mansio.state.consumer_group.types import Topics
     from mansio.state.share_group.group import ShareGroup
+    from mansio.wire.internal_records.consumer_group_records import GroupRecordKey
 
     OffsetListener = Callable[[str, str, int, CommittedOffset | None], None]
     Group = ClassicGroup | ConsumerGroup | ShareGroup

@@ -13,7 +13,6 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mansio.broker.coordinator.group.consumer_groups import subscribed_topic_names
 from mansio.broker.coordinator.group.error_mapping import check_offsets_group_id
 from mansio.broker.coordinator.group.group_inspection import CONSUMER, topics_of_subscription
 from mansio.broker.partition.retention_holds import is_hold
@@ -279,7 +278,7 @@ def subscribed_topics(entry: GroupEntry) -> frozenset[str] | None:
     """What the members of a group read; None if their bytes are not ours to read or make no sense."""
     group = entry.group
     if isinstance(group, ConsumerGroup):
-        return frozenset(subscribed_topic_names(group))
+        return frozenset(group.subscribed_topic_names())
     if isinstance(group, ShareGroup):
         return frozenset(name for member in group.members.values() for name in member.metadata.topic_names)
     if group.protocol_type != CONSUMER or group.protocol is None:

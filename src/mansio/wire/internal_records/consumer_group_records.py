@@ -1,12 +1,13 @@
-"""The records of consumer and share groups in `__consumer_offsets`, in Kafka's own formats: bytes <-> values.
+"""Records of consumer and share groups in `__consumer_offsets`, in Kafka's formats.
 
-Owns the kinds 3 to 8 and 16 (consumer groups, KIP-848) and 10 to 15 (share groups, KIP-932). A key begins with its
-kind, 16 bits, and is not flexible; a value begins with its version, always 0, and is. `group_records` knows the older
-kinds. A record without a value deletes what its key names.
+Record kinds 3 to 8 and 16 (consumer groups, KIP-848) and 10 to 15 (share groups, KIP-932); the older kinds are in
+`offset_and_group_records`. A key begins with its kind, 16 bits, and is not flexible; a value begins with its version,
+always 0, and is flexible. A record without a value deletes the entry of its key.
 
-Always true: what `encode_*` writes, `decode_*` reads back equal; tagged fields that are not known here are skipped;
-malformed bytes raise `CorruptLog` and nothing else. Partitions are written in order of topic id and index, so equal
-values have equal bytes.
+Invariants:
+* `decode_*` returns what `encode_*` was given; unknown tagged fields are skipped.
+* Malformed bytes raise `CorruptLog` and nothing else.
+* Partitions are written in order of topic id and index, so equal values have equal bytes.
 
 Source: the ConsumerGroup*Key/Value.json and ShareGroup*Key/Value.json message definitions of Apache Kafka 4.3.
 """
@@ -17,7 +18,6 @@ from struct import pack
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from mansio.errors import CorruptLog
-from mansio.state.consumer_group.types import NO_PARTITIONS
 from mansio.wire.headers import unsigned_varint as varint
 from mansio.wire.internal_records.flexible_codec import (
     NO_TAGS,
@@ -33,7 +33,8 @@ from mansio.wire.internal_records.flexible_codec import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.state.consumer_group.types import TopicPartition
+TopicPartition = tuple[bytes, int]
+"""A partition: the 16 bytes of the topic id, and the partition index."""
 
 GROUP_EPOCH: Final = 3
 PARTITION_METADATA: Final = 4  # read by its key only: brokers before 4.1 wrote it
@@ -62,7 +63,7 @@ _ID_BYTES: Final = 16
 
 
 class GroupRecordKey(NamedTuple):
-    """Whose record it is, and which. `item`: a member id, or the expression of kind 16; "" for kinds of a group."""
+    """Key of a record. `item`: a member id, the expression of kind 16, or "" for kinds of the whole group."""
 
     kind: int
     group: str
@@ -70,14 +71,14 @@ class GroupRecordKey(NamedTuple):
 
 
 class GroupEpoch(NamedTuple):
-    """Kinds 3 and 11. `metadata_hash`: of the topics the group subscribes to; 0 for none known."""
+    """Kinds 3 and 11. `metadata_hash`: hash of the subscribed topics; 0 if unknown."""
 
     epoch: int
     metadata_hash: int = 0
 
 
 class ClassicMetadata(NamedTuple):
-    """What a consumer group keeps of a member that speaks the classic protocol: (name, metadata) of each protocol."""
+    """Classic protocol of a member of a consumer group: (name, metadata) of each embedded protocol."""
 
     session_timeout_ms: int
     protocols: tuple[tuple[str, bytes], ...]
@@ -98,7 +99,7 @@ class MemberMetadata(NamedTuple):
 
 
 class TargetEpoch(NamedTuple):
-    """Kinds 6 and 12. `timestamp_ms`: wall clock, when it was computed; 0 unknown."""
+    """Kinds 6 and 12. `timestamp_ms`: wall-clock time at which it was computed; 0 if unknown."""
 
     epoch: int
     timestamp_ms: int = 0
@@ -111,11 +112,11 @@ class CurrentAssignment(NamedTuple):
     previous_epoch: int
     state: int
     assigned: frozenset[TopicPartition]
-    pending: frozenset[TopicPartition] = NO_PARTITIONS
+    pending: frozenset[TopicPartition] = frozenset()
 
 
 class ResolvedRegex(NamedTuple):
-    """Kind 16: which topics an expression matched, at a version of the metadata, at a time (wall clock, ms)."""
+    """Kind 16: the topics that a regular expression matched, the metadata version and the wall-clock time (ms)."""
 
     topics: tuple[str, ...]
     version: int
@@ -140,7 +141,7 @@ class StateTopic(NamedTuple):
 
 
 class StatePartitions(NamedTuple):
-    """Kind 15: which share partitions have state, or are getting it; which topics are losing it (no partitions)."""
+    """Kind 15: share partitions with state or being initialized; topics whose state is being deleted."""
 
     initializing: tuple[StateTopic, ...]
     initialized: tuple[StateTopic, ...]
@@ -157,7 +158,7 @@ def encode_group_record_key(key: GroupRecordKey) -> bytes:
 
 
 def decode_group_record_key(raw: bytes) -> GroupRecordKey | None:
-    """The key of a record; None for a kind that is not of consumer or share groups."""
+    """Decode a key; None for a kind that belongs to neither consumer nor share groups."""
     reader = Reader(raw)
     kind = reader.integer(2)
     if kind not in CONSUMER_KINDS and kind not in SHARE_KINDS:
@@ -392,7 +393,7 @@ def _read_current(raw: bytes, *, with_pending: bool) -> CurrentAssignment:
     reader = _value(raw)
     epoch, previous_epoch, state = reader.integer(4), reader.integer(4), reader.integer(1)
     assigned = _read_partitions(reader)
-    pending = _read_partitions(reader) if with_pending else NO_PARTITIONS
+    pending = _read_partitions(reader) if with_pending else frozenset()
     reader.tags()
     reader.end()
     return CurrentAssignment(epoch, previous_epoch, state, assigned, pending)
