@@ -20,7 +20,7 @@ from mansio.spark.arrow.encode import encode_batches
 from mansio.spark.arrow.schema import HEADERS_TYPE, RECORD_SCHEMA
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch, iterate_batches
-from mansio.wire.batch.record_rows import read_rows
+from mansio.wire.batch.record_reader import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable

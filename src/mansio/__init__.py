@@ -1,13 +1,13 @@
-"""Mansio: a durable, distributed message queue in Python. Kafka's log and wire, SQS's care for every record.
+"""Mansio: a durable, distributed message queue that speaks Kafka's protocol, with individual acknowledgements.
 
 >>> async with mansio.connect("127.0.0.1:9092") as client:      # asyncio
 ...     await client.publish("orders", b"one", key=b"ada")
->>> with mansio.blocking.connect("127.0.0.1:9092") as client:   # the same names, blocking
+>>> with mansio.blocking.connect("127.0.0.1:9092") as client:   # the same API, blocking
 ...     client.publish("orders", b"two", key=b"ada")
->>> with mansio.Broker("data") as broker:                       # a whole broker in this process
+>>> with mansio.Broker("data") as broker:                       # a complete broker in this process
 ...     print(broker.address)
 
-What stands here is loaded on first use, so that `import mansio` costs next to nothing.
+Names are imported on first use, so that `import mansio` is fast.
 """
 
 from __future__ import annotations

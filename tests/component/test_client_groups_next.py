@@ -143,7 +143,7 @@ def test_static_member_that_crashed_waits_for_its_own_session_and_is_not_refused
             die(first)
             back = Reader(client, "crashed", instance_id="a")
             await until(lambda: len(back.partitions) == len(other.partitions) == 2)
-            assert "waiting for its session to end" in caplog.text
+            assert "waiting for its session to time out" in caplog.text
             for reader in (back, other, first):
                 await reader.stop()
 

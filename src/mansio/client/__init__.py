@@ -1,6 +1,6 @@
-"""The Python client: asyncio and blocking, the same names, over `mansio.net`.
+"""Python client of Mansio and Kafka brokers: asyncio and blocking, with the same API.
 
-`connect` gives an asyncio `Client`; `blocking.connect` its blocking twin.
+`connect` creates an asyncio `Client`; `blocking.connect` a blocking one.
 """
 
 from mansio.client import blocking

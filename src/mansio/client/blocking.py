@@ -1,15 +1,16 @@
-"""The client for programs without asyncio: the same names, waiting instead of awaiting.
+"""Blocking client: the API of the asyncio client for programs without an event loop.
 
     with mansio.blocking.connect("127.0.0.1:9092") as client:
         client.publish("greetings", b"hello", key=b"world")
         for message in client.consume("greetings", max_records=1):
             ...
 
-Every client runs one loop in one thread; its methods are made from those of the asyncio client (see
-`mansio.net.blocking`). Callbacks are called on that thread, and must not call the client.
+Every client runs one event loop in one thread; its methods are derived from those of the asyncio client (see
+`mansio.net.blocking`). Callbacks are called on that thread and must not call the client.
 
-Always true: a public name here means what it means there, with the same parameters; objects may be shared between
-threads.
+Invariants:
+* Names, parameters and meanings are those of the asyncio client.
+* Objects may be shared between threads.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Any
 
-    from mansio.client.consumer.partition_state import PartitionState
+    from mansio.client.consumer.fetcher import PartitionState
     from mansio.client.producer.accumulator import Delivery as AsyncDelivery
     from mansio.client.producer.serialization import Publishable
     from mansio.client.share import receiver as asyncio_receive
@@ -44,11 +45,11 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 PUBLISH_WINDOW_RECORDS = 10_000
-"""Records that `publish_many` takes from its iterable before it hands them to the loop."""
+"""Records that `publish_many` takes from its iterable at a time."""
 
 
 class QuotaAdmin(BlockingProxy[asyncio_quotas.QuotaAdmin]):
-    """The quotas of one cluster; `client.admin.admin.quotas` is one."""
+    """Quotas of one cluster; available as `client.admin.quotas`."""
 
     list = blocking(asyncio_quotas.QuotaAdmin.list)
     set = blocking(asyncio_quotas.QuotaAdmin.set)
@@ -56,7 +57,7 @@ class QuotaAdmin(BlockingProxy[asyncio_quotas.QuotaAdmin]):
 
 
 class ShareAdmin(BlockingProxy[asyncio_shares.ShareAdmin]):
-    """The share groups of one cluster; `client.admin.admin.shares` is one."""
+    """Share groups of one cluster; available as `client.admin.shares`."""
 
     describe = blocking(asyncio_shares.ShareAdmin.describe)
     offsets = blocking(asyncio_shares.ShareAdmin.offsets)
@@ -67,7 +68,7 @@ class ShareAdmin(BlockingProxy[asyncio_shares.ShareAdmin]):
 
 
 class ClusterAdmin(BlockingProxy[asyncio_cluster.ClusterAdmin]):
-    """The state of one cluster, and elections in it; `client.admin.admin.cluster` is it."""
+    """The state of one cluster, and elections in it; available as `client.admin.cluster`."""
 
     status = blocking(asyncio_cluster.ClusterAdmin.status)
     partitions = blocking(asyncio_cluster.ClusterAdmin.partitions)
@@ -75,7 +76,7 @@ class ClusterAdmin(BlockingProxy[asyncio_cluster.ClusterAdmin]):
 
 
 class Admin(BlockingProxy[asyncio_admin.Admin]):
-    """Administration of one cluster; `client.admin.admin` is one."""
+    """Administration of one cluster; available as `client.admin`."""
 
     def __init__(self, thread: LoopThread, original: asyncio_admin.Admin) -> None:
         super().__init__(thread, original)
@@ -105,14 +106,14 @@ class Admin(BlockingProxy[asyncio_admin.Admin]):
 
 
 class Delivery(BlockingProxy["AsyncDelivery"]):
-    """One record's way to the broker."""
+    """Future result of one published record."""
 
     def done(self) -> bool:
-        """Whether the outcome is known."""
+        """Whether the result is known."""
         return self._original.done()
 
     def result(self) -> RecordMetadata:
-        """Wait for the outcome; raises the record's typed error."""
+        """Wait for the result. Raises the record's typed error."""
         return self._thread.run(_awaited(self._original))
 
 
@@ -129,7 +130,7 @@ def _delivering(
 
 
 class _PublishWaiter:
-    """One publish that a thread waits for: on the loop it needs neither task nor future, only this waiter."""
+    """Waiter of one publish call of a thread; it needs neither a task nor a future on the loop."""
 
     __slots__ = ("_call", "_delivery")
 
@@ -138,11 +139,11 @@ class _PublishWaiter:
         self._delivery = delivery
 
     def done(self) -> bool:
-        """Whether nobody waits any more."""
+        """Whether the call has ended."""
         return self._call.done()
 
     def set_result(self, _: None, /) -> None:
-        """The batch is settled or split."""
+        """Handle a batch that was completed or split."""
         if not self._delivery.done():
             self._call.follow(asyncio.get_running_loop().create_task(_awaited(self._delivery)))
             return
@@ -158,8 +159,8 @@ def _publishing(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, RecordMetadata]],
     publish_nowait: Callable[Concatenate[Any, P], AsyncDelivery | None],
 ) -> Callable[Concatenate[Any, P], RecordMetadata]:
-    """The twin of `publish`. What has to wait before the record is in its batch (for metadata, for room) takes the
-    way of every other method."""
+    """Blocking variant of `publish`. A call that has to wait for metadata or buffer space runs as a task, like every
+    other method."""
 
     @functools.wraps(method)
     def call(self: BlockingProxy[Any], /, *args: P.args, **kwargs: P.kwargs) -> RecordMetadata:
@@ -195,11 +196,11 @@ class Producer(BlockingProxy[asyncio_producer.Producer]):
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of records that are not acknowledged yet, about."""
+        """Approximate size of the records that are not acknowledged yet, in bytes."""
         return self._original.buffered_bytes
 
     def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
-        """Publish values in order and wait until all are acknowledged; see the asyncio twin."""
+        """Publish values in order and wait until all are acknowledged; see the asyncio client."""
         return _publish_windows(self._thread, self._original.publish_many, topic, records)
 
     def __enter__(self) -> Self:
@@ -238,12 +239,12 @@ class Consumer(BlockingProxy[asyncio_consumer.Consumer]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called, or an end was reached that closes it (see `Client.consume`, `auto_commit`)."""
+        """Whether `close` was called, or the end was reached with automatic commits (see `Client.consume`)."""
         return self._original.is_closed
 
     @property
     def is_finished(self) -> bool:
-        """Whether the reading has come to the end that was asked for."""
+        """Whether the requested end was reached."""
         return self._original.is_finished
 
     def __iter__(self) -> Iterator[Message]:
@@ -260,15 +261,15 @@ class Consumer(BlockingProxy[asyncio_consumer.Consumer]):
         return self._messages[0]
 
     def poll(self, timeout_ms: float | None = None) -> list[Message]:
-        """The next batch of messages; none when nothing came within the time, or when the reading is over."""
-        rest = self._messages[self._index :]
-        if not rest or (self._state is not None and not self._state.is_active):
-            rest = self._take(timeout_ms)
+        """The next batch of messages; empty if none arrived within the time or the end was reached."""
+        messages = self._messages[self._index :]
+        if not messages or (self._state is not None and not self._state.is_active):
+            messages = self._take(timeout_ms)
         self._index = len(self._messages)
-        return rest
+        return messages
 
     def batches(self) -> Iterator[list[Message]]:
-        """The messages in the batches they were stored in."""
+        """Messages in their stored batches."""
         while batch := self.poll():
             yield batch
 
@@ -337,7 +338,7 @@ class Client(BlockingProxy[asyncio_client.Client]):
     receive = _receiving(asyncio_client.Client.receive)
 
     def publish_many(self, topic: str, records: Iterable[Publishable]) -> list[RecordMetadata]:
-        """Publish values in order and wait until all are acknowledged; see the asyncio twin."""
+        """Publish values in order and wait until all are acknowledged; see the asyncio client."""
         return _publish_windows(self._thread, self._original.publish_many, topic, records)
 
     def close(self, *, flush: bool = True) -> None:
@@ -385,7 +386,7 @@ def _publish_windows(
     topic: str,
     records: Iterable[Publishable],
 ) -> list[RecordMetadata]:
-    """The iterable belongs to the caller's thread: it may block, and must not hold up the loop."""
+    """Iterates on the caller's thread: the iterable may block, and must not block the loop."""
     given = iter(records)
     stored: list[RecordMetadata] = []
     while window := list(islice(given, PUBLISH_WINDOW_RECORDS)):
@@ -394,4 +395,4 @@ def _publish_windows(
 
 
 connect = _connecting(asyncio_client.connect)
-"""The blocking twin of `mansio.connect`; connected when it returns."""
+"""Blocking variant of `mansio.connect`; connected when it returns."""

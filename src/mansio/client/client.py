@@ -1,12 +1,12 @@
-"""The asyncio client: one object to publish, consume and administer.
+"""Asyncio client: publishes, consumes and administers.
 
     async with mansio.connect("127.0.0.1:9092") as client:
         await client.publish("greetings", b"hello", key=b"world")
         async for message in client.consume("greetings", max_records=1):
             ...
 
-Owns the cluster connection and whatever was made from it: closing the client closes its producers and consumers.
-The blocking twin is `mansio.client.blocking`.
+Closing the client closes the producers, consumers and receivers that it created. `mansio.client.blocking` is the
+variant for programs without an event loop.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from mansio.client.admin.admin import Admin
 from mansio.client.consumer.batch_decoder import BATCH_BYTES_MAX
-from mansio.client.consumer.consumer import Consumer
-from mansio.client.consumer.consumer_options import ConsumerOptions
+from mansio.client.consumer.consumer import Consumer, ConsumerOptions
 from mansio.client.group.classic_member import GroupOptions
 from mansio.client.producer.producer import Producer, ProducerOptions
 from mansio.client.share.leased import ReceiveOptions
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from types import TracebackType
 
-    from mansio.client.consumer.consumer_options import RebalanceCallback
+    from mansio.client.consumer.consumer import RebalanceCallback
     from mansio.client.producer.accumulator import Delivery
     from mansio.client.producer.serialization import HeadersLike, Publishable
     from mansio.client.types import RecordMetadata, StartAt
@@ -49,10 +48,10 @@ def connect(
     request_timeout_ms: float = 30_000,
     tls: ssl.SSLContext | None = None,
 ) -> Client:
-    """A client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
+    """Create a client of the cluster that any of the `bootstrap_servers` addresses (`host:port`) belongs to.
 
-    Use it as `async with connect(...) as client`. `producer` says how `client.publish` publishes. `ConfigError` for a
-    text that is no address.
+    Use it as `async with connect(...) as client`. `producer`: options of `client.publish`. Raises `ConfigError` for an
+    invalid address.
     """
     options = ConnectionOptions(
         client_id=client_id,
@@ -130,7 +129,7 @@ class Client:
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
     ) -> Delivery | None:
-        """`publish` for the blocking twin; see `Producer.publish_nowait`."""
+        """`publish` for the blocking client; see `Producer.publish_nowait`."""
         return self._default_producer().publish_nowait(
             topic, value, key=key, headers=headers, partition=partition, timestamp_ms=timestamp_ms
         )
@@ -144,7 +143,7 @@ class Client:
         await asyncio.gather(*(producer.flush() for producer in self._producers))
 
     def producer(self, options: ProducerOptions | None = None) -> Producer:
-        """A producer of its own: another setting of acks, codec, batching. Closed with the client, or before."""
+        """Create a producer with its own acks, codec and batching. It is closed with the client, or before."""
         producer = Producer(self._cluster, options)
         self._producers = [*(other for other in self._producers if not other.is_closed), producer]
         return producer
@@ -185,34 +184,34 @@ class Client:
         batch_bytes_max: int = BATCH_BYTES_MAX,
         unknown_topic_ms_max: float = 30_000,
     ) -> Consumer:
-        """Read topics, or chosen partitions (`TopicPartition`). Iterate the result, or use its `poll`/`batches`.
+        """Read topics, or assigned partitions (`TopicPartition`). Iterate the result, or use its `poll` or `batches`.
 
-        `sources`: in a group, a text that begins with `^` is a regular expression (RE2) which has to match the whole
-        name of a topic; topics that come later are read, too. `InvalidRegularExpression` for one that is none,
-        `UnsupportedVersion` where the broker cannot tell what it matches.
-        `group`: share the topics' partitions with the other members, and keep offsets under this name. Without one,
-        all partitions are read and nothing is committed. With chosen partitions the group only keeps the offsets.
+        `sources`: in a group, a text that begins with `^` is a regular expression (RE2) that must match the whole topic
+        name; topics created later are included. Raises `InvalidRegularExpression` for an invalid one,
+        `UnsupportedVersion` if the broker does not support regular expressions.
+        `group`: the consumer group, whose members divide the partitions and which stores the offsets. Without a group
+        all partitions are read and nothing is committed. With assigned partitions the group only stores offsets.
         `group_protocol`: with "consumer" the broker assigns the partitions, and those that stay with a member are read
-        without a pause while others move (KIP-848); a broker that does not offer it gets a classic member. With
-        "classic" the members share the partitions out themselves. A group may have members of both for a while.
-        `from_`: where to begin (in a group: where nothing was committed yet): "earliest", "latest", an offset, a
-        datetime, or a mapping of partitions to offsets.
-        `to_time`, `to_end`, `max_records`: end the iteration before the first record of that time, at the end as it
-        is now, after so many records.
-        `auto_commit` (None: yes with a group): commit what is done with, every `auto_commit_interval_ms`, before a
-        rebalance and on close; never the message in hand. A consumer that comes to the end asked for then commits and
-        leaves the group by itself; with False it keeps its partitions until it is closed, so that `commit()` after the
-        loop works.
-        `session_timeout_ms`, `heartbeat_interval_ms`: of members of a classic group. Otherwise the group's own settings
-        hold, `consumer.session.timeout.ms` and `consumer.heartbeat.interval.ms` (`admin.alter_group_config`).
-        `rebalance_timeout_ms`: how long this member may take to give partitions up before it is put out.
-        `metadata_interval_ms`: how often to look for partitions that were added (where the broker does not).
+        without interruption during a rebalance (KIP-848); if the broker does not support it, the classic protocol is
+        used. With "classic" the members compute the assignment. During a migration a group may have members of both.
+        `from_`: start position (in a group: of partitions without a committed offset): "earliest", "latest", an offset,
+        a datetime, or a mapping of partitions to offsets.
+        `to_time`, `to_end`, `max_records`: end the iteration before the first record at or after that time, at the
+        current end, after that many records.
+        `auto_commit` (None: enabled with a group): commit processed messages every `auto_commit_interval_ms`, before a
+        rebalance and on close; never the current message. A consumer that reaches its end then commits and leaves the
+        group; with False it keeps its partitions until it is closed, so that `commit()` works after the loop.
+        `session_timeout_ms`, `heartbeat_interval_ms`: classic groups only. Otherwise the group's own settings apply,
+        `consumer.session.timeout.ms` and `consumer.heartbeat.interval.ms` (`admin.alter_group_config`).
+        `rebalance_timeout_ms`: time limit for revoking partitions, after which the member is removed from the group.
+        `metadata_interval_ms`: interval for detecting new partitions (where the broker does not).
+        `revoke_timeout_ms`: how long a revocation waits until the application has processed the current message.
         `instance_id`: static membership (KIP-345). `on_assigned`, `on_revoked`, `on_lost`: called (or awaited) with a
-        list of partitions. `batch_bytes_max`: a batch that becomes larger than this when it is decompressed is
-        refused with `InvalidRecord`.
-        `unknown_topic_ms_max`: how long a topic that is being read may be unknown to the cluster, asked anew all the
-        time, before the reading raises `UnknownTopicOrPartition`. A member of a group waits on, as other Kafka clients
-        do: its topic may come back, and what it reads is the group's to say.
+        list of partitions. `batch_bytes_max`: a batch that is larger than this when decompressed raises
+        `InvalidRecord`.
+        `unknown_topic_ms_max`: how long a topic may be unknown to the cluster, with retries, before the consumer raises
+        `UnknownTopicOrPartition`. Members of a group wait without limit, as other Kafka clients do: the topic may
+        be created again, and the group decides the assignment.
         """
         given = [sources] if isinstance(sources, str | TopicPartition) else list(sources)
         options = ConsumerOptions(
@@ -259,18 +258,18 @@ class Client:
         prefetch_bytes_max: int = 32 << 20,
         batch_bytes_max: int = BATCH_BYTES_MAX,
     ) -> Receiver:
-        """Take records of topics on lease, as a member of a share group (KIP-932): each record goes to one member at a
-        time, is settled by itself (`ack`, `retry`, `reject`), and comes again if it is not. Iterate the result, or use
-        its `poll` or `run`.
+        """Acquire records of topics as a member of a share group (KIP-932): each record is delivered to one member at a
+        time, is acknowledged individually (`ack`, `retry`, `reject`), and is delivered again if it is not. Iterate the
+        result, or use its `poll` or `run`.
 
-        A group that is new begins at the end, unless its setting `share.auto.offset.reset` says otherwise.
-        `max_records`: what this member has on lease at a time, fetched ahead or in work. Whoever settles nothing gets
-        nothing more, until leases end.
-        `auto_extend`: leases are extended when half of their time (`share.record.lock.duration.ms`) is over, while a
-        record waits here and while the application has it, each for `extend_max_ms` at most; then they end.
-        `fetch_wait_ms_max`: how long a broker waits for records before it answers that there are none.
-        `prefetch_bytes_max`: nothing more is fetched while so much waits to be handed out. `batch_bytes_max`: a batch
-        that becomes larger than this when it is decompressed is given back, with `InvalidRecord`.
+        A new group starts at the end, unless its setting `share.auto.offset.reset` differs.
+        `max_records`: limit on the records this member has acquired, prefetched or being processed. A member that
+        acknowledges none gets no more until leases expire.
+        `auto_extend`: extend leases when half of their duration (`share.record.lock.duration.ms`) has passed, both of
+        prefetched records and of records being processed, each for at most `extend_max_ms`; then they expire.
+        `fetch_wait_ms_max`: how long a broker holds a fetch until records are available.
+        `prefetch_bytes_max`: no fetch is sent while this much is buffered. `batch_bytes_max`: a batch that is larger
+        than this when decompressed is released and raises `InvalidRecord`.
         """
         options = ReceiveOptions(
             group=group,

@@ -1,7 +1,8 @@
-"""Who leads a partition, for those who may not wait: sender and fetcher ask it for every request.
+"""Non-blocking look-up of partition leaders for sender and fetcher, with metadata refreshes in the background.
 
-Owns the look-ups that go on beside. Always true: at most one look-up of a topic is under way; what the cache says is
-used until it is marked stale, and asked for again, without anybody waiting for that, when it is old.
+Invariants:
+* At most one look-up of a topic is in progress.
+* A cached leader is used until it is marked stale; when it is old, it is refreshed without delaying any request.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ logger = logging.getLogger(__name__)
 
 
 class LeaderCache:
-    """Answers from the cluster's cache. `on_change` is called when a look-up has ended, whatever came of it."""
+    """Partition leaders from the cluster's metadata cache. `on_change` is called when a look-up has ended, also if it
+    failed."""
 
     def __init__(
         self, cluster: Cluster, tasks: Tasks, on_change: Callable[[], None], *, refreshes: bool = True
@@ -35,7 +37,7 @@ class LeaderCache:
         self._refreshing: set[str] = set()
 
     def find(self, topic: str, partition: int, now: float) -> int | None:
-        """The node to ask, as far as is known; `now` is the loop's time."""
+        """Node id of the cached leader, or None; `now` is the loop's time in seconds."""
         found = self._cluster.cached_leader(topic, partition)
         if found is None or topic in self._locating:
             return None
@@ -46,18 +48,18 @@ class LeaderCache:
         return leader
 
     def look_up(self, topic: str, partition: int, on_failure: Callable[[MansioError], None]) -> None:
-        """Ask who leads a partition that `find` did not; `on_failure` hears of it if that fails."""
+        """Request the leader of a partition that is not cached; `on_failure` is called with the error if that fails."""
         if topic not in self._locating:
             self._locating.add(topic)
             self._tasks.spawn(self._locate(topic, partition, on_failure))
 
     def forget(self) -> None:
-        """The look-ups that were under way were cancelled."""
+        """Reset the state after the look-ups in progress were cancelled."""
         self._locating.clear()
         self._refreshing.clear()
 
     async def _refresh(self, topic: str) -> None:
-        """Look, while the old leader goes on being used, whether the topic has grown."""
+        """Refresh old metadata (new partitions, new leader) while the cached leader stays in use."""
         try:
             await self._cluster.refresh((topic,))
         except MansioError as error:

@@ -1,10 +1,11 @@
-"""The tasks of one sender or fetcher, and the answers it waits for: none is lost sight of, and none fails in silence.
+"""Background tasks and pending responses of one sender or fetcher.
 
-What can go wrong with brokers and records is a `MansioError`, and each task deals with its own. Any other exception is
-a mistake in this library: whoever waits must be told of it (`ClientFailed`) rather than be left waiting.
+Errors of brokers and records are `MansioError`s and handled by each task. Any other exception is a bug of this library;
+callers that wait must get it (`ClientFailed`) rather than wait forever.
 
-Always true: a task that ends with an exception is reported once, and so is an answer that cannot be dealt with; after
-`cancel`, nothing more is reported.
+Invariants:
+* A task that ends with an exception is reported once, and so is a response whose handler raises.
+* After `cancel` nothing is reported.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ logger = logging.getLogger(__name__)
 
 
 class ClientFailed(MansioError):
-    """Something unforeseen went wrong inside the client. What was under way may or may not have happened."""
+    """An unexpected exception inside the client. Requests in progress may or may not have taken effect."""
 
 
 def client_failed(error: Exception) -> ClientFailed:
-    """The typed error for an exception that nobody foresaw, which goes to the log with its traceback."""
+    """The typed error for an unexpected exception, which is logged with its traceback."""
     logger.error("the client failed: %s", error, exc_info=error)
     failed = ClientFailed(f"the client failed: {type(error).__name__}: {error}")
     failed.__cause__ = error
@@ -36,7 +37,7 @@ def client_failed(error: Exception) -> ClientFailed:
 
 
 class Reply:
-    """Waits for an answer as a `net.connection.Waiter`, without a future or a task: see `Tasks.reply`."""
+    """A `net.connection.Waiter` that calls a function, without a future or a task; created by `Tasks.reply`."""
 
     __slots__ = ("_is_over", "_on_end", "_tasks")
 
@@ -46,21 +47,21 @@ class Reply:
         self._is_over = False
 
     def done(self) -> bool:
-        """Whether it is over."""
+        """Whether the response was handled, failed or is ignored."""
         return self._is_over
 
     cancelled = done
 
     def set_result(self, frame: bytes, /) -> None:
-        """The answer."""
+        """Handle the response frame."""
         self._end(frame, None)
 
     def set_exception(self, exception: MansioError, /) -> None:
-        """There will be no answer."""
+        """Handle the end of the request without a response."""
         self._end(b"", exception)
 
     def give_up(self) -> None:
-        """Whatever comes, nobody wants to hear of it any more."""
+        """Ignore the response."""
         self._is_over = True
 
     def _end(self, frame: bytes, error: MansioError | None) -> None:
@@ -69,7 +70,7 @@ class Reply:
 
 
 class Tasks:
-    """Runs coroutines beside the caller. `on_failure` gets what none of them foresaw."""
+    """Runs coroutines in the background. `on_failure` is called with each unexpected exception."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, on_failure: Callable[[Exception], None]) -> None:
         self._loop = loop
@@ -78,28 +79,28 @@ class Tasks:
         self._replies: set[Reply] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin a task."""
+        """Start a task."""
         task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)
 
     def reply(self, on_end: OnEnd) -> Reply:
-        """Something to wait for an answer with; `on_end` is called where it is read, with the frame, or with b"" and
-        the error that came instead."""
-        made = Reply(self, on_end)
-        self._replies.add(made)
-        return made
+        """A waiter for one response. `on_end` is called in the connection's read callback with the frame, or with b""
+        and the error that replaced the response."""
+        reply = Reply(self, on_end)
+        self._replies.add(reply)
+        return reply
 
     def answered(self, reply: Reply, on_end: OnEnd, frame: bytes, error: MansioError | None) -> None:
-        """A reply is over."""
+        """Handle the end of a reply."""
         self._replies.discard(reply)
         try:
             on_end(frame, error)
-        except Exception as unforeseen:  # noqa: BLE001  # it ends nothing else that is read, and is told
-            self._on_failure(unforeseen)
+        except Exception as unexpected:  # noqa: BLE001  # reported; other responses of the same read are handled
+            self._on_failure(unexpected)
 
     def cancel(self) -> list[asyncio.Task[None]]:
-        """Cancel all; the tasks, to be awaited if need be."""
+        """Cancel all tasks and ignore all responses. Returns the tasks, which may be awaited."""
         for reply in self._replies:
             reply.give_up()
         self._replies.clear()
@@ -110,7 +111,7 @@ class Tasks:
         return tasks
 
     async def end(self) -> None:
-        """Cancel all, and wait until they have ended."""
+        """Cancel all tasks and wait until they have ended."""
         await asyncio.gather(*self.cancel(), return_exceptions=True)
 
     def _done(self, task: asyncio.Task[None]) -> None:

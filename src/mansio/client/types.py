@@ -1,7 +1,7 @@
-"""The values the client hands out and takes in.
+"""Public value types of the client.
 
-Plain immutable tuples, so that a consumer can make some hundred thousand of them a second. Offsets and partitions
-are Kafka's; timestamps are milliseconds since the epoch; keys and values are bytes or None, never decoded.
+Immutable named tuples, so that a consumer can create several hundred thousand of them per second. Offsets and
+partitions are Kafka's; timestamps are milliseconds since the epoch; keys and values are bytes or None, not decoded.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ Headers = tuple[tuple[str, bytes | None], ...]
 """Record headers in order; a name may occur more than once."""
 
 StartAt = Literal["earliest", "latest"] | int | datetime
-"""Where to begin: the first record, only new ones, an offset, or the first record at or after a time."""
+"""Start position: the first record, only new records, an offset, or the first record at or after a time."""
 
 
 class Message(NamedTuple):
-    """One record as it was read."""
+    """One consumed record."""
 
     topic: str
     partition: int
@@ -50,7 +50,7 @@ class Message(NamedTuple):
 
 
 class RecordMetadata(NamedTuple):
-    """Where a record was stored. `offset` is -1 where the broker did not say (acks=0, a very old duplicate)."""
+    """Position of a stored record. `offset` is -1 if the broker did not return it (acks=0, a very old duplicate)."""
 
     topic: str
     partition: int
@@ -59,7 +59,7 @@ class RecordMetadata(NamedTuple):
 
 
 class OutgoingRecord(NamedTuple):
-    """A record to publish with `publish_many`, where a bare value does not say enough."""
+    """A record for `publish_many`, with more than a value."""
 
     value: bytes | None
     key: bytes | None = None
@@ -68,12 +68,12 @@ class OutgoingRecord(NamedTuple):
     timestamp_ms: int | None = None
 
 
-def milliseconds(moment: datetime | int) -> int:
-    """A moment as milliseconds since the epoch. A naive datetime is refused: nobody knows where it is."""
-    if isinstance(moment, datetime):
-        if moment.tzinfo is None:
+def milliseconds(timestamp: datetime | int) -> int:
+    """A timestamp as milliseconds since the epoch. A datetime without time zone is refused as ambiguous."""
+    if isinstance(timestamp, datetime):
+        if timestamp.tzinfo is None:
             raise ValueError(
                 "a datetime without time zone is ambiguous; use datetime.now(UTC) or .astimezone()"
             )
-        return int(moment.timestamp() * 1000)
-    return moment
+        return int(timestamp.timestamp() * 1000)
+    return timestamp

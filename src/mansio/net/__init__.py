@@ -1,7 +1,6 @@
-"""Outgoing Kafka connections.
+"""Outgoing Kafka connections (Kafka's NetworkClient and Metadata).
 
-Where brokers are (`addresses`), one asyncio connection (`connection`), the cluster behind it (`cluster`: metadata,
-routing, retries), the questions every user of a cluster asks (`offsets`), and a loop in a thread for code that blocks
-(`blocking`). The command line, followers, the Spark reader, `mansio.client` and the tests all reach brokers through
-this room and no other.
+`addresses` parses bootstrap addresses, `connection` is one asyncio connection, `cluster` adds metadata, routing and
+retries, `offsets` has the requests about offsets of partitions, and `blocking` runs an event loop in a thread for
+blocking callers. The client, the command line, followers, Spark and the tests reach brokers through this package only.
 """

@@ -1,7 +1,4 @@
-"""Where a cluster is said to be: `host:port` texts, read. Pure, and quick to import.
-
-Always true: what comes out can be connected to; what cannot be read is refused by name.
-"""
+"""Parsing of bootstrap addresses (`host:port`). Pure, and fast to import."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ def parse_addresses(bootstrap_servers: str | Iterable[str]) -> list[tuple[str, i
     """`"a:9092,b"` or `["a:9092", "[::1]:9092"]` as (host, port) pairs. `ConfigError` on anything else."""
     parts = bootstrap_servers.split(",") if isinstance(bootstrap_servers, str) else list(bootstrap_servers)
     if not parts:
-        raise ConfigError("no address of a broker was given (host:port expected)")
+        raise ConfigError("no broker address given (host:port expected)")
     addresses = []
     for part in parts:
         found = ADDRESS.fullmatch(part.strip()) if isinstance(part, str) else None

@@ -1,11 +1,13 @@
-"""A loop in a thread, and blocking twins of things that live on it.
+"""Event loop in a background thread, and blocking proxies of objects that live on it.
 
-For programs without a loop of their own. Owns one background thread with one loop; every call of a twin runs the
-original's coroutine there and waits. Twins are made from the originals method by method, so that names, parameters,
-types and docstrings are the same in both worlds and no logic is written twice.
+For programs without an event loop. Every call of a proxy runs the original's coroutine on the loop and waits for it.
+Proxies are derived method by method, so that names, parameters, types and docstrings are the same in both APIs and no
+logic is duplicated.
 
-Always true: an object on the loop is touched by the loop's thread only; a call that is interrupted (Ctrl-C) cancels
-its coroutine; every call ends, `concurrent.futures.CancelledError` if not otherwise; `close` ends the thread.
+Invariants:
+* An object on the loop is accessed by the loop's thread only.
+* An interrupted call (Ctrl-C) cancels its coroutine.
+* Every call ends, at the latest with `concurrent.futures.CancelledError` when the thread is closed.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
 
 SIGNAL_CHECK_S = 1.0
-"""A thread that waits looks up so often: between the last look at signals and the wait itself one would be missed."""
+"""Interval at which a waiting thread wakes up: a signal that arrives just before the wait would not interrupt it."""
 
 EXIT_S_MAX = 5.0
-"""So long the end of a program waits for a loop that nobody closed."""
+"""How long the exit of the interpreter waits for a loop that was not closed."""
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -33,13 +35,13 @@ R = TypeVar("R")
 
 
 class LoopUnavailable(RuntimeError):
-    """The loop is closed, or the call came from its own thread and would wait for itself."""
+    """The loop is closed, or the call came from the loop's own thread and would deadlock."""
 
 
 class PendingCall(Generic[T]):
-    """One thread waits for an outcome, the loop's thread gives it: as much of a future as that needs.
+    """Result of one call, set on the loop's thread and awaited by one other thread: a minimal future.
 
-    A lock and no condition, because that is all it takes to wake one thread once.
+    Uses a lock instead of a condition, which is enough to wake one thread once.
     """
 
     __slots__ = ("_error", "_is_over", "_lock", "_result", "_task")
@@ -53,42 +55,42 @@ class PendingCall(Generic[T]):
         self._task: asyncio.Task[T] | None = None
 
     def done(self) -> bool:
-        """Whether the outcome is known, or nobody waits for it any more."""
+        """Whether the call is completed or cancelled."""
         return self._is_over
 
     def set_result(self, result: T, /) -> None:
-        """Give the outcome. Only the first counts."""
+        """Complete the call. Later calls have no effect."""
         if not self._is_over:
             self._is_over, self._result = True, result
             self._lock.release()
 
     def set_exception(self, error: BaseException, /) -> None:
-        """Give the outcome: an error to be raised in the thread that waits. Only the first counts."""
+        """Complete the call with an error, raised in the waiting thread. Later calls have no effect."""
         if not self._is_over:
             self._is_over, self._error = True, error
             self._lock.release()
 
     def follow(self, task: asyncio.Task[T]) -> None:
-        """Take over the outcome of a task; an interrupted call cancels it."""
+        """Complete the call with the result of a task; an interrupted call cancels the task."""
         self._task = task
         task.add_done_callback(self._take)
 
     def cancel(self) -> None:
-        """End the task, if there is one, and the wait."""
+        """Cancel the task, if there is one, and complete the call with `CancelledError`."""
         if self._task is not None:
             self._task.cancel()
         self.set_exception(CancelledError())
 
     def wait(self) -> T:
-        """The outcome, or its error. Meant for one thread, once."""
+        """Wait for the result, or raise its error. For one thread, once."""
         while not self._lock.acquire(timeout=SIGNAL_CHECK_S):
-            pass  # a signal that came just before the wait began is seen now
+            pass  # handles a signal that arrived just before the wait
         try:
             if self._error is not None:
                 raise self._error
             return cast("T", self._result)
         finally:
-            self._error = self._task = None  # an error holds its frames, and they would hold it
+            self._error = self._task = None  # breaks the reference cycle of an error and its frames
 
     def _take(self, task: asyncio.Task[T]) -> None:
         if task.cancelled():
@@ -107,10 +109,10 @@ class LoopThread:
         self._calls: set[PendingCall[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
-        atexit.register(self._end_with_the_program)
+        atexit.register(self._close_at_exit)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the loop and wait for its outcome. `RuntimeError` on the loop's own thread."""
+        """Run a coroutine on the loop and wait for its result. Raises `LoopUnavailable` on the loop's own thread."""
         has_begun = False
 
         def begin(call: PendingCall[T]) -> None:
@@ -126,8 +128,8 @@ class LoopThread:
             raise
 
     def call(self, begin: Callable[[PendingCall[T]], object]) -> T:
-        """Call `begin(call)` on the loop and wait until somebody there has given the call's outcome; what `begin`
-        raises is one. Cheaper than `run` where no task is needed. `RuntimeError` on the loop's own thread."""
+        """Call `begin(call)` on the loop and wait until the call is completed; an exception of `begin` completes it.
+        Cheaper than `run` if no task is needed. Raises `LoopUnavailable` on the loop's own thread."""
         if threading.get_ident() == self._thread.ident or not self._thread.is_alive():
             reason = "closed" if not self._thread.is_alive() else "blocking itself"
             raise LoopUnavailable(f"the client's loop is {reason}")
@@ -145,18 +147,18 @@ class LoopThread:
             self._calls.discard(call)
 
     def close(self) -> None:
-        """Cancel what still runs on the loop and end the thread. Closing twice is harmless."""
+        """Cancel the tasks on the loop and end the thread. Closing twice is harmless."""
         self._end(None)
 
     def _end(self, timeout_s: float | None) -> None:
-        atexit.unregister(self._end_with_the_program)
+        atexit.unregister(self._close_at_exit)
         if self._thread.is_alive():
-            with contextlib.suppress(LoopUnavailable):  # another thread was faster
+            with contextlib.suppress(LoopUnavailable):  # closed concurrently by another thread
                 self._wake(self._loop.stop)
             self._thread.join(timeout_s)
 
-    def _end_with_the_program(self) -> None:
-        """For who forgot to close: a loop that still runs while the interpreter goes may crash the process."""
+    def _close_at_exit(self) -> None:
+        """Close at exit: a loop that still runs during interpreter shutdown may crash the process."""
         self._end(EXIT_S_MAX)
 
     def _wake(self, function: Callable[..., object], *args: Any) -> None:
@@ -168,7 +170,7 @@ class LoopThread:
     def _begin(self, begin: Callable[[PendingCall[T]], object], call: PendingCall[T]) -> None:
         try:
             begin(call)
-        except BaseException as error:  # noqa: BLE001  # it belongs to the thread that waits
+        except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
             call.set_exception(error)
 
     def _run(self) -> None:
@@ -182,12 +184,12 @@ class LoopThread:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         finally:
             self._loop.close()
-            for call in list(self._calls):  # what came too late for the loop to begin it
+            for call in list(self._calls):  # calls that the loop did not start
                 call.cancel()
 
 
 class BlockingProxy(Generic[T]):
-    """The blocking face of one object that lives on a loop."""
+    """Blocking proxy of one object that lives on a loop."""
 
     def __init__(self, thread: LoopThread, original: T) -> None:
         self._thread = thread
@@ -197,7 +199,7 @@ class BlockingProxy(Generic[T]):
 def blocking(
     method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[Any, P], R]:
-    """The blocking twin of a coroutine method."""
+    """Blocking variant of a coroutine method."""
 
     @functools.wraps(method)
     def call(self: BlockingProxy[Any], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -207,7 +209,7 @@ def blocking(
 
 
 def on_loop(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
-    """The twin of a plain method, run on the loop's thread."""
+    """Blocking variant of a plain method, run on the loop's thread."""
 
     @functools.wraps(method)
     def call(self: BlockingProxy[Any], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -220,9 +222,9 @@ def on_loop(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[An
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """A uvloop loop, or asyncio's own where uvloop is not installed. Touches no global loop policy."""
+    """A uvloop loop, or asyncio's own if uvloop is not installed. Does not change the global loop policy."""
     try:
         import uvloop
-    except ImportError:  # Windows, and interpreters uvloop has no wheel for
+    except ImportError:  # Windows, and interpreters without a uvloop wheel
         return asyncio.new_event_loop()
     return uvloop.new_event_loop()

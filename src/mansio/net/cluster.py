@@ -1,11 +1,13 @@
-"""A whole cluster as one thing to send requests to.
+"""Client of a cluster: metadata cache, request routing and retries over any number of brokers.
 
-Owns the list of brokers (from the bootstrap list, then from metadata), one connection per broker and *lane*, the
-metadata cache, and who coordinates which group. A lane keeps requests that wait on purpose (fetches) off the
-connection of those that must not (heartbeats): a broker answers one connection in order.
+Keeps the list of brokers (bootstrap addresses, then metadata), the metadata cache, the coordinators of groups, and one
+connection per broker and *channel*. Channels separate requests that a broker holds on purpose (fetches, joins) from
+those that must not be delayed (heartbeats): a broker answers the requests of a connection in order.
 
-Always true: metadata asked for after a failure is newer than the failure; at most one metadata request and one
-connection attempt per broker and lane are under way; nothing here runs when nobody waits for it.
+Invariants:
+* Metadata requested after a failure is newer than the failure.
+* At most one metadata request, and one connection attempt per broker and channel, are in progress.
+* No background task runs.
 """
 
 from __future__ import annotations
@@ -43,11 +45,11 @@ METADATA_AGE_MS_MAX = 300_000
 UNKNOWN_TOPIC_OR_PARTITION = 3
 GROUP_KEY = 0
 _NEVER = float("-inf")
-"""When what is known to be wrong was asked for: before everything else."""
+"""Fetch time of stale metadata: older than any other."""
 
 
 class Cluster:
-    """Routing, retries and metadata over any number of brokers. Belongs to one loop; `close()` it."""
+    """Client of one cluster. Belongs to one event loop; must be closed with `close()`."""
 
     def __init__(
         self,
@@ -81,23 +83,22 @@ class Cluster:
     # -- connections --------
 
     async def start(self) -> None:
-        """Reach any broker and learn the cluster; `ConnectionLost` when none answers within the retry time."""
-        messages.shape_of(
-            ApiKey.METADATA, "request"
-        )  # the first import of the schemas is not the broker's delay
+        """Connect to any broker and fetch the metadata. Raises `ConnectionLost` if none responds in time."""
+        # Import the schemas first: that time must not count as broker latency.
+        messages.shape_of(ApiKey.METADATA, "request")
         await retrying(
             lambda: self.refresh(()), timeout_ms=self.options.connect_timeout_ms, backoff=self.backoff
         )
 
     async def close(self) -> None:
-        """Close every connection; whoever waits gets `ConnectionLost`."""
+        """Close all connections; pending requests fail with `ConnectionLost`."""
         self._is_closed = True
         connections = list(self._connections.values())
         self._connections.clear()
         await asyncio.gather(*(connection.close() for connection in connections))
 
     async def connection(self, node_id: int, channel: str = "main") -> Connection:
-        """The connection to one broker, opened if need be."""
+        """The connection to one broker, opened if necessary."""
         node = self.nodes.get(node_id)
         if node is None:
             await self.refresh(())
@@ -107,7 +108,7 @@ class Cluster:
         return await self._connect(node.host, node.port, channel)
 
     def open_connection(self, node_id: int, channel: str = "main") -> Connection | None:
-        """The connection to one broker if it is open already: for the hot path."""
+        """The connection to one broker if it is already open (hot path)."""
         node = self.nodes.get(node_id)
         if node is None:
             return None
@@ -115,7 +116,7 @@ class Cluster:
         return None if connection is None or connection.closed else connection
 
     async def any_connection(self) -> Connection:
-        """A connection to any broker: one that is open, else the first that answers."""
+        """A connection to any broker: an open one, else the first broker that accepts."""
         for (_, _, channel), connection in self._connections.items():
             if channel == "main" and not connection.closed:
                 return connection
@@ -132,7 +133,7 @@ class Cluster:
         raise last
 
     async def close_channel(self, channel: str) -> None:
-        """Close the connections of one lane; whoever waits on them gets `ConnectionLost`."""
+        """Close the connections of one channel; their pending requests fail with `ConnectionLost`."""
         for key in [key for key in self._connections if key[2] == channel]:
             await self._connections.pop(key).close()
 
@@ -161,7 +162,7 @@ class Cluster:
     # -- metadata --------
 
     async def refresh(self, topics: Iterable[str] | None) -> None:
-        """Ask for metadata of `topics` (none: only the brokers; None: all topics). Callers at once share one answer."""
+        """Fetch metadata of `topics` (empty: only brokers; None: all topics). Concurrent callers share a response."""
         wanted = None if topics is None else set(topics)
         asked = asyncio.get_running_loop().time()
         async with self._refreshing:
@@ -169,9 +170,9 @@ class Cluster:
                 return
             await self._fetch_metadata(wanted)
 
-    def _fetched_since(self, topic: str, moment: float) -> bool:
+    def _fetched_since(self, topic: str, time: float) -> bool:
         cached = self._topics.get(topic)
-        return cached is not None and cached[0] >= moment
+        return cached is not None and cached[0] >= time
 
     async def _fetch_metadata(self, wanted: set[str] | None) -> None:
         connection = await self.any_connection()
@@ -180,16 +181,16 @@ class Cluster:
             "topics": None if wanted is None else [{"name": name} for name in sorted(wanted)],
             "allow_auto_topic_creation": self.auto_create_topics,
         }
-        answer = await connection.request(ApiKey.METADATA, fields)
-        raise_for(answer.error_code)
+        response = await connection.request(ApiKey.METADATA, fields)
+        raise_for(response.error_code)
         self.nodes = {
             broker.node_id: Node(broker.node_id, broker.host, broker.port, broker.rack)
-            for broker in answer.brokers
+            for broker in response.brokers
         }
-        self.cluster_id, self.controller_id = answer.cluster_id, answer.controller_id
+        self.cluster_id, self.controller_id = response.cluster_id, response.controller_id
         if wanted is None:
             self._topics.clear()
-        for topic in answer.topics:
+        for topic in response.topics:
             self._failed.pop(topic.name, None)
             self._topics.pop(topic.name, None)
             try:
@@ -199,13 +200,12 @@ class Cluster:
                 self._failed[topic.name] = error
 
     def cached_topic(self, name: str) -> TopicView | None:
-        """What the cache has, however old: for the hot path."""
+        """Cached metadata of a topic regardless of its age (hot path)."""
         cached = self._topics.get(name)
         return None if cached is None else cached[1]
 
     def cached_leader(self, topic: str, partition: int) -> tuple[int, float] | None:
-        """The node that leads a partition and when that was asked for, as long as nothing says otherwise: for the hot
-        path."""
+        """(node id of the leader, time of the metadata) of a partition; None if unknown or marked stale (hot path)."""
         cached = self._topics.get(topic)
         if cached is None:
             return None
@@ -216,8 +216,8 @@ class Cluster:
         return (leader, fetched) if leader in self.nodes else None
 
     async def topic(self, name: str, *, wait_ms: float | None = None) -> TopicView:
-        """A topic's metadata, from the cache while it is fresh. A topic that is not there is asked for again for
-        `wait_ms`, as it may just have been created; then `UnknownTopicOrPartition`."""
+        """Metadata of a topic, from the cache while it is fresh. An unknown topic is requested again for `wait_ms`,
+        because it may just have been created; then `UnknownTopicOrPartition` is raised."""
         newest = asyncio.get_running_loop().time() - self.metadata_age_ms_max / 1000
         if self._fetched_since(name, newest):
             return self._topics[name][1]
@@ -242,19 +242,19 @@ class Cluster:
         )
 
     async def topics(self) -> dict[str, TopicView]:
-        """All topics of the cluster, asked for anew."""
+        """Metadata of all topics, without the cache."""
         await self.retry(lambda: self.refresh(None))
         return {name: view for name, (_, view) in sorted(self._topics.items())}
 
     def mark_stale(self, topics: Iterable[str]) -> None:
-        """What the cache says about these led to a wrong broker: ask again before the next use."""
+        """Mark cached metadata as wrong; it is fetched again before the next use."""
         for name in topics:
             cached = self._topics.get(name)
             if cached is not None:
                 self._topics[name] = (_NEVER, cached[1])
 
     async def leader(self, topic: str, partition: int) -> int:
-        """The node that leads a partition now."""
+        """Node id of the current leader of a partition."""
         view = await self.topic(topic)
         try:
             return view.leader(partition)
@@ -262,8 +262,8 @@ class Cluster:
             self.mark_stale((topic,))
             return (await self.topic(topic)).leader(partition)
 
-    async def by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
-        """Partitions grouped by the node that leads them."""
+    async def group_by_leader(self, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+        """Partitions grouped by the node id of their leader."""
         grouped: dict[int, list[TopicPartition]] = {}
         for partition in partitions:
             grouped.setdefault(await self.leader(*partition), []).append(partition)
@@ -278,7 +278,7 @@ class Cluster:
         timeout_ms: float | None = None,
         final: tuple[type[MansioError], ...] = (),
     ) -> T:
-        """`retrying` with this cluster's backoff and time, but not for the errors in `final`."""
+        """`retrying` with this client's backoff and timeout; errors in `final` are not retried."""
         return await retrying(
             attempt,
             timeout_ms=self.retry_timeout_ms if timeout_ms is None else timeout_ms,
@@ -296,8 +296,8 @@ class Cluster:
         timeout_ms: float | None = None,
         retry_unknown: bool = True,
     ) -> Any:
-        """Send to one broker, or to any; `check(response)` raises what it finds, and retriable errors are retried:
-        a topic that is unknown only with `retry_unknown`."""
+        """Send a request to one broker, or to any. `check(response)` raises the response's errors; retriable ones are
+        retried, UnknownTopicOrPartition only with `retry_unknown`."""
 
         async def attempt() -> Any:
             connection = await (self.any_connection() if node_id is None else self.connection(node_id))
@@ -313,7 +313,7 @@ class Cluster:
         check: Callable[[Any], None] | None = None,
         retry_unknown: bool = True,
     ) -> Any:
-        """Send to the controller, wherever it is now."""
+        """Send a request to the current controller."""
 
         async def attempt() -> Any:
             if self.controller_id not in self.nodes:
@@ -329,22 +329,22 @@ class Cluster:
         return await self.retry(attempt, final=_final(retry_unknown=retry_unknown))
 
     async def coordinator(self, group: str, channel: str = "group") -> Connection:
-        """The connection to the broker that coordinates a group. One attempt; see `request_coordinator`."""
+        """The connection to a group's coordinator. One attempt, without retries."""
         node = self._coordinators.get(group)
         if node is None:
             connection = await self.any_connection()
-            answer = await connection.request(
+            response = await connection.request(
                 ApiKey.FIND_COORDINATOR, {"key": group, "key_type": GROUP_KEY, "coordinator_keys": [group]}
             )
-            found = answer.coordinators[0] if answer.coordinators else answer
+            found = response.coordinators[0] if response.coordinators else response
             raise_for(found.error_code, found.error_message)
             if not found.host:
-                raise CoordinatorNotAvailable(f"no broker coordinates group {group} now")
+                raise CoordinatorNotAvailable(f"group {group} has no coordinator")
             node = self._coordinators[group] = Node(found.node_id, found.host, found.port)
         return await self._connect(node.host, node.port, channel)
 
     def forget_coordinator(self, group: str) -> None:
-        """Look for the group's coordinator anew next time."""
+        """Drop the cached coordinator of a group."""
         self._coordinators.pop(group, None)
 
     async def request_coordinator(
@@ -359,14 +359,14 @@ class Cluster:
         retry_timeout_ms: float | None = None,
         final: tuple[type[MansioError], ...] = (),
     ) -> Any:
-        """Send to a group's coordinator, wherever it is now. Retries as `request` does."""
+        """Send a request to a group's current coordinator, with retries as in `request`."""
 
         async def attempt() -> Any:
             try:
                 connection = await self.coordinator(group, channel)
                 return _checked(await connection.request(api_key, fields, timeout_ms=timeout_ms), check)
             except (NotCoordinator, CoordinatorNotAvailable, ConnectionLost, RequestTimedOut):
-                self.forget_coordinator(group)  # one that does not answer may not be it any more
+                self.forget_coordinator(group)  # a coordinator that does not respond may have been replaced
                 raise
 
         return await self.retry(attempt, timeout_ms=retry_timeout_ms, final=final)
@@ -376,22 +376,22 @@ def _final(*, retry_unknown: bool) -> tuple[type[MansioError], ...]:
     return () if retry_unknown else (UnknownTopicOrPartition,)
 
 
-def _checked(answer: Any, check: Callable[[Any], None] | None) -> Any:
+def _checked(response: Any, check: Callable[[Any], None] | None) -> Any:
     if check is not None:
-        check(answer)
-    return answer
+        check(response)
+    return response
 
 
 def _topic_error_text(code: int) -> str:
-    """In words; the answer carries none."""
+    """Text of a topic's error code; the response carries none."""
     if code == UNKNOWN_TOPIC_OR_PARTITION:
         return "there is no such topic"
     return error_for(code).message if code else ""
 
 
-def check_top_level(answer: Any) -> None:
-    """The check for answers with one error code at the top."""
-    raise_for(answer.error_code, getattr(answer, "error_message", None))
+def check_top_level(response: Any) -> None:
+    """The check for responses with a top-level error code."""
+    raise_for(response.error_code, getattr(response, "error_message", None))
 
 
 def group_by_topic(partitions: Iterable[TopicPartition]) -> dict[str, Sequence[int]]:

@@ -1,14 +1,15 @@
-"""One connection to one broker.
+"""One asyncio connection to one broker.
 
-Owns the socket, the negotiation of versions (KIP-35, KIP-511), the pairing of requests and responses by correlation
-id, and the bound on how many requests are under way. Requests are pipelined: they leave in the order of the calls.
+Negotiates API versions (KIP-35, KIP-511), matches responses to requests by correlation id, and bounds the requests in
+flight. Requests are pipelined in the order of the calls.
 
-Always true:
-* Every waiter is answered: with its response, or `ConnectionLost` when the connection ends, or `RequestTimedOut`.
-  A request that times out ends the connection, as the answers behind it would come later still.
-* A waiter that is cancelled leaves its request under way; the answer is thrown away when it comes.
-* However many wait, there is one timer: it looks after the request that has to be answered first.
-* The response handed out is a copy, valid for as long as it is kept, unless `ConnectionOptions.borrowed` is set.
+Invariants:
+* Every waiter is completed: with its response, with `ConnectionLost` when the connection ends, or with
+  `RequestTimedOut`. A request that times out closes the connection, because the responses behind it would be later
+  still.
+* Cancelling a waiter leaves its request in flight; the response is dropped.
+* There is one timer for all requests, set to the earliest deadline.
+* A response frame is a copy owned by the receiver, unless `ConnectionOptions.borrowed` is set.
 """
 
 from __future__ import annotations
@@ -37,12 +38,12 @@ if TYPE_CHECKING:
 CORRELATION_ID_MAX = 0x7FFFFFFF
 UNSUPPORTED_VERSION = 35
 CLOCK_RESOLUTION_S = 0.001
-"""How much too early a timer may ring."""
+"""How much too early a loop timer may fire."""
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
-    """How to connect and how long to wait."""
+    """Options of a connection. Times are in milliseconds, sizes in bytes."""
 
     client_id: str = "mansio"
     connect_timeout_ms: float = 10_000
@@ -51,45 +52,45 @@ class ConnectionOptions:
     frame_bytes_max: int = 256 << 20
     tls: ssl.SSLContext | None = None
     borrowed: bool = False
-    """Responses are views of the receive buffer, valid until more bytes come: for who gets large ones, has one request
-    under way at a time, and is done with its response before the next."""
+    """Response frames are views of the receive buffer, valid until the next read: for callers that get large responses,
+    have one request in flight, and finish with a response before they send the next request."""
 
 
 DEFAULT_OPTIONS = ConnectionOptions()
 
 
 class Waiter(Protocol):
-    """Who waits for an answer: a future, or something with these four methods of one, to be spared the turn of the loop
-    that a future takes. They are called on the loop's thread and raise nothing."""
+    """Receiver of a response: a future, or an object with these four methods of one, which saves the loop iteration
+    that a future takes. They are called on the loop's thread and must not raise."""
 
     def done(self) -> bool:
-        """Whether it waits no more, because it was told or gave up: what comes is thrown away."""
+        """Whether the waiter is completed or cancelled, so that the response is dropped."""
 
     def cancelled(self) -> bool:
-        """Whether the request need not even be sent, if it was not yet."""
+        """Whether the request need not be sent if it is still queued."""
 
     def set_result(self, result: bytes, /) -> None:
-        """The whole response frame, without its length."""
+        """Called with the response frame, without its length."""
 
     def set_exception(self, exception: MansioError, /) -> None:
-        """`ConnectionLost` or `RequestTimedOut`."""
+        """Called with `ConnectionLost` or `RequestTimedOut`."""
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A live connection; make one with `Connection.open`. Belongs to the loop it was opened on."""
+    """An open connection, created by `Connection.open`. Belongs to the loop on which it was opened."""
 
     def __init__(self, address: tuple[str, int], options: ConnectionOptions = DEFAULT_OPTIONS) -> None:
         self.address = address
         self.options = options
         self.versions: Mapping[int, tuple[int, int]] = {}
-        """What the broker offers: API key -> (lowest, highest)."""
+        """Versions supported by the broker: API key -> (lowest, highest)."""
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._reader = FrameReader(options.frame_bytes_max)
         self._waiting: dict[int, tuple[Waiter, float]] = {}
-        """By correlation id: who waits, and until when."""
+        """Correlation id -> (waiter, deadline)."""
         self._earliest_timer = EarliestTimer(self._loop, self._check_deadlines)
-        """When it rings: at the earliest of those moments, or before."""
+        """Fires at the earliest deadline, or before."""
         self._backlog: deque[tuple[Sequence[Buffer], int]] = deque()
         self._correlation_ids = itertools.count()
         self._paused = False
@@ -99,7 +100,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @classmethod
     async def open(cls, host: str, port: int, options: ConnectionOptions = DEFAULT_OPTIONS) -> Connection:
-        """Connect and learn what the broker offers. `ConnectionLost` when it cannot be reached in time."""
+        """Connect and negotiate versions. Raises `ConnectionLost` if the broker does not respond in time."""
         loop = asyncio.get_running_loop()
         connection: Connection | None = None
         try:
@@ -109,7 +110,7 @@ class Connection(asyncio.BufferedProtocol):
                 )
                 await connection._negotiate()
         except TimeoutError as error:
-            raise ConnectionLost(f"{host}:{port} did not answer in time") from error
+            raise ConnectionLost(f"{host}:{port} did not respond in time") from error
         except OSError as error:
             raise ConnectionLost(f"cannot connect to {host}:{port}: {error.strerror or error}") from error
         finally:
@@ -121,25 +122,26 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended, for whatever reason."""
+        """Whether the connection has ended."""
         return self._failure is not None
 
     @property
     def in_flight(self) -> int:
-        """Requests sent and not answered."""
+        """Number of requests sent without a response yet."""
         return self._in_flight
 
     def version_for(self, api_key: int, *, highest: int | None = None) -> int:
-        """The highest version of an API that the broker, this library and `highest` allow. `UnsupportedVersion`."""
+        """The highest version of an API that the broker, this library and `highest` allow. Raises
+        `UnsupportedVersion`."""
         ours = OFFERED[ApiKey(api_key)]
         theirs = self.versions.get(api_key)
         if theirs is None:
-            raise UnsupportedVersion(f"{self._name} does not offer {ours.key.name}")
+            raise UnsupportedVersion(f"{self._name} does not support {ours.key.name}")
         version = min(ours.highest, theirs[1], ours.highest if highest is None else highest)
         if version < max(ours.lowest, theirs[0]):
             raise UnsupportedVersion(
-                f"{self._name} offers {ours.key.name} {theirs[0]}-{theirs[1]}, "
-                f"this client speaks {ours.lowest}-{ours.highest if highest is None else highest}"
+                f"{self._name} supports {ours.key.name} {theirs[0]}-{theirs[1]}, "
+                f"this client {ours.lowest}-{ours.highest if highest is None else highest}"
             )
         return version
 
@@ -151,7 +153,7 @@ class Connection(asyncio.BufferedProtocol):
         version: int | None = None,
         timeout_ms: float | None = None,
     ) -> Any:
-        """Send one request and return its response (a `messages.Struct`). Error codes inside are the caller's."""
+        """Send one request and return its response (a `messages.Struct`). Error codes in it are not checked."""
         if version is None:
             version = self.version_for(api_key)
         correlation_id = self.next_correlation_id()
@@ -161,13 +163,13 @@ class Connection(asyncio.BufferedProtocol):
         return messages.decode_response(api_key, version, frame[position:])
 
     def next_correlation_id(self) -> int:
-        """The correlation id the next request has to carry."""
+        """The correlation id of the next request."""
         return next(self._correlation_ids) & CORRELATION_ID_MAX
 
     async def exchange(
         self, buffers: Sequence[Buffer], correlation_id: int, *, timeout_ms: float | None = None
     ) -> bytes:
-        """Send an encoded request (with its length) and return the whole response frame (without its length)."""
+        """Send a framed request and return the response frame, without its length."""
         waiter: asyncio.Future[bytes] = self._loop.create_future()
         self.begin(buffers, correlation_id, waiter, timeout_ms=timeout_ms)
         return await waiter
@@ -180,7 +182,7 @@ class Connection(asyncio.BufferedProtocol):
         *,
         timeout_ms: float | None = None,
     ) -> None:
-        """`exchange` without waiting: the request takes its place in the order of sending now."""
+        """`exchange` without waiting: the request is sent or queued now, in the order of the calls."""
         if self._failure is not None:
             raise ConnectionLost(str(self._failure))
         deadline = (
@@ -192,26 +194,26 @@ class Connection(asyncio.BufferedProtocol):
             self._backlog.append((buffers, correlation_id))
             return
         self._in_flight += 1
-        assert self._transport is not None  # nobody gets a connection before it is made
+        assert self._transport is not None  # connections are handed out only when connected
         self._transport.writelines(buffers)
 
     def send_one_way(self, buffers: Sequence[Buffer]) -> None:
-        """Send a request that gets no response (produce with acks=0)."""
+        """Send a request that has no response (Produce with acks=0)."""
         if self._failure is not None or self._transport is None:
             raise ConnectionLost(str(self._failure))
         self._transport.writelines(buffers)
 
     def abort(self, failure: MansioError | None = None) -> None:
-        """End the connection now; whoever waits gets `ConnectionLost`."""
+        """Close the connection immediately; pending requests fail with `ConnectionLost`."""
         self._fail(failure or ConnectionLost(f"the connection to {self._name} was closed"))
 
     async def close(self) -> None:
-        """End the connection and wait until the socket is closed."""
+        """Close the connection and wait until the socket is closed."""
         self.abort()
         if self._transport is not None:
             await asyncio.shield(self._closed)
 
-    # -- asyncio's side --------
+    # -- asyncio.BufferedProtocol --------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
@@ -224,7 +226,7 @@ class Connection(asyncio.BufferedProtocol):
             for frame in self._reader.received(nbytes):
                 self._answer(headers.read_correlation_id(frame), frame)
         except MansioError as error:
-            self._fail(ConnectionLost(f"{self._name} sent something that is not the Kafka protocol: {error}"))
+            self._fail(ConnectionLost(f"{self._name} violated the Kafka protocol: {error}"))
         if self._backlog:
             self._send_backlog()
 
@@ -243,14 +245,15 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False
         self._send_backlog()
 
-    # -- inside --------
+    # -- internals --------
 
     @property
     def _name(self) -> str:
         return f"{self.address[0]}:{self.address[1]}"
 
     async def _negotiate(self) -> None:
-        """Ask in our newest version; a broker that does not know it says so in version 0, and is asked again."""
+        """Send ApiVersions in our newest version; a broker that does not support it responds in version 0 with
+        UNSUPPORTED_VERSION, and the request is repeated in a version it supports."""
         fields = {"client_software_name": "mansio", "client_software_version": __version__}
         version = OFFERED[ApiKey.API_VERSIONS].highest
         while True:
@@ -263,16 +266,16 @@ class Connection(asyncio.BufferedProtocol):
                 fields if version >= 3 else {},
             )
             frame = await self.exchange((framed,), correlation_id)
-            if frame[4:6] == b"\x00\x23" and version:  # UNSUPPORTED_VERSION, always said in version 0
+            if frame[4:6] == b"\x00\x23" and version:  # UNSUPPORTED_VERSION, always sent in version 0
                 version = min(version - 1, _highest_api_versions(frame[4:], version))
                 continue
-            answer = messages.decode_response(ApiKey.API_VERSIONS, version, frame[4:])
-            raise_for(answer.error_code)
+            response = messages.decode_response(ApiKey.API_VERSIONS, version, frame[4:])
+            raise_for(response.error_code)
             self.versions = {
-                entry.api_key: (entry.min_version, entry.max_version) for entry in answer.api_keys
+                entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys
             }
             if not self.versions:
-                raise UnsupportedVersion(f"{self._name} offers nothing")
+                raise UnsupportedVersion(f"{self._name} supports no API")
             return
 
     def _send_backlog(self) -> None:
@@ -283,13 +286,13 @@ class Connection(asyncio.BufferedProtocol):
                 del self._waiting[correlation_id]
                 continue
             self._in_flight += 1
-            assert self._transport is not None  # nobody gets a connection before it is made
+            assert self._transport is not None  # connections are handed out only when connected
             self._transport.writelines(buffers)
 
     def _answer(self, correlation_id: int, frame: memoryview) -> None:
         waiting = self._waiting.pop(correlation_id, None)
         if waiting is None:
-            raise ConnectionLost(f"an answer to a request nobody made (correlation id {correlation_id})")
+            raise ConnectionLost(f"a response without a request (correlation id {correlation_id})")
         self._in_flight -= 1
         waiter = waiting[0]
         if not waiter.done():
@@ -301,8 +304,8 @@ class Connection(asyncio.BufferedProtocol):
         late = [waiter for waiter, deadline in expecting if deadline <= now + CLOCK_RESOLUTION_S]
         if late:
             for waiter in late:
-                waiter.set_exception(RequestTimedOut(f"{self._name} did not answer in time"))
-            self._fail(ConnectionLost(f"{self._name} stopped answering"))
+                waiter.set_exception(RequestTimedOut(f"{self._name} did not respond in time"))
+            self._fail(ConnectionLost(f"{self._name} stopped responding"))
         elif expecting:
             self._earliest_timer.set(min(deadline for _, deadline in expecting))
 
@@ -321,8 +324,8 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def _highest_api_versions(body: bytes, asked: int) -> int:
-    """Which version of ApiVersions to ask in, out of the refusal. A broker that words it badly is taken down to it
-    step by step."""
+    """The highest version of ApiVersions that a refusal names. If it cannot be decoded, the requested version, so that
+    the caller tries the next lower one."""
     try:
         theirs = messages.decode_response(ApiKey.API_VERSIONS, 0, body)
     except WireError:

@@ -1,10 +1,10 @@
-"""An alarm that rings once, at the earliest moment anyone asked for.
+"""Timer that fires once, at the earliest of several requested times.
 
-Sender and fetcher look at their partitions again when the first of many waits is over. A loop's own timer cannot be
-asked when it is due: uvloop rounds to milliseconds, and answers a moment less than half of one away with a handle that
-has no `when()`. So the alarm remembers the moment itself.
+Sender and fetcher check their partitions again when the first of many delays has passed. A loop's own timer handle
+cannot be used to find out when it is due: uvloop rounds to milliseconds, and returns a handle without `when()` for a
+delay of less than half a millisecond. So this class stores the time itself.
 
-Always true: at most one timer is set, and it is due no later than any moment asked for since the last ring.
+Invariant: at most one loop timer is set, and it is due no later than any time requested since the last call.
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ if TYPE_CHECKING:
 
 
 class EarliestTimer:
-    """Calls `ring` on the loop; every moment is one of the loop's clock, in seconds."""
+    """Calls `callback` on the loop. Times are those of the loop's clock, in seconds."""
 
-    __slots__ = ("_loop", "_moment", "_ring", "_timer")
+    __slots__ = ("_callback", "_due", "_loop", "_timer")
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
         self._loop = loop
-        self._ring = ring
+        self._callback = callback
         self._timer: asyncio.Handle | None = None
-        self._moment = math.inf
+        self._due = math.inf
 
-    def set(self, moment: float) -> None:
-        """Ring at this moment, or at an earlier one that is already set."""
-        if moment < self._moment:
+    def set(self, due: float) -> None:
+        """Call back at this time, or at an earlier one that is already set."""
+        if due < self._due:
             self.cancel()
-            self._moment = moment
-            self._timer = self._loop.call_at(moment, self._on_timer)
+            self._due = due
+            self._timer = self._loop.call_at(due, self._on_timer)
 
     def cancel(self) -> None:
-        """Ring no more, until a moment is set again."""
+        """Do not call back until a time is set again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._moment = math.inf
+        self._due = math.inf
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._moment = math.inf
-        self._ring()
+        self._due = math.inf
+        self._callback()

@@ -1,7 +1,10 @@
-"""What a client knows about a cluster: brokers, topics, who leads what.
+"""Client-side metadata of a cluster: brokers, topics, partition leaders.
 
-Immutable views made from Metadata answers. Always true: the partitions of a topic stand at their own index, with no
-gap; `leader` is -1 where a partition has none.
+Immutable views of Metadata responses.
+
+Invariants:
+* A partition's position in its topic's tuple is its index, without gaps.
+* `leader` is -1 for a partition without a leader.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ NO_TOPIC_ID = bytes(16)
 
 
 class Node(NamedTuple):
-    """One broker's address."""
+    """Address of one broker."""
 
     node_id: int
     host: str
@@ -23,9 +26,9 @@ class Node(NamedTuple):
 
 
 class PartitionView(NamedTuple):
-    """One partition and who holds it (node ids)."""
+    """One partition with its leader and replicas (node ids)."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]
@@ -33,7 +36,7 @@ class PartitionView(NamedTuple):
 
 
 class TopicView(NamedTuple):
-    """One topic. `topic_id` is 16 bytes, all zero where the broker has no ids."""
+    """One topic. `topic_id` is 16 bytes, all zero if the broker has no topic ids."""
 
     name: str
     topic_id: bytes
@@ -41,17 +44,17 @@ class TopicView(NamedTuple):
     is_internal: bool = False
 
     def leader(self, partition: int) -> int:
-        """The node that leads a partition. `UnknownTopicOrPartition`, `LeaderNotAvailable`."""
+        """Node id of a partition's leader. Raises `UnknownTopicOrPartition`, `LeaderNotAvailable`."""
         if not 0 <= partition < len(self.partitions):
             raise UnknownTopicOrPartition(f"topic {self.name} has no partition {partition}")
         leader = self.partitions[partition].leader
         if leader < 0:
-            raise LeaderNotAvailable(f"partition {partition} of topic {self.name} has no leader now")
+            raise LeaderNotAvailable(f"partition {partition} of topic {self.name} has no leader")
         return leader
 
 
 def topic_view(answer: Any) -> TopicView:
-    """One topic of a Metadata answer."""
+    """The view of one topic of a Metadata response."""
     found = sorted(answer.partitions, key=lambda partition: int(partition.partition_index))
     partitions = tuple(
         PartitionView(
@@ -64,10 +67,10 @@ def topic_view(answer: Any) -> TopicView:
         for partition in found
     )
     if any(partition.index != position for position, partition in enumerate(partitions)):
-        raise LeaderNotAvailable(f"the broker's view of topic {answer.name} has gaps")
+        raise LeaderNotAvailable(f"the metadata of topic {answer.name} lacks partitions")
     return TopicView(answer.name, _id_bytes(answer.topic_id), partitions, answer.is_internal)
 
 
 def _id_bytes(topic_id: Any) -> bytes:
-    """A topic id as 16 bytes, whichever way it was decoded."""
+    """A topic id as 16 bytes, from bytes, UUID or None."""
     return NO_TOPIC_ID if topic_id is None else getattr(topic_id, "bytes", topic_id)

@@ -1,38 +1,57 @@
-"""Which offsets: of a partition's ends, of a moment, and of a group.
+"""Requests about offsets of partitions: ListOffsets, OffsetFetch, OffsetCommit, DeleteRecords.
 
-The questions about offsets that the consumer, the admin client, the command line and Spark all ask. Each goes to
-many brokers at once, and asks again only for the partitions that failed in a way that may pass.
+Used by the consumer, the admin client, the command line and Spark. `request_leaders` sends one request per leader in
+parallel and retries only the partitions that failed.
 """
 
 from __future__ import annotations
 
+import asyncio
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from mansio.errors import (
+    ConnectionLost,
+    FencedLeaderEpoch,
+    LeaderNotAvailable,
+    NotLeaderOrFollower,
+    OffsetOutOfRange,
+    UnknownTopicOrPartition,
+)
 from mansio.net.cluster import Cluster, group_by_topic
-from mansio.net.leader_requests import request_leaders
 from mansio.net.retry import error_for, raise_for
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from mansio.errors import MansioError
 
 LATEST: Final = -1
-"""Asks for the offset after the last readable record."""
+"""Requests the offset after the last readable record."""
 EARLIEST: Final = -2
-"""Asks for the first offset that is still there."""
+"""Requests the log start offset."""
 MAX_TIMESTAMP: Final = -3
-"""Asks for the record with the greatest timestamp (KIP-734)."""
+"""Requests the offset of the record with the greatest timestamp (KIP-734)."""
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
 
 READ_UNCOMMITTED: Final = 0
 READ_COMMITTED: Final = 1
 
+STALE_METADATA = (
+    NotLeaderOrFollower,
+    LeaderNotAvailable,
+    UnknownTopicOrPartition,
+    FencedLeaderEpoch,
+    ConnectionLost,
+)
+
 
 class ListedOffset(NamedTuple):
-    """An answer of ListOffsets. `offset` is -1 where no record is that young; `timestamp_ms` -1 where unknown."""
+    """Result of ListOffsets. `offset` is -1 if no record has such a timestamp; `timestamp_ms` is -1 if unknown."""
 
     offset: int
     timestamp_ms: int
@@ -40,11 +59,44 @@ class ListedOffset(NamedTuple):
 
 
 class CommittedOffset(NamedTuple):
-    """What a group committed: the next offset to read, and the note beside it."""
+    """Committed offset of a group, with its metadata."""
 
     offset: int
     metadata: str = ""
     leader_epoch: int = -1
+
+
+async def request_leaders(
+    cluster: Cluster,
+    wanted: Mapping[TopicPartition, Request],
+    send: Callable[[int, Mapping[TopicPartition, Request], dict[TopicPartition, Result]], Awaitable[None]],
+) -> dict[TopicPartition, Result]:
+    """Send one request per leader in parallel. `send(node id, its part of wanted, found)` stores results in `found` and
+    raises the error of partitions that failed.
+
+    Retriable failures are retried for the cluster's retry timeout, only for the partitions without a result.
+    """
+    found: dict[TopicPartition, Result] = {}
+
+    async def attempt() -> None:
+        missing = [partition for partition in wanted if partition not in found]
+        try:
+            grouped = await cluster.group_by_leader(missing)
+            requests = [
+                send(node, {partition: wanted[partition] for partition in partitions}, found)
+                for node, partitions in grouped.items()
+            ]
+            for outcome in await asyncio.gather(*requests, return_exceptions=True):
+                if isinstance(outcome, BaseException):
+                    raise outcome
+            if any(partition not in found for partition in missing):
+                raise UnknownTopicOrPartition("the response has no result for the partition")
+        except STALE_METADATA:
+            cluster.mark_stale({partition.topic for partition in missing})
+            raise
+
+    await cluster.retry(attempt)
+    return {partition: found[partition] for partition in wanted}
 
 
 async def list_offsets(
@@ -53,8 +105,8 @@ async def list_offsets(
     *,
     isolation_level: int = READ_UNCOMMITTED,
 ) -> dict[TopicPartition, ListedOffset]:
-    """For each partition the offset of `LATEST`, `EARLIEST`, `MAX_TIMESTAMP`, or of the first record whose timestamp
-    is at least that many milliseconds since the epoch."""
+    """For each partition the offset of `LATEST`, `EARLIEST`, `MAX_TIMESTAMP`, or of the first record with a timestamp
+    of at least that many milliseconds since the epoch."""
     return await request_leaders(cluster, wanted, partial(_list_offsets_of_node, cluster, isolation_level))
 
 
@@ -80,11 +132,11 @@ async def _list_offsets_of_node(
         for topic, indexes in group_by_topic(wanted).items()
     ]
     connection = await cluster.connection(node_id)
-    answer = await connection.request(
+    response = await connection.request(
         ApiKey.LIST_OFFSETS, {"replica_id": -1, "isolation_level": isolation_level, "topics": topics}
     )
     failure: MansioError | None = None
-    for topic in answer.topics:
+    for topic in response.topics:
         for entry in topic.partitions:
             if entry.error_code:
                 failure = error_for(entry.error_code)
@@ -98,7 +150,7 @@ async def _list_offsets_of_node(
 async def fetch_offsets(
     cluster: Cluster, group: str, partitions: Iterable[TopicPartition] | None = None
 ) -> dict[TopicPartition, CommittedOffset]:
-    """What a group has committed, for these partitions or for all it knows. Partitions without a commit are absent."""
+    """Committed offsets of a group, in these partitions or in all. Partitions without a commit are absent."""
     topics = None
     if partitions is not None:
         topics = [
@@ -107,9 +159,9 @@ async def fetch_offsets(
         ]
     found: dict[TopicPartition, CommittedOffset] = {}
 
-    def check(answer: Any) -> None:
+    def check(response: Any) -> None:
         found.clear()
-        of_group = answer.groups[0] if answer.groups else answer
+        of_group = response.groups[0] if response.groups else response
         raise_for(of_group.error_code)
         for topic in of_group.topics:
             for entry in topic.partitions:
@@ -139,7 +191,7 @@ async def commit_offsets(
     instance_id: str | None = None,
     retry_timeout_ms: float | None = None,
 ) -> None:
-    """Store a group's next offsets. Without a member (generation -1) the group must have none."""
+    """Commit offsets of a group. Without a member (generation -1) the group must have no members."""
     if not offsets:
         return
     topics = []
@@ -158,8 +210,8 @@ async def commit_offsets(
             )
         topics.append({"name": topic, "partitions": entries})
 
-    def check(answer: Any) -> None:
-        for topic in answer.topics:
+    def check(response: Any) -> None:
+        for topic in response.topics:
             for entry in topic.partitions:
                 raise_for(entry.error_code)
 
@@ -174,3 +226,54 @@ async def commit_offsets(
     await cluster.request_coordinator(
         group, ApiKey.OFFSET_COMMIT, fields, check=check, retry_timeout_ms=retry_timeout_ms
     )
+
+
+async def delete_records(
+    cluster: Cluster, before: Mapping[TopicPartition, int], *, timeout_ms: int
+) -> dict[TopicPartition, int]:
+    """Delete the records below an offset of each partition (-1: up to the high watermark; KIP-107). Returns the new
+    start offsets.
+
+    Idempotent, so retriable failures are retried. Raises `OffsetOutOfRange`, `InvalidTopic`, `PolicyViolation`; an
+    error of one partition does not prevent the deletion in others.
+    """
+    return await request_leaders(cluster, before, partial(_delete_on_node, cluster, timeout_ms))
+
+
+async def _delete_on_node(
+    cluster: Cluster,
+    timeout_ms: int,
+    node_id: int,
+    before: Mapping[TopicPartition, int],
+    found: dict[TopicPartition, int],
+) -> None:
+    topics = [
+        {
+            "name": topic,
+            "partitions": [
+                {"partition_index": index, "offset": before[TopicPartition(topic, index)]}
+                for index in indexes
+            ],
+        }
+        for topic, indexes in group_by_topic(before).items()
+    ]
+    connection = await cluster.connection(node_id)
+    response = await connection.request(ApiKey.DELETE_RECORDS, {"topics": topics, "timeout_ms": timeout_ms})
+    failure: MansioError | None = None
+    for topic in response.topics:
+        for entry in topic.partitions:
+            partition = TopicPartition(topic.name, entry.partition_index)
+            if entry.error_code:
+                failure = _deletion_error(entry.error_code, partition, before[partition])
+            else:
+                found[partition] = entry.low_watermark
+    if failure is not None:
+        raise failure
+
+
+def _deletion_error(code: int, partition: TopicPartition, before_offset: int) -> MansioError:
+    """The typed error of a partition; the response carries no text."""
+    name = f"{partition.topic}-{partition.partition}"
+    if code == OffsetOutOfRange.kafka_code:
+        return OffsetOutOfRange(f"{name}: offset {before_offset} is beyond its end")
+    return error_for(code, f"{name}: {error_for(code).message}")

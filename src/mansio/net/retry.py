@@ -1,8 +1,7 @@
-"""When to try again, and how long to wait before.
+"""Retries: which broker errors are retriable, and how long to wait before the next attempt.
 
-Owns the answer to "is this failure worth another attempt?" for every answer a Kafka broker may give, and the one
-retry loop. Waits grow exponentially up to a bound and are jittered, so that clients which failed together do not
-come back together (KIP-580).
+Delays grow exponentially up to a bound and are jittered, so that clients that failed together do not retry together
+(KIP-580).
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ RETRIABLE_CODES = frozenset(
         89,  # THROTTLING_QUOTA_EXCEEDED
     }
 )
-"""Codes without an error class of their own that the protocol calls retriable."""
+"""Retriable error codes of the protocol that have no error class here."""
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Waits between attempts: the first, the longest, how fast they grow, and the share of chance in each."""
+    """Delays between attempts: the first, the longest, their growth factor, and the random fraction of each."""
 
     first_ms: float = 50
     longest_ms: float = 1_000
@@ -44,7 +43,7 @@ class Backoff:
     jitter: float = 0.2
 
     def delay_seconds(self, failures: int) -> float:
-        """The wait after the `failures`-th failure in a row (from 1)."""
+        """Delay in seconds after the `failures`-th consecutive failure (from 1)."""
         delay_ms = min(self.longest_ms, self.first_ms * self.factor ** min(failures - 1, 30))
         return delay_ms * random.uniform(1 - self.jitter, 1 + self.jitter) / 1000
 
@@ -60,7 +59,7 @@ def error_for(code: int, message: str | None = None) -> MansioError:
 
 
 def raise_for(code: int, message: str | None = None) -> None:
-    """Nothing for code 0, otherwise the typed error."""
+    """Raise the typed error of a code; nothing for code 0."""
     if code:
         raise error_for(code, message)
 
@@ -72,8 +71,8 @@ async def retrying(
     backoff: Backoff = DEFAULT_BACKOFF,
     worth_retrying: Callable[[MansioError], bool] | None = None,
 ) -> T:
-    """Call `attempt` until it returns. Retriable errors are waited out for `timeout_ms`, then the last one is
-    raised; every other error is raised at once. An attempt under way is cut off at the end of the time as well."""
+    """Call `attempt` until it returns. Retriable errors are retried for `timeout_ms`, then the last one is raised;
+    other errors are raised immediately. An attempt in progress is cancelled at the timeout."""
     deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
     failures = 0
     last: MansioError | None = None
@@ -89,4 +88,4 @@ async def retrying(
                 failures += 1
                 await asyncio.sleep(backoff.delay_seconds(failures))
     except TimeoutError:
-        raise last or RequestTimedOut(f"no answer within {timeout_ms:.0f} ms") from None
+        raise last or RequestTimedOut(f"no response within {timeout_ms:.0f} ms") from None

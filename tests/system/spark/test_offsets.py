@@ -11,8 +11,7 @@ import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows, ReadMinRows
 
 from mansio.errors import ConfigError, DataLoss, MansioError, TopicRecreated
-from mansio.net.offsets import commit_offsets
-from mansio.net.record_deletion import delete_records
+from mansio.net.offsets import commit_offsets, delete_records
 from mansio.spark.options import SourceOptions
 from mansio.spark.source import stream_reader
 from mansio.spark.source.offsets import from_json, resolve, to_json

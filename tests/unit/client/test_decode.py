@@ -10,8 +10,7 @@ import pytest
 import mansio
 from mansio.client import TopicPartition
 from mansio.client.consumer.batch_decoder import decode_fetch
-from mansio.client.consumer.fetch_request import FetchRequest
-from mansio.client.consumer.fetcher import CompletedFetch, PartitionState
+from mansio.client.consumer.fetcher import CompletedFetch, FetchRequest, PartitionState
 from mansio.errors import CorruptMessage
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.fetch import FetchedPartition

@@ -448,9 +448,9 @@ def _error(delivery: Any) -> MansioError | None:
         ({"value": 5}, "not int"),
         ({"value": b"x", "key": 5}, "not int"),
         ({"value": b"x", "headers": {"a": 1.5}}, "not float"),
-        ({"value": b"x", "headers": [(b"a", b"1")]}, "name of a header is text"),
-        ({"value": b"x", "headers": 5}, "headers are a mapping"),
-        ({"value": b"x", "headers": "abc"}, "headers are a mapping"),
+        ({"value": b"x", "headers": [(b"a", b"1")]}, "header name must be text"),
+        ({"value": b"x", "headers": 5}, "headers must be a mapping"),
+        ({"value": b"x", "headers": "abc"}, "headers must be a mapping"),
     ],
 )
 def test_what_is_no_bytes_is_a_typed_error_and_harms_nothing_else(

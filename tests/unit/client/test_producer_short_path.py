@@ -163,7 +163,7 @@ def test_record_that_cannot_be_written_fails_alone_and_leaves_no_gap(publish: st
             if publish == "many":
                 publishing.close()
                 publishing = producer.publish_many("t", [OutgoingRecord(b"b", timestamp_ms=1 << 70)])
-            with pytest.raises(InvalidRecord, match="cannot be written"):
+            with pytest.raises(InvalidRecord, match="cannot be encoded"):
                 await publishing
             assert (await producer.publish("t", b"c")).offset == 1
             assert producer.buffered_bytes == 0

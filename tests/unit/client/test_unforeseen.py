@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from mansio.client.consumer.fetch_request import FetchRequest
-from mansio.client.consumer.fetcher import Fetcher, FetchOptions, PartitionState
+from mansio.client.consumer.fetcher import Fetcher, FetchOptions, FetchRequest, PartitionState
 from mansio.client.leader_cache import LeaderCache
 from mansio.client.producer.produce_request import PendingRequest, RequestWriter
 from mansio.client.producer.sender import Sender

@@ -36,7 +36,7 @@ from mansio.testing.disk import SimulatedDisk
 from mansio.wire.api_versions import ApiKey, is_offered
 from mansio.wire.apis import fetch, produce, share_acknowledge, share_fetch
 from mansio.wire.apis.mansio_apis import is_mansio_api
-from mansio.wire.apis.produce_template import learn_template, match_template
+from mansio.wire.apis.produce import learn_template, match_template
 from mansio.wire.batch import record_batch, record_reader
 from mansio.wire.batch.compression import Codec, decompress
 from mansio.wire.codec import messages

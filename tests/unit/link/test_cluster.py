@@ -60,7 +60,7 @@ def test_bad_addresses_are_refused(given: str) -> None:
 
 
 def test_no_address_at_all_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no address"):
+    with pytest.raises(ConfigError, match="no broker address"):
         parse_addresses([])
 
 

@@ -37,8 +37,7 @@ from mansio.wire.batch.record_batch import (
     read_header,
     with_log_append_time,
 )
-from mansio.wire.batch.record_reader import read_records
-from mansio.wire.batch.record_scan import RecordLocation, with_timestamp_delta
+from mansio.wire.batch.record_reader import RecordLocation, read_records, with_timestamp_delta
 from support.compaction import EAGER, compact, finish, one_piece, records_of, run_to_end, start_compaction
 from support.logs import ManualClock
 

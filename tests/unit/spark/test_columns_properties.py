@@ -28,7 +28,7 @@ from mansio.wire.batch.record_batch import (
     read_header,
     with_log_append_time,
 )
-from mansio.wire.batch.record_rows import read_rows
+from mansio.wire.batch.record_reader import read_rows
 from mansio.wire.batch.varints import varint
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import WireError
-from mansio.wire.apis import produce, produce_template
+from mansio.wire.apis import produce
 from mansio.wire.headers import read_request_header
 
 VERSIONS = range(3, 14)
@@ -22,10 +22,10 @@ def frame_of(
     return memoryview(b"".join(bytes(buffer) for buffer in buffers))[4:]
 
 
-def learned(frame: memoryview) -> produce_template.ProduceTemplate | None:
+def learned(frame: memoryview) -> produce.ProduceTemplate | None:
     header = read_request_header(frame)
     request = produce.decode_request(header.api_version, frame, header.body)
-    return produce_template.learn_template(header, frame, request)
+    return produce.learn_template(header, frame, request)
 
 
 @settings(max_examples=200, deadline=None)
@@ -45,10 +45,10 @@ def test_a_request_of_the_pattern_is_read_as_the_long_way_reads_it(
     frame = frame_of(version, correlation_id, client_id, -1, topic, index, b"y" * sizes[1])
     header = read_request_header(frame)
     request = produce.decode_request(version, frame, header.body)
-    assert produce_template.match_template(pattern, frame) == request.topics[0][2][0]
+    assert produce.match_template(pattern, frame) == request.topics[0][2][0]
     result = produce.PartitionResult(index, 0, 123456789, -1, 17)
     expected = produce.encode_response(version, correlation_id, [(*request.topics[0][:2], [result])])
-    assert produce_template.answer(pattern, correlation_id, index, 123456789, -1, 17) == expected
+    assert produce.encode_template_response(pattern, correlation_id, index, 123456789, -1, 17) == expected
 
 
 @settings(max_examples=600, deadline=None)
@@ -69,7 +69,7 @@ def test_a_changed_frame_is_never_read_otherwise_than_the_long_way_reads_it(
     if position < len(mutated):
         mutated[position] ^= change
     frame = memoryview(bytes(mutated))
-    found = produce_template.match_template(pattern, frame)
+    found = produce.match_template(pattern, frame)
     if found is None:
         return
     header = read_request_header(frame)

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from mansio.errors import WireError
 from mansio.wire.apis import produce
-from mansio.wire.apis.produce_single import LOWEST_VERSION, SinglePartitionProduce
+from mansio.wire.apis.produce import SINGLE_PARTITION_VERSION_MIN, SinglePartitionProduce
 
-VERSIONS = range(LOWEST_VERSION, 14)
+VERSIONS = range(SINGLE_PARTITION_VERSION_MIN, 14)
 TOPIC_ID = b"\x07" * 16
 texts = st.text(max_size=20)
 

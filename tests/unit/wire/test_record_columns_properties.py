@@ -7,8 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mansio.wire.batch.compression import Codec
-from mansio.wire.batch.record_batch import build_batch, build_values_batch
-from mansio.wire.batch.record_writer import write_rows, write_values
+from mansio.wire.batch.record_batch import build_batch, build_values_batch, write_rows, write_values
 
 BASE_MS = 1_700_000_000_000
 

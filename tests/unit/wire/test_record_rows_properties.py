@@ -1,8 +1,8 @@
-"""Rows are the records that `read_records` reads, and what it refuses is refused with the same words."""
+"""`read_rows` and `read_records` return and refuse what the reference reader does, with the same errors."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given, settings
@@ -19,8 +19,11 @@ from mansio.wire.batch.record_batch import (
     read_header,
     with_log_append_time,
 )
-from mansio.wire.batch.record_reader import read_records
-from mansio.wire.batch.record_rows import read_rows
+from mansio.wire.batch.record_reader import Record, read_records, read_rows
+from unit.wire import record_oracle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 OPENED_BYTES_MAX = 1 << 20
 
@@ -31,20 +34,31 @@ records = st.lists(
 )
 
 
-def as_rows(batch: bytes) -> Any:
-    """What each of the two says: rows, or an error's kind and words."""
+def outcome(read: Callable[[], list[Any]]) -> Any:
+    """The result of a reader: its records, or an error's type and message."""
     try:
-        return read_rows(batch, Message, "t", 3, max_output_bytes=OPENED_BYTES_MAX)
+        return read()
     except MansioError as error:
         return type(error), str(error)
+
+
+def as_rows(batch: bytes) -> Any:
+    """What `read_rows` returns or raises; `read_records` must agree."""
+    rows = outcome(lambda: read_rows(batch, Message, "t", 3, max_output_bytes=OPENED_BYTES_MAX))
+    records = outcome(lambda: read_records(batch, max_output_bytes=OPENED_BYTES_MAX))
+    assert (records if isinstance(records, tuple) else [Message("t", 3, *each) for each in records]) == rows
+    assert isinstance(records, tuple) or all(type(record) is Record for record in records)
+    return rows
 
 
 def expected(batch: bytes) -> Any:
-    try:
-        found = read_records(batch, max_output_bytes=OPENED_BYTES_MAX)
-    except MansioError as error:
-        return type(error), str(error)
-    return [Message("t", 3, *record) for record in found]
+    """What the reference reader returns or raises."""
+    return outcome(
+        lambda: [
+            Message("t", 3, *record)
+            for record in record_oracle.read_records(batch, max_output_bytes=OPENED_BYTES_MAX)
+        ]
+    )
 
 
 @settings(max_examples=300, deadline=None)

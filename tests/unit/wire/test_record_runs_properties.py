@@ -18,9 +18,8 @@ from mansio.wire.batch.record_batch import (
     read_header,
     with_log_append_time,
 )
-from mansio.wire.batch.record_reader import read_records
-from mansio.wire.batch.record_rows import read_rows
-from mansio.wire.batch.record_runs import UNIFORM_RECORDS_MIN, read_run
+from mansio.wire.batch.record_reader import UNIFORM_RECORDS_MIN, read_rows, read_uniform_records
+from unit.wire.record_oracle import read_records
 
 OPENED_BYTES_MAX = 8 << 20
 BASE_MS = 1_700_000_000_000
@@ -58,10 +57,10 @@ def test_alike_records_are_read_as_single_ones_are(count: int, size: int, step_m
 def test_alike_records_are_a_run() -> None:
     """Otherwise the others here would prove nothing."""
     batch = build_values_batch([1] * 200, [b"%03d" % number for number in range(200)])
-    first = read_run(batch[HEADER_BYTES:], 0, 0, 200)
+    first = read_uniform_records(batch[HEADER_BYTES:], 0, 0, 200)
     assert first is not None
     assert first.length == 64
-    second = read_run(batch[HEADER_BYTES:], first.end, 64, 136)
+    second = read_uniform_records(batch[HEADER_BYTES:], first.end, 64, 136)
     assert second is not None
     assert (second.length, second.end) == (136, len(batch) - HEADER_BYTES)
 

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from mansio.errors import MansioError
 from mansio.wire.apis import fetch, replica_fetch
 from mansio.wire.apis.fetch import FetchedPartition, FetchPartition
-from mansio.wire.batch.batch_reader import read_stored_batches
 from mansio.wire.batch.record_batch import (
     HEADER_BYTES,
     BatchHeader,
@@ -19,6 +18,7 @@ from mansio.wire.batch.record_batch import (
     encode_batch,
     iterate_batches,
     read_header,
+    read_stored_batches,
 )
 from mansio.wire.headers import read_request_header
 

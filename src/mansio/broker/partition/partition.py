@@ -66,13 +66,13 @@ from mansio.errors import (
 from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
 from mansio.storage import follower_append
-from mansio.wire.batch.batch_reader import read_stored_batches
 from mansio.wire.batch.record_batch import (
     BatchHeader,
     TimestampType,
     check_batch,
     encode_batch,
     read_header,
+    read_stored_batches,
     with_log_append_time,
 )
 

@@ -1,7 +1,7 @@
-"""The admin client: topics, settings, groups, offsets, the cluster itself.
+"""Admin client: topics, settings, groups, offsets, cluster.
 
-Every call is one question with one typed answer; retriable failures are waited out, others raised as typed errors.
-Values come back as frozen dataclasses of plain values.
+Each method sends one logical request; retriable errors are retried, others raised as typed errors. Results are frozen
+dataclasses of plain values.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mansio.net.offsets import (
     CommittedOffset,
     ListedOffset,
     commit_offsets,
+    delete_records,
     fetch_offsets,
     list_offsets,
 )
-from mansio.net.record_deletion import delete_records
 from mansio.net.retry import raise_for
 from mansio.wire.api_versions import ApiKey
 
@@ -58,8 +58,8 @@ SOURCES = {
 
 @dataclass(frozen=True, slots=True)
 class ClusterDescription:
-    """The brokers of a cluster, and which of them takes changes (-1: not known). In a cluster every broker does, and
-    the one that was asked names itself; `client.admin.admin.cluster.status` says who decides."""
+    """Brokers of a cluster. `controller_id`: a broker that accepts changes (-1: unknown). In a cluster every broker
+    does, and the one that answered names itself; `client.admin.cluster.status` returns the active controller."""
 
     cluster_id: str | None
     controller_id: int
@@ -78,7 +78,7 @@ class TopicDescription:
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """One setting and where its value comes from. `value` is None when it is secret."""
+    """One setting and the source of its value. `value` is None if it is sensitive."""
 
     name: str
     value: str | None
@@ -91,7 +91,7 @@ class ConfigEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How far a group is behind the end of a partition. `committed` and `lag` are None without a commit."""
+    """Lag of a group in one partition, in offsets. `committed` and `lag` are None without a committed offset."""
 
     committed: int | None
     start_offset: int
@@ -100,7 +100,7 @@ class PartitionLag:
 
 
 class Admin:
-    """Administration of one cluster; `client.admin.admin` is one."""
+    """Administration of one cluster; available as `client.admin`."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -111,7 +111,7 @@ class Admin:
     # -- topics and cluster --------
 
     async def describe_cluster(self) -> ClusterDescription:
-        """The brokers as they are now."""
+        """The live brokers, requested now."""
         await self._cluster.retry(lambda: self._cluster.refresh(()))
         brokers = tuple(sorted(self._cluster.nodes.values()))
         return ClusterDescription(self._cluster.cluster_id, self._cluster.controller_id, brokers)
@@ -169,7 +169,7 @@ class Admin:
     async def create_partitions(
         self, name: str, total: int, *, validate_only: bool = False, timeout_ms: int = 30_000
     ) -> None:
-        """Grow a topic to `total` partitions. Records with keys then go to other partitions than before."""
+        """Add partitions up to `total`. Records with keys are then assigned to other partitions than before."""
         fields = {
             "topics": [{"name": name, "count": total, "assignments": None}],
             "timeout_ms": timeout_ms,
@@ -188,11 +188,11 @@ class Admin:
         dry_run: bool = False,
         timeout_ms: int = 30_000,
     ) -> dict[TopicPartition, int]:
-        """Delete the records before an offset, a time, or all there are ("end"); where each partition begins then.
+        """Delete all records before an offset or a time, or all records ("end"). Returns the new start offsets.
 
-        They are gone for every reader, for good, when this returns. With `dry_run` nothing is deleted.
-        `OffsetOutOfRange` beyond the end, `PolicyViolation` for a topic that is only compacted, `InvalidTopic` for
-        the broker's own.
+        The deletion is permanent and visible to every reader when this returns. With `dry_run` nothing is deleted.
+        Raises `OffsetOutOfRange` beyond the end, `PolicyViolation` for a compacted topic without deletion,
+        `InvalidTopic` for an internal topic.
         """
         partitions = await self._partitions(topics)
         if not partitions:
@@ -224,7 +224,7 @@ class Admin:
         kind: Literal["topic", "broker", "group"] = "topic",
         documentation: bool = False,
     ) -> dict[str, ConfigEntry]:
-        """Every setting of a topic (by name), a broker (by node id) or a group (by its id; it need not exist)."""
+        """All settings of a topic (by name), a broker (by node id) or a group (by id; it need not exist)."""
         resource = {
             "resource_type": _resource_type(kind),
             "resource_name": str(name),
@@ -254,14 +254,14 @@ class Admin:
     async def alter_topic_config(
         self, name: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> None:
-        """Set settings of a topic; None takes one back to its default. All or nothing. `InvalidConfig`."""
+        """Change settings of a topic atomically; None resets one to its default. Raises `InvalidConfig`."""
         await self._alter(TOPIC_RESOURCE, name, changes, validate_only=validate_only)
 
     async def alter_group_config(
         self, group: str, changes: Mapping[str, str | None], *, validate_only: bool = False
     ) -> None:
-        """Set settings of a group, which need not exist yet; None takes one back to the broker's. All or nothing.
-        `InvalidConfig`."""
+        """Change settings of a group, which need not exist yet, atomically; None resets one to the broker's default.
+        Raises `InvalidConfig`."""
         await self._alter(GROUP_RESOURCE, group, changes, validate_only=validate_only)
 
     async def _alter(
@@ -284,17 +284,17 @@ class Admin:
         partitions: Iterable[TopicPartition],
         at: Literal["earliest", "latest", "max_timestamp"] | datetime | int = "latest",
     ) -> dict[TopicPartition, ListedOffset]:
-        """Where partitions begin or end, or the first record at or after a time (milliseconds, or a datetime)."""
+        """Start or end offsets of partitions, or of the first record at or after a time (ms, or a datetime)."""
         words = {"earliest": EARLIEST, "latest": LATEST, "max_timestamp": MAX_TIMESTAMP}
         wanted = words[at] if isinstance(at, str) else milliseconds(at)
         return await list_offsets(self._cluster, dict.fromkeys(partitions, wanted))
 
     async def group_offsets(self, group: str) -> dict[TopicPartition, CommittedOffset]:
-        """What a group has committed."""
+        """Committed offsets of a group."""
         return await fetch_offsets(self._cluster, group)
 
     async def group_lag(self, group: str) -> dict[TopicPartition, PartitionLag]:
-        """How far a group is behind, for what it has committed and what its members read."""
+        """Lag of a group in the partitions it has committed or its members are assigned."""
         committed = await fetch_offsets(self._cluster, group)
         assigned = [p for member in (await self.describe_group(group)).members for p in member.partitions]
         partitions = sorted({*committed, *assigned})
@@ -338,7 +338,7 @@ class Admin:
         return new
 
     async def delete_offsets(self, group: str, topics: Iterable[str | TopicPartition]) -> None:
-        """Forget what a group committed. `GroupSubscribedToTopic` while a member reads the topic."""
+        """Delete committed offsets of a group. Raises `GroupSubscribedToTopic` while a member is subscribed."""
         grouped: dict[str, list[int]] = {}
         for topic, partition in await self._partitions(topics):
             grouped.setdefault(topic, []).append(partition)
@@ -377,18 +377,18 @@ class Admin:
         return await list_groups(self._cluster, timeout_ms)
 
     async def describe_group(self, group: str) -> GroupDescription:
-        """A group's state and members, whichever protocol they speak; one that does not exist is in state "Dead"."""
+        """State and members of a group of either protocol; a group that does not exist is in state "Dead"."""
         return await describe_group(self._cluster, group)
 
     async def delete_group(self, group: str) -> None:
-        """Forget a group without members. `NonEmptyGroup`, `GroupIdNotFound`."""
+        """Delete a group without members. Raises `NonEmptyGroup`, `GroupIdNotFound`."""
         await self._cluster.request_coordinator(
             group, ApiKey.DELETE_GROUPS, {"groups_names": [group]}, check=_check_each("results")
         )
 
 
 def _check_each(field_name: str) -> Any:
-    """A check for answers that carry an error per item; one item was asked for, so the first error is the answer's."""
+    """A check for responses with an error per item; only one item was requested, so its error is raised."""
 
     def check(answer: Any) -> None:
         raise_for(getattr(answer, "error_code", 0))

@@ -1,6 +1,6 @@
-"""A cluster's brokers and partitions as an operator looks at them; `client.admin.admin.cluster` is it.
+"""Cluster administration: brokers, partitions, leader elections; available as `client.admin.cluster`.
 
-Answers come from the brokers' view of the metadata (KIP-700, KIP-966, KIP-460), asked for anew with each call.
+Uses DescribeCluster (KIP-700), DescribeTopicPartitions (KIP-966) and ElectLeaders (KIP-460); results are not cached.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Election = Literal["preferred", "unclean"]
 
 @dataclass(frozen=True, slots=True)
 class BrokerStatus:
-    """One broker. `is_fenced`: it is registered, but has no session now, so it leads nothing."""
+    """One broker. `is_fenced`: registered, but without a session, so it leads no partition."""
 
     node_id: int
     host: str
@@ -43,7 +43,7 @@ class BrokerStatus:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """Who is there. `controller_id` is -1 while there is none."""
+    """Brokers and controller of the cluster. `controller_id` is -1 while there is none."""
 
     cluster_id: str
     controller_id: int
@@ -52,7 +52,7 @@ class ClusterStatus:
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition. `leader` is -1 while it has none; `min_in_sync` is None when the topic's settings did not come."""
+    """One partition. `leader` is -1 while it has none; `min_in_sync` is None if the topic's settings are not known."""
 
     topic: str
     partition: int
@@ -66,23 +66,23 @@ class PartitionStatus:
 
     @property
     def is_offline(self) -> bool:
-        """Nobody leads it: it can be neither written nor read."""
+        """Whether the partition has no leader, so that it can be neither written nor read."""
         return self.leader < 0
 
     @property
     def is_under_replicated(self) -> bool:
-        """A replica is not in sync."""
+        """Whether a replica is not in sync."""
         return len(self.in_sync) < len(self.replicas)
 
     @property
     def is_under_min_isr(self) -> bool:
-        """acks=all is refused, because too few replicas are in sync."""
+        """Whether produce requests with acks=all are refused because too few replicas are in sync."""
         return self.min_in_sync is not None and len(self.in_sync) < self.min_in_sync
 
 
 @dataclass(frozen=True, slots=True)
 class ElectionResult:
-    """What came of one election: `elected`, `not needed` (it is led as it should be), or `failed` with the reason."""
+    """Result of one election. "not needed": the leader is already the right one."""
 
     topic: str
     partition: int
@@ -91,13 +91,13 @@ class ElectionResult:
 
 
 class ClusterAdmin:
-    """The state of one cluster, and elections in it."""
+    """Cluster state and leader elections."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
     async def status(self) -> ClusterStatus:
-        """The brokers as they are now, those that are fenced too where the cluster tells of them."""
+        """The brokers, including fenced ones if the cluster reports them."""
         answer = await self._cluster.request(
             ApiKey.DESCRIBE_CLUSTER,
             {
@@ -121,7 +121,8 @@ class ClusterAdmin:
         return ClusterStatus(answer.cluster_id, answer.controller_id, brokers)
 
     async def partitions(self, topics: Iterable[str] | None = None) -> list[PartitionStatus]:
-        """Every partition of these topics, or of all, internal ones too. `UnknownTopicOrPartition`."""
+        """All partitions of these topics, or of all topics including internal ones. Raises
+        `UnknownTopicOrPartition`."""
         wanted = None if topics is None else sorted(set(topics))
         if wanted == []:
             return []
@@ -146,11 +147,11 @@ class ClusterAdmin:
     async def elect(
         self, kind: Election, partitions: Iterable[TopicPartition] | None = None, *, timeout_ms: int = 30_000
     ) -> list[ElectionResult]:
-        """Hold an election for each of these partitions, or all.
+        """Elect a leader for each of these partitions, or for all.
 
-        "preferred" gives partitions back to the first of their replicas, if that is in sync; nothing is lost.
-        "unclean" gives partitions without a leader to a replica that is alive and *not* in sync: what was
-        acknowledged and that replica does not have is lost for good.
+        "preferred": the first replica becomes the leader if it is in sync; no record is lost. "unclean": a partition
+        without a leader gets a live replica that is *not* in sync; acknowledged records that this replica does not have
+        are lost permanently.
         """
         grouped: dict[str, list[int]] = {}
         for topic, partition in partitions or ():
@@ -174,7 +175,7 @@ class ClusterAdmin:
         return sorted(results, key=lambda result: (result.topic, result.partition))
 
     async def _pages(self, topics: Sequence[str] | None) -> AsyncIterator[Any]:
-        """The topics of all pages; one that is spread over several comes several times."""
+        """Topics of all pages; a topic whose partitions span several pages is yielded once per page."""
         cursor = None
         while True:
             page = await self._cluster.request(
@@ -188,7 +189,7 @@ class ClusterAdmin:
             for topic in page.topics:
                 error = error_for(topic.error_code) if topic.error_code else None
                 if isinstance(error, UnknownTopicOrPartition) and topics is None:
-                    continue  # deleted meanwhile
+                    continue  # deleted in the meantime
                 if error is not None:
                     raise_for(topic.error_code, f"topic {topic.name}: {error.message}")
                 yield topic
@@ -200,7 +201,7 @@ class ClusterAdmin:
             }
 
     async def _min_in_sync(self, topics: Sequence[str]) -> dict[str, int]:
-        """min.insync.replicas of each topic; one whose settings do not come is left out."""
+        """min.insync.replicas of each topic, without topics whose settings are not returned."""
         found = {}
         for begin in range(0, len(topics), TOPICS_PER_REQUEST):
             resources = [

@@ -1,7 +1,7 @@
-"""Quotas: how many bytes per second clients may write and read (KIP-546); `client.admin.admin.quotas` is one.
+"""Client quotas: produce and fetch rates in bytes per second (KIP-546); available as `client.admin.quotas`.
 
-An entity is a client id, a user, or a client id of a user. `DEFAULT` in place of a name stands for all that have no
-quota of their own; a quota is for each of them, not for all together. None: the entity has no such part.
+An entity is a client id, a user, or a client id of a user. `DEFAULT` instead of a name applies to every entity without
+a quota of its own, to each separately. None: the entity has no such component.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Default(Enum):
 
 
 DEFAULT: Final = Default.DEFAULT
-"""Everybody who has no quota of their own."""
+"""All entities without a quota of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class QuotaAdmin:
         self._cluster = cluster
 
     async def list(self) -> list[Quota]:
-        """All that are set."""
+        """All configured quotas."""
         answer = await self._cluster.request(
             ApiKey.DESCRIBE_CLIENT_QUOTAS,
             {"components": [], "strict": False},
@@ -65,7 +65,7 @@ class QuotaAdmin:
         values: Mapping[str, float | None],
         validate_only: bool = False,
     ) -> None:
-        """Set quotas of an entity, in bytes/s; None removes one, the others stay. `InvalidRequest`."""
+        """Set quotas of an entity in bytes/s; None removes a quota, quotas not named stay. Raises `InvalidRequest`."""
         entity = [
             {"entity_type": kind, "entity_name": None if name is DEFAULT else name}
             for kind, name in ((USER, user), (CLIENT_ID, client_id))
@@ -86,7 +86,7 @@ class QuotaAdmin:
     async def delete(
         self, *, user: str | Default | None = None, client_id: str | Default | None = None
     ) -> None:
-        """Remove all quotas of an entity. `InvalidRequest` when it has none."""
+        """Remove all quotas of an entity. Raises `InvalidRequest` if it has none."""
         for quota in await self.list():
             if (quota.user, quota.client_id) == (user, client_id):
                 await self.set(user=user, client_id=client_id, values=dict.fromkeys(quota.values))

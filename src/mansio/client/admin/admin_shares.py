@@ -1,8 +1,7 @@
-"""Share groups as an operator looks at them: members, offsets, leases, dead letters; `client.admin.admin.shares`
-is one.
+"""Share group administration: members, offsets, leases, dead letters; available as `client.admin.shares`.
 
-Members and offsets are asked of the group's coordinator (KIP-932), leases and redrives of the leaders of the
-partitions, with Mansio's own requests.
+Members and offsets come from the group's coordinator (KIP-932); leases and redrives use Mansio's own requests to the
+partition leaders.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from mansio.errors import GroupIdNotFound, MansioError, UnknownTopicId
 from mansio.net.cluster import group_by_topic
-from mansio.net.leader_requests import request_leaders
+from mansio.net.offsets import request_leaders
 from mansio.net.retry import error_for, raise_for
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
@@ -24,12 +23,12 @@ if TYPE_CHECKING:
     from mansio.net.cluster import Cluster
 
 REDRIVEN_MAX: Final = 10_000
-"""Records that one request may offer again."""
+"""Maximum number of records that one request redrives."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShareMember:
-    """One member of a share group, and the partitions it is to fetch from."""
+    """One member of a share group, and the partitions assigned to it."""
 
     member_id: str
     client_id: str
@@ -49,8 +48,8 @@ class ShareGroupDescription:
 
 @dataclass(frozen=True, slots=True)
 class ShareOffset:
-    """Where a share group is in a partition: the first offset that is open, and how many records are (None: the
-    broker that was asked cannot tell)."""
+    """Start offset of a share group in a partition (its first offset that is not archived), and its lag in records
+    (None: unknown to the broker)."""
 
     start_offset: int
     lag: int | None
@@ -58,7 +57,7 @@ class ShareOffset:
 
 @dataclass(frozen=True, slots=True)
 class LeaseHolder:
-    """What one member has leased of a partition; `oldest_ms`: for how long, the longest."""
+    """Number of records that one member has acquired in a partition; `oldest_ms`: age of its oldest lease."""
 
     member_id: str
     leased: int
@@ -67,7 +66,7 @@ class LeaseHolder:
 
 @dataclass(frozen=True, slots=True)
 class LeasedRange:
-    """Offsets that one member has leased, both ends included; `delivery_count`: which delivery of theirs it is."""
+    """Range of offsets that one member has acquired, both ends inclusive, and their delivery count."""
 
     first_offset: int
     last_offset: int
@@ -113,7 +112,7 @@ class ShareAdmin:
         self._cluster = cluster
 
     async def describe(self, group: str) -> ShareGroupDescription:
-        """Its state and members. `GroupIdNotFound`, also where the group is of another kind."""
+        """State and members of a group. Raises `GroupIdNotFound`, also for a group of another type."""
 
         def check(answer: Any) -> None:
             for one in answer.groups:
@@ -133,7 +132,8 @@ class ShareAdmin:
     async def offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, ShareOffset]:
-        """Where the group is, in these partitions or in all that it has a place in. `GroupIdNotFound`."""
+        """Start offset and lag in these partitions, or in all where the group has a start offset. Raises
+        `GroupIdNotFound`."""
         topics = None
         if partitions is not None:
             grouped = group_by_topic(list(partitions))
@@ -162,7 +162,7 @@ class ShareAdmin:
         }
 
     async def alter_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
-        """Begin these partitions anew, at these offsets. `NonEmptyGroup`, `GroupIdNotFound`."""
+        """Reset the start offsets of these partitions. Raises `NonEmptyGroup`, `GroupIdNotFound`."""
         topics = [
             {
                 "topic_name": name,
@@ -185,7 +185,7 @@ class ShareAdmin:
         )
 
     async def delete_offsets(self, group: str, topics: Iterable[str]) -> None:
-        """Forget where the group is in these topics. `NonEmptyGroup`, `GroupIdNotFound`."""
+        """Delete the group's state in these topics. Raises `NonEmptyGroup`, `GroupIdNotFound`."""
 
         def check(answer: Any) -> None:
             raise_for(answer.error_code, answer.error_message)
@@ -200,8 +200,8 @@ class ShareAdmin:
     async def leases(
         self, group: str, partitions: Iterable[TopicPartition], *, ranges_max: int = 0
     ) -> dict[TopicPartition, ShareLeases | None]:
-        """Who has leased what of these partitions; None where the group has read nothing. `ranges_max`: leased ranges
-        shown of each, the lowest first."""
+        """Leases in these partitions; None where the group has not read yet. `ranges_max`: number of acquired ranges
+        returned per partition, lowest offsets first."""
         wanted = dict.fromkeys(sorted(set(partitions)), ranges_max)
         return await request_leaders(self._cluster, wanted, partial(self._leases_on, group))
 
@@ -243,10 +243,11 @@ class ShareAdmin:
         offsets: Sequence[tuple[int, int]] | None = None,
         most: int = 500,
     ) -> Redriven:
-        """Offer dead records of one partition to their group again: those among `offsets` (first and last of each
-        range), or all. Under one id it happens once for each offset; so it may be asked again after any failure.
+        """Make dead-lettered records of one partition available to their group again: those in `offsets` (inclusive
+        ranges), or all. Idempotent per `redrive_id` and offset, so it can be repeated after any failure.
 
-        Offers at most `most`; call it until nothing is offered. `GroupIdNotFound` where the group has read nothing.
+        Redrives at most `most` records; call it until none is redriven. Raises `GroupIdNotFound` where the group has
+        not read yet.
         """
 
         async def ask(

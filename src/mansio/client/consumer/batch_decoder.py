@@ -1,10 +1,10 @@
-"""From raw batches to messages.
+"""Decoding of fetched batches into messages.
 
-Owns the hot loop of consuming. Opens the batches that a reader may see (`wire/batch/isolation_filter.py` says
-which), and leaves out the records before the offset that was asked for and from the stop offset on.
+Decompresses and decodes the batches that `wire/batch/isolation_filter.py` selects, and drops records before the
+requested offset and from the stop offset on. This is the hot loop of a consumer.
 
-Always true: the `next_offset` of the last batch of a chunk is the fetch offset that followed it, whatever was left
-out in between (compaction and transactions leave holes).
+Invariant: `next_offset` of the last batch of a fetch is the fetch offset that followed it, whatever was dropped in
+between (compaction and transactions leave gaps).
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, NamedTuple
 from mansio.client.types import Message
 from mansio.errors import InvalidRecord
 from mansio.wire.batch.isolation_filter import visible_batches
-from mansio.wire.batch.record_rows import read_rows
+from mansio.wire.batch.record_reader import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio.client.consumer.partition_state import CompletedFetch, PartitionState
+    from mansio.client.consumer.fetcher import CompletedFetch, PartitionState
 
 BATCH_BYTES_MAX = 64 << 20
-"""A batch that is larger than this when opened is refused, unless the consumer says otherwise."""
+"""Default limit on the decompressed size of a batch."""
 
 RECORD_BYTES = 64
-"""What a record of a compressed batch is taken to be at least: as an object it is much more than its bytes."""
+"""Minimal memory assumed per record of a compressed batch: as an object a record takes much more than its bytes."""
 
 
 class MessageBatch(NamedTuple):
-    """The messages of one batch that are wanted, and the offset to go on with after it."""
+    """Messages of one batch, and the position after it."""
 
     state: PartitionState
     messages: list[Message]
@@ -39,7 +39,7 @@ class MessageBatch(NamedTuple):
 def decode_fetch(
     chunk: CompletedFetch, read_committed: bool, batch_bytes_max: int = BATCH_BYTES_MAX
 ) -> Iterator[MessageBatch]:
-    """Open the batches of a chunk, one when it is asked for. `CorruptMessage`, `InvalidRecord`."""
+    """Decode the batches of a fetch lazily, one per iteration. Raises `CorruptMessage`, `InvalidRecord`."""
     state, first_offset, batches, aborted = chunk
     topic, partition = state.partition
     stop = state.stop_offset

@@ -1,16 +1,19 @@
-"""The consumer: an async iterator of messages, alone or as a member of a group.
+"""Consumer: an async iterator of messages, alone or as a member of a consumer group.
 
-Owns the course of a reading and what may be committed. What is in hand is `hand_out`'s business, reading ahead
-`fetcher`'s, the group `membership`'s.
+`fetcher` reads ahead, `batch_decoder` decodes, `group_member` takes part in the group. The consumer keeps the current
+batch and the positions, and decides what may be committed.
 
-Always true:
-* Messages of a partition come in offset order, each once per assignment.
-* `commit()` covers every message handed out. What is committed without being asked (auto commit, giving a partition
-  back) covers only what is *done with*: the application asked for the next message, or left the consumer without an
-  exception. So a crash repeats messages, and never skips one.
-* With auto commit (the default in a group) an iteration that comes to its end has committed and left the group;
+Terms: a message is *delivered* when it was returned to the application, and *processed* when the application asked for
+the next message or left the consumer without an exception.
+
+Invariants:
+* Messages of a partition are delivered in offset order, each once per assignment.
+* `commit()` covers every delivered message. Automatic commits (interval, revocation, close) cover only processed
+  messages. A crash therefore repeats messages and never skips one.
+* A position is never beyond the last delivered message.
+* With auto commit (the default in a group) an iteration that reaches its end has committed and left the group;
   without it the consumer stays a member until it is closed.
-* Before a partition goes to another member, the message in hand may be finished, for at most `revoke_timeout_ms`.
+* Before a partition is revoked, the current message may be processed for at most `revoke_timeout_ms`.
 """
 
 from __future__ import annotations
@@ -18,24 +21,25 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from mansio.client.consumer.batch_decoder import MessageBatch, decode_fetch
-from mansio.client.consumer.fetcher import Fetcher
-from mansio.client.consumer.hand_out import MessageDelivery
+from mansio.client.consumer.batch_decoder import BATCH_BYTES_MAX, MessageBatch, decode_fetch
+from mansio.client.consumer.fetcher import Fetcher, FetchOptions, PartitionState
 from mansio.client.consumer.offset_resolution import resolve_start_offsets, resolve_stop_offsets
-from mansio.client.consumer.partition_state import PartitionState
+from mansio.client.group.classic_member import GroupOptions
 from mansio.client.group.group_member import GroupMembership
 from mansio.client.tasks import client_failed
 from mansio.client.types import Message, TopicPartition
 from mansio.errors import ConnectionLost, InvalidRequest, MansioError, UnknownTopicOrPartition
-from mansio.net.offsets import commit_offsets, fetch_offsets
+from mansio.net.offsets import READ_COMMITTED, READ_UNCOMMITTED, commit_offsets, fetch_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Iterable, Iterator
+    from datetime import datetime
     from types import TracebackType
 
-    from mansio.client.consumer.consumer_options import ConsumerOptions, RebalanceCallback
     from mansio.client.types import StartAt
     from mansio.net.cluster import Cluster
 
@@ -43,30 +47,95 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LARGE_FETCH_BYTES = 16 << 10
-"""What a reader that waits is given before the next request is made; with more, it is busy for longer than that."""
+"""A reader that waited gets up to this size without yielding to the loop first; a larger fetch keeps it busy longer."""
 
 
-class Consumer(MessageDelivery):
-    """Made by `Client.consume`. Iterate it, or use `poll`/`batches`; close it by `async with` or `close()`."""
+RebalanceCallback = Callable[[list[TopicPartition]], Awaitable[object] | object]
+"""Called with the assigned, revoked or lost partitions; awaited if it returns an awaitable."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerOptions:
+    """Options of a consumer, documented at `Client.consume`; validated when they are created."""
+
+    group: str | None = None
+    from_: StartAt | Mapping[TopicPartition, int] = "earliest"
+    to_time: datetime | int | None = None
+    to_end: bool = False
+    max_records: int | None = None
+    auto_commit: bool | None = None
+    """None: enabled with a group."""
+    auto_commit_interval_ms: float = 5_000
+    revoke_timeout_ms: float = 3_000
+    isolation: Literal["read_committed", "read_uncommitted"] = "read_committed"
+    on_out_of_range: Literal["earliest", "latest", "error"] = "earliest"
+    on_assigned: RebalanceCallback | None = None
+    on_revoked: RebalanceCallback | None = None
+    on_lost: RebalanceCallback | None = None
+    fetch_wait_ms_max: int = 500
+    prefetch_bytes_max: int = 32 << 20
+    partition_bytes_max: int = 1 << 20
+    batch_bytes_max: int = BATCH_BYTES_MAX
+    """A batch that is larger than this when decompressed raises `InvalidRecord`."""
+    unknown_topic_ms_max: float = 30_000
+    """How long a topic may be unknown to the cluster before a consumer without group membership raises an error."""
+    membership: GroupOptions = field(default_factory=GroupOptions)
+
+    def __post_init__(self) -> None:
+        if self.auto_commit and self.group is None:
+            raise ValueError("auto_commit needs a group")
+        if self.max_records is not None and self.max_records < 0:
+            raise ValueError("max_records must not be negative")
+
+    @property
+    def commits_automatically(self) -> bool:
+        """Whether processed messages are committed automatically."""
+        return self.group is not None if self.auto_commit is None else self.auto_commit
+
+    def fetching(self, *, is_member: bool = False) -> FetchOptions:
+        """Fetch options. `is_member`: the group assigns the partitions and handles deleted topics itself."""
+        committed = self.isolation == "read_committed"
+        return FetchOptions(
+            wait_ms_max=self.fetch_wait_ms_max,
+            partition_bytes_max=self.partition_bytes_max,
+            prefetch_bytes_max=self.prefetch_bytes_max,
+            isolation_level=READ_COMMITTED if committed else READ_UNCOMMITTED,
+            on_out_of_range=self.on_out_of_range,
+            unknown_ms_max=None if is_member else self.unknown_topic_ms_max,
+        )
+
+
+class Consumer:
+    """Created by `Client.consume`. Iterate it, or use `poll` or `batches`; close it with `async with` or `close()`."""
 
     def __init__(
         self, cluster: Cluster, sources: Iterable[str | TopicPartition], options: ConsumerOptions
     ) -> None:
-        given = list(sources)
-        patterns = [source for source in given if isinstance(source, str) and source.startswith("^")]
+        sources = list(sources)
+        patterns = [source for source in sources if isinstance(source, str) and source.startswith("^")]
         self._pattern = "|".join(patterns) or None
-        self._topics = [source for source in given if isinstance(source, str) and source not in patterns]
-        self._chosen = [source for source in given if isinstance(source, TopicPartition)]
+        self._topics = [source for source in sources if isinstance(source, str) and source not in patterns]
+        self._assigned_partitions = [source for source in sources if isinstance(source, TopicPartition)]
         subscribes = bool(self._topics or patterns)
-        if not given or (subscribes and self._chosen):
-            raise InvalidRequest("consume needs topics or partitions, and not both")
+        if not sources or (subscribes and self._assigned_partitions):
+            raise InvalidRequest("consume needs either topics or partitions")
         if patterns and options.group is None:
-            raise InvalidRequest("an expression of topics needs a group, whose broker knows what it matches")
+            raise InvalidRequest("a topic pattern needs a group, whose coordinator evaluates it")
         self._cluster = cluster
         self._options = options
         self._loop = asyncio.get_running_loop()
         is_member = options.group is not None and subscribes
-        super().__init__(Fetcher(cluster, options.fetching(is_member=is_member)), options.max_records)
+        self._fetcher = Fetcher(cluster, options.fetching(is_member=is_member))
+        self._poll_event: asyncio.Event = asyncio.Event()
+        """Set while the application waits for the next message."""
+        self._messages: list[Message] = []
+        self._index = 0
+        self._batch: MessageBatch | None = None
+        """Current batch. `_messages[_index]` is delivered next; `_messages` are the batch's, or a prefix of them."""
+        self._batch_start: int | None = None
+        """Index of the first message that was delivered as a batch; None if they are delivered one at a time."""
+        self._delivered_counter: Callable[[], int] | None = None
+        self._delivered = 0
         self._membership: GroupMembership | None = (
             GroupMembership(
                 cluster, options.group, self._topics, self, options.membership, pattern=self._pattern
@@ -81,7 +150,7 @@ class Consumer(MessageDelivery):
         self._closing: asyncio.Task[None] | None = None
         self._decoding_state: PartitionState | None = None
         self._decoding: Iterator[MessageBatch] = iter(())
-        self._seen_index = 0
+        self._polled_index = 0
         self._polled_at = self._loop.time()
         self._committed: dict[TopicPartition, int] = {}
         self._was_assigned = False
@@ -103,19 +172,19 @@ class Consumer(MessageDelivery):
     async def __anext__(self) -> Message:
         index = self._index
         if index == len(self._messages):
-            if not await self._load():
+            if not await self._load_batch():
                 raise StopAsyncIteration
             index = 0
         self._index = index + 1
         return self._messages[index]
 
     async def batches(self) -> AsyncIterator[list[Message]]:
-        """The messages in the batches they were stored in: less work per message than one at a time."""
+        """Messages in their stored batches; cheaper per message than one at a time."""
         while batch := await self._take_batch():
             yield batch
 
     async def poll(self, timeout_ms: float | None = None) -> list[Message]:
-        """The next batch of messages; none when nothing came within the time, or when the reading is over."""
+        """The next batch of messages; empty if none arrived within the time or the end was reached."""
         try:
             async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1000):
                 return await self._take_batch()
@@ -123,12 +192,12 @@ class Consumer(MessageDelivery):
             return []
 
     async def take(self, timeout_ms: float | None) -> tuple[list[Message], PartitionState | None]:
-        """`poll`, with the partition the messages are of: for the blocking twin, which hands them out itself."""
+        """`poll` that also returns the partition's state: the blocking consumer iterates the batch itself."""
         messages = await self.poll(timeout_ms)
         return messages, None if self._batch is None else self._batch.state
 
     async def _take_batch(self) -> list[Message]:
-        if self._index == len(self._messages) and not await self._load():
+        if self._index == len(self._messages) and not await self._load_batch():
             return []
         taken = self._messages[self._index :]
         self._batch_start = self._index
@@ -137,20 +206,20 @@ class Consumer(MessageDelivery):
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called, or an end was reached that closes it (see `Client.consume`, `auto_commit`)."""
+        """Whether `close` was called, or the end was reached with automatic commits (see `Client.consume`)."""
         return self._is_closed
 
     @property
     def is_finished(self) -> bool:
-        """Whether the reading has come to the end that was asked for (`to_time`, `to_end`, `max_records`)."""
+        """Whether the requested end (`to_time`, `to_end`, `max_records`) was reached."""
         if self._options.max_records is not None and self._delivered >= self._options.max_records:
             return True
         states = self._fetcher.states.values()
         is_bounded = self._options.to_time is not None or self._options.to_end
         return is_bounded and self._was_assigned and all(state.is_finished for state in states)
 
-    async def _load(self) -> bool:
-        """Make the next batch the one in hand. False at the end."""
+    async def _load_batch(self) -> bool:
+        """Load the next batch as the current one. False at the end."""
         self._finish_current_batch()
         self._polled_at = self._loop.time()
         self._poll_event.set()
@@ -165,7 +234,7 @@ class Consumer(MessageDelivery):
                 if self._options.commits_automatically:
                     await self._close(
                         include_current=True
-                    )  # the next member need not wait for this one's session
+                    )  # other members need not wait for this one's session timeout
                 return False
             batch = self._next_decoded()
             if batch is not None:
@@ -183,10 +252,10 @@ class Consumer(MessageDelivery):
             )
             self._decoding_state = chunk.state
             if not waited or len(chunk.batches) > LARGE_FETCH_BYTES:
-                await asyncio.sleep(0)  # heartbeats and fetches go on while a reader is busy
+                await asyncio.sleep(0)  # lets heartbeats and fetches proceed while a reader is busy
 
     def _next_decoded(self) -> MessageBatch | None:
-        """The next batch of the chunk at hand. One that cannot be read is fetched again, and never passed over."""
+        """The next batch of the current fetch. A batch that cannot be decoded is fetched again, never skipped."""
         try:
             return next(self._decoding, None)
         except MansioError:
@@ -195,23 +264,114 @@ class Consumer(MessageDelivery):
                 self._fetcher.rewind(self._decoding_state)
             raise
 
+    # -- current batch --------
+
+    def set_delivered_counter(self, count: Callable[[], int]) -> None:
+        """Set the function that returns how many messages of the current batch the application has received."""
+        self._delivered_counter = count
+
+    def _set_current_batch(self, batch: MessageBatch) -> bool:
+        if not batch.state.is_active or batch.state.is_ending:
+            return False
+        messages = batch.messages
+        if not messages:
+            batch.state.consumed = batch.next_offset
+            return False
+        limit = self._options.max_records
+        if limit is not None and self._delivered + len(messages) > limit:
+            messages = messages[: limit - self._delivered]
+        self._delivered += len(messages)
+        self._batch, self._messages, self._index, self._batch_start = batch, messages, 0, None
+        self._poll_event.clear()
+        return True
+
+    def _finish_current_batch(self) -> None:
+        """Mark all delivered messages as processed."""
+        batch = self._batch
+        if batch is not None:
+            batch.state.consumed = self._position_in_batch(batch, self._index)
+        if batch is not None and self._index == len(self._messages):
+            self._batch, self._messages, self._index = None, [], 0
+
+    def _position_in_batch(self, batch: MessageBatch, index: int) -> int:
+        """The position after the first `index` messages of the current batch."""
+        if index == len(batch.messages):
+            return batch.next_offset
+        return batch.messages[index - 1].offset + 1 if index else batch.state.consumed
+
+    def _delivered_in_batch(self) -> int:
+        """Number of messages of the current batch that were delivered."""
+        if self._batch_start is None or self._delivered_counter is None:
+            return self._index
+        return self._batch_start + self._delivered_counter()
+
+    def _processed_in_batch(self) -> int:
+        """Number of messages of the current batch that are certainly processed."""
+        if self._batch_start is not None and self._delivered_counter is None:
+            return self._batch_start
+        return max(self._delivered_in_batch() - 1, self._batch_start or 0)
+
+    def _discard_buffered(self, partitions: set[TopicPartition]) -> None:
+        """Discard undelivered messages of these partitions."""
+        if self._batch is not None and self._batch.state.partition in partitions:
+            self._batch, self._messages, self._index = None, [], 0
+
     # -- positions --------
 
-    async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
-        """Store the group's offsets: those given, or everything handed out so far.
+    def positions(self) -> dict[TopicPartition, int]:
+        """For each partition the offset after the last delivered message."""
+        return self._positions(include_current=True)
 
-        Raises `RebalanceInProgress`, `IllegalGeneration`, `StaleMemberEpoch` or `UnknownMember` when the group went on
-        without this consumer: the messages since the last commit may then be handed out again, to whoever has them now.
+    def _positions(self, *, include_current: bool) -> dict[TopicPartition, int]:
+        found = {partition: state.consumed for partition, state in self._fetcher.states.items()}
+        batch = self._batch
+        if batch is not None and batch.state.is_active:
+            index = self._delivered_in_batch() if include_current else self._processed_in_batch()
+            found[batch.state.partition] = self._position_in_batch(batch, index)
+        return found
+
+    def assignment(self) -> set[TopicPartition]:
+        """The assigned partitions."""
+        return set(self._fetcher.states)
+
+    def lag(self) -> dict[TopicPartition, int | None]:
+        """Lag of each partition in offsets, as of its last fetch; None before the first."""
+        positions = self.positions()
+        return {
+            partition: max(0, state.high_watermark - positions[partition])
+            if state.high_watermark >= 0
+            else None
+            for partition, state in self._fetcher.states.items()
+        }
+
+    def pause(self, *partitions: TopicPartition) -> None:
+        """Stop delivering messages of these partitions, except the current batch, until `resume`."""
+        for partition in partitions:
+            if partition in self._fetcher.states:
+                self._fetcher.states[partition].is_paused = True
+
+    def resume(self, *partitions: TopicPartition) -> None:
+        """Deliver messages of paused partitions again."""
+        for partition in partitions:
+            if partition in self._fetcher.states:
+                self._fetcher.states[partition].is_paused = False
+        self._fetcher.wake()
+
+    async def commit(self, offsets: Mapping[TopicPartition, int] | None = None) -> None:
+        """Commit the given offsets, or those of everything delivered so far.
+
+        Raises `RebalanceInProgress`, `IllegalGeneration`, `StaleMemberEpoch` or `UnknownMember` if the group rebalanced
+        without this consumer; messages since the last commit may then be delivered again, to another member.
         """
         if self._options.group is None:
             raise InvalidRequest("only a consumer with a group can commit")
         await self._commit(self.positions() if offsets is None else dict(offsets))
 
     async def seek(self, partition: TopicPartition, to: StartAt) -> None:
-        """Go on reading a partition from somewhere else."""
+        """Continue a partition at another position."""
         state = self._fetcher.states.get(partition)
         if state is None:
-            raise InvalidRequest(f"{partition} is not being read")
+            raise InvalidRequest(f"{partition} is not assigned")
         found = await resolve_start_offsets(self._cluster, [partition], to)
         self._discard_buffered({partition})
         if partition in self._fetcher.states:
@@ -234,7 +394,7 @@ class Consumer(MessageDelivery):
     # -- starting and ending --------
 
     async def start(self) -> None:
-        """Begin: join the group, or find the partitions and offsets. Iterating does this too.
+        """Join the group, or look up partitions and offsets. Iterating calls it implicitly.
 
         Raises `UnknownTopicOrPartition` for a topic or a chosen partition that does not exist.
         """
@@ -245,12 +405,12 @@ class Consumer(MessageDelivery):
                 raise ConnectionLost("the consumer is closed")
             for topic in self._topics:
                 await self._cluster.topic(topic)
-            for partition in self._chosen:
+            for partition in self._assigned_partitions:
                 await self._check_exists(partition)
             if self._membership is not None:
                 self._run(self._run_membership(self._membership))
             else:
-                await self.assign(set(self._chosen) or await self._all_partitions())
+                await self.assign(set(self._assigned_partitions) or await self._all_partitions())
                 if self._topics:
                     self._run(self._watch_partition_counts())
             if self._options.commits_automatically:
@@ -258,14 +418,14 @@ class Consumer(MessageDelivery):
             self._is_started = True
 
     async def close(self) -> None:
-        """Commit what is done with if `auto_commit` is on, leave the group, stop. Closing twice is harmless."""
+        """Commit processed messages if `auto_commit` is on, leave the group, stop. Closing twice is harmless."""
         await self._close(include_current=False)
 
     async def _close(self, *, include_current: bool) -> None:
         if self._closing is None:
             self._is_closed = True
             self._closing = self._loop.create_task(self._end(include_current=include_current))
-        # A `poll` whose time is over must not leave it half closed.
+        # A `poll` that times out must not interrupt closing.
         await asyncio.shield(self._closing)
 
     async def _end(self, *, include_current: bool) -> None:
@@ -286,7 +446,7 @@ class Consumer(MessageDelivery):
     async def _check_exists(self, partition: TopicPartition) -> None:
         view = await self._cluster.topic(partition.topic)
         if partition.partition >= len(view.partitions):
-            self._cluster.mark_stale((partition.topic,))  # it may have grown
+            self._cluster.mark_stale((partition.topic,))  # the topic may have new partitions
             view = await self._cluster.topic(partition.topic)
         if not 0 <= partition.partition < len(view.partitions):
             raise UnknownTopicOrPartition(f"topic {partition.topic} has no partition {partition.partition}")
@@ -299,7 +459,7 @@ class Consumer(MessageDelivery):
             await part.run()
         except MansioError as error:
             self._fetcher.fail(error)
-        except Exception as error:  # noqa: BLE001  # of a callback, for one: whoever reads is told
+        except Exception as error:  # noqa: BLE001  # for example of a callback; raised by the next poll
             self._fetcher.fail(client_failed(error))
 
     async def _auto_commit_loop(self) -> None:
@@ -311,7 +471,7 @@ class Consumer(MessageDelivery):
                 logger.info("group %s: auto commit failed: %s", self._options.group, error)
 
     async def _watch_partition_counts(self) -> None:
-        """Without a group: read partitions that are added later from their beginning."""
+        """Without a group: read partitions that are added later, from their start."""
         while True:
             await asyncio.sleep(self._options.membership.metadata_interval_ms / 1000)
             try:
@@ -319,7 +479,7 @@ class Consumer(MessageDelivery):
                 added = await self._all_partitions() - self._fetcher.states.keys()
                 starts = await resolve_start_offsets(self._cluster, added, "earliest")
             except MansioError as error:
-                logger.info("looking for new partitions: %s", error)
+                logger.info("cannot look for new partitions: %s", error)
                 continue
             if not (self._options.to_end or self._options.to_time is not None):
                 self._fetcher.add(PartitionState(partition, starts[partition]) for partition in sorted(added))
@@ -331,16 +491,19 @@ class Consumer(MessageDelivery):
             found |= {TopicPartition(topic, partition.index) for partition in view.partitions}
         return found
 
-    # -- what the membership asks of its owner --------
+    # -- called by the group member (RebalanceListener) --------
 
     async def assign(self, partitions: set[TopicPartition]) -> None:
-        """Begin to read partitions, where the group stopped or where `from_` says."""
+        """Start reading partitions, at the committed offset or else at `from_`."""
         committed = {}
         if self._options.group is not None and partitions:
             stored = await fetch_offsets(self._cluster, self._options.group, partitions)
             committed = {partition: entry.offset for partition, entry in stored.items()}
-        rest = partitions - committed.keys()
-        offsets = {**committed, **await resolve_start_offsets(self._cluster, rest, self._options.from_)}
+        uncommitted = partitions - committed.keys()
+        offsets = {
+            **committed,
+            **await resolve_start_offsets(self._cluster, uncommitted, self._options.from_),
+        }
         stops = await resolve_stop_offsets(
             self._cluster,
             partitions,
@@ -355,8 +518,8 @@ class Consumer(MessageDelivery):
         self._fetcher.add(PartitionState(p, offsets[p], stops.get(p)) for p in sorted(partitions))
 
     async def revoke(self, partitions: set[TopicPartition]) -> None:
-        """Finish with partitions before another member gets them."""
-        self._fetcher.end(partitions)  # what were handed out from now on would not be in the commit
+        """Finish, commit and stop partitions before another member gets them."""
+        self._fetcher.end(partitions)  # messages delivered from now on would not be in the commit
         await self._wait_for_processing(partitions)
         if self._options.commits_automatically:
             positions = self._positions(include_current=False)
@@ -373,7 +536,7 @@ class Consumer(MessageDelivery):
             self._committed.pop(partition, None)
 
     async def lose(self, partitions: set[TopicPartition]) -> None:
-        """Stop with partitions that another member may have already."""
+        """Stop partitions that another member may already have."""
         self._discard_buffered(partitions)
         self._fetcher.remove(partitions)
         for partition in partitions:
@@ -381,28 +544,28 @@ class Consumer(MessageDelivery):
         await _call(self._options.on_lost or self._options.on_revoked, partitions)
 
     def seconds_since_poll(self) -> float:
-        """How long ago the application asked for a message."""
-        seen = self._delivered_in_batch()
-        if self._batch is None or seen != self._seen_index:
-            self._seen_index, self._polled_at = seen, self._loop.time()
+        """Seconds since the application asked for a message."""
+        delivered = self._delivered_in_batch()
+        if self._batch is None or delivered != self._polled_index:
+            self._polled_index, self._polled_at = delivered, self._loop.time()
         return self._loop.time() - self._polled_at
 
     async def wait_for_poll(self) -> None:
-        """Wait until it asks for one."""
+        """Wait until the application asks for a message."""
         await self._poll_event.wait()
 
     async def _wait_for_processing(self, partitions: set[TopicPartition]) -> None:
-        """Hand out no more of these, and give the application time to finish with the message it has."""
+        """Stop delivering these partitions and wait until the application has processed its current message."""
         batch = self._batch
         if batch is None or batch.state.partition not in partitions:
             return
-        # A copy: positions are counted in the batch's own list.
+        # A copy, because positions are computed from the batch's own list.
         self._messages = self._messages[: self._index]
         try:
             async with asyncio.timeout(self._options.revoke_timeout_ms / 1000):
                 await self._poll_event.wait()
         except TimeoutError:
-            logger.info("group %s: a message in hand was not finished in time", self._options.group)
+            logger.info("group %s: the current message was not processed in time", self._options.group)
 
 
 async def _call(callback: RebalanceCallback | None, partitions: set[TopicPartition]) -> None:

@@ -1,12 +1,15 @@
-"""Record batches from the brokers, a bounded distance ahead of the reader.
+"""Fetcher: reads record batches of the assigned partitions ahead of the consumer (Kafka's Fetcher).
 
-Owns what is fetched: for every partition the next offset to ask for, and the raw batches that came and were not
-read yet. One request per broker is under way, with all partitions that have room; it waits at the broker until there
-is something (long polling), on a lane of its own.
+Keeps for every partition the next fetch offset and the fetched, not yet decoded batches. There is one Fetch request per
+broker in flight, for all partitions that have buffer space; the broker holds it until data is available (long polling).
+Each fetcher uses its own connections (channel).
 
-Always true: chunks of one partition come out in offset order without a gap; a partition that was removed gives
-nothing more, even if an answer with its batches is still under way; what waits in memory is at most
-`prefetch_bytes_max` and one answer more.
+Invariants:
+* Completed fetches of one partition are returned in offset order without a gap.
+* A partition that was removed returns nothing more, even if a response with its batches is still in flight.
+* At most `prefetch_bytes_max` plus one response are buffered.
+* `consumed` of a partition is never beyond what was fetched; a removed partition state never becomes active again.
+* A response is decoded with the offsets, version and topic names of its own request.
 """
 
 from __future__ import annotations
@@ -17,38 +20,39 @@ import logging
 from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.client.consumer.fetch_request import FetchLimits, FetchRequest
-from mansio.client.consumer.partition_state import CompletedFetch, PartitionState
 from mansio.client.leader_cache import LeaderCache
 from mansio.client.tasks import Tasks, client_failed
 from mansio.errors import MansioError, OffsetOutOfRange, UnknownTopicOrPartition
+from mansio.net.cluster import group_by_topic
 from mansio.net.earliest_timer import EarliestTimer
+from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
 from mansio.net.retry import DEFAULT_BACKOFF, Backoff, error_for
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import iterate_batches
+from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mansio.net.cluster import Cluster
     from mansio.net.connection import Connection
-    from mansio.wire.topic_partition import TopicPartition
 
 logger = logging.getLogger(__name__)
 
-__all__ = ["CompletedFetch", "FetchOptions", "Fetcher", "PartitionState"]
-
+VERSION_WITH_NAMES_MAX = 12
 UNREAD_PAUSE_SECONDS = 0.1
 _CHANNEL_NUMBERS = itertools.count()
 UNKNOWN_ANSWERS_MIN = 3
-"""How many times in a row metadata has to say that a partition is unknown before that is believed."""
+"""Consecutive failures before an unknown partition is treated as deleted."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchOptions:
-    """How much to read ahead (bytes) and how long a broker may wait for more to come."""
+    """Options of a fetcher: sizes in bytes, times in milliseconds."""
 
     wait_ms_max: int = 500
     bytes_min: int = 1
@@ -58,12 +62,137 @@ class FetchOptions:
     isolation_level: int = READ_COMMITTED
     on_out_of_range: str = "earliest"
     unknown_ms_max: float | None = 30_000
-    """How long a partition may be unknown to the cluster before that is an error; None: for ever."""
+    """How long a partition may be unknown to the cluster before that is an error; None: no limit."""
     backoff: Backoff = DEFAULT_BACKOFF
 
 
+class PartitionState:
+    """State of one assigned partition."""
+
+    __slots__ = (
+        "blocked_until",
+        "buffered_bytes",
+        "consumed",
+        "failures",
+        "fetch_offset",
+        "high_watermark",
+        "is_active",
+        "is_ending",
+        "is_fetching",
+        "is_paused",
+        "partition",
+        "stop_offset",
+        "unknown_since",
+    )
+
+    def __init__(self, partition: TopicPartition, offset: int, stop_offset: int | None = None) -> None:
+        self.partition = partition
+        self.fetch_offset = offset
+        self.consumed = offset
+        """All messages below this offset are processed."""
+        self.stop_offset = stop_offset
+        """Offset at which to stop, exclusive; None: no end."""
+        self.high_watermark = -1
+        self.buffered_bytes = 0
+        self.is_active = True
+        self.is_ending = False
+        """Being revoked: delivers nothing more; its position is still needed."""
+        self.is_fetching = False
+        self.is_paused = False
+        self.failures = 0
+        self.blocked_until = 0.0
+        self.unknown_since: float | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether everything up to the stop offset is processed."""
+        return self.stop_offset is not None and self.consumed >= self.stop_offset
+
+
+class CompletedFetch(NamedTuple):
+    """Fetched batches of one partition, not decoded; the last batch may be incomplete."""
+
+    state: PartitionState
+    offset: int
+    """Requested offset; the first batch may start before it."""
+    batches: memoryview
+    aborted: Sequence[tuple[int, int]]
+    """(producer id, first offset) of each aborted transaction."""
+
+
+class FetchLimits(NamedTuple):
+    """Limits of one Fetch request: bytes, and how long the broker may hold it in ms."""
+
+    wait_ms: int
+    bytes_min: int
+    request_bytes: int
+    partition_bytes: int
+    isolation_level: int
+
+
+class FetchRequest:
+    """One Fetch request to one broker: encoding, and decoding of its response."""
+
+    __slots__ = ("_names", "_requested", "_version", "may_wait", "node", "states")
+
+    def __init__(self, node: int, states: Sequence[PartitionState], *, may_wait: bool) -> None:
+        self.node = node
+        self.states = states
+        self.may_wait = may_wait
+        """Whether the broker may hold the request until data is available."""
+        self._requested: dict[TopicPartition, tuple[PartitionState, int]] = {}
+        self._names: dict[bytes, str] = {}
+        self._version = 0
+
+    def encode(
+        self, cluster: Cluster, connection: Connection, correlation_id: int, limits: FetchLimits
+    ) -> bytes:
+        """The framed request, from the current fetch offset of each partition. Raises `UnsupportedVersion`."""
+        self._requested = {state.partition: (state, state.fetch_offset) for state in self.states}
+        topics = []
+        for topic, indexes in group_by_topic(self._requested).items():
+            view = cluster.cached_topic(topic)
+            topic_id = NO_TOPIC_ID if view is None else view.topic_id
+            self._names[topic_id] = topic
+            wanted = [
+                fetch.FetchPartition(
+                    index,
+                    -1,
+                    self._requested[TopicPartition(topic, index)][1],
+                    -1,
+                    -1,
+                    limits.partition_bytes,
+                )
+                for index in indexes
+            ]
+            topics.append((topic, topic_id, wanted))
+        highest = VERSION_WITH_NAMES_MAX if NO_TOPIC_ID in self._names else None
+        self._version = connection.version_for(ApiKey.FETCH, highest=highest)
+        return fetch.encode_request(
+            self._version,
+            correlation_id,
+            connection.options.client_id,
+            topics,
+            max_wait_ms=limits.wait_ms,
+            min_bytes=limits.bytes_min,
+            max_bytes=limits.request_bytes,
+            isolation_level=limits.isolation_level,
+        )
+
+    def read(self, frame: bytes) -> Iterator[tuple[PartitionState, int, fetch.FetchedPartition]]:
+        """(partition, requested offset, result) of each partition of a response. Raises the top-level error of the
+        response, or `WireError`."""
+        response = fetch.decode_response(self._version, frame)
+        if response.error_code:
+            raise error_for(response.error_code)
+        for name, topic_id, partitions in response.topics:
+            topic = name or self._names[bytes(topic_id or b"")]
+            for result in partitions:
+                yield *self._requested[TopicPartition(topic, result.index)], result
+
+
 class Fetcher:
-    """Fetches for one consumer. All methods belong to the loop's thread."""
+    """Fetches for one consumer. All methods run on the event loop's thread."""
 
     def __init__(self, cluster: Cluster, options: FetchOptions) -> None:
         self._cluster = cluster
@@ -72,7 +201,7 @@ class Fetcher:
         self.states: dict[TopicPartition, PartitionState] = {}
         self._completed_fetches: deque[CompletedFetch] = deque()
         self._buffered_bytes = 0
-        self._busy: set[int] = set()
+        self._nodes_in_flight: set[int] = set()
         self._paused_until: dict[int, float] = {}
         self._tasks = Tasks(self._loop, self._on_internal_error)
         self._leader_cache = LeaderCache(cluster, self._tasks, self._wake, refreshes=False)
@@ -82,19 +211,19 @@ class Fetcher:
         self._arrival: asyncio.Event = asyncio.Event()
         self._is_closed = False
         self._channel = f"fetch {next(_CHANNEL_NUMBERS)}"
-        """Connections of its own: a fetch waits at the broker, and would hold up those of other consumers."""
+        """Own connections: responses of a connection are ordered, so a held fetch would delay other consumers."""
 
-    # -- what the consumer says --------
+    # -- called by the consumer --------
 
     def add(self, states: Iterable[PartitionState]) -> None:
-        """Begin to read partitions."""
+        """Start fetching partitions."""
         for state in states:
             self.states[state.partition] = state
         self._wake()
         self._arrival.set()
 
     def remove(self, partitions: Iterable[TopicPartition]) -> list[PartitionState]:
-        """Stop reading partitions and forget what was read ahead of them."""
+        """Stop fetching partitions and discard their buffered fetches."""
         removed = [state for p in partitions if (state := self.states.pop(p, None)) is not None]
         for state in removed:
             state.is_active = False
@@ -104,12 +233,12 @@ class Fetcher:
         return removed
 
     def rewind(self, state: PartitionState) -> None:
-        """Read a partition again from the first offset that was not handed out."""
+        """Fetch a partition again from the first unprocessed offset."""
         if self.remove([state.partition]):
             self.add([PartitionState(state.partition, state.consumed, state.stop_offset)])
 
     def end(self, partitions: Iterable[TopicPartition]) -> None:
-        """Give nothing more of partitions that are about to be removed; their states stay until then."""
+        """Deliver nothing more of partitions that are about to be removed; their states stay until then."""
         for partition in partitions:
             if partition in self.states:
                 self.states[partition].is_ending = True
@@ -123,17 +252,17 @@ class Fetcher:
         self._completed_fetches = kept
 
     def wake(self) -> None:
-        """Something changed that the reader has to look at."""
+        """Wake the reader and the fetcher after a change of state."""
         self._arrival.set()
         self._wake()
 
     def fail(self, error: MansioError) -> None:
-        """Something went wrong for good: `pop` raises it once what was read is used up."""
+        """Report an error that is not retried; `pop` raises it when the buffered fetches are used up."""
         self._failure = self._failure or error
         self._arrival.set()
 
     def pop(self) -> CompletedFetch | None:
-        """The next chunk, if one is there."""
+        """The next completed fetch; None if there is none. Raises the error passed to `fail`."""
         for _ in range(len(self._completed_fetches)):
             chunk = self._completed_fetches.popleft()
             if chunk.state.is_paused:
@@ -150,19 +279,19 @@ class Fetcher:
         return None
 
     async def changed(self) -> None:
-        """Wait until a chunk came, an assignment changed or something failed."""
+        """Wait until a fetch completed, the assignment changed or an error was reported."""
         self._arrival.clear()
         await self._arrival.wait()
 
     async def stop(self) -> None:
-        """Fetch nothing more. Answers still under way are thrown away; what is known of the partitions stays."""
+        """Stop fetching; responses in flight are ignored. The partition states stay."""
         self._is_closed = True
         self._earliest_timer.cancel()
         await self._tasks.end()
         await self._cluster.close_channel(self._channel)
 
     async def close(self) -> None:
-        """Stop, and forget everything."""
+        """Stop fetching and remove all partitions."""
         await self.stop()
         self.remove(list(self.states))
 
@@ -174,14 +303,14 @@ class Fetcher:
             self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Start a request to every broker that has none under way and leads a partition with room."""
+        """Start a request to every broker that has none in flight and leads a partition with buffer space."""
         self._woken = False
         if self._is_closed:
             return
         try:
             for request in self._choose():
                 self._start(request)
-        except Exception as error:  # noqa: BLE001  # it ends nothing but this round, and the reader is told
+        except Exception as error:  # noqa: BLE001  # raised by the next poll; fetching continues
             self._on_internal_error(error)
 
     def _choose(self) -> list[FetchRequest]:
@@ -198,7 +327,7 @@ class Fetcher:
             if node is None:
                 self._leader_cache.look_up(*state.partition, partial(self._failed, state))
                 continue
-            if node in self._busy:
+            if node in self._nodes_in_flight:
                 continue
             if (
                 state.buffered_bytes >= self._options.partition_bytes_max
@@ -209,8 +338,8 @@ class Fetcher:
             chosen.setdefault(node, []).append(state)
         requests = []
         for node, states in chosen.items():
-            if node in full and (rest_until := self._paused_until.get(node, 0.0)) > now:
-                self._earliest_timer.set(rest_until)
+            if node in full and (paused_until := self._paused_until.get(node, 0.0)) > now:
+                self._earliest_timer.set(paused_until)
                 continue
             requests.append(FetchRequest(node, states, may_wait=node not in full))
         return requests
@@ -221,8 +350,8 @@ class Fetcher:
     # -- one request --------
 
     def _start(self, request: FetchRequest) -> None:
-        """Ask. Where a connection is open that is done at once, and the answer dealt with where it is read."""
-        self._busy.add(request.node)
+        """Send a request; immediately if a connection is open. The response is handled in the read callback."""
+        self._nodes_in_flight.add(request.node)
         for state in request.states:
             state.is_fetching = True
         connection = self._cluster.open_connection(request.node, self._channel)
@@ -235,7 +364,7 @@ class Fetcher:
         try:
             connection = await self._cluster.connection(request.node, self._channel)
         except MansioError as error:
-            self._answered(request, b"", error)
+            self._on_response(request, b"", error)
         except BaseException:
             self._release(request)
             raise
@@ -251,7 +380,7 @@ class Fetcher:
             options.partition_bytes_max,
             options.isolation_level,
         )
-        reply = self._tasks.reply(partial(self._answered, request))
+        reply = self._tasks.reply(partial(self._on_response, request))
         try:
             correlation_id = connection.next_correlation_id()
             framed = request.encode(self._cluster, connection, correlation_id, limits)
@@ -264,17 +393,17 @@ class Fetcher:
             self._release(request)
             raise
 
-    def _answered(self, request: FetchRequest, frame: bytes, error: MansioError | None) -> None:
-        """What a broker said, or the error that came instead. Whoever waits for records goes on before the next
-        request is made: both are in the loop's next turn, in this order."""
+    def _on_response(self, request: FetchRequest, frame: bytes, error: MansioError | None) -> None:
+        """Handle a response, or the error that replaced it. A waiting reader continues before the next request is
+        sent: both are scheduled for the next loop iteration, in this order."""
         try:
             if error is not None:
                 raise error
-            got = 0
-            for state, offset, answer in request.read(frame):
-                got += self._take(state, offset, answer)
-            if not got and not request.may_wait:
-                # Some partitions are full, the others empty: look again soon, but do not spin.
+            received = 0
+            for state, offset, result in request.read(frame):
+                received += self._take(state, offset, result)
+            if not received and not request.may_wait:
+                # Some partitions are full, the others empty: retry soon, without a busy loop.
                 self._paused_until[request.node] = self._loop.time() + UNREAD_PAUSE_SECONDS
         except MansioError as failure:
             for state in request.states:
@@ -283,32 +412,32 @@ class Fetcher:
             self._release(request)
 
     def _release(self, request: FetchRequest) -> None:
-        """A request is over, however it ended."""
-        self._busy.discard(request.node)
+        """Clear the in-flight state of a request that has ended."""
+        self._nodes_in_flight.discard(request.node)
         for state in request.states:
             state.is_fetching = False
         self._wake()
 
-    def _take(self, state: PartitionState, offset: int, answer: Any) -> int:
-        """One partition of an answer; returns how many bytes came."""
+    def _take(self, state: PartitionState, offset: int, result: fetch.FetchedPartition) -> int:
+        """Handle the result of one partition. Returns the number of bytes received."""
         if not state.is_active or state.is_ending or state.fetch_offset != offset:
             return 0
-        if answer.error_code:
-            self._failed(state, error_for(answer.error_code))
+        if result.error_code:
+            self._failed(state, error_for(result.error_code))
             return 0
         state.failures = 0
         state.unknown_since = None
-        state.high_watermark = answer.high_watermark
-        batches = answer.records
+        state.high_watermark = result.high_watermark
+        batches = result.records
         if batches is None or not len(batches):
             return 0
         after = _offset_after(batches)
         if after is None:
-            self.fail(MansioError(f"{state.partition}: a batch larger than the fetch limit"))
+            self.fail(MansioError(f"{state.partition}: a batch is larger than the fetch limit"))
             return 0
         state.fetch_offset = max(after, offset)
         self._completed_fetches.append(
-            CompletedFetch(state, offset, memoryview(batches), answer.aborted or ())
+            CompletedFetch(state, offset, memoryview(batches), result.aborted or ())
         )
         state.buffered_bytes += len(batches)
         self._buffered_bytes += len(batches)
@@ -335,14 +464,14 @@ class Fetcher:
         state.blocked_until = now + self._options.backoff.delay_seconds(state.failures)
 
     def _is_gone(self, state: PartitionState, now: float) -> bool:
-        """Whether a partition has been unknown for so long, and so often, that it will not come back."""
+        """Whether a partition has been unknown long enough, and often enough, to be treated as deleted."""
         limit_ms = self._options.unknown_ms_max
         if limit_ms is None or state.unknown_since is None:
             return False
         return now - state.unknown_since > limit_ms / 1000 and state.failures + 1 >= UNKNOWN_ANSWERS_MIN
 
     def _on_internal_error(self, error: Exception) -> None:
-        """Something happened here that nobody foresaw: the reader is told, and if it goes on, so does the fetching."""
+        """Report an unexpected exception to the reader; fetching continues if the reader does."""
         self.fail(client_failed(error))
         self._earliest_timer.set(self._loop.time() + self._options.backoff.longest_ms / 1000)
 
@@ -365,7 +494,7 @@ class Fetcher:
             listed = await list_offsets(self._cluster, {state.partition: to})
             offset = listed[state.partition].offset
             logger.warning(
-                "offset %d of partition %d of topic %s is gone; going on at %d",
+                "offset %d of partition %d of topic %s is out of range; continuing at %d",
                 state.fetch_offset,
                 state.partition.partition,
                 state.partition.topic,
@@ -383,7 +512,7 @@ class Fetcher:
 
 
 def _offset_after(batches: memoryview) -> int | None:
-    """The offset after the last whole batch; None when there is not one whole batch."""
+    """The offset after the last complete batch; None if there is none."""
     last = None
     for _, header in iterate_batches(batches):
         last = header

@@ -1,4 +1,4 @@
-"""Where a reader begins and ends: words, times and offsets turned into offsets of partitions."""
+"""Resolution of start and stop positions (earliest, latest, times, offsets) to offsets of partitions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mansio.client.types import StartAt
     from mansio.net.cluster import Cluster
 
-WORDS = {"earliest": EARLIEST, "latest": LATEST}
+SPECIAL_OFFSETS = {"earliest": EARLIEST, "latest": LATEST}
 
 
 async def resolve_start_offsets(
@@ -25,17 +25,17 @@ async def resolve_start_offsets(
 ) -> dict[TopicPartition, int]:
     """The first offset to read of each partition.
 
-    A time after the last record means the end. A mapping that lacks a partition means its beginning. `ValueError`
-    for a word that is neither "earliest" nor "latest", or a time without time zone.
+    A time after the last record resolves to the end; a partition that a mapping lacks resolves to its start. Raises
+    `ValueError` for a text other than "earliest" and "latest", or a time without time zone.
     """
     wanted = list(partitions)
     if isinstance(start, Mapping):
-        rest = await resolve_start_offsets(cluster, [p for p in wanted if p not in start], "earliest")
-        return {**rest, **{p: start[p] for p in wanted if p in start}}
+        missing = await resolve_start_offsets(cluster, [p for p in wanted if p not in start], "earliest")
+        return {**missing, **{p: start[p] for p in wanted if p in start}}
     if isinstance(start, str):
-        if start not in WORDS:
-            raise ValueError(f"start at 'earliest', 'latest', an offset or a datetime, not at {start!r}")
-        listed = await list_offsets(cluster, dict.fromkeys(wanted, WORDS[start])) if wanted else {}
+        if start not in SPECIAL_OFFSETS:
+            raise ValueError(f"start must be 'earliest', 'latest', an offset or a datetime, not {start!r}")
+        listed = await list_offsets(cluster, dict.fromkeys(wanted, SPECIAL_OFFSETS[start])) if wanted else {}
         return {partition: entry.offset for partition, entry in listed.items()}
     if isinstance(start, datetime):
         return await _offsets_at(cluster, wanted, milliseconds(start))
@@ -52,13 +52,15 @@ async def resolve_stop_offsets(
     to_end: bool,
     isolation_level: int = READ_UNCOMMITTED,
 ) -> dict[TopicPartition, int]:
-    """The offset before which to stop: of the first record at or after `to_time` (milliseconds, or a datetime), or
-    the end as it is now; empty when there is no end. A time to come is refused."""
+    """Exclusive stop offset of each partition: of the first record at or after `to_time` (milliseconds since the
+    epoch, or a datetime), or the current end; empty if neither is requested. A time in the future is refused."""
     wanted = list(partitions)
     if to_time is not None:
         stop_ms = milliseconds(to_time)
         if stop_ms > time.time() * 1000 + 1:
-            raise InvalidRequest("to_time is still to come; records before it may not be there yet")
+            raise InvalidRequest(
+                "to_time is in the future; records before it may not have been published yet"
+            )
         return await _offsets_at(cluster, wanted, stop_ms)
     if not to_end or not wanted:
         return {}

@@ -1,11 +1,13 @@
-"""How the partitions of a group are shared out among its members.
+"""Assignors of classic consumer groups: range, round-robin, sticky, cooperative-sticky.
 
-In a classic group one member, the leader, does this for all, so each strategy is a pure function
-`(members, partition counts) -> member id -> partitions`. Owns range, round-robin and (cooperative-)sticky.
+The leader of a classic group computes the assignment of all members. Each strategy is a pure function
+`(members, partition counts) -> member id -> partitions`.
 
-Always true of a result: every member has an entry; every partition of a topic that someone subscribes to belongs
-to exactly one member that subscribes to it. Only the cooperative strategy may leave a partition out: one that moves
-between members is given to nobody until its old owner has let go (KIP-429), which takes a second rebalance.
+Invariants of a result:
+* Every member has an entry.
+* Every partition of a subscribed topic belongs to exactly one member that subscribes to it. Only the cooperative
+  strategy leaves partitions out: one that moves between members is unassigned until its previous owner has revoked it
+  (KIP-429), which takes a second rebalance.
 
 Sources: Kafka's AbstractPartitionAssignor family, KIP-54 (sticky), KIP-341, KIP-429 (cooperative).
 """
@@ -27,7 +29,7 @@ Assignments = dict[str, list[TopicPartition]]
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One member as the leader sees it."""
+    """One member, as the leader receives it from JoinGroup."""
 
     member_id: str
     topics: tuple[str, ...]
@@ -37,14 +39,14 @@ class Member:
 
 
 class Strategy(Protocol):
-    """`partition_counts` has every topic that exists; topics that do not exist are passed over."""
+    """`partition_counts` has every existing topic; other topics are ignored."""
 
     def __call__(self, members: Sequence[Member], partition_counts: Mapping[str, int], /) -> Assignments: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Assignor:
-    """A strategy under the name that groups agree on. Cooperative: members keep what they have while rejoining."""
+    """A strategy and its protocol name. Cooperative: members keep their partitions while they rejoin."""
 
     name: str
     assign: Strategy
@@ -52,7 +54,7 @@ class Assignor:
 
 
 def assign_range(members: Sequence[Member], partition_counts: Mapping[str, int]) -> Assignments:
-    """Topic by topic: contiguous runs, the first members get one more where it does not divide evenly."""
+    """Per topic: contiguous ranges; the first members get one partition more if it does not divide evenly."""
     given: Assignments = {member.member_id: [] for member in members}
     for topic, subscribed in _subscribers(members, partition_counts).items():
         each, rest = divmod(partition_counts[topic], len(subscribed))
@@ -65,7 +67,7 @@ def assign_range(members: Sequence[Member], partition_counts: Mapping[str, int])
 
 
 def assign_round_robin(members: Sequence[Member], partition_counts: Mapping[str, int]) -> Assignments:
-    """All partitions of all topics dealt out in turn, passing over members that do not subscribe."""
+    """All partitions of all topics in turn, skipping members that do not subscribe."""
     given: Assignments = {member.member_id: [] for member in members}
     turn = cycle(_in_order(members))
     for topic, subscribed in sorted(_subscribers(members, partition_counts).items()):
@@ -77,7 +79,7 @@ def assign_round_robin(members: Sequence[Member], partition_counts: Mapping[str,
 
 
 def assign_sticky(members: Sequence[Member], partition_counts: Mapping[str, int]) -> Assignments:
-    """As even as the subscriptions allow, moving as little as that takes."""
+    """As balanced as the subscriptions allow, with the fewest moves."""
     subscribed = {
         topic: [member.member_id for member in found]
         for topic, found in _subscribers(members, partition_counts).items()
@@ -101,7 +103,7 @@ def assign_sticky(members: Sequence[Member], partition_counts: Mapping[str, int]
 
 
 def assign_cooperative_sticky(members: Sequence[Member], partition_counts: Mapping[str, int]) -> Assignments:
-    """Sticky, but a partition that someone else still has is left out this time."""
+    """Sticky, without the partitions that another member still owns."""
     given = assign_sticky(members, partition_counts)
     holders = _holders(members)
     return {
@@ -111,7 +113,7 @@ def assign_cooperative_sticky(members: Sequence[Member], partition_counts: Mappi
 
 
 def _holders(members: Sequence[Member]) -> dict[TopicPartition, set[str]]:
-    """Who has what, as far as the newest generation that claims it knows, wanted or not."""
+    """Owners of each partition, according to the newest generation that claims it, subscribed or not."""
     newest: dict[TopicPartition, int] = {}
     holders: dict[TopicPartition, set[str]] = {}
     for member in members:
@@ -156,8 +158,8 @@ def _least_loaded(candidates: Sequence[str], given: Assignments) -> str:
 
 
 def _claims(members: Sequence[Member], partition_counts: Mapping[str, int]) -> dict[TopicPartition, str]:
-    """Who may keep what. Of two members that claim one partition, the one of the newer generation had it last;
-    of two of the same generation, neither is believed, and the partition is given anew."""
+    """Member that may keep each partition. Of two members that claim one partition, the one of the newer generation
+    owned it last; if both have the same generation, the partition is reassigned."""
     newest: dict[TopicPartition, int] = {}
     claims: dict[TopicPartition, str] = {}
     rivals: Counter[tuple[TopicPartition, int]] = Counter()
@@ -178,7 +180,7 @@ def _claims(members: Sequence[Member], partition_counts: Mapping[str, int]) -> d
 
 
 def _subscribers(members: Sequence[Member], partition_counts: Mapping[str, int]) -> dict[str, list[Member]]:
-    """The members of each topic that exists, in the order all clients use."""
+    """Members of each existing topic, in the order that all clients use."""
     found: dict[str, list[Member]] = {}
     for member in _in_order(members):
         for topic in dict.fromkeys(member.topics):
@@ -188,7 +190,7 @@ def _subscribers(members: Sequence[Member], partition_counts: Mapping[str, int])
 
 
 def _in_order(members: Sequence[Member]) -> list[Member]:
-    """Static members first, by instance id, so that their share survives a restart; then by member id."""
+    """Static members first, by instance id, so that their assignment survives a restart; then by member id."""
     return sorted(members, key=lambda m: (m.instance_id is None, m.instance_id or "", m.member_id))
 
 

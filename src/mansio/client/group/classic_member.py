@@ -1,15 +1,16 @@
-"""One member of a classic consumer group.
+"""Member of a classic consumer group (JoinGroup, SyncGroup, Heartbeat).
 
-Owns the member's life: find the coordinator, join, share out the partitions when it is the leader, take its own,
-heartbeat, join again when the group changes, leave. What having or losing partitions means is the
-`RebalanceListener`'s business.
+Finds the coordinator, joins, computes the assignment when it is the leader, sends heartbeats, rejoins when the group
+changes, and leaves. A `RebalanceListener` starts and stops the partitions.
 
-Offers cooperative-sticky and range. With cooperative-sticky (KIP-429) partitions are kept while the group
-rebalances, and only those that move are given back, after which the member joins once more. With any other protocol
-(a member in the group knows no better) everything is given back before joining.
+Supports cooperative-sticky and range. With cooperative-sticky (KIP-429) partitions are kept during a rebalance; only
+those that move are revoked, after which the member rejoins once more. With any other assignor (an old member in the
+group may support no better) all partitions are revoked before joining.
 
-Always true: `owned` is what the owner was told it has; a partition is given back before the group is told that it is
-free, unless the member was thrown out, in which case it is *lost*.
+Invariants:
+* `owned` are the partitions that the listener was assigned.
+* A partition is revoked before the group learns that it is free; when the member was removed from the group it is
+  *lost* instead.
 """
 
 from __future__ import annotations
@@ -56,11 +57,11 @@ JOIN_GRACE_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class GroupOptions:
-    """Times in milliseconds, as Kafka's consumer has them.
+    """Options of a group member, as of Kafka's consumer. Times are in milliseconds.
 
-    `protocol`: "consumer" where the broker offers groups whose partitions it assigns itself (KIP-848), or always
-    "classic". The session timeout, the heartbeat interval, the metadata interval and the assignors are for classic
-    groups; in the others they are the broker's to set.
+    `protocol`: "consumer" uses groups whose partitions the broker assigns (KIP-848) if the broker supports them;
+    "classic" never does. Session timeout, heartbeat interval, metadata interval and assignors apply to classic groups;
+    for others they are settings of the group on the broker.
     """
 
     protocol: Literal["consumer", "classic"] = "consumer"
@@ -74,26 +75,26 @@ class GroupOptions:
 
 
 class RebalanceListener(Protocol):
-    """Who reads the partitions."""
+    """Reader of the partitions (Kafka's ConsumerRebalanceListener)."""
 
     async def revoke(self, partitions: set[TopicPartition]) -> None:
-        """Finish with these, commit, and stop: they go to another member after this."""
+        """Finish, commit and stop these partitions; afterwards another member gets them."""
 
     async def lose(self, partitions: set[TopicPartition]) -> None:
-        """Stop at once: another member may have these already, and nothing can be committed."""
+        """Stop these partitions immediately: another member may own them, and commits are refused."""
 
     async def assign(self, partitions: set[TopicPartition]) -> None:
-        """Begin to read these as well."""
+        """Start reading these partitions in addition."""
 
     def seconds_since_poll(self) -> float:
-        """How long ago the application asked for something."""
+        """Seconds since the application's last poll."""
 
     async def wait_for_poll(self) -> None:
-        """Wait until the application asks for something."""
+        """Wait until the application polls."""
 
 
 class ClassicMember:
-    """Runs as one task: `run()` until it is cancelled or fails for good; then `leave()`."""
+    """Call `run()` as a task until it is cancelled or raises, then `leave()`."""
 
     def __init__(
         self,
@@ -111,22 +112,22 @@ class ClassicMember:
         self.member_id = ""
         self.generation = -1
         self.fenced_count = 0
-        """How often it was put out of the group."""
+        """How often the member was removed from the group."""
         self.owned: set[TopicPartition] = set()
         self._protocol: Assignor | None = None
         self._group_topics: set[str] = set()
         self._assigned_counts: dict[str, int] | None = None
-        """As the leader: the topics of all members, and the partition counts that were shared out."""
+        """Leader only: partition counts of all members' topics at the last assignment."""
         self._channel = f"member {next(_CHANNEL_NUMBERS)}"
-        """A connection of its own: a join waits at the broker, and must not hold up anybody's heartbeat."""
+        """Own connection: the broker holds a join, which must not delay other members' heartbeats."""
 
     @property
     def identity(self) -> tuple[int, str]:
-        """(generation, member id) to commit with."""
+        """(generation, member id) for commits."""
         return self.generation, self.member_id
 
     async def run(self) -> None:
-        """Be a member. Raises what no retry can heal (`FencedInstanceId`, `InvalidGroupId`, ...)."""
+        """Run the member. Raises errors that are not retriable (`FencedInstanceId`, `InvalidGroupId`, ...)."""
         failures = 0
         while True:
             try:
@@ -136,7 +137,7 @@ class ClassicMember:
             except RebalanceInProgress:
                 continue
             except (UnknownMember, IllegalGeneration) as error:
-                logger.info("member %s was put out of group %s: %s", self.member_id, self.group, error)
+                logger.info("member %s was removed from group %s: %s", self.member_id, self.group, error)
                 if isinstance(error, UnknownMember):
                     self.member_id = ""
                 await self._lose()
@@ -145,12 +146,12 @@ class ClassicMember:
                     await self._lose()
                     raise
                 failures += 1
-                logger.info("group %s: %s; trying again", self.group, error)
+                logger.info("group %s: %s; retrying", self.group, error)
                 await asyncio.sleep(self._cluster.backoff.delay_seconds(failures))
 
     async def leave(self) -> None:
-        """Tell the group that this member is going. A static member keeps its place (KIP-345)."""
-        await self._cluster.close_channel(self._channel)  # a join may be waiting on it
+        """Leave the group. A static member stays in it until its session times out (KIP-345)."""
+        await self._cluster.close_channel(self._channel)  # a join may be in flight on it
         if not self.member_id or self._options.instance_id is not None:
             return
         member_id, self.member_id = self.member_id, ""
@@ -166,12 +167,12 @@ class ClassicMember:
                 self.group, ApiKey.LEAVE_GROUP, fields, check=check_top_level, retry_timeout_ms=2_000
             )
         except MansioError as error:
-            logger.info("leaving group %s: %s", self.group, error)
+            logger.info("cannot leave group %s: %s", self.group, error)
 
     # -- joining --------
 
     async def _join(self) -> bool:
-        """Join and take an assignment. False when the member has to join again at once."""
+        """Join and apply the assignment. False if the member has to rejoin immediately."""
         if self._protocol is not None and not self._protocol.cooperative:
             await self._revoke(self.owned)
         joined = await self._send_join()
@@ -184,14 +185,14 @@ class ClassicMember:
         self._assigned_counts = None
         if joined.leader == joined.member_id:
             assignments = await self._compute_assignments(protocol, joined)
-        taken = await self._send_sync(assignments)
-        given = set(decode_assignment(taken.assignment).partitions)
-        gone = self.owned - given
-        await self._revoke(gone)
-        added = given - self.owned
+        synced = await self._send_sync(assignments)
+        assigned = set(decode_assignment(synced.assignment).partitions)
+        removed = self.owned - assigned
+        await self._revoke(removed)
+        added = assigned - self.owned
         self.owned |= added
         await self._listener.assign(added)
-        return not gone
+        return not removed
 
     async def _send_join(self) -> Any:
         owned = tuple(sorted(self.owned))
@@ -207,16 +208,16 @@ class ClassicMember:
             "reason": "",
         }
 
-        def check(answer: Any) -> None:
-            if answer.error_code == MEMBER_ID_REQUIRED:
-                self.member_id = answer.member_id
-            raise_for(answer.error_code)
+        def check(response: Any) -> None:
+            if response.error_code == MEMBER_ID_REQUIRED:
+                self.member_id = response.member_id
+            raise_for(response.error_code)
 
         try:
-            return await self._ask(ApiKey.JOIN_GROUP, fields, check, self._join_timeout_ms)
+            return await self._request(ApiKey.JOIN_GROUP, fields, check, self._join_timeout_ms)
         except MemberIdRequired:
             fields["member_id"] = self.member_id
-            return await self._ask(ApiKey.JOIN_GROUP, fields, check, self._join_timeout_ms)
+            return await self._request(ApiKey.JOIN_GROUP, fields, check, self._join_timeout_ms)
 
     async def _send_sync(self, assignments: dict[str, bytes]) -> Any:
         fields = {
@@ -224,59 +225,70 @@ class ClassicMember:
             "protocol_type": PROTOCOL_TYPE,
             "protocol_name": self._protocol.name if self._protocol else None,
             "assignments": [
-                {"member_id": member_id, "assignment": given} for member_id, given in assignments.items()
+                {"member_id": member_id, "assignment": assigned}
+                for member_id, assigned in assignments.items()
             ],
         }
-        return await self._ask(ApiKey.SYNC_GROUP, fields, check_top_level, self._join_timeout_ms)
+        return await self._request(ApiKey.SYNC_GROUP, fields, check_top_level, self._join_timeout_ms)
 
     async def _compute_assignments(self, protocol: Assignor, joined: Any) -> dict[str, bytes]:
-        """As the leader: who gets what."""
+        """Compute the assignment of all members (leader only)."""
         members = []
         for entry in joined.members:
-            told = decode_subscription(entry.metadata)
+            subscription = decode_subscription(entry.metadata)
             members.append(
-                Member(entry.member_id, told.topics, told.owned, told.generation, entry.group_instance_id)
+                Member(
+                    entry.member_id,
+                    subscription.topics,
+                    subscription.owned,
+                    subscription.generation,
+                    entry.group_instance_id,
+                )
             )
         self._group_topics = {topic for member in members for topic in member.topics}
         self._assigned_counts = await self._partition_counts(self._group_topics)
-        if joined.skip_assignment:  # KIP-814: a static leader came back, the old assignment stands
+        if joined.skip_assignment:  # KIP-814: a static leader rejoined, the old assignment stays
             return {}
-        shared = protocol.assign(members, self._assigned_counts)
-        return {member_id: encode_assignment(Assignment(tuple(given))) for member_id, given in shared.items()}
+        assignments = protocol.assign(members, self._assigned_counts)
+        return {
+            member_id: encode_assignment(Assignment(tuple(assigned)))
+            for member_id, assigned in assignments.items()
+        }
 
     async def _partition_counts(self, topics: set[str]) -> dict[str, int]:
         await self._cluster.retry(lambda: self._cluster.refresh(topics))
         views = {topic: self._cluster.cached_topic(topic) for topic in topics}
         return {topic: len(view.partitions) for topic, view in views.items() if view is not None}
 
-    # -- being a member --------
+    # -- heartbeats --------
 
     async def _heartbeat_loop(self) -> None:
-        """Heartbeat until the group changes (`RebalanceInProgress`) or this member has to ask for a change."""
+        """Send heartbeats until the group changes (`RebalanceInProgress`) or this member has to rejoin."""
         loop = asyncio.get_running_loop()
-        look_again = loop.time() + self._options.metadata_interval_ms / 1000
+        next_check = loop.time() + self._options.metadata_interval_ms / 1000
         while True:
             await asyncio.sleep(self._options.heartbeat_interval_ms / 1000)
             if self._listener.seconds_since_poll() * 1000 > self._options.poll_interval_ms_max:
                 await self._leave_until_polled()
                 return
-            await self._ask(ApiKey.HEARTBEAT, self._identity(), check_top_level, None)
-            if self._assigned_counts is not None and loop.time() >= look_again:
-                look_again = loop.time() + self._options.metadata_interval_ms / 1000
+            await self._request(ApiKey.HEARTBEAT, self._identity(), check_top_level, None)
+            if self._assigned_counts is not None and loop.time() >= next_check:
+                next_check = loop.time() + self._options.metadata_interval_ms / 1000
                 if await self._partition_counts(self._group_topics) != self._assigned_counts:
                     return
 
     async def _leave_until_polled(self) -> None:
-        """The application asked for nothing for too long: others take over until it does."""
-        logger.warning(
-            "group %s: nothing was asked for within poll_interval_ms_max; leaving the group", self.group
-        )
+        """Leave the group after poll_interval_ms_max without a poll, and wait for the next poll."""
+        logger.warning("group %s: no poll within poll_interval_ms_max; leaving the group", self.group)
         await self._lose()
         await self.leave()
         await self._listener.wait_for_poll()
 
-    async def _ask(self, api_key: int, fields: dict[str, Any], check: Any, timeout_ms: float | None) -> Any:
-        """A retriable error other than the group's own is retried for a session's time."""
+    async def _request(
+        self, api_key: int, fields: dict[str, Any], check: Any, timeout_ms: float | None
+    ) -> Any:
+        """Send a request to the coordinator. Retriable errors except RebalanceInProgress are retried for the session
+        timeout."""
         retry_ms = self._options.session_timeout_ms + (timeout_ms or 0)
         return await self._cluster.request_coordinator(
             self.group,
@@ -301,18 +313,18 @@ class ClassicMember:
     def _join_timeout_ms(self) -> float:
         return self._options.rebalance_timeout_ms + JOIN_GRACE_MS
 
-    # -- giving up partitions --------
+    # -- revoking partitions --------
 
     async def _revoke(self, partitions: set[TopicPartition]) -> None:
         if partitions:
-            gone = set(partitions)
-            await self._listener.revoke(gone)
-            self.owned -= gone
+            removed = set(partitions)
+            await self._listener.revoke(removed)
+            self.owned -= removed
 
     async def _lose(self) -> None:
-        """The group went on without this member: what it had may be with others already."""
+        """Drop all partitions after the member was removed: other members may already own them."""
         self.generation = -1
         self.fenced_count += 1
         if self.owned:
-            gone, self.owned = self.owned, set()
-            await self._listener.lose(gone)
+            removed, self.owned = self.owned, set()
+            await self._listener.lose(removed)

@@ -1,16 +1,16 @@
-"""One member of a group whose partitions the broker assigns (KIP-848).
+"""Member of a consumer group whose partitions the broker assigns (KIP-848).
 
-Owns the member's life: heartbeat, take what the broker gives, give up what it takes back, leave. What having or losing
-partitions means is the `RebalanceListener`'s business, as with a member of a classic group.
+Sends heartbeats, reconciles the partitions it owns with the target assignment, and leaves the group. A
+`RebalanceListener` starts and stops the partitions, as for members of a classic group.
 
-Heartbeats go on while partitions change hands: what moves is worked off by a task beside them, and what does not move
-is not touched. A partition is known by the id of its topic, for one made anew under an old name is another.
+A background task revokes and assigns partitions, so that heartbeats continue meanwhile and partitions that stay are not
+interrupted. A partition is identified by topic id, because a topic that was deleted and created again is another one.
 
-Always true:
-* What is reported as owned is everything that is read or may be read next, so that the group gives none of it to
-  others before this member has said that it let go; which it says at once.
-* After an answer that did not come, the next heartbeat says everything anew.
-* A member that was put out *loses* what it had, and joins again with the same id.
+Invariants:
+* The reported partitions are all that are being read or may be read next, so that the coordinator assigns none of them
+  to another member before this member has reported that it stopped; it reports that at once.
+* After a heartbeat without a response, the next one is a full heartbeat.
+* A member that was fenced *loses* its partitions and joins again with the same member id.
 """
 
 from __future__ import annotations
@@ -42,25 +42,25 @@ if TYPE_CHECKING:
     from mansio.net.cluster import Cluster
 
     PartitionId = tuple[bytes, int]
-    """A topic's id, and the index of a partition."""
+    """(topic id, partition index)."""
 
 logger = logging.getLogger(__name__)
 
 JOIN_EPOCH: Final = 0
 LEAVE_EPOCH: Final = -1
 LEAVE_STATIC_EPOCH: Final = -2
-"""Leave, but keep the partitions for the one who comes back with the same instance id (until the session ends)."""
+"""Leave temporarily: the partitions stay reserved for the same instance id until the session times out (KIP-848)."""
 PATTERN_VERSION: Final = 1
-"""The first version of ConsumerGroupHeartbeat that knows regular expressions."""
+"""The first version of ConsumerGroupHeartbeat with regular expressions."""
 RESPONSE_MS_MAX: Final = 10_000
 LEAVE_MS_MAX: Final = 2_000
 INSTANCE_RELEASE_MS_MAX: Final = 65_000
-"""Somewhat more than the longest session a group can have: whoever had an instance id and died is out by then."""
+"""Slightly more than the longest session timeout of a group, after which a dead member has released its instance id."""
 _CHANNEL_NUMBERS = itertools.count()
 
 
 class ConsumerMember:
-    """Runs as one task: `run()` until it is cancelled or fails for good; then `leave()`."""
+    """Call `run()` as a task until it is cancelled or raises, then `leave()`."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class ConsumerMember:
         self.member_id = str(uuid.uuid4())
         self.epoch = JOIN_EPOCH
         self.fenced_count = 0
-        """How often it was put out of the group."""
+        """How often the member was removed from the group."""
         self._loop = asyncio.get_running_loop()
         self._target: frozenset[PartitionId] = frozenset()
-        """What the broker wants this member to have."""
+        """Target assignment of the last heartbeat response."""
         self._owned: dict[PartitionId, TopicPartition] = {}
-        """What this member has, under the names its owner knows."""
+        """Partitions this member owns, with the topic names used by the listener."""
         self._pending_assign: set[PartitionId] = set()
-        """Of that, what the owner has not begun to read yet."""
+        """Owned partitions that the listener has not started to read yet."""
         self._reported: frozenset[PartitionId] = frozenset()
         self._sends_full = True
         self._has_joined = False
@@ -99,26 +99,26 @@ class ConsumerMember:
         self._unreleased_since: float | None = None
         self._heartbeat_lock = asyncio.Lock()
         self._heartbeat_due = asyncio.Event()
-        """A heartbeat is to be sent at once."""
+        """Set when a heartbeat must be sent immediately."""
         self._reconciliation: asyncio.Task[None] | None = None
         self._channel = f"member {next(_CHANNEL_NUMBERS)}"
-        """A connection of its own: a commit that waits for the disk must not hold up a heartbeat."""
+        """Own connection: a commit that waits for the disk must not delay a heartbeat."""
 
     @property
     def identity(self) -> tuple[int, str]:
-        """(member epoch, member id) to commit with; nobody's before the group took it in."""
+        """(member epoch, member id) for commits; (-1, "") before the member has joined."""
         return (self.epoch, self.member_id) if self._has_joined else (-1, "")
 
     async def run(self) -> None:
-        """Be a member. Raises what no retry can heal (`FencedInstanceId`, `UnsupportedVersion`, ...)."""
+        """Run the member. Raises errors that are not retriable (`FencedInstanceId`, `UnsupportedVersion`, ...)."""
         self._log_unused_options()
         try:
             while True:
-                if self._seconds_left() <= 0:
+                if self._seconds_until_poll_timeout() <= 0:
                     await self._leave_until_polled()
                 pause_s = await self._heartbeat_once()
                 self._start_reconciliation()
-                await self._wait(min(pause_s, self._seconds_left()))
+                await self._wait(min(pause_s, self._seconds_until_poll_timeout()))
         except Exception:
             await self._lose()
             raise
@@ -126,21 +126,21 @@ class ConsumerMember:
             await self._stop_reconciliation()
 
     async def refresh_epoch(self, epoch: int) -> None:
-        """Learn the epoch by which the group knows this member, if it is another than `epoch` already or by now.
-        Raises what the group answers."""
+        """Make sure that the member epoch is newer than `epoch`, with a heartbeat if necessary. Raises the
+        coordinator's error."""
         async with self._heartbeat_lock:
             if self.epoch == JOIN_EPOCH:
-                raise UnknownMember(f"group {self.group} went on without this member")
+                raise UnknownMember(f"the member was removed from group {self.group}")
             if self.epoch == epoch:
                 try:
                     await self._heartbeat()
                 except MansioError:
-                    self._heartbeat_due.set()  # `run` is to hear of it, too
+                    self._heartbeat_due.set()  # `run` must handle it as well
                     raise
         self._heartbeat_due.set()
 
     async def leave(self) -> None:
-        """Tell the group that this member is going. A static member keeps its place until its session ends."""
+        """Leave the group. A static member keeps its partitions until its session times out."""
         await self._cluster.close_channel(self._channel)
         if not self._has_sent:
             return
@@ -155,24 +155,24 @@ class ConsumerMember:
                 retry_timeout_ms=LEAVE_MS_MAX,
             )
         except MansioError as error:
-            logger.info("leaving group %s: %s", self.group, error)
+            logger.info("cannot leave group %s: %s", self.group, error)
 
     # -- heartbeats --------
 
     async def _heartbeat_once(self) -> float:
-        """One heartbeat, and what follows if it fails; returns the seconds until the next."""
+        """Send one heartbeat and handle its errors. Returns the seconds until the next."""
         try:
             async with self._heartbeat_lock:
                 await self._heartbeat()
         except (UnknownMember, FencedMemberEpoch) as error:
-            logger.info("member %s was put out of group %s: %s", self.member_id, self.group, error)
+            logger.info("member %s was removed from group %s: %s", self.member_id, self.group, error)
             await self._lose()
         except UnreleasedInstanceId as error:
-            self._wait_for_release(error)
+            self._check_instance_release(error)
         except MansioError as error:
             if not error.retriable:
                 raise
-            logger.info("group %s: %s; trying again", self.group, error)
+            logger.info("group %s: %s; retrying", self.group, error)
         else:
             self._failures, self._unreleased_since = 0, None
             return self._interval_s
@@ -188,20 +188,20 @@ class ConsumerMember:
             fields |= self._subscription()
         self._sends_full = self._has_sent = True
         timeout_ms = min(RESPONSE_MS_MAX, self._cluster.options.request_timeout_ms)
-        answer = await self._cluster.request_coordinator(
+        response = await self._cluster.request_coordinator(
             self.group,
             ApiKey.CONSUMER_GROUP_HEARTBEAT,
             fields,
             check=check_top_level,
             channel=self._channel,
             timeout_ms=timeout_ms,
-            final=(MansioError,),  # what is sent again has to be said anew
+            final=(MansioError,),  # a retry must be a full heartbeat
         )
         self._sends_full, self._reported, self._has_joined = False, reported, True
-        self.epoch, self.member_id = answer.member_epoch, answer.member_id or self.member_id
-        self._interval_s = answer.heartbeat_interval_ms / 1000
-        if answer.assignment is not None:
-            self._target = frozenset(_partition_ids(answer.assignment.topic_partitions))
+        self.epoch, self.member_id = response.member_epoch, response.member_id or self.member_id
+        self._interval_s = response.heartbeat_interval_ms / 1000
+        if response.assignment is not None:
+            self._target = frozenset(_partition_ids(response.assignment.topic_partitions))
 
     def _has_changed(self, reported: frozenset[PartitionId]) -> bool:
         return self._sends_full or reported != self._reported
@@ -222,19 +222,20 @@ class ConsumerMember:
         }
 
     async def _check_pattern(self) -> None:
-        """An older broker would not see the expression, and give nothing."""
+        """Refuse an older broker, which would ignore the pattern and assign nothing."""
         if self._pattern is None:
             return
         connection = await self._cluster.coordinator(self.group, self._channel)
         if connection.version_for(ApiKey.CONSUMER_GROUP_HEARTBEAT) < PATTERN_VERSION:
-            raise UnsupportedVersion("the broker does not know regular expressions of topics")
+            raise UnsupportedVersion("the broker does not support regular expressions of topics")
 
-    def _wait_for_release(self, error: UnreleasedInstanceId) -> None:
-        """Whoever had this instance id may have died; its session ends in time. Two that live are an error."""
+    def _check_instance_release(self, error: UnreleasedInstanceId) -> None:
+        """The previous member with this instance id may have died: wait until its session has timed out. Two live
+        members with one instance id are an error."""
         now = self._loop.time()
         if self._unreleased_since is None:
             self._unreleased_since = now
-            logger.warning("group %s: %s; waiting for its session to end", self.group, error)
+            logger.warning("group %s: %s; waiting for its session to time out", self.group, error)
         if (now - self._unreleased_since) * 1000 > INSTANCE_RELEASE_MS_MAX:
             raise error
 
@@ -246,23 +247,21 @@ class ConsumerMember:
             pass
         self._heartbeat_due.clear()
 
-    def _seconds_left(self) -> float:
-        """Until the application has asked for nothing for too long."""
+    def _seconds_until_poll_timeout(self) -> float:
+        """Seconds until poll_interval_ms_max has passed since the application's last poll."""
         return self._options.poll_interval_ms_max / 1000 - self._listener.seconds_since_poll()
 
     async def _leave_until_polled(self) -> None:
-        """The application asked for nothing for too long: others take over until it does."""
-        logger.warning(
-            "group %s: nothing was asked for within poll_interval_ms_max; leaving the group", self.group
-        )
+        """Leave the group after poll_interval_ms_max without a poll, and wait for the next poll."""
+        logger.warning("group %s: no poll within poll_interval_ms_max; leaving the group", self.group)
         await self._lose()
         await self.leave()
         await self._listener.wait_for_poll()
 
-    # -- moving partitions --------
+    # -- reconciliation --------
 
     def _start_reconciliation(self) -> None:
-        """Begin to move what is to be moved, unless that is under way. Raises what ended it before."""
+        """Start the reconciliation if it is needed and not running. Raises the error that ended the previous one."""
         if self._reconciliation is not None and self._reconciliation.done():
             ended, self._reconciliation = self._reconciliation, None
             ended.result()
@@ -270,42 +269,46 @@ class ConsumerMember:
             self._reconciliation = self._loop.create_task(self._reconcile())
             self._reconciliation.add_done_callback(self._on_reconciled)
 
-    def _on_reconciled(self, moving: asyncio.Task[None]) -> None:
-        if not moving.cancelled() and moving.exception() is not None:
-            self._heartbeat_due.set()  # `run` is to see it
+    def _on_reconciled(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and task.exception() is not None:
+            self._heartbeat_due.set()  # `run` raises it
 
     def _is_reconciled(self) -> bool:
         if not self._has_joined:
-            return True  # nobody has said anything yet
+            return True  # no assignment yet
         return self._has_assignment and not self._pending_assign and self._target == self._owned.keys()
 
     async def _reconcile(self) -> None:
-        """Give up and take until this member has what it is to have."""
+        """Revoke and assign partitions until this member owns its target assignment."""
         failures = 0
         while not self._is_reconciled():
             try:
-                await self._revoke([place for place in self._owned if place not in self._target])
+                await self._revoke(
+                    [partition_id for partition_id in self._owned if partition_id not in self._target]
+                )
                 await self._assign()
                 failures = 0
                 if self._target == self._owned.keys():
-                    return  # if it is promised something, a heartbeat will tell
+                    return  # partitions that become free arrive with a heartbeat
             except MansioError as error:
                 if not error.retriable:
                     raise
                 failures += 1
-                logger.info("group %s: %s; trying again", self.group, error)
+                logger.info("group %s: %s; retrying", self.group, error)
                 await asyncio.sleep(self._cluster.backoff.delay_seconds(failures))
 
-    async def _revoke(self, gone: list[PartitionId]) -> None:
-        if not gone:
+    async def _revoke(self, removed: list[PartitionId]) -> None:
+        if not removed:
             return
-        begun = {self._owned[place] for place in gone if place not in self._pending_assign}
-        if begun:
-            await self._listener.revoke(begun)
-        for place in gone:
-            del self._owned[place]
-            self._pending_assign.discard(place)
-        self._heartbeat_due.set()  # somebody waits for them
+        started = {
+            self._owned[partition_id] for partition_id in removed if partition_id not in self._pending_assign
+        }
+        if started:
+            await self._listener.revoke(started)
+        for partition_id in removed:
+            del self._owned[partition_id]
+            self._pending_assign.discard(partition_id)
+        self._heartbeat_due.set()  # another member may wait for them
 
     async def _assign(self) -> None:
         names = await self._names({topic_id for topic_id, _ in self._target - self._owned.keys()})
@@ -320,20 +323,20 @@ class ConsumerMember:
         if is_first and not self._pending_assign and (await self._has_pending_target() or self._target):
             return
         if self._pending_assign or is_first:
-            await self._listener.assign({self._owned[place] for place in self._pending_assign})
+            await self._listener.assign({self._owned[partition_id] for partition_id in self._pending_assign})
             self._pending_assign.clear()
             self._has_assignment = True
         if unnamed:
-            raise UnknownTopicOrPartition(f"no broker knows topic id {uuid.UUID(bytes=unnamed[0])} yet")
+            raise UnknownTopicOrPartition(f"topic id {uuid.UUID(bytes=unnamed[0])} is not known yet")
 
     async def _has_pending_target(self) -> bool:
-        """Whether this member, which has nothing, gets something when others let go of it: one that reads to the end
-        has not come to it."""
+        """Whether a member without partitions has a target assignment that other members still own; then a member
+        that reads to the end has not reached it."""
         described = await describe_group(self._cluster, self.group)
         return any(each.target for each in described.members if each.member_id == self.member_id)
 
     async def _names(self, ids: set[bytes]) -> dict[bytes, str]:
-        """The topics of these ids, as far as they are known."""
+        """Names of the topics with these ids, as far as known."""
         known = self._cached_names()
         if ids <= known.keys():
             return known
@@ -348,29 +351,33 @@ class ConsumerMember:
         return {view.topic_id: name for name, view in views if view is not None}
 
     async def _stop_reconciliation(self) -> None:
-        moving, self._reconciliation = self._reconciliation, None
-        if moving is not None:
-            moving.cancel()
-            await asyncio.gather(moving, return_exceptions=True)
+        task, self._reconciliation = self._reconciliation, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def _lose(self) -> None:
-        """The group went on without this member: what it had may be with others already."""
+        """Drop all partitions after the member was removed: other members may already own them."""
         await self._stop_reconciliation()
         self.fenced_count += 1
         self.epoch = JOIN_EPOCH
         self._target, self._sends_full = frozenset(), True
-        gone = {named for place, named in self._owned.items() if place not in self._pending_assign}
+        removed = {
+            named for partition_id, named in self._owned.items() if partition_id not in self._pending_assign
+        }
         self._owned.clear()
         self._pending_assign.clear()
-        if gone:
-            await self._listener.lose(gone)
+        if removed:
+            await self._listener.lose(removed)
 
     def _log_unused_options(self) -> None:
-        usual = GroupOptions()
+        defaults = GroupOptions()
         for name in ("session_timeout_ms", "heartbeat_interval_ms"):
-            if getattr(self._options, name) != getattr(usual, name):
+            if getattr(self._options, name) != getattr(defaults, name):
                 logger.info(
-                    "group %s: %s is for classic groups; here the group's own setting holds", self.group, name
+                    "group %s: %s applies to classic groups only; the group's own setting is used",
+                    self.group,
+                    name,
                 )
 
 
@@ -378,8 +385,8 @@ def _partition_ids(topics: Iterable[Any]) -> Iterable[PartitionId]:
     return ((topic.topic_id, index) for topic in topics for index in topic.partitions)
 
 
-def _grouped(places: Iterable[PartitionId]) -> list[dict[str, Any]]:
+def _grouped(partition_ids: Iterable[PartitionId]) -> list[dict[str, Any]]:
     grouped: dict[bytes, list[int]] = {}
-    for topic_id, index in sorted(places):
+    for topic_id, index in sorted(partition_ids):
         grouped.setdefault(topic_id, []).append(index)
     return [{"topic_id": topic_id, "partitions": indexes} for topic_id, indexes in grouped.items()]

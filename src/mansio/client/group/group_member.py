@@ -1,10 +1,11 @@
-"""A consumer's part in a group, by whichever protocol the broker offers.
+"""Group membership of a consumer, with the protocol that the broker supports; ordered commits.
 
-Owns the choice: the broker assigns (KIP-848, `membership_next`) where it can and nobody asked for the other, else the
-members share the partitions out themselves (`membership`). And the order of commits, which is the same for both.
+Uses `consumer_member` (KIP-848) if the broker supports it and the caller did not choose the classic protocol, else
+`classic_member`.
 
-Always true: commits of one member reach the group in the order in which they were asked for; none of a member that was
-put out of the group meanwhile is made good by its next life.
+Invariants:
+* Commits of one member reach the coordinator in the order of the calls.
+* A commit that failed because the member was removed from the group is not repeated after it has rejoined.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 
 class GroupMembership:
-    """Runs as one task: `run()` until it is cancelled or fails for good; then `leave()`."""
+    """Call `run()` as a task until it is cancelled or raises, then `leave()`."""
 
     def __init__(
         self,
@@ -40,7 +41,7 @@ class GroupMembership:
         options: GroupOptions,
         pattern: str | None = None,
     ) -> None:
-        """`pattern`: a regular expression (RE2) of topics to subscribe to as well; only where the broker assigns."""
+        """`pattern`: a regular expression (RE2) of further topics; only if the broker assigns the partitions."""
         self._cluster = cluster
         self._group = group
         self._topics = tuple(topics)
@@ -55,7 +56,7 @@ class GroupMembership:
         )
 
     async def run(self) -> None:
-        """Be a member. Raises what no retry can heal."""
+        """Run the member. Raises errors that are not retriable."""
         try:
             await self.membership.run()
         except UnsupportedVersion as error:
@@ -67,12 +68,12 @@ class GroupMembership:
             await self.membership.run()
 
     async def leave(self) -> None:
-        """Tell the group that this member is going."""
+        """Leave the group."""
         await self.membership.leave()
 
     async def commit(self, offsets: Mapping[TopicPartition, int], *, retry_timeout_ms: float) -> None:
-        """Store offsets as this member. Raises `UnknownMember`, `StaleMemberEpoch` and the like when the group went on
-        without it. Commits asked for before may take half of the time."""
+        """Commit offsets as this member. Raises `UnknownMember`, `StaleMemberEpoch` and similar errors if it was
+        removed from the group. Waiting for earlier commits may take up to `retry_timeout_ms` more."""
         try:
             async with asyncio.timeout(2 * retry_timeout_ms / 1000), self._committing:
                 await self._commit(offsets, retry_timeout_ms)
@@ -96,7 +97,7 @@ class GroupMembership:
                     instance_id=self._options.instance_id,
                     retry_timeout_ms=retry_timeout_ms,
                 )
-            except StaleMemberEpoch:  # its epoch changed on the way; a classic member has none
+            except StaleMemberEpoch:  # the epoch changed in the meantime; classic members have none
                 if isinstance(membership, ClassicMember):
                     raise
                 await membership.refresh_epoch(generation)
@@ -107,7 +108,5 @@ class GroupMembership:
 
     def _classic(self) -> ClassicMember:
         if self._pattern is not None:
-            raise UnsupportedVersion(
-                "an expression of topics needs a group whose partitions the broker assigns"
-            )
+            raise UnsupportedVersion("a topic pattern needs a group whose partitions the broker assigns")
         return ClassicMember(self._cluster, self._group, self._topics, self._listener, self._options)

@@ -1,12 +1,13 @@
-"""Records on their way: gathered into batches, one queue per partition.
+"""Record accumulator of a producer: batches, and one queue per partition (Kafka's RecordAccumulator).
 
-Owns the memory of the producer. A record enters the open batch of its partition; the batch is sealed when it is full
-or when it is its turn; a sealed batch keeps its place and (with idempotence) its sequence numbers through every
-retry, so that the order of a partition is the order of the calls.
+A record is appended to the open batch of its partition. A batch is closed when it is full or when it is sent. A closed
+batch keeps its position and, with idempotence, its sequence numbers through every retry, so that the records of a
+partition are stored in the order of the calls.
 
-Always true: `buffered_bytes` is the sum of the sizes of all batches that are not settled; a batch is settled once;
-sequence numbers of a queue are handed out in order, without a gap that the queue does not know of (`gap`); a number
-that the broker may have stored is not given to other records.
+Invariants:
+* A batch is completed once.
+* Sequence numbers of a queue are assigned in order, without a gap that the queue does not record (`gap`).
+* A sequence number that the broker may have stored is not assigned to other records.
 """
 
 from __future__ import annotations
@@ -29,26 +30,25 @@ if TYPE_CHECKING:
     Stamped = tuple[int, bytes | None, bytes | None, Headers]
 
 RECORD_OVERHEAD_BYTES = 24
-"""What a record's own lengths, deltas and bookkeeping cost at most, about."""
-
+"""Upper estimate of the encoding overhead of one record: lengths, deltas, attributes."""
 
 _new_metadata = partial(tuple.__new__, RecordMetadata)
 
 
 class Waiter(Protocol):
-    """Who waits for a batch to be settled: a future, or something with these two methods of one."""
+    """Waits for a batch to be completed: a future, or an object with these two methods of one."""
 
     def done(self) -> bool:
-        """Whether it waits no more."""
+        """Whether the waiter is completed or cancelled."""
 
     def set_result(self, result: None, /) -> None:
-        """The batch is settled, or was split: its halves are to be waited for then."""
+        """The batch is completed, or was split; then wait for its halves."""
 
 
 class Batch:
-    """Records of one partition that stand or fall together.
+    """Records of one partition that are stored or refused together.
 
-    Kept as columns, because most records are a value and nothing else: a million of them need no object each.
+    Stored as columns, because most records have only a value: this avoids one object per record.
     """
 
     __slots__ = (
@@ -58,14 +58,14 @@ class Batch:
         "error",
         "halves",
         "is_completed",
+        "keys_and_headers",
         "log_append_time_ms",
         "may_be_stored",
         "producer_epoch",
         "queue",
         "record_errors",
-        "rest",
         "size",
-        "stamps",
+        "timestamps_ms",
         "values",
         "waiters",
     )
@@ -73,17 +73,17 @@ class Batch:
     def __init__(self, queue: PartitionQueue, created: float) -> None:
         self.queue = queue
         self.created = created
-        self.stamps: list[int] = []
-        """Of each record its timestamp, in ms."""
+        self.timestamps_ms: list[int] = []
+        """Timestamp of each record, in ms."""
         self.values: list[bytes | None] = []
-        """And its value."""
-        self.rest: dict[int, tuple[bytes | None, Headers]] = {}
-        """By index: the key and headers of those that are more than a value, or whose value is None."""
+        """Value of each record."""
+        self.keys_and_headers: dict[int, tuple[bytes | None, Headers]] = {}
+        """By index: key and headers of the records that have either, or whose value is None."""
         self.size = 0
         self.base_sequence: int | None = None
         self.producer_epoch = -1
         self.may_be_stored = False
-        """Whether an attempt ended without an answer, so that the broker may have the batch already."""
+        """Whether an attempt ended without a response, so that the broker may have stored the batch."""
         self.halves: tuple[Batch, Batch] | None = None
         self.is_completed = False
         self.base_offset = -1
@@ -92,29 +92,29 @@ class Batch:
         self.record_errors: Mapping[int, str] = {}
         self.waiters: list[Waiter] = []
 
-    def add(self, stamp: int, key: bytes | None, value: bytes | None, headers: Headers) -> None:
-        """Put a record at the end; its size is the caller's to count."""
+    def add(self, timestamp_ms: int, key: bytes | None, value: bytes | None, headers: Headers) -> None:
+        """Append a record. The caller adds its size to `size`."""
         if key is not None or headers or value is None:
-            self.rest[len(self.values)] = key, headers
-        self.stamps.append(stamp)
+            self.keys_and_headers[len(self.values)] = key, headers
+        self.timestamps_ms.append(timestamp_ms)
         self.values.append(value)
 
-    def add_values(self, stamp: int, values: Sequence[bytes]) -> None:
-        """Put plain values at the end; their size is the caller's to count."""
-        self.stamps += [stamp] * len(values)
+    def add_values(self, timestamp_ms: int, values: Sequence[bytes]) -> None:
+        """Append records that have only a value. The caller adds their size to `size`."""
+        self.timestamps_ms += [timestamp_ms] * len(values)
         self.values += values
 
     def rows(self) -> list[Stamped]:
         """Each record as (timestamp_ms, key, value, headers)."""
-        rest, nothing = self.rest, (None, ())
-        stamped = enumerate(zip(self.stamps, self.values, strict=True))
+        keys_and_headers, nothing = self.keys_and_headers, (None, ())
+        stamped = enumerate(zip(self.timestamps_ms, self.values, strict=True))
         return [
-            (stamp, (more := rest.get(index, nothing))[0], value, more[1])
-            for index, (stamp, value) in stamped
+            (timestamp_ms, (more := keys_and_headers.get(index, nothing))[0], value, more[1])
+            for index, (timestamp_ms, value) in stamped
         ]
 
     def complete(self) -> None:
-        """Say the outcome to whoever waits. The outcome's fields are set already."""
+        """Complete all waiters. The fields of the outcome are already set."""
         self.is_completed = True
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
@@ -122,7 +122,7 @@ class Batch:
                 waiter.set_result(None)
 
     async def wait_completed(self) -> None:
-        """Wait for the outcome. Cancelling the wait does not take the records back."""
+        """Wait until the batch is completed. Cancelling the wait does not withdraw the records."""
         while self.halves is not None or not self.is_completed:
             if self.halves is not None:
                 await self.halves[0].wait_completed()
@@ -133,7 +133,7 @@ class Batch:
             await waiter
 
     def outcome(self, index: int) -> RecordMetadata:
-        """Where the record at `index` of a settled batch is; raises its error."""
+        """Metadata of the record at `index` of a completed batch; raises its error."""
         if self.halves is not None:
             left, right = self.halves
             return (
@@ -141,24 +141,30 @@ class Batch:
             )
         if self.error is not None:
             raise self._error_of(index)
-        timestamp_ms = self.stamps[index] if self.log_append_time_ms < 0 else self.log_append_time_ms
+        timestamp_ms = self.timestamps_ms[index] if self.log_append_time_ms < 0 else self.log_append_time_ms
         offset = self.base_offset + index if self.base_offset >= 0 else -1
         return _new_metadata((self.queue.topic, self.queue.partition, offset, timestamp_ms))
 
     def outcomes(self, begin: int, end: int) -> list[RecordMetadata]:
-        """`outcome` of each record from `begin` to before `end`."""
+        """`outcome` of each record in [begin, end)."""
         if self.halves is not None or self.error is not None or self.base_offset < 0:
             return [self.outcome(index) for index in range(begin, end)]
-        stamps = self.stamps[begin:end] if self.log_append_time_ms < 0 else repeat(self.log_append_time_ms)
+        timestamps_ms = (
+            self.timestamps_ms[begin:end] if self.log_append_time_ms < 0 else repeat(self.log_append_time_ms)
+        )
         offsets = range(self.base_offset + begin, self.base_offset + end)
         return list(
-            map(_new_metadata, zip(repeat(self.queue.topic), repeat(self.queue.partition), offsets, stamps))
+            map(
+                _new_metadata,
+                zip(repeat(self.queue.topic), repeat(self.queue.partition), offsets, timestamps_ms),
+            )
         )
 
     def _error_of(self, index: int) -> MansioError:
-        """A fresh error per record, as several tasks may raise it; a broker may name the bad records (KIP-467)."""
+        """A new error object per record, because several tasks may raise it. The broker may name the invalid records
+        (KIP-467)."""
         if self.error is None:
-            raise AssertionError("a batch without an error has none to give")
+            raise AssertionError("the batch has no error")
         if not self.record_errors:
             return type(self.error)(str(self.error))
         if index in self.record_errors:
@@ -166,14 +172,14 @@ class Batch:
         return InvalidRecord("another record of the same batch was refused")
 
     def split(self) -> tuple[Batch, Batch]:
-        """Two halves that stand for this batch from now on, with its sequence numbers."""
+        """Split into two halves that replace this batch and keep its sequence numbers."""
         middle = len(self.values) // 2
         left, right = Batch(self.queue, self.created), Batch(self.queue, self.created)
-        left.stamps, right.stamps = self.stamps[:middle], self.stamps[middle:]
+        left.timestamps_ms, right.timestamps_ms = self.timestamps_ms[:middle], self.timestamps_ms[middle:]
         left.values, right.values = self.values[:middle], self.values[middle:]
-        for index, more in self.rest.items():
-            half, place = (left, index) if index < middle else (right, index - middle)
-            half.rest[place] = more
+        for index, more in self.keys_and_headers.items():
+            half, position = (left, index) if index < middle else (right, index - middle)
+            half.keys_and_headers[position] = more
         left.size, right.size = self.size // 2, self.size - self.size // 2
         left.producer_epoch = right.producer_epoch = self.producer_epoch
         if self.base_sequence is not None:
@@ -185,7 +191,7 @@ class Batch:
 
 
 class Delivery:
-    """One record's way to the broker. Await it for the `RecordMetadata`; its typed error is raised there."""
+    """Future result of one published record. Awaiting it returns the `RecordMetadata` or raises the typed error."""
 
     __slots__ = ("_index", "batch")
 
@@ -199,8 +205,7 @@ class Delivery:
         return self.batch.outcome(self._index)
 
     def add_waiter(self, waiter: Waiter) -> None:
-        """Let `waiter.set_result` know when the outcome is known, or the batch was split; for a delivery that is not
-        done."""
+        """Call `waiter.set_result` when the batch is completed or split. Only for a delivery that is not done."""
         self.batch.waiters.append(waiter)
 
     def done(self) -> bool:
@@ -210,7 +215,7 @@ class Delivery:
     def result(self) -> RecordMetadata:
         """The outcome of a delivery that is done; raises its typed error, or `RuntimeError` if it is not done."""
         if not self.done():
-            raise RuntimeError("the record is still on its way")
+            raise RuntimeError("the record is not acknowledged yet")
         return self.batch.outcome(self._index)
 
 
@@ -249,40 +254,39 @@ class PartitionQueue:
         self.ready: deque[Batch] = deque()
         self.in_flight = 0
         self.last_waiter_count = 0
-        """How many waited for the last batch that was settled."""
+        """Number of waiters of the last completed batch."""
         self.route: Route | None = None
-        """How its last request was made; its writer's own."""
+        """Encoding of the last request; owned by the request writer."""
         self.is_recovering = False
-        """After a failure: one batch at a time, until those that were under way are through."""
+        """After a failure: one batch at a time, until the batches that were in flight are stored."""
         self.blocked_until = 0.0
         self.failures = 0
         self.refusal: MansioError | None = None
-        """Why its last batch was sent back, until one is stored: for whoever has waited in vain."""
+        """Error of the last retried batch, until one is stored; named in the error of expired batches."""
         self.identity: ProducerIdentity | None = None
-        """Whose numbers these are: what was numbered goes again under the same producer id."""
+        """Producer id of the assigned sequence numbers; a retry uses the same id."""
         self.producer_epoch = 0
         self.next_sequence = 0
         self.gap: int | None = None
-        """The number of the last batch that was given up; the broker may not accept those behind it in this epoch."""
-
+        """Sequence number of the last batch that was given up; in this epoch the broker may refuse those after it."""
         self.needs_epoch = False
-        """The broker did not accept them: a new epoch begins as soon as nothing is in flight."""
+        """The broker refused them: a new epoch starts as soon as nothing is in flight."""
 
     def seal(self) -> None:
-        """Close the open batch: it waits for its turn."""
+        """Close the open batch and queue it."""
         if self.open is not None:
             self.ready.append(self.open)
             self.open = None
 
     def number(self, batch: Batch) -> None:
-        """Give a batch its sequence numbers, the first time it is sent."""
+        """Assign the sequence numbers of a batch when it is first sent."""
         if batch.base_sequence is None:
             batch.base_sequence = self.next_sequence
             batch.producer_epoch = self.producer_epoch
             self.next_sequence = advance_sequence(self.next_sequence, len(batch.values))
 
     def requeue(self, batch: Batch) -> None:
-        """A batch that has to be sent again: before all that was numbered after it."""
+        """Queue a batch for a retry, before all batches with later sequence numbers."""
         self.is_recovering = True
         if batch.base_sequence is None:
             self.ready.appendleft(batch)
@@ -295,7 +299,7 @@ class PartitionQueue:
         self.ready.insert(position, batch)
 
     def waits_before(self, batch: Batch) -> bool:
-        """Whether a batch numbered before this one waits to be sent again."""
+        """Whether a batch with an earlier sequence number is queued for a retry."""
         return any(
             other.base_sequence is not None
             and batch.base_sequence is not None
@@ -304,8 +308,8 @@ class PartitionQueue:
         )
 
     def give_up(self, batch: Batch) -> None:
-        """A batch will not be sent again. If it is known not to be stored and was the last to be numbered, its
-        numbers are free again; otherwise there is a gap, perhaps."""
+        """Record that a batch is not retried. If it is known not to be stored and has the latest sequence numbers,
+        they are reused; otherwise there may be a gap."""
         if batch.base_sequence is None:
             return
         after = advance_sequence(batch.base_sequence, len(batch.values))
@@ -319,7 +323,7 @@ class PartitionQueue:
             self.gap = batch.base_sequence
 
     def stored(self, batch: Batch) -> None:
-        """The broker has a batch, and so all that were numbered before it."""
+        """Record that the broker stored a batch, and so all batches with earlier sequence numbers."""
         self.failures = 0
         self.refusal = None
         sequence = batch.base_sequence
@@ -327,7 +331,7 @@ class PartitionQueue:
             self.gap = None
 
     def abandon(self) -> None:
-        """Forget all that waits or is in flight, which its sender fails; what comes next begins a new epoch."""
+        """Drop all batches, which the sender fails; later records start a new producer epoch."""
         self.ready.clear()
         self.open = None
         self.in_flight = self.failures = 0
@@ -336,7 +340,7 @@ class PartitionQueue:
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """Number all that waits anew, in a new producer epoch (KIP-360). Nothing may be in flight."""
+        """Start a new producer epoch and renumber all queued batches (KIP-360). Nothing may be in flight."""
         self.producer_epoch += 1
         self.next_sequence = 0
         self.gap, self.needs_epoch = None, False
@@ -345,7 +349,7 @@ class PartitionQueue:
 
 
 def advance_sequence(sequence: int, count: int) -> int:
-    """Sequence numbers are 31 bits and begin again at 0."""
+    """The sequence number `count` records later; 31 bits, wraps around to 0."""
     return (sequence + count) & 0x7FFFFFFF
 
 

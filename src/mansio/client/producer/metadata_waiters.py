@@ -1,7 +1,9 @@
-"""The first records of a topic wait until it is known, and leave in the order in which they came.
+"""Publish calls that wait for the metadata of a topic; they continue in the order of the calls.
 
-Owns who waits for which topic. Always true: one look-up per topic serves all that wait; they go on in their order, and
-as long as any of them has not, whoever comes later waits behind them; a look-up that fails tells all.
+Invariants:
+* One metadata request per topic serves all waiters.
+* Waiters continue in their order; a later caller waits behind them until all have continued.
+* A failed metadata request fails all waiters.
 """
 
 from __future__ import annotations
@@ -20,32 +22,33 @@ if TYPE_CHECKING:
 
 
 class _TopicWaiters:
-    """Those who wait for one topic, and what came of the look-up."""
+    """Waiters for one topic, and the outcome of its metadata request."""
 
     __slots__ = ("length", "outcome", "waiters")
 
     def __init__(self) -> None:
         self.length = 0
-        """Who has not gone on yet, told or not."""
+        """Number of waiters that have not continued yet, completed or not."""
         self.waiters: deque[asyncio.Future[TopicView]] = deque()
         self.outcome: TopicView | MansioError | None = None
 
     def notify(self) -> None:
-        """Let all that wait go on, which they do in the loop's next turn."""
+        """Complete all waiters; they continue in the next iteration of the loop."""
         while self.waiters:
             waiter = self.waiters.popleft()
             if waiter.done():
                 continue
             if isinstance(self.outcome, MansioError):
-                waiter.set_exception(
-                    type(self.outcome)(str(self.outcome))
-                )  # of its own: each is raised elsewhere
+                error = type(self.outcome)(
+                    str(self.outcome)
+                )  # one object per waiter: each is raised separately
+                waiter.set_exception(error)
             elif self.outcome is not None:
                 waiter.set_result(self.outcome)
 
 
 class MetadataWaiters:
-    """Topics that one producer has to look up. All methods belong to the loop's thread."""
+    """Metadata requests of one producer. All methods run on the event loop's thread."""
 
     def __init__(self, cluster: Cluster, loop: asyncio.AbstractEventLoop) -> None:
         self._cluster = cluster
@@ -54,46 +57,46 @@ class MetadataWaiters:
         self._by_topic: dict[str, _TopicWaiters] = {}
 
     def cached(self, topic: str) -> TopicView | None:
-        """What is known of a topic, unless others wait for it already."""
+        """Cached metadata of a topic; None if there is none or other callers wait for it."""
         if self._by_topic and topic in self._by_topic:
             return None
         return self._cluster.cached_topic(topic)
 
     async def find(self, topic: str) -> TopicView:
-        """Ask for a topic that is not known, or has grown perhaps. `UnknownTopicOrPartition` when it is not there."""
-        line = self._by_topic.get(topic)
-        if line is None:
-            line = self._by_topic[topic] = _TopicWaiters()
-            self._tasks.spawn(self._ask(topic, line))
-        elif line.outcome is not None:
-            self._loop.call_soon(line.notify)  # after those before have gone on
+        """Request the metadata of a topic. Raises `UnknownTopicOrPartition` if it does not exist."""
+        waiting = self._by_topic.get(topic)
+        if waiting is None:
+            waiting = self._by_topic[topic] = _TopicWaiters()
+            self._tasks.spawn(self._request(topic, waiting))
+        elif waiting.outcome is not None:
+            self._loop.call_soon(waiting.notify)  # after the earlier waiters have continued
         waiter: asyncio.Future[TopicView] = self._loop.create_future()
-        line.waiters.append(waiter)
-        line.length += 1
+        waiting.waiters.append(waiter)
+        waiting.length += 1
         try:
             return await waiter
         finally:
-            line.length -= 1
-            if not line.length and line.outcome is not None and self._by_topic.get(topic) is line:
+            waiting.length -= 1
+            if not waiting.length and waiting.outcome is not None and self._by_topic.get(topic) is waiting:
                 del self._by_topic[topic]
 
     async def close(self) -> None:
-        """Whoever still waits gets `ConnectionLost`."""
+        """Fail the remaining waiters with `ConnectionLost`."""
         await self._tasks.end()
         self._complete_all(ConnectionLost("the producer is closed"))
 
-    async def _ask(self, topic: str, line: _TopicWaiters) -> None:
+    async def _request(self, topic: str, waiting: _TopicWaiters) -> None:
         self._cluster.mark_stale((topic,))
         try:
-            line.outcome = await self._cluster.topic(topic)
+            waiting.outcome = await self._cluster.topic(topic)
         except MansioError as error:
-            line.outcome = error
-        if not line.length and self._by_topic.get(topic) is line:
-            del self._by_topic[topic]  # all were cancelled
-        line.notify()
+            waiting.outcome = error
+        if not waiting.length and self._by_topic.get(topic) is waiting:
+            del self._by_topic[topic]  # all waiters were cancelled
+        waiting.notify()
 
     def _complete_all(self, error: MansioError) -> None:
-        lines, self._by_topic = self._by_topic, {}
-        for line in lines.values():
-            line.outcome = line.outcome or error
-            line.notify()
+        by_topic, self._by_topic = self._by_topic, {}
+        for waiting in by_topic.values():
+            waiting.outcome = waiting.outcome or error
+            waiting.notify()

@@ -1,11 +1,12 @@
-"""Which partition a record goes to.
+"""Partitioner: the partition of a record, compatible with Kafka's clients.
 
-Exists so that a key written by any Kafka client and by ours lands in the same partition: with a key it is Kafka's
-`DefaultPartitioner`, murmur2 of the key bytes (seed 0x9747b28c), sign bit cleared, modulo the number of partitions.
-Without a key it is *sticky* (KIP-480): stay with one partition until a batch is full, then pick another.
+With a key: Kafka's `DefaultPartitioner`, murmur2 of the key bytes (seed 0x9747b28c), sign bit cleared, modulo the
+number of partitions, so that a key published by any Kafka client and by ours goes to the same partition. Without a key:
+*sticky* (KIP-480): the same partition until a batch is full, then another one at random.
 
-Always true: the same key and the same number of partitions give the same partition, in every process, for ever.
-Hashes of short keys are remembered in a bounded cache, because pure Python pays about 0.2 us for every four bytes.
+Invariant: the same key and the same number of partitions give the same partition, in every process and version.
+
+Hashes of short keys are cached (bounded), because pure Python takes about 0.2 us for every four bytes.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def partition_for_key(key: bytes, partition_count: int) -> int:
 
 
 def next_sticky_partition(partitions: Sequence[int], current: int | None) -> int:
-    """A partition for the next batch without keys: any of `partitions` but `current`, if there is another one."""
+    """Random partition for the next batch without keys; not `current` if there is another one."""
     if not partitions:
         raise ValueError("a topic needs at least one partition")
     chosen = partitions[randrange(len(partitions))]

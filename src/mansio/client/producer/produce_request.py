@@ -1,11 +1,11 @@
-"""One produce request under way: what was asked, and what the answer says about each batch.
+"""One produce request in flight: encoding of its batches, and the results of its response.
 
-Owns the way from batches to bytes and back, which `sender` need not know. Most requests carry one batch and most
-answers say "stored": those take the short way through `wire.apis.produce_single`, the others through
-`wire.apis.produce`.
+Most requests carry one batch and most responses report success: those use `SinglePartitionProduce`, the others the
+general codec.
 
-Always true: the sender hears of every request once, when its answer is there or known not to come, unless the sender
-was closed before; nothing is awaited on the way, so requests leave in the order in which they were made.
+Invariants:
+* The sender is called back once per request, with its response or its error, unless the sender was closed before.
+* Encoding awaits nothing, so requests are written in the order in which they were created.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mansio.errors import MansioError
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce
-from mansio.wire.apis.produce_single import LOWEST_VERSION, SinglePartitionProduce
+from mansio.wire.apis.produce import SINGLE_PARTITION_VERSION_MIN, SinglePartitionProduce
 from mansio.wire.batch.record_batch import build_batch, build_values_batch
 
 if TYPE_CHECKING:
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     Outcomes = Sequence[tuple[Batch, produce.PartitionResult | None]]
 
 HIGHEST_VERSION_WITH_NAMES = 12
-PATTERNS_KEPT_MAX = 1_000
-"""Topics whose request patterns are remembered; when there are more, all are forgotten and learned again."""
+TEMPLATES_MAX = 1_000
+"""Bound on the cached request templates, one per topic; a full cache is cleared."""
 
 
 class ProducerIdentity(NamedTuple):
-    """Who an idempotent producer is, to the brokers."""
+    """Producer id and first epoch of an idempotent producer."""
 
     producer_id: int
     first_epoch: int
@@ -47,7 +47,7 @@ NO_IDENTITY = ProducerIdentity(-1, -1)
 
 
 class Route(NamedTuple):
-    """How the last request of a queue was made: as long as connection and metadata are these, the next one is too."""
+    """Encoding of the last request of a queue, valid while connection and metadata are unchanged."""
 
     connection: Connection
     view: TopicView | None
@@ -57,9 +57,9 @@ class Route(NamedTuple):
 
 
 class PendingRequest:
-    """Waits for an answer as a `net.connection.Waiter`, without a future or a task.
+    """A `net.connection.Waiter` for the response, without a future or a task.
 
-    `on_end` gets what the broker said about each batch, None where it left one out; or the error that came instead.
+    `on_end` is called with the broker's result for each batch (None if the response lacks one), or with the error.
     """
 
     __slots__ = ("_is_over", "_names", "_on_end", "_single", "_version", "batches", "node")
@@ -79,21 +79,21 @@ class PendingRequest:
         self._names: dict[bytes, str] = {}
 
     def expect(self, version: int, names: dict[bytes, str], single: SinglePartitionProduce | None) -> None:
-        """What was sent, to read the answer by. `names`: topic id -> topic."""
+        """Set what was sent, for decoding the response. `names`: topic id -> topic."""
         self._version, self._names, self._single = version, names, single
 
     def give_up(self) -> None:
-        """Whatever comes, nobody wants to hear of it any more."""
+        """Ignore the response."""
         self._is_over = True
 
     def done(self) -> bool:
-        """Whether it is over."""
+        """Whether the request has ended."""
         return self._is_over
 
     cancelled = done
 
     def set_result(self, frame: bytes, /) -> None:
-        """The answer."""
+        """Handle the response frame."""
         self._is_over = True
         if self._single is not None:
             batch = self.batches[0]
@@ -110,7 +110,7 @@ class PendingRequest:
         self._on_end(self, outcomes, None)
 
     def set_exception(self, exception: MansioError, /) -> None:
-        """There will be no answer."""
+        """Handle the end of the request without a response."""
         self._is_over = True
         self._on_end(self, (), exception)
 
@@ -128,19 +128,19 @@ class PendingRequest:
 
 
 class RequestWriter:
-    """Writes the requests of one producer."""
+    """Encodes and writes the requests of one producer."""
 
     def __init__(self, cluster: Cluster, *, acks: int, codec: Codec) -> None:
         self._cluster = cluster
         self._acks = acks
         self._codec = codec
-        self._patterns: dict[tuple[int, str, bytes, float], SinglePartitionProduce] = {}
+        self._templates: dict[tuple[int, str, bytes, float], SinglePartitionProduce] = {}
 
     def send(self, connection: Connection, pending: PendingRequest) -> None:
-        """Give a request its place in the order of sending. With acks=0 nothing is waited for, and `pending` is not
-        told. `ConnectionLost`, `UnsupportedVersion`."""
+        """Write a request. With acks=0 there is no response, and `pending` is not called back. Raises
+        `ConnectionLost`, `UnsupportedVersion`."""
         batches = pending.batches
-        if len(batches) == 1 and self._send_again(connection, pending, batches[0]):
+        if len(batches) == 1 and self._send_like_last(connection, pending, batches[0]):
             return
         ids = {batch.queue.topic: self._topic_id(batch.queue.topic) for batch in batches}
         highest = HIGHEST_VERSION_WITH_NAMES if NO_TOPIC_ID in ids.values() else None
@@ -148,9 +148,9 @@ class RequestWriter:
         correlation_id = connection.next_correlation_id()
         single: SinglePartitionProduce | None = None
         buffers: Sequence[Buffer]
-        if len(batches) == 1 and version >= LOWEST_VERSION:
+        if len(batches) == 1 and version >= SINGLE_PARTITION_VERSION_MIN:
             (batch,) = batches
-            single = self._pattern(connection, version, batch.queue.topic, ids[batch.queue.topic])
+            single = self._template(connection, version, batch.queue.topic, ids[batch.queue.topic])
             buffers = (single.encode(correlation_id, batch.queue.partition, self._encode(batch)),)
             names = {ids[batch.queue.topic]: batch.queue.topic}
             view = self._cluster.cached_topic(batch.queue.topic)
@@ -163,8 +163,9 @@ class RequestWriter:
         pending.expect(version, {topic_id: topic for topic, topic_id in ids.items()}, single)
         connection.begin(buffers, correlation_id, pending)
 
-    def _send_again(self, connection: Connection, pending: PendingRequest, batch: Batch) -> bool:
-        """`send` for a queue whose last request went the same way. False if it did not, and nothing was done."""
+    def _send_like_last(self, connection: Connection, pending: PendingRequest, batch: Batch) -> bool:
+        """Fast path of `send` for a queue whose last request had the same encoding. False, with no effect, if it does
+        not apply."""
         queue = batch.queue
         route = queue.route
         if (
@@ -180,20 +181,20 @@ class RequestWriter:
         connection.begin((framed,), correlation_id, pending)
         return True
 
-    def _pattern(
+    def _template(
         self, connection: Connection, version: int, topic: str, topic_id: bytes
     ) -> SinglePartitionProduce:
         options = connection.options
         key = (version, topic, topic_id, options.request_timeout_ms)
-        pattern = self._patterns.get(key)
-        if pattern is None:
-            if len(self._patterns) >= PATTERNS_KEPT_MAX:
-                self._patterns.clear()
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= TEMPLATES_MAX:
+                self._templates.clear()
             timeout_ms = int(options.request_timeout_ms)
-            pattern = self._patterns[key] = SinglePartitionProduce(
+            template = self._templates[key] = SinglePartitionProduce(
                 version, options.client_id, self._acks, timeout_ms, topic, topic_id
             )
-        return pattern
+        return template
 
     def _encode_many(
         self,
@@ -216,12 +217,12 @@ class RequestWriter:
         )
 
     def _encode(self, batch: Batch) -> bytes:
-        who = batch.queue.identity
+        identity = batch.queue.identity
         producer_id = producer_epoch = base_sequence = -1
-        if who is not None and who is not NO_IDENTITY:
-            producer_id, producer_epoch = who.producer_id, who.first_epoch + batch.producer_epoch
+        if identity is not None and identity is not NO_IDENTITY:
+            producer_id, producer_epoch = identity.producer_id, identity.first_epoch + batch.producer_epoch
             base_sequence = -1 if batch.base_sequence is None else batch.base_sequence
-        if batch.rest:
+        if batch.keys_and_headers:
             return build_batch(
                 batch.rows(),
                 codec=self._codec,
@@ -230,8 +231,8 @@ class RequestWriter:
                 base_sequence=base_sequence,
             )
         return build_values_batch(
-            batch.stamps,
-            cast("list[bytes]", batch.values),  # those without a value are among the rest
+            batch.timestamps_ms,
+            cast("list[bytes]", batch.values),  # records without a value are in keys_and_headers
             codec=self._codec,
             producer_id=producer_id,
             producer_epoch=producer_epoch,

@@ -1,10 +1,11 @@
-"""The producer: records in, batches out, an acknowledgement for each record.
+"""Producer: partitions, batches and publishes records; every record is acknowledged individually.
 
-Owns the public face of publishing: which partition, how much is buffered, when a batch is full. What happens to
-sealed batches is `sender`'s business.
+Chooses the partition, bounds the buffered bytes and closes full batches. `sender` sends the closed batches.
 
-Always true: records of one partition are stored in the order of the calls; with idempotence (the default) each is
-stored at most once, whatever is retried; at most `buffer_bytes_max` bytes are on their way.
+Invariants:
+* Records of one partition are stored in the order of the calls.
+* With idempotence (the default) each record is stored at most once, whatever is retried.
+* At most `buffer_bytes_max` bytes are unacknowledged.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ if TYPE_CHECKING:
 __all__ = ["Producer", "ProducerOptions"]
 
 MEASURED_VALUES_MAX = 512
-"""How many values of a list are measured before some of them are put into a batch."""
+"""Number of values of a list whose sizes are computed at a time."""
 
 
 class _TopicQueues:
-    """The queues of one topic and where records without key go now."""
+    """Partition queues of one topic, and the sticky partition of records without a key."""
 
     __slots__ = ("queues", "sticky", "topic")
 
@@ -66,7 +67,7 @@ class Producer:
         self._loop = asyncio.get_running_loop()
         self._topics: dict[str, _TopicQueues] = {}
         self._space_waiters: deque[asyncio.Event] = deque()
-        """Who waits for room, in the order of the calls; the first is told, and whoever comes later waits behind."""
+        """Callers that wait for buffer space, in the order of the calls; only the first is woken."""
         self._sender = Sender(cluster, self.options, self._wake_space_waiter)
         self._is_closed = False
 
@@ -85,7 +86,7 @@ class Producer:
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of records that are not acknowledged yet, about."""
+        """Approximate size of the records that are not acknowledged yet, in bytes."""
         return self._sender.buffered_bytes
 
     async def publish(
@@ -100,8 +101,8 @@ class Producer:
     ) -> RecordMetadata:
         """Publish one record and wait until it is acknowledged; text is sent as UTF-8.
 
-        Raises the broker's typed error, `InvalidRecord` for what is neither bytes nor text, `RequestTimedOut` after the
-        delivery timeout. A cancelled call may still publish its record.
+        Raises the broker's typed error, `InvalidRecord` for a value that is neither bytes nor text, `RequestTimedOut`
+        after the delivery timeout. A cancelled call may still publish its record.
         """
         batch = None
         if key is None and headers is None and partition is None and timestamp_ms is None:
@@ -128,8 +129,8 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
     ) -> Delivery | None:
-        """`publish` for a caller that waits for the delivery without a task of its own, as the blocking twin does;
-        None when metadata or room has to be waited for first, and nothing was done."""
+        """`publish` without waiting, for callers without a task (the blocking client). None, with no effect, if
+        metadata or buffer space has to be awaited first."""
         batch = self._put_at_once(topic, serialize_parts(value, key, headers, partition, timestamp_ms))
         return None if batch is None else Delivery(batch, len(batch.values) - 1)
 
@@ -143,7 +144,7 @@ class Producer:
         partition: int | None = None,
         timestamp_ms: int | datetime | None = None,
     ) -> Delivery:
-        """Hand one record over and go on; waits only for the topic's metadata or for room in the buffer."""
+        """Queue one record and return its delivery; waits only for the topic's metadata or for buffer space."""
         if key is None and headers is None and partition is None and timestamp_ms is None:
             put = self._put_plain(topic, value)
             if put is not None:
@@ -184,7 +185,7 @@ class Producer:
         await self._flush_batches(set(self._sender.incomplete))
 
     async def close(self, *, flush: bool = True) -> None:
-        """Flush (or give up what is buffered) and stop. Closing twice is harmless."""
+        """Flush, or with `flush=False` fail what is buffered, and stop. Closing twice is harmless."""
         self._is_closed = True
         try:
             if flush:
@@ -198,7 +199,7 @@ class Producer:
     # -- inside --------
 
     def _put_at_once(self, topic: str, record: OutgoingRecord) -> Batch | None:
-        """Put a record that is waited for at the end of its batch, if nothing has to be awaited for that."""
+        """Append an awaited record to its batch if that needs no waiting; None otherwise."""
         view = self._metadata_waiters.cached(topic)
         if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
             return None
@@ -208,7 +209,7 @@ class Producer:
         return self._append(topic, view, record, size, is_awaited=True)[1]
 
     async def _put(self, topic: str, record: OutgoingRecord) -> tuple[bool, Batch]:
-        """Put a record at the end of its batch, as soon as its topic is known and there is room. See `_append`."""
+        """Append a record to its batch once its topic is known and there is buffer space. Returns as `_append`."""
         view = self._metadata_waiters.cached(topic)
         if view is None or (record.partition is not None and record.partition >= len(view.partitions)):
             view = await self._look_up(topic)
@@ -220,7 +221,7 @@ class Producer:
     def _append(
         self, topic: str, view: TopicView, record: OutgoingRecord, size: int, *, is_awaited: bool = False
     ) -> tuple[bool, Batch]:
-        """Put a record at the end of its batch. Says whether that sealed another."""
+        """Append a record to its batch. Returns (whether that closed the previous batch, the batch)."""
         if self._is_closed:
             raise ConnectionLost("the producer is closed")
         queues = self._topics.get(topic)
@@ -245,7 +246,7 @@ class Producer:
             self._sender.seal(queue)
             batch = None
             if keyless:
-                queues.choose_sticky(view)  # for the records after this one
+                queues.choose_sticky(view)  # for the next records
         is_new = batch is None
         if batch is None:
             batch = queue.open = Batch(queue, self._loop.time())
@@ -259,8 +260,8 @@ class Producer:
         return sealed, batch
 
     def _put_plain(self, topic: str, value: object, *, is_awaited: bool = False) -> Batch | None:
-        """Put a plain value where the last one without a key went, if there is room: what `_append` does, for the most
-        frequent case. The batch; None if nothing was done."""
+        """Fast path of `_append` for the most frequent case: a value without a key, appended to the sticky partition.
+        Returns the batch; None if it does not apply, with no effect."""
         queues = self._topics.get(topic)
         if (
             queues is None
@@ -283,7 +284,7 @@ class Producer:
             batch = queue.open = Batch(queue, self._loop.time())
         elif batch.size + size > options.batch_bytes_max:
             return None
-        batch.stamps.append(int(time.time() * 1000))
+        batch.timestamps_ms.append(int(time.time() * 1000))
         batch.values.append(value)
         batch.size += size
         sender.buffered_bytes += size
@@ -292,15 +293,15 @@ class Producer:
         return batch
 
     def _extend(self, batch: Batch, run: Sequence[Publishable], position: int) -> int:
-        """Put the values from `position` on behind the one that was just put into an open batch; how many.
+        """Append values from `position` on to the open batch that got the previous record. Returns their number.
 
-        Only plain values, which go wherever that one went, and only as long as there is room in the batch and in the
-        buffer: it does for many what `_append` does for one, without a step of the interpreter for each.
+        Bulk variant of `_append`: only values without a key, and only while they fit into the batch and the buffer. It
+        executes no bytecode per record.
         """
         if self._space_waiters:
             return 0
-        stamp, before = batch.stamps[-1], position
-        room = min(
+        timestamp_ms, begin = batch.timestamps_ms[-1], position
+        space = min(
             self.options.batch_bytes_max - batch.size,
             self.options.buffer_bytes_max - self._sender.buffered_bytes,
         )
@@ -310,23 +311,23 @@ class Producer:
             plain = _count_bytes(values)
             ends = list(accumulate(map(len, cast("Sequence[bytes]", values[:plain]))))
             fitting = bisect_right(
-                range(plain), room, key=lambda index: ends[index] + RECORD_OVERHEAD_BYTES * (index + 1)
+                range(plain), space, key=lambda index: ends[index] + RECORD_OVERHEAD_BYTES * (index + 1)
             )
             if not fitting:
                 break
-            batch.add_values(stamp, cast("Sequence[bytes]", values[:fitting]))
+            batch.add_values(timestamp_ms, cast("Sequence[bytes]", values[:fitting]))
             size = ends[fitting - 1] + RECORD_OVERHEAD_BYTES * fitting
             batch.size += size
             self._sender.buffered_bytes += size
-            room -= size
+            space -= size
             position += fitting
             wanted = fitting
-        return position - before
+        return position - begin
 
     async def _look_up(self, topic: str) -> TopicView:
-        """A topic that is not known, or has grown perhaps."""
+        """Metadata of a topic that is unknown or may have new partitions."""
         if not isinstance(topic, str):
-            raise InvalidTopic(f"a topic's name is text, not {type(topic).__name__}")
+            raise InvalidTopic(f"a topic name must be text, not {type(topic).__name__}")
         return await self._metadata_waiters.find(topic)
 
     async def _wait_for_space(self, size: int) -> None:
@@ -335,26 +336,26 @@ class Producer:
         try:
             while self._space_waiters[0] is not waiter or self._lacks_space(size):
                 if self.options.when_full == "raise":
-                    raise QueueFull(f"{self._sender.buffered_bytes} bytes wait for acknowledgement")
+                    raise QueueFull(f"{self._sender.buffered_bytes} bytes are not acknowledged yet")
                 await waiter.wait()
                 waiter.clear()
                 if self._is_closed:
                     raise ConnectionLost("the producer is closed")
         finally:
             self._space_waiters.remove(waiter)
-            self._wake_space_waiter()  # the next one looks when this one has put its record
+            self._wake_space_waiter()  # the next one checks after this one has appended its record
 
     def _lacks_space(self, size: int) -> bool:
-        buffered = self._sender.buffered_bytes  # a record larger than the buffer goes when that is empty
+        buffered = self._sender.buffered_bytes  # a record larger than the buffer is accepted when it is empty
         return bool(buffered) and buffered + size > self.options.buffer_bytes_max
 
     def _wake_space_waiter(self) -> None:
-        """Let the first of those who wait for room look whether it is enough."""
+        """Wake the first caller that waits for buffer space."""
         if self._space_waiters:
             self._space_waiters[0].set()
 
     async def _flush_batches(self, batches: set[Batch]) -> None:
-        """Send these batches without waiting for more records, and wait for their outcomes."""
+        """Send these batches without waiting for more records, and wait until they are completed."""
         for batch in batches:
             if batch.queue.open is batch:
                 self._sender.seal(batch.queue)
@@ -363,7 +364,7 @@ class Producer:
 
 
 def _count_bytes(values: Sequence[Publishable]) -> int:
-    """How many of the first values are bytes, before the first that is something else."""
+    """Length of the longest prefix of values that are all bytes."""
     kinds = list(map(type, values))
     if kinds.count(bytes) == len(kinds):
         return len(kinds)

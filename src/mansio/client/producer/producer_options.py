@@ -1,7 +1,4 @@
-"""How a producer publishes: what its caller may choose.
-
-Always true: options that contradict each other cannot be made.
-"""
+"""Options of a producer, validated when they are created."""
 
 from __future__ import annotations
 
@@ -16,10 +13,10 @@ CODECS = {codec.name.lower(): codec for codec in Codec}
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """How to publish. Sizes in bytes, times in milliseconds.
+    """Options of a producer. Sizes are in bytes, times in milliseconds.
 
-    `acks`: "all" (on disk, and on every in-sync replica), 1 (in the leader's page cache), 0 (no answer awaited).
-    `idempotent`: None means yes with acks "all". `when_full`: wait for room, or raise `QueueFull`.
+    `acks`: "all" (flushed to disk on every in-sync replica), 1 (in the leader's page cache), 0 (no response).
+    `idempotent`: None means yes with acks "all". `when_full`: wait for buffer space, or raise `QueueFull`.
     """
 
     acks: Literal["all", 1, 0] = "all"

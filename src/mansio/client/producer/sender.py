@@ -1,21 +1,24 @@
-"""From sealed batches to acknowledgements.
+"""Sends the batches of one producer and decides their outcome (Kafka's Sender).
 
-Owns the requests of one producer: which batches go to which broker in one request, how many are under way, what is
-sent again and when to give up (how a request looks is `request`'s business). Idempotence (KIP-98) lives here: sequence
-numbers are given when a batch is first sent and kept through every retry.
+Selects the batches of each request, limits the requests in flight, and retries, splits or fails batches. The encoding
+of a request is in `produce_request`. Sequence numbers (KIP-98) are assigned when a batch is first sent and kept through
+every retry.
 
-How order survives failure: a partition has up to `in_flight_batches_max` batches under way. When one fails in a way
-that may pass, the partition is *recovering*: nothing new leaves until all that is under way has come back, then the
-batches go again one by one, in the order of their numbers, until the failed ones are through. A broker refuses a
-batch whose predecessor is missing (OUT_OF_ORDER_SEQUENCE); with the predecessor before it, it is taken again.
+Ordering after a failure: a partition has up to `in_flight_batches_max` batches in flight. After a retriable failure the
+partition is *recovering*: no new batch is sent until all in-flight requests have ended; then the batches are resent one
+at a time in sequence order, until the failed ones are stored. A broker refuses a batch whose predecessor is missing
+(OUT_OF_ORDER_SEQUENCE) and accepts it once the predecessor is stored.
 
-A batch given up may or may not be stored. The batches behind it keep their numbers: if it was stored they are
-accepted, if not they are refused, and only then the partition begins a new producer epoch (KIP-360) and numbers them
-anew, so none is ever stored twice.
+A batch that was given up may or may not be stored. The batches behind it keep their sequence numbers: if it was stored
+they are accepted; if not they are refused, and only then the partition starts a new producer epoch (KIP-360) and
+renumbers them. So no record is stored twice.
 
-A request to a broker that is connected needs neither task nor future: it leaves in the turn of the loop in which it is
-due, and its answer is dealt with where it is read. While a connection is being made, nothing else leaves for its
-broker, so that nothing overtakes what waits for it.
+A request to a connected broker needs neither a task nor a future: it is written in the same loop iteration, and its
+response is handled by the connection's read callback. While a connection is being opened, nothing else is sent to that
+broker, so that requests keep their order.
+
+Invariants:
+* A batch is completed once; its bytes are then released from the buffer.
 """
 
 from __future__ import annotations
@@ -27,7 +30,6 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from mansio.client.leader_cache import LeaderCache
-from mansio.client.producer.produce_outcome import ProduceOutcomes
 from mansio.client.producer.produce_request import (
     NO_IDENTITY,
     PendingRequest,
@@ -39,10 +41,15 @@ from mansio.errors import (
     ConnectionLost,
     InvalidRecord,
     MansioError,
+    MessageTooLarge,
+    OutOfOrderSequence,
+    RequestError,
     RequestTimedOut,
+    UnknownProducerId,
 )
 from mansio.net.cluster import check_top_level
 from mansio.net.earliest_timer import EarliestTimer
+from mansio.net.retry import error_for
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.produce import PartitionResult
 from mansio.wire.batch.compression import Codec
@@ -62,17 +69,25 @@ REQUESTS_IN_FLIGHT_MAX = 5
 EXPIRY_CHECK_SECONDS = 0.5
 PRODUCER_EPOCH_MAX = (1 << 15) - 1
 CHANNEL = "produce"
-NOT_ASKED = PartitionResult(-1)
-"""What stands for the answer with acks=0."""
+DUPLICATE_SEQUENCE_NUMBER = 46
+NO_RESPONSE = PartitionResult(-1)
+"""Result of every batch with acks=0."""
 
 
-class Sender(ProduceOutcomes):
-    """Sends what the queues of one producer have ready. All methods belong to the loop's thread."""
+class Sender:
+    """Sends the batches of one producer and completes them. All methods run on the event loop's thread."""
 
     def __init__(
         self, cluster: Cluster, options: ProducerOptions, on_space_freed: Callable[[], None]
     ) -> None:
-        super().__init__(cluster, options, on_space_freed)
+        self._cluster = cluster
+        self._options = options
+        self._on_space_freed = on_space_freed
+        self._loop = asyncio.get_running_loop()
+        self.buffered_bytes = 0
+        self.incomplete: set[Batch] = set()
+        self._queues: dict[PartitionQueue, None] = {}
+        """Queues with batches, in round-robin order."""
         self._in_flight: dict[int, int] = {}
         self._connecting: set[int] = set()
         self._pending: set[PendingRequest] = set()
@@ -87,13 +102,13 @@ class Sender(ProduceOutcomes):
             cluster, acks=-1 if options.acks == "all" else options.acks, codec=Codec[options.codec.upper()]
         )
 
-    # -- what the producer says --------
+    # -- called by the producer --------
 
     def opened(self, batch: Batch, *, is_awaited: bool = False) -> None:
-        """A batch got its first record: it may leave after the linger time.
+        """Register a batch that got its first record; it is due after the linger time.
 
-        `is_awaited`: who put it there waits for it. If records came one by one lately, it leaves now; otherwise in the
-        loop's next turn, so that others that are published in this one join it.
+        `is_awaited`: the caller waits for the record. If the last batch had one waiter, the batch is sent now;
+        otherwise in the loop's next iteration, so that records published in this one join it.
         """
         self.incomplete.add(batch)
         queue = batch.queue
@@ -102,19 +117,19 @@ class Sender(ProduceOutcomes):
             self._expiry = self._loop.call_later(EXPIRY_CHECK_SECONDS, self._expire)
         if self._options.linger_ms:
             self._earliest_timer.set(batch.created + self._options.linger_ms / 1000)
-        elif not queue.in_flight:  # otherwise its turn comes with the answer
+        elif not queue.in_flight:  # otherwise it is sent when the response arrives
             if is_awaited and queue.last_waiter_count == 1 and not self._woken:
                 self._dispatch()
             else:
                 self._wake()
 
     def seal(self, queue: PartitionQueue) -> None:
-        """The open batch of a queue is full, or somebody waits: it may leave now."""
+        """Close the open batch of a queue: it is full, or flush was called."""
         queue.seal()
         self._wake()
 
     async def close(self) -> None:
-        """Give up whatever is not settled, and stop."""
+        """Fail every incomplete batch and stop."""
         self._earliest_timer.cancel()
         if self._expiry is not None:
             self._expiry.cancel()
@@ -131,7 +146,7 @@ class Sender(ProduceOutcomes):
             self._loop.call_soon(self._dispatch)
 
     def _dispatch(self) -> None:
-        """Start every request that can start now."""
+        """Start every request that can be sent now."""
         self._woken = False
         try:
             if self._identity is not NO_IDENTITY or not self._options.is_idempotent:
@@ -140,11 +155,11 @@ class Sender(ProduceOutcomes):
             elif self._queues and not self._is_initializing:
                 self._is_initializing = True
                 self._tasks.spawn(self._init_producer_id())
-        except Exception as error:  # noqa: BLE001  # it ends nothing but what waits, and that is told
+        except Exception as error:  # noqa: BLE001  # reported through every incomplete batch
             self._on_internal_error(error)
 
     def _choose(self) -> Iterable[PendingRequest]:
-        """Take the batches that may leave now from their queues: one of each queue, one request for each broker."""
+        """Take the batches that can be sent now: one per queue, in one request per broker."""
         now = self._loop.time()
         if len(self._queues) == 1:
             (only,) = self._queues
@@ -167,12 +182,12 @@ class Sender(ProduceOutcomes):
             else:
                 chosen[node] = PendingRequest(node, [batch], self._ended)
                 sizes[node] = size
-            del self._queues[queue]  # to the end of the line
+            del self._queues[queue]  # to the end of the round-robin order
             self._queues[queue] = None
         return chosen.values()
 
     def _node_for(self, queue: PartitionQueue, now: float) -> int | None:
-        """The broker that can be sent this queue's next batch now."""
+        """The leader to which this queue's next batch can be sent now; None if it has to wait."""
         if not self._may_send(queue, now):
             return None
         node = self._leader_cache.find(queue.topic, queue.partition, now)
@@ -184,7 +199,7 @@ class Sender(ProduceOutcomes):
         return node
 
     def _next_batch(self, queue: PartitionQueue) -> Batch:
-        """Take it, with its sequence numbers."""
+        """Take the next batch and assign its sequence numbers."""
         if not queue.ready:
             queue.seal()
         batch = queue.ready.popleft()
@@ -213,7 +228,7 @@ class Sender(ProduceOutcomes):
         if queue.ready:
             return queue.in_flight < (1 if queue.is_recovering else self._options.in_flight_batches_max)
         if queue.open is None or queue.in_flight:
-            return False  # an open batch goes on filling while another is under way
+            return False  # an open batch keeps filling while another is in flight
         due = queue.open.created + self._options.linger_ms / 1000
         if due > now:
             self._earliest_timer.set(due)
@@ -221,14 +236,14 @@ class Sender(ProduceOutcomes):
         return True
 
     def _begin_epoch(self, queue: PartitionQueue) -> None:
-        """In the end a producer id has no epochs left; the queue gets another one then. Others keep theirs, because
-        what they have to send again is known to the broker under it."""
-        super()._begin_epoch(queue)
-        who = queue.identity
-        if who is not None and who.first_epoch + queue.producer_epoch > PRODUCER_EPOCH_MAX:
+        """Start a new producer epoch; a queue whose producer id has no epochs left gets a new id. Other queues keep
+        the old one, because the broker knows the batches they have to resend under it."""
+        queue.begin_epoch()
+        identity = queue.identity
+        if identity is not None and identity.first_epoch + queue.producer_epoch > PRODUCER_EPOCH_MAX:
             queue.identity, queue.producer_epoch = None, 0
-            if self._identity is who:
-                self._identity = NO_IDENTITY  # asked for before the next batch leaves
+            if self._identity is identity:
+                self._identity = NO_IDENTITY  # InitProducerId is sent before the next batch
 
     def _not_located(self, queue: PartitionQueue, error: MansioError) -> None:
         queue.refusal = error
@@ -239,7 +254,7 @@ class Sender(ProduceOutcomes):
     # -- one request --------
 
     async def _init_producer_id(self) -> None:
-        """Get a producer id (InitProducerId)."""
+        """Request a producer id (InitProducerId)."""
         fields = {
             "transactional_id": None,
             "transaction_timeout_ms": 60_000,
@@ -280,11 +295,11 @@ class Sender(ProduceOutcomes):
             self._ended(pending, (), error, was_sent=False)
             return
         except (TypeError, ValueError, OverflowError, struct.error) as error:
-            wrong = InvalidRecord(f"a record cannot be written: {error}")
-            self._ended(pending, (), wrong, was_sent=False)
+            invalid = InvalidRecord(f"a record cannot be encoded: {error}")
+            self._ended(pending, (), invalid, was_sent=False)
             return
         if self._options.acks == 0:
-            self._ended(pending, [(batch, NOT_ASKED) for batch in pending.batches], None)
+            self._ended(pending, [(batch, NO_RESPONSE) for batch in pending.batches], None)
         else:
             self._pending.add(pending)
 
@@ -296,7 +311,7 @@ class Sender(ProduceOutcomes):
         *,
         was_sent: bool = True,
     ) -> None:
-        """A request was answered, or came to nothing."""
+        """Complete a request: with the broker's result per batch, or with the error that replaced the response."""
         self._pending.discard(pending)
         try:
             if error is not None:
@@ -306,21 +321,115 @@ class Sender(ProduceOutcomes):
             for batch, result in outcomes:
                 if result is None:
                     batch.may_be_stored = True
-                    self._failed(batch, RequestTimedOut("the broker left a partition out of its answer"))
+                    self._failed(batch, RequestTimedOut("the response has no result for the partition"))
                 else:
                     self._take(batch, result)
             self._in_flight[pending.node] -= 1
             for batch in pending.batches:
                 batch.queue.in_flight -= 1
                 self._update_queue(batch.queue)
-        except Exception as unforeseen:  # noqa: BLE001  # it ends nothing but what waits, and that is told
-            self._on_internal_error(unforeseen)
+        except Exception as unexpected:  # noqa: BLE001  # reported through every incomplete batch
+            self._on_internal_error(unexpected)
         if self._queues:
             self._wake()
 
+    # -- outcome of one batch --------
+
+    def _take(self, batch: Batch, result: PartitionResult) -> None:
+        """Apply the broker's result for one batch."""
+        if result.error_code in (0, DUPLICATE_SEQUENCE_NUMBER):
+            batch.base_offset = result.base_offset if result.error_code == 0 else -1
+            batch.log_append_time_ms = result.log_append_time_ms
+            batch.queue.stored(batch)
+            self._complete(batch, None)
+            return
+        batch.record_errors = {index: message or "" for index, message in result.record_errors}
+        error = error_for(result.error_code, result.error_message)
+        if not isinstance(error, RequestError):
+            # Not a rejection but a disk error, too few replicas or a timeout: the batch may be in the log.
+            batch.may_be_stored = True
+        self._failed(batch, error)
+
+    def _failed(self, batch: Batch, error: MansioError) -> None:
+        """Retry, renumber, split or fail a batch."""
+        queue = batch.queue
+        if isinstance(error, OutOfOrderSequence | UnknownProducerId):
+            if self._is_repairable(batch):
+                queue.requeue(batch)
+                return
+            queue.needs_epoch = (
+                True  # the batch fails; without a new epoch those after it would be refused as well
+            )
+        if isinstance(error, MessageTooLarge) and len(batch.values) > 1:
+            self.incomplete.discard(batch)
+            left, right = batch.split()
+            self.incomplete.update((left, right))
+            queue.requeue(right)
+            queue.requeue(left)
+            return
+        expired = self._loop.time() >= batch.created + self._options.delivery_timeout_ms / 1000
+        if not error.retriable or expired:
+            self._give_up(batch, error)
+            return
+        self._cluster.mark_stale((queue.topic,))
+        queue.requeue(batch)
+        queue.refusal = error
+        self._back_off(queue)
+
+    def _is_repairable(self, batch: Batch) -> bool:
+        """Whether a refused sequence number only means that an earlier batch must be resent or was given up.
+        Otherwise the broker has lost acknowledged records; that must be reported, not repaired."""
+        queue = batch.queue
+        if queue.in_flight > 1 or queue.waits_before(batch):
+            return True
+        queue.needs_epoch = queue.gap is not None
+        return queue.needs_epoch
+
+    def _give_up(self, batch: Batch, error: MansioError) -> None:
+        batch.queue.give_up(batch)
+        if not batch.waiters:
+            logger.warning(
+                "%d records for partition %d of topic %s were not stored: %s",
+                len(batch.values),
+                batch.queue.partition,
+                batch.queue.topic,
+                error,
+            )
+        self._complete(batch, error)
+
+    def _complete(self, batch: Batch, error: MansioError | None) -> None:
+        batch.error = error
+        self.incomplete.discard(batch)
+        self.buffered_bytes -= batch.size
+        batch.queue.last_waiter_count = len(batch.waiters)
+        batch.complete()
+        self._on_space_freed()
+
+    def _fail_queue(self, queue: PartitionQueue, error: MansioError) -> None:
+        """Fail every batch of a queue that is not in flight."""
+        queue.seal()
+        while queue.ready:
+            self._give_up(queue.ready.popleft(), error)
+        self._update_queue(queue)
+
+    def _back_off(self, queue: PartitionQueue) -> None:
+        queue.failures += 1
+        queue.blocked_until = self._loop.time() + self._options.backoff.delay_seconds(queue.failures)
+
+    def _update_queue(self, queue: PartitionQueue) -> None:
+        """Update a queue's state after batches left it; drop the queue when it is empty."""
+        if queue.in_flight == 0:
+            if queue.needs_epoch:
+                self._begin_epoch(queue)
+            queue.is_recovering = bool(queue.ready) and queue.ready[0].base_sequence is not None
+        if queue.in_flight == 0 and not queue.ready and queue.open is None:
+            self._queues.pop(queue, None)
+
+    # -- failure and expiry --------
+
     def _on_internal_error(self, error: Exception) -> None:
-        """Something happened here that nobody foresaw. How far it got is unknown, so all that waits fails, rather than
-        be waited for in vain; what is published after it begins anew."""
+        """Fail every incomplete batch after an unexpected exception: how far the sender got is unknown, and no caller
+        may wait forever. Records published afterwards start with a clean state."""
         self._tasks.cancel()
         self._leader_cache.forget()
         self._connecting.clear()
@@ -328,8 +437,7 @@ class Sender(ProduceOutcomes):
         self._abandon(client_failed(error))
 
     def _abandon(self, error: MansioError) -> None:
-        """Fail all that is not settled. What is under way may still be stored, so the next records are numbered in a
-        new epoch."""
+        """Fail every incomplete batch. In-flight batches may still be stored, so later records get a new epoch."""
         for pending in self._pending:
             pending.give_up()
         self._pending.clear()
@@ -342,16 +450,16 @@ class Sender(ProduceOutcomes):
             self._complete(batch, error)
 
     def _expire(self) -> None:
-        """Give up batches that waited in line for longer than the delivery timeout."""
+        """Fail queued batches that are older than the delivery timeout."""
         self._expiry = None
         oldest = self._loop.time() - self._options.delivery_timeout_ms / 1000
         for queue in list(self._queues):
             while queue.ready and queue.ready[0].created <= oldest:
                 batch = queue.ready.popleft()
-                waited = f"not acknowledged within {self._options.delivery_timeout_ms:.0f} ms"
+                message = f"not acknowledged within {self._options.delivery_timeout_ms:.0f} ms"
                 if queue.refusal is not None:
-                    waited += f"; the last attempt: {queue.refusal.message}"
-                self._give_up(batch, RequestTimedOut(waited))
+                    message += f"; the last attempt: {queue.refusal.message}"
+                self._give_up(batch, RequestTimedOut(message))
             if queue.open is not None and queue.open.created <= oldest:
                 queue.seal()
             self._update_queue(queue)

@@ -1,6 +1,6 @@
-"""What callers hand to a producer, as the bytes and numbers that go into a batch.
+"""Conversion of the caller's keys, values and headers into the bytes and numbers of a record.
 
-Always true: what comes out can be written into a batch, or `InvalidRecord` says what was wrong with it.
+Invariant: the result can be written into a batch; anything else raises `InvalidRecord`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def serialize_parts(
     partition: int | None,
     timestamp_ms: int | datetime | None,
 ) -> OutgoingRecord:
-    """What the caller gave, as bytes and numbers. `InvalidRecord`."""
+    """The record with its parts as bytes and numbers. Raises `InvalidRecord`."""
     return OutgoingRecord(
         _bytes(value),
         _bytes(key),
@@ -40,7 +40,7 @@ def serialize_parts(
 
 
 def serialize(given: Publishable) -> OutgoingRecord:
-    """A value, or a record as it came or with its parts as bytes. `InvalidRecord`."""
+    """A record from a value or an `OutgoingRecord`, with its parts as bytes. Raises `InvalidRecord`."""
     if not isinstance(given, OutgoingRecord):
         return OutgoingRecord(_bytes(given))
     value, key, headers = given.value, given.key, given.headers
@@ -54,7 +54,7 @@ def serialize(given: Publishable) -> OutgoingRecord:
 
 
 def size_of(record: OutgoingRecord) -> int:
-    """About how many bytes a record takes in its batch."""
+    """Approximate size of a record in its batch, in bytes."""
     size = RECORD_OVERHEAD_BYTES
     if record.value is not None:
         size += len(record.value)
@@ -66,14 +66,14 @@ def size_of(record: OutgoingRecord) -> int:
 
 
 def _bytes(given: object) -> bytes | None:
-    """What the caller gave, whatever its types promised; text as UTF-8."""
+    """The bytes of a key, value or header; text is encoded as UTF-8. Types are checked at run time."""
     if given is None or isinstance(given, bytes):
         return given
     if isinstance(given, str):
         return given.encode()
     if isinstance(given, bytearray | memoryview):
         return bytes(given)
-    raise InvalidRecord(f"keys, values and headers are bytes, text or None, not {type(given).__name__}")
+    raise InvalidRecord(f"keys, values and headers must be bytes, text or None, not {type(given).__name__}")
 
 
 def _headers(headers: HeadersLike) -> Headers:
@@ -81,8 +81,8 @@ def _headers(headers: HeadersLike) -> Headers:
     try:
         found = tuple((name, _bytes(content)) for name, content in pairs)
     except (TypeError, ValueError):
-        raise InvalidRecord("headers are a mapping, or pairs of a name and its value") from None
+        raise InvalidRecord("headers must be a mapping or an iterable of (name, value) pairs") from None
     for name, _ in found:
         if not isinstance(name, str):
-            raise InvalidRecord(f"the name of a header is text, not {type(name).__name__}")
+            raise InvalidRecord(f"a header name must be text, not {type(name).__name__}")
     return found

@@ -17,7 +17,7 @@ from mansio.client.consumer.batch_decoder import RECORD_BYTES
 from mansio.client.share.leased import GAP, RELEASE, Leased
 from mansio.errors import InvalidRecord
 from mansio.wire.batch.isolation_filter import visible_batches
-from mansio.wire.batch.record_rows import read_rows
+from mansio.wire.batch.record_reader import read_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -103,7 +103,7 @@ class Leased(Message):
     Say what became of it: `ack`, `retry` or `reject`; what is not settled comes again when its lease ends.
     """
 
-    # What changes is kept beside the tuple, in the instance's dict: `wire.batch.record_rows` makes them as rows.
+    # What changes is kept beside the tuple, in the instance's dict: `wire.batch.record_reader` makes them as rows.
     delivery_count: int = 1
     """Which delivery of the record in this group this is, from 1."""
     _lease: Lease

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from mansio.errors import MansioError, RequestTimedOut
 from mansio.net.cluster import check_top_level
-from mansio.net.leader_requests import STALE_METADATA
+from mansio.net.offsets import STALE_METADATA
 from mansio.net.retry import error_for
 from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches
 from mansio.spark.sink.commit_protocol import NOTHING_WRITTEN, TaskReport, WrittenRange
@@ -157,7 +157,7 @@ class TaskSender:
 
         async def attempt() -> None:
             try:
-                by_leader = await cluster.by_leader(unacknowledged)
+                by_leader = await cluster.group_by_leader(unacknowledged)
                 requests = [
                     self._request(node, {partition: unacknowledged[partition] for partition in partitions})
                     for node, partitions in by_leader.items()

@@ -22,9 +22,8 @@ from mansio.errors import (
     UnreadableRecords,
     UnsupportedMessageFormat,
 )
-from mansio.net.leader_requests import STALE_METADATA
 from mansio.net.metadata import NO_TOPIC_ID
-from mansio.net.offsets import EARLIEST, READ_COMMITTED, list_offsets
+from mansio.net.offsets import EARLIEST, READ_COMMITTED, STALE_METADATA, list_offsets
 from mansio.net.retry import error_for
 from mansio.spark.source import data_loss
 from mansio.wire.api_versions import ApiKey

@@ -25,7 +25,7 @@ from mansio.storage.index import NO_TIMESTAMP
 from mansio.storage.timestamp_search import OPENED_BYTES_MAX, OPENED_RECORDS_MAX
 from mansio.wire.batch.compression import Codec, compress, decompress
 from mansio.wire.batch.record_batch import DELETE_HORIZON, HEADER_BYTES, TimestampType, encode_batch
-from mansio.wire.batch.record_scan import scan_records, with_timestamp_delta
+from mansio.wire.batch.record_reader import scan_records, with_timestamp_delta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from mansio.ports import Buffer
     from mansio.storage.cleaner.offset_map import OffsetMap
     from mansio.wire.batch.record_batch import BatchHeader
-    from mansio.wire.batch.record_scan import RecordLocation
+    from mansio.wire.batch.record_reader import RecordLocation
 
 RECORDS_PER_SLICE = 256
 """So many records are looked at before the interpreter is given back: about a millisecond."""

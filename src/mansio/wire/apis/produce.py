@@ -1,15 +1,19 @@
-"""Produce, by hand: the request that carries data in.
+"""Codec of Produce (API key 0), versions 3-13, both directions. Written by hand: all produced data passes here.
 
-Every record enters through `decode_request`, so it looks only at lengths and hands out views into the frame:
-its cost does not depend on how many records there are. The other directions are for the client and for the
-tests.
+Log start offset from 5, record errors from 8 (KIP-467), flexible encoding (KIP-482) from 9, topic ids instead of names
+from 13 (KIP-516). `current_leader` and `node_endpoints` (10, KIP-951) are tagged fields: not written, and skipped.
 
-Always true: record batches are neither copied nor looked into; bytes that are not a Produce message raise
-`WireError` and nothing else; a request names at most `MAX_ENTRIES` topics and partitions.
+Two fast paths for requests with one partition, which most are:
+* Broker: requests of a producer to one topic differ only in correlation id, partition and batch. `ProduceTemplate`
+  keeps the constant bytes, so that `match_template` recognises the next request by comparing them, and
+  `encode_template_response` inserts a few fields between two constants.
+* Client: `SinglePartitionProduce` does the same for encoding requests and decoding responses.
 
-Versions 3 to 13. Flexible (KIP-482) from 9, topic ids instead of names from 13 (KIP-516); log start offset
-from 5, record errors from 8 (KIP-467). `current_leader` and `node_endpoints` (10, KIP-951) are tagged: left
-out and skipped.
+Invariants:
+* Record batches are neither copied nor decoded, so the cost does not depend on the number of records.
+* Bytes that are not a Produce message raise `WireError` and nothing else.
+* A request has at most `MAX_ENTRIES` topics and partitions.
+* The fast paths accept only bytes that the general codec decodes to the same values, and encode the same bytes.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from mansio.wire.headers import (
     read_unsigned_varint,
     request_header,
     skip_tagged_fields,
+    unsigned_varint,
 )
 from mansio.wire.primitives import (
     DECODE_ERRORS,
@@ -45,22 +50,28 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.ports import Buffer
+    from mansio.wire.headers import RequestHeader
 
     Topic = tuple[str | None, bytes | None, list[tuple[int, memoryview | None]]]
     TopicResult = tuple[str | None, bytes | None, list["PartitionResult"]]
 
 _FLEXIBLE: Final = 9
 _TOPIC_IDS: Final = 13
+_AFTER_CORRELATION_ID: Final = 8
+_NO_TAGS: Final = b"\x00\x00\x00"  # of the partition, the topic and the request
+SINGLE_PARTITION_VERSION_MIN: Final = 8
+"""The lowest version that `SinglePartitionProduce` supports."""
 
 _ACKS: Final = Struct(">hi")
 _INT: Final = Struct(">i")
 _INT_INT: Final = Struct(">ii")
+_FRAME_START: Final = Struct(">ii")  # length, correlation id
 _RESULT: Final = Struct(">ihqqq")  # index, error code, base offset, append time, log start offset
 _RESULT_WITHOUT_START: Final = Struct(">ihqq")
 
 
 class ProduceRequest(NamedTuple):
-    """What a producer asks. `topics` are (name or None, id or None, [(partition, batches or None)])."""
+    """Request. `topics` are (name or None, id or None, [(partition, batches or None)])."""
 
     transactional_id: str | None
     acks: int
@@ -69,9 +80,9 @@ class ProduceRequest(NamedTuple):
 
 
 class PartitionResult(NamedTuple):
-    """What became of one partition's batch. Offsets and times are -1 where unknown."""
+    """Result of one partition. Offsets and times are -1 if unknown."""
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is not used here
     error_code: int = 0
     base_offset: int = -1
     log_append_time_ms: int = -1
@@ -82,15 +93,14 @@ class PartitionResult(NamedTuple):
 
 
 class ProduceResponse(NamedTuple):
-    """The answer: [(name or None, id or None, [PartitionResult])]."""
+    """Response. `topics` are (name or None, id or None, [PartitionResult])."""
 
     topics: list[TopicResult]
     throttle_ms: int
 
 
 def decode_request(version: int, frame: memoryview, position: int) -> ProduceRequest:
-    """The request whose body starts at `position` of `frame`. Records are views of `frame`. Raises
-    `WireError`."""
+    """The request whose body starts at `position` of `frame`. Records are views of `frame`. Raises `WireError`."""
     try:
         read = _decode_flexible_request if version >= _FLEXIBLE else _decode_classic_request
         request, position = read(version, frame, position)
@@ -105,13 +115,13 @@ def _decode_flexible_request(version: int, frame: memoryview, position: int) -> 
     transactional_id, position = read_compact_string(frame, position)
     acks, timeout_ms = _ACKS.unpack_from(frame, position)
     topic_count, position = read_compact_count(frame, position + 6, MAX_ENTRIES)
-    room = MAX_ENTRIES - topic_count
+    remaining = MAX_ENTRIES - topic_count
     topics: list[Topic] = []
     size = len(frame)
     for _ in range(topic_count):
         name, topic_id, position = read_topic(frame, position, by_id=version >= _TOPIC_IDS, flexible=True)
-        count, position = read_compact_count(frame, position, room)
-        room -= count
+        count, position = read_compact_count(frame, position, remaining)
+        remaining -= count
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(count):
             (index,) = _INT.unpack_from(frame, position)
@@ -135,15 +145,15 @@ def _decode_classic_request(_version: int, frame: memoryview, position: int) -> 
     transactional_id, position = read_string(frame, position)
     acks, timeout_ms = _ACKS.unpack_from(frame, position)
     topic_count, position = read_count(frame, position + 6, MAX_ENTRIES)
-    room = MAX_ENTRIES - topic_count
+    remaining = MAX_ENTRIES - topic_count
     topics: list[Topic] = []
     size = len(frame)
     for _ in range(topic_count):
         name, position = read_string(frame, position)
         if name is None:
             raise WireError("a topic without a name")
-        count, position = read_count(frame, position, room)
-        room -= count
+        count, position = read_count(frame, position, remaining)
+        remaining -= count
         partitions: list[tuple[int, memoryview | None]] = []
         for _ in range(count):
             index, length = _INT_INT.unpack_from(frame, position)
@@ -165,7 +175,7 @@ def _decode_classic_request(_version: int, frame: memoryview, position: int) -> 
 def encode_response(
     version: int, correlation_id: int, topics: Sequence[TopicResult], throttle_ms: int = 0
 ) -> bytes:
-    """The whole response: frame length, header, body."""
+    """The framed response: length, header, body."""
     flexible = version >= _FLEXIBLE
     count = pack_compact_count if flexible else pack_count
     tags = b"\x00" if flexible else b""
@@ -207,8 +217,7 @@ def encode_request(
     topics: Sequence[tuple[str | None, bytes | None, Sequence[tuple[int, Buffer | None]]]],
     transactional_id: str | None = None,
 ) -> list[Buffer]:
-    """The whole request as buffers to be sent one after the other; the batches among them are the caller's
-    own."""
+    """The framed request as buffers in order; the batches among them are the caller's objects."""
     flexible = version >= _FLEXIBLE
     count = pack_compact_count if flexible else pack_count
     text = pack_compact_string if flexible else pack_string
@@ -237,7 +246,7 @@ def encode_request(
 
 
 def decode_response(version: int, buffer: Buffer) -> ProduceResponse:
-    """The response in `buffer` (everything after the frame's length). Raises `WireError`."""
+    """The response in `buffer` (a frame without its length). Raises `WireError`."""
     try:
         _, position = read_response_header(ApiKey.PRODUCE, version, buffer)
         response, position = _decode_response(version, memoryview(buffer), position)
@@ -252,15 +261,15 @@ def _decode_response(version: int, frame: memoryview, position: int) -> tuple[Pr
     flexible = version >= _FLEXIBLE
     read_length = read_compact_count if flexible else read_count
     topic_count, position = read_length(frame, position, MAX_ENTRIES)
-    room = MAX_ENTRIES - topic_count
+    remaining = MAX_ENTRIES - topic_count
     topics: list[TopicResult] = []
     for _ in range(topic_count):
         name, topic_id, position = read_topic(frame, position, by_id=version >= _TOPIC_IDS, flexible=flexible)
-        count, position = read_length(frame, position, room)
-        room -= count
+        count, position = read_length(frame, position, remaining)
+        remaining -= count
         results: list[PartitionResult] = []
         for _ in range(count):
-            result, position, room = _read_result(version, frame, position, room)
+            result, position, remaining = _read_result(version, frame, position, remaining)
             results.append(result)
         if flexible:
             position = skip_tagged_fields(frame, position)
@@ -273,7 +282,7 @@ def _decode_response(version: int, frame: memoryview, position: int) -> tuple[Pr
 
 
 def _read_result(
-    version: int, frame: memoryview, position: int, room: int
+    version: int, frame: memoryview, position: int, remaining: int
 ) -> tuple[PartitionResult, int, int]:
     flexible = version >= _FLEXIBLE
     layout = _RESULT if version >= 5 else _RESULT_WITHOUT_START
@@ -283,8 +292,8 @@ def _read_result(
     errors: list[tuple[int, str | None]] = []
     if version >= 8:
         read_text = read_compact_string if flexible else read_string
-        count, position = (read_compact_count if flexible else read_count)(frame, position, room)
-        room -= count
+        count, position = (read_compact_count if flexible else read_count)(frame, position, remaining)
+        remaining -= count
         for _ in range(count):
             (index,) = _INT.unpack_from(frame, position)
             text, position = read_text(frame, position + 4)
@@ -296,4 +305,212 @@ def _read_result(
         position = skip_tagged_fields(frame, position)
     if version < 5:
         fields = (*fields, -1)
-    return PartitionResult._make((*fields, message, tuple(errors))), position, room
+    return PartitionResult._make((*fields, message, tuple(errors))), position, remaining
+
+
+class ProduceTemplate(NamedTuple):
+    """Constant bytes of similar requests and of their responses."""
+
+    version: int
+    acks: int
+    timeout_ms: int
+    topic: str | None
+    topic_id: bytes | None
+    start: bytes
+    """API key and version."""
+    middle: bytes
+    """From the client id up to the partition index."""
+    end: int
+    """Position of the partition index."""
+    response_head: bytes
+    """From the response header's tags up to the partition count."""
+    response_tail: bytes
+    response_bytes: int
+    """Length of a response, without the length field itself."""
+
+
+def learn_template(
+    header: RequestHeader, frame: memoryview, request: ProduceRequest
+) -> ProduceTemplate | None:
+    """The template of a request with one topic and one partition with records; None for any other."""
+    if request.transactional_id is not None or len(request.topics) != 1:
+        return None
+    ((topic, topic_id, partitions),) = request.topics
+    if len(partitions) != 1 or (records := partitions[0][1]) is None:
+        return None
+    version = header.api_version
+    flexible = version >= _FLEXIBLE
+    end = len(frame) - len(records) - 4
+    if flexible:
+        end -= len(unsigned_varint(len(records) + 1)) + len(_NO_TAGS)
+    else:
+        end -= 4
+    if end < header.body:
+        return None
+    count = pack_compact_count if flexible else pack_count
+    response_head = (
+        (b"\x00" if flexible else b"")
+        + count(1)
+        + pack_topic(topic, topic_id, flexible=flexible, by_id=version >= _TOPIC_IDS)
+        + count(1)
+    )
+    result_bytes = _RESULT.size if version >= 5 else _RESULT_WITHOUT_START.size
+    no_errors = b"" if version < 8 else b"\x01\x00" if flexible else b"\x00\x00\x00\x00\xff\xff"
+    no_throttle = b"\x00\x00\x00\x00"
+    response_tail = no_errors + (b"\x00\x00" + no_throttle + b"\x00" if flexible else no_throttle)
+    template = ProduceTemplate(
+        version=version,
+        acks=request.acks,
+        timeout_ms=request.timeout_ms,
+        topic=topic,
+        topic_id=topic_id,
+        start=bytes(frame[:4]),
+        middle=bytes(frame[_AFTER_CORRELATION_ID:end]),
+        end=end,
+        response_head=response_head,
+        response_tail=response_tail,
+        response_bytes=4 + len(response_head) + result_bytes + len(response_tail),
+    )
+    return template if match_template(template, frame) == (partitions[0][0], records) else None
+
+
+def match_template(template: ProduceTemplate, frame: memoryview) -> tuple[int, memoryview] | None:
+    """(partition, record batch) if the frame matches the template, else None."""
+    end = template.end
+    if frame[_AFTER_CORRELATION_ID:end] != template.middle or frame[:4] != template.start:
+        return None
+    size = len(frame)
+    if template.version < _FLEXIBLE:
+        if size < end + 8:
+            return None
+        index, length = _INT_INT.unpack_from(frame, end)
+        position = end + 8
+        if length <= 0 or position + length != size:
+            return None
+        return index, frame[position:]
+    if size < end + 9:  # so that the longest varint is within the frame
+        return None
+    (index,) = _INT.unpack_from(frame, end)
+    position = end + 4
+    byte = frame[position]
+    length = byte & 0x7F
+    shift = 7
+    while byte & 0x80 and shift < 35:
+        position += 1
+        byte = frame[position]
+        length |= (byte & 0x7F) << shift
+        shift += 7
+    position += 1
+    stop = position + length - 1
+    if length <= 1 or byte & 0x80 or stop + 3 != size or bytes(frame[stop:]) != _NO_TAGS:
+        return None
+    return index, frame[position:stop]
+
+
+def encode_template_response(
+    template: ProduceTemplate,
+    correlation_id: int,
+    index: int,
+    base_offset: int,
+    append_time_ms: int,
+    log_start_offset: int,
+) -> bytes:
+    """The framed response to a batch that was appended."""
+    if template.version >= 5:
+        result = _RESULT.pack(index, 0, base_offset, append_time_ms, log_start_offset)
+    else:
+        result = _RESULT_WITHOUT_START.pack(index, 0, base_offset, append_time_ms)
+    return (
+        _FRAME_START.pack(template.response_bytes, correlation_id)
+        + template.response_head
+        + result
+        + template.response_tail
+    )
+
+
+class SinglePartitionProduce:
+    """Requests of one client to one topic, in one version (`SINGLE_PARTITION_VERSION_MIN` or higher)."""
+
+    __slots__ = (
+        "_head",
+        "_is_flexible",
+        "_middle",
+        "_response_bytes",
+        "_result_end",
+        "_result_start",
+        "_unpack",
+    )
+
+    def __init__(
+        self,
+        version: int,
+        client_id: str | None,
+        acks: int,
+        timeout_ms: int,
+        topic: str,
+        topic_id: bytes,
+    ) -> None:
+        flexible = version >= _FLEXIBLE
+        count = pack_compact_count if flexible else pack_count
+        text = pack_compact_string if flexible else pack_string
+        one_topic = count(1) + pack_topic(topic, topic_id, flexible=flexible, by_id=version >= _TOPIC_IDS)
+        one_partition = one_topic + count(1)
+        header = request_header(ApiKey.PRODUCE, version, 0, client_id)
+        self._is_flexible = flexible
+        self._head = header[: _AFTER_CORRELATION_ID - 4]
+        self._middle = (
+            header[_AFTER_CORRELATION_ID:] + text(None) + _ACKS.pack(acks, timeout_ms) + one_partition
+        )
+        self._result_start = (b"\x00" if flexible else b"") + one_partition
+        # No record errors, no message; then the throttle time, which is ignored, and the tags around it.
+        self._result_end = b"\x01\x00\x00\x00" if flexible else b"\x00\x00\x00\x00\xff\xff"
+        starts, ends, tails = len(self._result_start), len(self._result_end), 1 if flexible else 0
+        # Correlation id; index, error code, base offset, append time, log start offset; throttle time.
+        response = Struct(f">4x{starts}sihqq8x{ends}s4x{tails}s")
+        self._unpack, self._response_bytes = response.unpack, response.size
+
+    def encode(self, correlation_id: int, partition: int, records: bytes) -> bytes:
+        """The framed request."""
+        middle = self._middle
+        size = len(records)
+        if self._is_flexible:
+            length = unsigned_varint(size + 1)
+            total = 15 + len(middle) + len(length) + size
+            return b"".join(
+                (
+                    _INT.pack(total),
+                    self._head,
+                    _INT.pack(correlation_id),
+                    middle,
+                    _INT.pack(partition),
+                    length,
+                    records,
+                    _NO_TAGS,
+                )
+            )
+        return b"".join(
+            (
+                _INT.pack(16 + len(middle) + size),
+                self._head,
+                _INT.pack(correlation_id),
+                middle,
+                _INT_INT.pack(partition, size),
+                records,
+            )
+        )
+
+    def decode_stored(self, partition: int, frame: Buffer) -> tuple[int, int] | None:
+        """(base offset, log append time in ms or -1) if the response reports success for this partition; None for
+        every other response, which the general codec decodes."""
+        if len(frame) != self._response_bytes:
+            return None
+        start, index, error_code, base_offset, log_append_time_ms, end, tail = self._unpack(frame)
+        if (
+            error_code
+            or index != partition
+            or start != self._result_start
+            or end != self._result_end
+            or any(tail)
+        ):
+            return None
+        return base_offset, log_append_time_ms

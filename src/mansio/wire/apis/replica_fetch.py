@@ -1,9 +1,9 @@
-"""Fetch as brokers speak it among each other, all day long: one version, no session, no rack, no aborted transactions.
+"""Fast codec of Fetch between replicas: one version, no session, no rack, no aborted transactions.
 
-The bytes are those of `mansio.wire.apis.fetch` in `VERSION`; only the roads there are shorter. What is not of this
-shape is left to the long road: readers return None for it, and never guess.
+The bytes are those of `mansio.wire.apis.fetch` in `VERSION`. Functions return None for messages of any other form,
+which the caller passes to the general codec.
 
-Always true: what is read here is what `mansio.wire.apis.fetch` would have read.
+Invariant: what is decoded here is what `mansio.wire.apis.fetch` decodes.
 """
 
 from __future__ import annotations
@@ -13,32 +13,30 @@ from struct import Struct
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.wire.api_versions import ApiKey
-from mansio.wire.apis.fetch_request import FetchPartition, FetchRequest
-from mansio.wire.apis.fetch_response import FetchedPartition, FetchResponse
+from mansio.wire.apis.fetch import FetchedPartition, FetchPartition, FetchRequest, FetchResponse
 from mansio.wire.headers import read_unsigned_varint, unsigned_varint
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mansio.ports import Buffer
-    from mansio.wire.apis.fetch_request import Topic
-    from mansio.wire.apis.fetch_response import TopicData
+    from mansio.wire.apis.fetch import Topic, TopicData
 
 VERSION: Final = 17
 ONE_BYTE_COUNT_MAX: Final = 0x7E
-"""Counts are written as one more than they are, in one byte up to here."""
+"""Largest count whose compact encoding (count + 1) takes one byte."""
 
 _FRAME_START: Final = Struct(">ihhih")
 # Wait, min bytes, max bytes, isolation level, session id, session epoch, topics + 1.
 _BODY_START: Final = Struct(">iiibiiB")
 _TOPIC_START: Final = Struct(">16sB")  # id, partitions + 1
 _PARTITION: Final = Struct(">iiqiqiB")  # as in `FetchPartition`, no tagged fields
-# No forgotten topics, no rack; one tagged field of 13 bytes: replica id, its broker's epoch, no tagged fields inside.
+# No forgotten topics, no rack; one tagged field of 13 bytes: replica id, broker epoch, no tagged fields of its own.
 _BODY_END: Final = Struct(">BBBBBiqB")
-_END_MARKS: Final = (1, 1, 1, 1, 13)
+_END_CONSTANTS: Final = (1, 1, 1, 1, 13)
 
-_ANSWER_START: Final = Struct(">iBihiB")  # correlation id, no tags, throttle, error, session, topics + 1
-_FRAMED_ANSWER_START: Final = Struct(">iiBihiB")
+_RESPONSE_START: Final = Struct(">iBihiB")  # correlation id, no tags, throttle, error, session, topics + 1
+_FRAMED_RESPONSE_START: Final = Struct(">iiBihiB")
 # Of a partition: index, error, high watermark, last stable offset, log start, no aborted transactions, no other
 # replica.
 _FETCHED: Final = Struct(">ihqqqBi")
@@ -55,22 +53,22 @@ def encode_request(
     replica_id: int,
     replica_epoch: int,
 ) -> bytes:
-    """The whole request, its length first, correlation id 0. `topics`: by id what is wanted of each. No more than
-    `ONE_BYTE_COUNT_MAX` topics, and partitions of each: the caller sees to it."""
+    """The framed request with correlation id 0. `topics`: topic id -> requested partitions. The caller ensures at most
+    `ONE_BYTE_COUNT_MAX` topics, and partitions of each."""
     start = _BODY_START.pack(max_wait_ms, 1, max_bytes, 0, 0, -1, len(topics) + 1)
     parts = [b"", client_id, b"\x00", start]
     for topic_id, partitions in topics.items():
         parts.append(_TOPIC_START.pack(topic_id, len(partitions) + 1))
         parts += [_PARTITION.pack(*wanted, 0) for wanted in partitions]
         parts.append(b"\x00")
-    parts.append(_BODY_END.pack(*_END_MARKS, replica_id, replica_epoch, 0))
+    parts.append(_BODY_END.pack(*_END_CONSTANTS, replica_id, replica_epoch, 0))
     length = sum(map(len, parts)) + _FRAME_START.size - 4
     parts[0] = _FRAME_START.pack(length, ApiKey.FETCH, VERSION, 0, len(client_id))
     return b"".join(parts)
 
 
 def decode_request(frame: memoryview, position: int) -> FetchRequest | None:
-    """The request whose body starts at `position` of `frame`, in `VERSION`; None if it is not one as above."""
+    """The request in `VERSION` whose body starts at `position` of `frame`; None if it has another form."""
     end = len(frame) - _BODY_END.size
     try:
         wait_ms, min_bytes, max_bytes, isolation, session, epoch, topic_count = _BODY_START.unpack_from(
@@ -78,8 +76,8 @@ def decode_request(frame: memoryview, position: int) -> FetchRequest | None:
         )
         if not 0 < topic_count <= ONE_BYTE_COUNT_MAX + 1:
             return None
-        *marks, replica_id, replica_epoch, tags = _BODY_END.unpack_from(frame, end)
-        if tags or tuple(marks) != _END_MARKS:
+        *constants, replica_id, replica_epoch, tags = _BODY_END.unpack_from(frame, end)
+        if tags or tuple(constants) != _END_CONSTANTS:
             return None
         position += _BODY_START.size
         topics: list[Topic] = []
@@ -121,7 +119,7 @@ def decode_request(frame: memoryview, position: int) -> FetchRequest | None:
 def encode_response(
     correlation_id: int, topics: Sequence[TopicData], error_code: int = 0
 ) -> list[Any] | None:
-    """The whole response as pieces, as `mansio.wire.apis.fetch` gives them; None if it is not one as above."""
+    """The framed response as buffers, as of `mansio.wire.apis.fetch`; None if it has another form."""
     if len(topics) > ONE_BYTE_COUNT_MAX:
         return None
     head = [b""]
@@ -148,23 +146,23 @@ def encode_response(
         head.append(b"\x00")
     head.append(b"\x00")
     pieces.append(b"".join(head))
-    length = sum(map(len, pieces[::2])) + records_bytes + _ANSWER_START.size
+    length = sum(map(len, pieces[::2])) + records_bytes + _RESPONSE_START.size
     pieces[0] = (
-        _FRAMED_ANSWER_START.pack(length, correlation_id, 0, 0, error_code, 0, len(topics) + 1) + pieces[0]
+        _FRAMED_RESPONSE_START.pack(length, correlation_id, 0, 0, error_code, 0, len(topics) + 1) + pieces[0]
     )
     return pieces
 
 
 def decode_response(frame: Buffer) -> FetchResponse | None:
-    """The response in `frame` (everything after its length), in `VERSION`; None if it is not one as above. Records are
-    views of it. Raises `WireError` for a length that is none."""
+    """The response in `VERSION` in `frame` (without its length); None if it has another form. Records are views of
+    `frame`. Raises `WireError` for an invalid length."""
     view = memoryview(frame)
     size = len(view)
     try:
-        _, tags, throttle_ms, error_code, session_id, topic_count = _ANSWER_START.unpack_from(view)
+        _, tags, throttle_ms, error_code, session_id, topic_count = _RESPONSE_START.unpack_from(view)
         if tags or not 0 < topic_count <= ONE_BYTE_COUNT_MAX + 1:
             return None
-        position = _ANSWER_START.size
+        position = _RESPONSE_START.size
         topics: list[TopicData] = []
         for _ in range(topic_count - 1):
             topic_id, count = _TOPIC_START.unpack_from(view, position)

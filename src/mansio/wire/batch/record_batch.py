@@ -1,21 +1,25 @@
-"""Record batches, format 2: the closed parcel that travels from socket to disk to socket.
+"""Record batches, format 2: header, checks and encoding.
 
-Two worlds meet here. The broker's hot path looks only at the 61-byte header (`read_header`, `check_batch`,
-`iterate_batches`, `with_log_append_time`) and costs the same for one record as for a thousand. Whoever has records
-(the client, internal topics) makes a batch of them with `build_batch`, and opens one with `record_reader`.
+A batch is opaque to the broker's hot path, which reads only the 61-byte header (`read_header`, `check_batch`,
+`iterate_batches`, `with_log_append_time`), so its cost does not depend on the number of records. Producers and internal
+topics encode batches with `build_batch`; `record_reader` decodes them.
 
-Layout (big endian), KIP-98 and KIP-32; the CRC-32C covers everything from the attributes on, so that a broker
-can set base offset and leader epoch without touching it:
+Layout (big endian), KIP-98 and KIP-32. The CRC-32C covers everything from the attributes on, so that a broker can set
+base offset and leader epoch without changing it:
    0 base offset 8 | 8 batch length 4 | 12 leader epoch 4 | 16 magic 1 | 17 CRC-32C 4 | 21 attributes 2
   23 last offset delta 4 | 27 base timestamp 8 | 35 max timestamp 8 | 43 producer id 8 | 51 producer epoch 2
-  53 base sequence 4 | 57 record count 4 | 61 records (compressed as the attributes say)
+  53 base sequence 4 | 57 record count 4 | 61 records (compressed according to the attributes)
 
-Always true: nothing here keeps a reference to the caller's buffer.
+Invariants:
+* No reference to the caller's buffer is kept.
+* `write_values` gives the bytes that `write_rows` gives for the same records.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from functools import lru_cache
+from itertools import repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -23,10 +27,10 @@ from crc32c import crc32c
 
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression, UnsupportedMessageFormat
 from mansio.wire.batch.compression import Codec, compress
-from mansio.wire.batch.record_writer import write_rows, write_values
+from mansio.wire.batch.varints import varint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from mansio.ports import Buffer
 
@@ -35,16 +39,16 @@ if TYPE_CHECKING:
 
 HEADER_BYTES: Final = 61
 LENGTH_OFFSET: Final = 12
-"""Bytes of a batch that its own length field does not count."""
+"""Bytes of a batch that its length field does not include."""
 MAGIC: Final = 2
 _MAGIC_POSITION: Final = 16
 _ATTRIBUTES_POSITION: Final = 21
 MIN_RECORD_BYTES: Final = 7
-"""Of a record with neither key, value nor headers, with its length."""
+"""Size of a record without key, value and headers, including its length."""
 
 _HEADER: Final = Struct(">qiibIhiqqqhii")
 _CHECKED_FIELDS: Final = Struct(">hiqqqhii")
-_FRONT: Final = Struct(">qiibI")
+_START_FIELDS: Final = Struct(">qiibI")
 _CRC: Final = Struct(">I")
 _ATTRIBUTES: Final = Struct(">h")
 _LONG: Final = Struct(">q")
@@ -56,25 +60,25 @@ _LOG_APPEND_TIME: Final = 0x08
 _TRANSACTIONAL: Final = 0x10
 _CONTROL: Final = 0x20
 DELETE_HORIZON: Final = 0x40
-"""The base timestamp is the moment from which on compaction removes the batch's tombstones (KIP-534)."""
+"""The base timestamp is the time from which compaction may remove the batch's tombstones (KIP-534)."""
 
 
 _CODECS: Final = tuple(Codec)
 _CODEC_COUNT: Final = len(_CODECS)
 _GROWTH_MAX: Final = (1, 1032, 32, 256, 1 << 16)
-"""By codec, how many times its input a decompressor can give (of zstd: more than it gives in practice)."""
-_new_tuple: Final = tuple.__new__  # half the time of `BatchHeader._make`, which counts the fields again
+"""Upper bound of each codec's decompression ratio (zstd: more than it reaches in practice)."""
+_new_tuple: Final = tuple.__new__  # half the time of `BatchHeader._make`
 
 
 class TimestampType(IntEnum):
-    """Whose clock the timestamps come from (KIP-32)."""
+    """Source of the timestamps (KIP-32)."""
 
     CREATE = 0
     LOG_APPEND = 1
 
 
 class BatchHeader(NamedTuple):
-    """The header of one batch, as it stands in the bytes. Timestamps are milliseconds since the epoch."""
+    """Header of one batch. Timestamps are milliseconds since the epoch."""
 
     base_offset: int
     batch_length: int
@@ -92,7 +96,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of the whole batch."""
+        """Size of the batch in bytes."""
         return self.batch_length + LENGTH_OFFSET
 
     @property
@@ -101,7 +105,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def codec(self) -> Codec:
-        """Raises `UnsupportedCompression` for the three bit patterns that name no codec."""
+        """The compression codec. Raises `UnsupportedCompression` for the three undefined values."""
         number = self.attributes & _CODEC_MASK
         if number >= len(_CODECS):
             raise UnsupportedCompression(f"there is no compression codec {number}")
@@ -121,16 +125,15 @@ class BatchHeader(NamedTuple):
 
 
 def read_header(buffer: Buffer, position: int = 0) -> BatchHeader:
-    """The header at `position`, unchecked. There must be `HEADER_BYTES` bytes."""
+    """The header at `position`, without checks. The buffer must have `HEADER_BYTES` bytes there."""
     return BatchHeader._make(_HEADER.unpack_from(buffer, position))
 
 
 def check_batch(buffer: Buffer) -> BatchHeader:
-    """The header of `buffer`, which must be exactly one sound batch as a producer may send it.
+    """The header of `buffer`, which must be exactly one valid batch as producers send it.
 
-    Raises `CorruptMessage` (lengths, CRC), `UnsupportedMessageFormat` (magic is not 2),
-    `UnsupportedCompression`, `InvalidRecord` (counts, sequence, another batch behind the first). Whether a control
-    batch is welcome here is the caller's business.
+    Raises `CorruptMessage` (lengths, CRC), `UnsupportedMessageFormat` (magic is not 2), `UnsupportedCompression`,
+    `InvalidRecord` (counts, sequence, a second batch). The caller decides whether control batches are accepted.
     """
     size = len(buffer)
     if size > _MAGIC_POSITION and buffer[_MAGIC_POSITION] != MAGIC:
@@ -142,7 +145,7 @@ def check_batch(buffer: Buffer) -> BatchHeader:
     if length + LENGTH_OFFSET != size:
         if HEADER_BYTES <= length + LENGTH_OFFSET <= size - HEADER_BYTES:
             check_batch(memoryview(buffer)[: length + LENGTH_OFFSET])
-            raise InvalidRecord("more than one batch for a partition")  # sent again it would be no better
+            raise InvalidRecord("more than one batch for a partition")  # not retriable
         raise CorruptMessage(f"a batch of {length + LENGTH_OFFSET} bytes in {size} bytes")
     if crc32c(memoryview(buffer)[_ATTRIBUTES_POSITION:]) != crc:
         raise CorruptMessage("the CRC-32C of the batch does not match")
@@ -161,7 +164,7 @@ def check_batch(buffer: Buffer) -> BatchHeader:
 
 
 def check_stored_batch(buffer: Buffer) -> BatchHeader:
-    """The header of `buffer`, which must be exactly one sound batch as a log may hold it.
+    """The header of `buffer`, which must be exactly one valid batch as logs contain it.
 
     Compaction leaves batches with fewer records than offsets, down to none. Raises as `check_batch` does.
     """
@@ -185,7 +188,7 @@ def check_stored_batch(buffer: Buffer) -> BatchHeader:
 
 
 def encode_batch(header: BatchHeader, body: Buffer) -> bytes:
-    """The batch with this header and these (compressed) records. Its length and CRC are worked out here."""
+    """The batch with this header and these (compressed) records. Its length and CRC are computed."""
     checked = _CHECKED_FIELDS.pack(
         header.attributes,
         header.last_offset_delta,
@@ -198,14 +201,15 @@ def encode_batch(header: BatchHeader, body: Buffer) -> bytes:
     )
     length = HEADER_BYTES - LENGTH_OFFSET + len(body)
     crc = crc32c(body, crc32c(checked))
-    return b"".join((_FRONT.pack(header.base_offset, length, header.leader_epoch, MAGIC, crc), checked, body))
+    return b"".join(
+        (_START_FIELDS.pack(header.base_offset, length, header.leader_epoch, MAGIC, crc), checked, body)
+    )
 
 
 def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, BatchHeader]]:
-    """(position, header) of each whole batch from `position` on; ends before a partial one, which fetches may
-    have.
+    """(position, header) of each complete batch from `position` on; ends before an incomplete one, as fetches may have.
 
-    Raises `CorruptMessage` when a length is impossible, `UnsupportedMessageFormat` for older formats.
+    Raises `CorruptMessage` for an impossible length, `UnsupportedMessageFormat` for older formats.
     """
     size = len(buffer)
     while position + HEADER_BYTES <= size:
@@ -221,18 +225,50 @@ def iterate_batches(buffer: Buffer, position: int = 0) -> Iterator[tuple[int, Ba
         position = end
 
 
-def with_log_append_time(buffer: Buffer, header: BatchHeader, now_ms: int) -> bytes:
-    """The header of `buffer` re-written for log-append time, to be followed by `buffer[HEADER_BYTES:]`.
+def read_stored_batches(buffer: Buffer) -> tuple[list[BatchHeader], int]:
+    """(headers of all complete batches, their total size); ends before an incomplete one, as fetches may have.
 
-    The records stay as they are: readers take the max timestamp for every one of them (KIP-32).
+    One pass with the checks of `iterate_batches` and `check_stored_batch`, for followers.
+
+    Raises `CorruptMessage` (lengths, CRC), `UnsupportedMessageFormat`, `UnsupportedCompression`, `InvalidRecord`.
     """
-    front = bytearray(buffer[:HEADER_BYTES])
-    _ATTRIBUTES.pack_into(front, _ATTRIBUTES_POSITION, header.attributes | _LOG_APPEND_TIME)
-    _LONG.pack_into(front, _MAX_TIMESTAMP_POSITION, now_ms)
-    crc = crc32c(memoryview(front)[_ATTRIBUTES_POSITION:])
+    view = memoryview(buffer)
+    size = len(view)
+    headers: list[BatchHeader] = []
+    position = 0
+    while position + HEADER_BYTES <= size:
+        fields = _HEADER.unpack_from(view, position)
+        _, length, _, magic, crc, attributes, last_offset_delta, _, _, _, _, _, count = fields
+        if magic != MAGIC:
+            raise UnsupportedMessageFormat(f"message format {magic}; only {MAGIC} is kept")
+        if length < HEADER_BYTES - LENGTH_OFFSET:
+            raise CorruptMessage(f"a batch that claims {length} bytes")
+        end = position + LENGTH_OFFSET + length
+        if end > size:
+            break
+        if crc32c(view[position + _ATTRIBUTES_POSITION : end]) != crc:
+            raise CorruptMessage("the CRC-32C of the batch does not match")
+        if attributes & _CODEC_MASK >= _CODEC_COUNT:
+            raise UnsupportedCompression(f"there is no compression codec {attributes & _CODEC_MASK}")
+        if not 0 <= count <= last_offset_delta + 1:
+            raise InvalidRecord(f"a batch of {count} records that spans {last_offset_delta + 1} offsets")
+        headers.append(_new_tuple(BatchHeader, fields))
+        position = end
+    return headers, position
+
+
+def with_log_append_time(buffer: Buffer, header: BatchHeader, now_ms: int) -> bytes:
+    """The header of `buffer` rewritten for log-append time, to be followed by `buffer[HEADER_BYTES:]`.
+
+    The records are unchanged: readers use the max timestamp for all of them (KIP-32).
+    """
+    header_bytes = bytearray(buffer[:HEADER_BYTES])
+    _ATTRIBUTES.pack_into(header_bytes, _ATTRIBUTES_POSITION, header.attributes | _LOG_APPEND_TIME)
+    _LONG.pack_into(header_bytes, _MAX_TIMESTAMP_POSITION, now_ms)
+    crc = crc32c(memoryview(header_bytes)[_ATTRIBUTES_POSITION:])
     crc = crc32c(memoryview(buffer)[HEADER_BYTES : header.size], crc)
-    _CRC.pack_into(front, _CRC_POSITION, crc)
-    return bytes(front)
+    _CRC.pack_into(header_bytes, _CRC_POSITION, crc)
+    return bytes(header_bytes)
 
 
 def build_batch(
@@ -252,7 +288,7 @@ def build_batch(
         raise ValueError("a batch needs at least one record")
     attributes = codec | (_TRANSACTIONAL if transactional else 0) | (_CONTROL if control else 0)
     base_timestamp_ms, max_timestamp_ms = records[0][0], max(record[0] for record in records)
-    return _sealed(
+    return _encode(
         write_rows(records),
         (
             attributes,
@@ -271,7 +307,7 @@ def build_batch(
 
 
 def build_values_batch(
-    stamps: Sequence[int],
+    timestamps_ms: Sequence[int],
     values: Sequence[bytes],
     *,
     codec: Codec = Codec.NONE,
@@ -279,18 +315,158 @@ def build_values_batch(
     producer_epoch: int = -1,
     base_sequence: int = -1,
 ) -> bytes:
-    """`build_batch` for values without keys and headers, and the timestamp of each, in ms."""
+    """Fast path of `build_batch` for records without key and headers; timestamps in ms."""
     count = len(values)
-    latest = stamps[0] if count == 1 else max(stamps)
-    fields = (codec, count - 1, stamps[0], latest, producer_id, producer_epoch, base_sequence, count)
-    return _sealed(write_values(stamps, values), fields, codec, 0, -1)
+    latest = timestamps_ms[0] if count == 1 else max(timestamps_ms)
+    fields = (codec, count - 1, timestamps_ms[0], latest, producer_id, producer_epoch, base_sequence, count)
+    return _encode(write_values(timestamps_ms, values), fields, codec, 0, -1)
 
 
-def _sealed(
+def _encode(
     records: Buffer, checked_fields: tuple[int, ...], codec: Codec, base_offset: int, leader_epoch: int
 ) -> bytes:
     body: Buffer = records if codec == Codec.NONE else compress(codec, records)
     checked = _CHECKED_FIELDS.pack(*checked_fields)
     length = HEADER_BYTES - LENGTH_OFFSET + len(body)
-    start = _FRONT.pack(base_offset, length, leader_epoch, MAGIC, crc32c(body, crc32c(checked)))
+    start = _START_FIELDS.pack(base_offset, length, leader_epoch, MAGIC, crc32c(body, crc32c(checked)))
     return b"".join((start, checked, body))
+
+
+# -- encoding of records --------
+
+_NULL: Final = varint(-1)
+_SPAN_ENDS: Final = (1 << 6, 1 << 13, 1 << 20, 1 << 27, 1 << 31)
+"""Offset deltas below these take one byte, two bytes, and so on."""
+_CACHED_LENGTHS_MAX: Final = 1 << 12
+_TEMPLATE_RECORDS_MAX: Final = 1 << 13
+
+
+def write_rows(records: Iterable[NewRecord]) -> bytearray:
+    """Encoded (timestamp_ms, key, value, headers) records; the first one has the base timestamp."""
+    out = bytearray()
+    base_timestamp_ms: int | None = None
+    for delta, (timestamp_ms, key, value, headers) in enumerate(records):
+        if base_timestamp_ms is None:
+            base_timestamp_ms = timestamp_ms
+        if key is None and value is not None and not headers:
+            deltas = varint(timestamp_ms - base_timestamp_ms) + varint(delta) + _NULL + varint(len(value))
+            out += b"%b\0%b%b\0" % (varint(len(deltas) + len(value) + 2), deltas, value)
+        else:
+            _write_row(out, delta, timestamp_ms - base_timestamp_ms, key, value, headers)
+    return out
+
+
+def write_values(timestamps_ms: Sequence[int], values: Sequence[bytes]) -> bytes | bytearray:
+    """Encoded records without key and headers, from equally many timestamps and values.
+
+    Such records differ only in the value, its length, the offset delta and a few milliseconds, so the bytes around the
+    values come from small tables, and one join builds the result without a call or an object per record.
+    """
+    count, base = len(values), timestamps_ms[0]
+    if count == 1:
+        return b"%b%b\0" % (_value_prefixes(len(values[0]), 1)[0], values[0])
+    is_one_timestamp = timestamps_ms[-1] == base and timestamps_ms.count(base) == count
+    if not is_one_timestamp and (max(timestamps_ms) - base > 0x3F or min(timestamps_ms) < base):
+        return write_rows(zip(timestamps_ms, repeat(None), values, repeat(())))
+    lengths = list(map(len, values))
+    if is_one_timestamp and lengths.count(lengths[0]) == count and count <= _TEMPLATE_RECORDS_MAX:
+        parts: list[bytes] = [b""] * (2 * count)
+        parts[0::2] = _value_prefixes(lengths[0], 1 << (count - 1).bit_length())[:count]
+        parts[1::2] = values
+    else:
+        parts = _interleave_fields([timestamp_ms - base for timestamp_ms in timestamps_ms], lengths, values)
+    parts.append(b"\0")
+    return b"".join(parts)
+
+
+def _interleave_fields(
+    timestamp_deltas_ms: list[int], lengths: list[int], values: Sequence[bytes]
+) -> list[bytes]:
+    """Five parts per record: its length, attributes and timestamp delta, offset delta, value length, value. The empty
+    headers at the end of each record are a prefix of the next record's length."""
+    parts: list[bytes] = [b""] * (5 * len(values))
+    parts[1::5] = map(_TIMESTAMP_DELTAS.__getitem__, timestamp_deltas_ms)
+    parts[3::5] = map(_VALUE_LENGTHS.__getitem__, lengths)
+    parts[4::5] = values
+    begin = 0
+    for size, end in enumerate(_SPAN_ENDS, start=1):
+        end = min(end, len(values))
+        parts[5 * begin : 5 * end : 5] = map(_RECORD_LENGTHS[size].__getitem__, lengths[begin:end])
+        parts[2 + 5 * begin : 2 + 5 * end : 5] = map(varint, range(begin, end))
+        begin = end
+        if begin == len(values):
+            break
+    parts[0] = parts[0][1:]  # the first record has no predecessor
+    return parts
+
+
+class _VarintTable(dict[int, bytes]):
+    """Cache of number -> prefix, varint, suffix. Bounded: a full table is cleared."""
+
+    def __init__(self, prefix: bytes, extra: int = 0, suffix: bytes = b"") -> None:
+        super().__init__()
+        self._prefix, self._extra, self._suffix = prefix, extra, suffix
+
+    def __missing__(self, number: int) -> bytes:
+        if len(self) >= _CACHED_LENGTHS_MAX:
+            self.clear()
+        encoded = self[number] = b"".join((self._prefix, varint(self._body(number)), self._suffix))
+        return encoded
+
+    def _body(self, number: int) -> int:
+        return number
+
+
+class _RecordLengths(_VarintTable):
+    """Cache of value length -> encoded record length; the offset delta takes `extra` bytes."""
+
+    def _body(self, number: int) -> int:
+        # attributes, timestamp delta, offset delta, no key, value length, value, no headers
+        return 4 + self._extra + len(varint(number)) + number
+
+
+_TIMESTAMP_DELTAS: Final = _VarintTable(b"\0")
+_VALUE_LENGTHS: Final = _VarintTable(_NULL)
+_RECORD_LENGTHS: Final = [_RecordLengths(b"\0", extra=size) for size in range(len(_SPAN_ENDS) + 1)]
+
+
+@lru_cache(maxsize=64)
+def _value_prefixes(length: int, count: int) -> tuple[bytes, ...]:
+    """Bytes before each value if all values have this length and all records the base timestamp: the end of the
+    previous record, and the record's own fields up to its value."""
+    prefixes: list[bytes] = []
+    tail = _VALUE_LENGTHS[length]
+    for size, end in enumerate(_SPAN_ENDS, start=1):
+        head = _RECORD_LENGTHS[size][length] + b"\0\0"
+        prefixes += [head + varint(delta) + tail for delta in range(len(prefixes), min(end, count))]
+    prefixes[0] = prefixes[0][1:]
+    return tuple(prefixes)
+
+
+def _write_bytes(out: bytearray, value: bytes | None) -> None:
+    if value is None:
+        out += _NULL
+    else:
+        out += varint(len(value))
+        out += value
+
+
+def _write_row(
+    out: bytearray,
+    offset_delta: int,
+    timestamp_delta_ms: int,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[Header],
+) -> None:
+    record = bytearray(1)
+    record += varint(timestamp_delta_ms)
+    record += varint(offset_delta)
+    _write_bytes(record, key)
+    _write_bytes(record, value)
+    record += varint(len(headers))
+    for name, content in headers:
+        _write_bytes(record, name.encode())
+        _write_bytes(record, content)
+    out += varint(len(record))
+    out += record

@@ -27,7 +27,6 @@ from mansio.errors import (
 )
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce as wire
-from mansio.wire.apis import produce_template
 from mansio.wire.batch.compression import Codec
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.statistics import Stopwatch
-    from mansio.wire.apis.produce_template import ProduceTemplate
+    from mansio.wire.apis.produce import ProduceTemplate
     from mansio.wire.headers import RequestHeader
 
 API_KEY = int(ApiKey.PRODUCE)
@@ -76,7 +75,7 @@ def produce(
     refusal = _refusal(request)
     if refusal is None:
         if connection.pattern_misses % LEARN_EVERY == 0:
-            connection.pattern = produce_template.learn_template(header, frame, request)
+            connection.pattern = wire.learn_template(header, frame, request)
         connection.pattern_misses += 1
     unanswered: MansioError | None = None
     waits: list[Wait] = []
@@ -141,7 +140,7 @@ def produce_by_pattern(
     if acks == 0:
         return NOTHING
     base_offset, end_offset, append_time_ms, _ = appended
-    answer = produce_template.answer(
+    answer = wire.encode_template_response(
         pattern, correlation_id, index, base_offset, append_time_ms, partition.log.start_offset
     )
     if acks != ACKS_ALL or end_offset <= partition.replica.high_watermark:

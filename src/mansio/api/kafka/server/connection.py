@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mansio.api.kafka.server.listener import Server
     from mansio.api.kafka.server.pending_response import QueuedResponse
     from mansio.api.kafka.server.socket_writer import ResponsePart
-    from mansio.wire.apis.produce_template import ProduceTemplate
+    from mansio.wire.apis.produce import ProduceTemplate
 
 logger = logging.getLogger(__name__)
 

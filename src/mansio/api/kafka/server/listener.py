@@ -27,7 +27,7 @@ from mansio.api.kafka.server.socket_writer import SCRATCH_BYTES
 from mansio.errors import FrameStalled, UnsupportedVersion
 from mansio.logs import fields
 from mansio.wire.api_versions import OFFERED, ApiKey
-from mansio.wire.apis.produce_template import match_template
+from mansio.wire.apis.produce import match_template
 from mansio.wire.codec import messages
 from mansio.wire.framing import new_scratch
 from mansio.wire.headers import read_request_header
