@@ -20,7 +20,7 @@ from mansio.errors import (
     UnknownMember,
     UnknownTopicOrPartition,
 )
-from support.client_world import QUICK_MEMBER, broker_in, connected, run
+from support.client_fixtures import QUICK_MEMBER, broker_in, connected, run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,7 +12,7 @@ import pytest
 import mansio
 from mansio.client import Admin, Client, Consumer, Producer, ProducerOptions, TopicPartition, blocking
 from mansio.errors import ConnectionLost, InvalidRecord, MessageTooLarge, UnknownTopicOrPartition
-from support.client_world import QUICK_MEMBER, broker_in
+from support.client_fixtures import QUICK_MEMBER, broker_in
 from support.machine import scaled
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer as ConfluentConsumer
 import mansio
 from mansio.client import OutgoingRecord, TopicPartition
 from mansio.errors import FencedInstanceId, InvalidRequest, UnknownMember, UnknownTopicOrPartition
-from support.client_world import QUICK_MEMBER, broker_in, connected, run, until
+from support.client_fixtures import QUICK_MEMBER, broker_in, connected, run, until
 from support.machine import scaled
 
 if TYPE_CHECKING:

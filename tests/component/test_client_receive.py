@@ -13,10 +13,10 @@ from mansio.client import DelayNotOffered, LeaseLost
 from mansio.client.share import ack_queue
 from mansio.errors import InvalidRecordState
 from mansio.net.connection import Connection
-from support.client_world import broker_in, connected, run, run_by_the_clock, until
+from support.client_fixtures import broker_in, connected, run, run_by_the_clock, until
 from support.machine import scaled
 from support.process import served
-from support.receive_world import (
+from support.receive_fixtures import (
     LOCK_MS,
     end_session,
     group_of,

@@ -11,7 +11,7 @@ import pytest
 import mansio
 from mansio.client import Leased, LeaseLost, Receiver
 from mansio.client.share import receiver_blocking
-from support.client_world import broker_in
+from support.client_fixtures import broker_in
 from support.machine import scaled
 
 if TYPE_CHECKING:

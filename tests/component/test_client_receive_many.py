@@ -11,8 +11,8 @@ import pytest
 from mansio.client.share import ack_sender, share_requests
 from mansio.client.share.pending_ack import PendingAck, merge_contiguous
 from mansio.errors import InvalidRequest
-from support.client_world import broker_in, connected, run, until
-from support.receive_world import group_of, publish, release_behind_its_back, running, start_of, taken
+from support.client_fixtures import broker_in, connected, run, until
+from support.receive_fixtures import group_of, publish, release_behind_its_back, running, start_of, taken
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,9 @@ from mansio.client.share import ack_sender, share_requests
 from mansio.client.share.leased import RELEASE
 from mansio.client.tasks import ClientFailed
 from mansio.errors import InvalidRequest, MansioError, NotLeaderOrFollower
-from support.client_world import broker_in, connected, run, until
+from support.client_fixtures import broker_in, connected, run, until
 from support.machine import scaled
-from support.receive_world import group_of, publish, running, taken
+from support.receive_fixtures import group_of, publish, running, taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

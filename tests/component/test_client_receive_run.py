@@ -9,8 +9,16 @@ import pytest
 
 import mansio
 from mansio.errors import InvalidConfig
-from support.client_world import broker_in, connected, run, until
-from support.receive_world import group_of, publish, release_behind_its_back, running, start_of, taken, values
+from support.client_fixtures import broker_in, connected, run, until
+from support.receive_fixtures import (
+    group_of,
+    publish,
+    release_behind_its_back,
+    running,
+    start_of,
+    taken,
+    values,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,7 +18,7 @@ from mansio.errors import (
     OffsetOutOfRange,
     UnknownTopicOrPartition,
 )
-from support.client_world import broker_in, connected, run, until
+from support.client_fixtures import broker_in, connected, run, until
 from support.machine import scaled
 
 if TYPE_CHECKING:

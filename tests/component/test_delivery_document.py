@@ -13,7 +13,7 @@ from mansio.config import group_config
 from mansio.config.settings import Settings
 from mansio.state.share_partition import archiving, dead_ranges, in_flight
 from mansio.state.share_partition.types import ARCHIVED, ARCHIVING
-from support.places import ROOT
+from support.paths import ROOT
 
 DOCUMENT: Final = (ROOT / "docs/DELIVERY.md").read_text()
 ELSEWHERE: Final = {"errors.deadletterqueue.group.enable", "mansio.blocking"}

@@ -15,7 +15,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import iterate_batches
 from support.machine import scaled
-from support.places import free_port, mansio_command
+from support.paths import free_port, mansio_command
 from support.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed, produce_frame
 from support.waiting import wait_until
 

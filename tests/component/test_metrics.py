@@ -46,7 +46,7 @@ from mansio.metadata.model import ACTIVE, FENCED, LIVE, BrokerState, PartitionSt
 from mansio.state.replica import ReplicationProgress
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
-from support.places import ROOT
+from support.paths import ROOT
 from support.raw_peer import RawPeer, batch_of
 from support.waiting import wait_until
 

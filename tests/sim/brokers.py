@@ -27,7 +27,7 @@ from mansio.testing.scheduler import (
     Task,
 )
 from mansio.wire.apis import produce as produce_wire
-from sim import above
+from sim import workload_clients
 from sim.etcd import KeepAliveTurns, SimulatedDoor
 from sim.network import SimulatedPeers
 
@@ -263,7 +263,7 @@ class SimulatedBroker:
         self.listening = False
         for connection in list(self.server._connections):
             connection.close()
-        self.closed = list(above.partitions_of(self))
+        self.closed = list(workload_clients.partitions_of(self))
         await self._close(stack)
 
     async def _close(self, stack: AsyncExitStack) -> None:
@@ -308,7 +308,7 @@ class SimulatedBroker:
                 if result.error_code == 0:
                     self._check_session()
                     partition = self.core.partitions.find(name, topic_id, result.index)
-                    above.check_durable(self.world, self, partition, result.base_offset)
+                    workload_clients.check_durable(self.world, self, partition, result.base_offset)
 
     def _check_session(self) -> None:
         session = self.cluster_member.session

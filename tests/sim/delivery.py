@@ -17,7 +17,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import share_acknowledge, share_fetch
 from mansio.wire.apis.share_acknowledge import AckBatch, AckPartition
 from mansio.wire.batch.record_reader import read_records
-from sim import above
+from sim import workload_clients
 from sim.clients import LOOK_AGAIN, TOPIC, Client
 from support.share_history import Breach, Place, ShareHistory
 
@@ -135,7 +135,7 @@ class Delivery:
         dead: list[Place] = []
         letters = state.topics.get(DEAD_LETTERS)
         for index in range(len(letters.partitions)) if letters is not None else ():
-            log = above.copies(world, letters.topic_id, index)[0].log
+            log = workload_clients.copies(world, letters.topic_id, index)[0].log
             for batch in log.batches(log.start_offset):
                 for record in read_records(batch, max_output_bytes=1 << 24):
                     known = dict(record.headers)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sim.world import Stalled, World
-from support.night import leave
+from support.nightly_counts import leave
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -83,7 +83,7 @@ def quick_collections() -> Iterator[None]:
 
 
 def run_seed(seed: int, *, more: bool = False) -> Outcome:
-    """One history from beginning to end. `more`: with the clients of `sim.more`."""
+    """One history from beginning to end. `more`: with the clients of `sim.more_faults`."""
     logging.disable(logging.CRITICAL)
     world = World(seed, more=more)
     failure, stalled, report = "", False, ""
@@ -211,7 +211,8 @@ def main() -> int:
     arguments.add_argument("--more", action="store_true", help="also clients that do rarer things")
     arguments.add_argument(
         "--kept",
-        help=f"leave numbers in this file for `python -m support.night FILE`, a line for {KEPT_TOGETHER} seeds",
+        help="append counts to this file for `python -m support.nightly_counts FILE`, "
+        f"one line per {KEPT_TOGETHER} seeds",
     )
     arguments.add_argument("--jobs", type=int, default=1, help="so many processes at a time")
     chosen = arguments.parse_args()

@@ -13,7 +13,7 @@ import pytest
 from sim.delivery import FIRST_SEED, LONG_LEASES_FIRST_SEED
 from sim.run import quick_collections, run_seed
 from sim.world import World
-from support.night import leave
+from support.nightly_counts import leave
 
 SEEDS = int(os.environ.get("MANSIO_TEST_DELIVERY_SEEDS", "3"))
 BROKE_A_PROMISE = FIRST_SEED + 4

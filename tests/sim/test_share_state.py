@@ -8,7 +8,7 @@ from mansio.errors import MansioError
 from mansio.state.share_partition.state_records import TOPIC
 from mansio.state.share_partition.types import ACKNOWLEDGED, StateBatch
 from sim.world import World
-from support.share_state_room import begun, key_of, leased
+from support.share_state_fixtures import begun, key_of, leased
 
 if TYPE_CHECKING:
     from sim.brokers import SimulatedBroker

@@ -12,7 +12,7 @@ from sim.checker import Broken, Checker
 from sim.faults import FAULTS
 from sim.run import run_seed
 from sim.world import World
-from support.places import ROOT
+from support.paths import ROOT
 
 SEED = 6
 SEEDS = (0, 5, SEED, 200_002)

@@ -15,16 +15,16 @@ from mansio.errors import MansioError, TopicAlreadyExists
 from mansio.metadata.metadata_store import decode
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from mansio.testing.scheduler import WALL_START_MS, SimulatedClock, Simulation, Task, close_unstarted
-from sim import above, delivery
+from sim import delivery, workload_clients
 from sim.admin import Administrator
 from sim.brokers import DriftingClock, SimulatedBroker
 from sim.checker import Checker
 from sim.clients import TOPIC, Committer, Producer, Reader
+from sim.consumer_members import FIRST_SEED, NextMember
 from sim.etcd import EtcdModel, SimulatedDoor
 from sim.faults import DOWN_MS_MAX, FAULTS
 from sim.members import GroupChecker, Member
-from sim.members_next import FIRST_SEED, NextMember
-from sim.more import More
+from sim.more_faults import More
 from sim.network import Network
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class World:
     def __init__(
         self, seed: int, *, faults_ms: float = FAULTS_MS, only: str = "", more: bool = False
     ) -> None:
-        """`only`: draw no other fault than this. `more`: with the clients of `sim.more`, too."""
+        """`only`: draw no other fault than this. `more`: with the clients of `sim.more_faults`, too."""
         self.seed = seed
         self.wants_more = more
         self.more: More | None = None
@@ -220,11 +220,11 @@ class World:
         self.writes_end = True
         self._heal()
         self.healed_ms = self.simulation.now_ms
-        self._until(lambda: not any(above.reasons(self)), HEALED_MS_MAX, "recovery")
+        self._until(lambda: not any(workload_clients.reasons(self)), HEALED_MS_MAX, "recovery")
         self.recovered_ms = self.simulation.now_ms - self.healed_ms
         self.over = True
-        self._until(lambda: not any(above.unlike(self)), HEALED_MS_MAX, "rest")
-        above.check_end(self)
+        self._until(lambda: not any(workload_clients.unlike(self)), HEALED_MS_MAX, "rest")
+        workload_clients.check_end(self)
         if self.more is not None:
             self.more.check()
         if self.delivery is not None:
@@ -236,7 +236,7 @@ class World:
             if self.checker.first is not None:
                 raise self.checker.first
             if self.simulation.now_ms >= end_ms:
-                raise Stalled(f"no {what} in {within_ms} ms: {'; '.join(above.reasons(self))}")
+                raise Stalled(f"no {what} in {within_ms} ms: {'; '.join(workload_clients.reasons(self))}")
             self.simulation.run_for(100)
 
     def _make_topic(self) -> None:
@@ -319,7 +319,7 @@ class World:
         self.driver.call_later(500, self._look_after)
 
     def _has_failed(self, broker: SimulatedBroker) -> bool:
-        return any(partition.log.failure is not None for partition in above.partitions_of(broker))
+        return any(partition.log.failure is not None for partition in workload_clients.partitions_of(broker))
 
     def _look_after(self) -> None:
         """Who looks after processes and disks: a process that ended is started again, and one whose disk failed."""
@@ -341,7 +341,7 @@ class World:
                 if one.isr or "lost disk" not in self.faults:
                     continue
                 best = max(
-                    above.copies(self, topic.topic_id, index),
+                    workload_clients.copies(self, topic.topic_id, index),
                     key=lambda copy: (copy.log.leader_epochs.last, copy.end_offset),
                 )
                 self.tell("operator elects", topic.name, index, best.broker_id)

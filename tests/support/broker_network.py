@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self
 
 from support.machine import scaled
-from support.places import free_port
+from support.paths import free_port
 from support.socket_owner import holds, socket_of
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from mansio.metadata.etcd.config import EtcdConfig
 from mansio.metadata.etcd.store import EtcdStore
 from mansio.metadata.metadata_store import Compare, Delete, Entry, Event, Listing, Put, TransactionResult
 from support.machine import scaled
-from support.places import free_port, required_tool
+from support.paths import free_port, required_tool
 from support.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from support.places import free_port
+from support.paths import free_port
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from support.machine import scaled
-from support.places import mansio_command
+from support.paths import mansio_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from support.machine import scaled
-from support.places import free_port, mansio_command
+from support.paths import free_port, mansio_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

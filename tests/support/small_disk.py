@@ -14,7 +14,7 @@ from typing import Self
 
 import pytest
 
-from support.places import mansio_command
+from support.paths import mansio_command
 
 _KEEP = 'mount -t tmpfs -o size="$1",mode=700 none "$2" && echo mounted && exec cat'
 

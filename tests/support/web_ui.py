@@ -18,7 +18,7 @@ import pytest
 
 from support.json_rpc_socket import JsonRpcSocket
 from support.machine import scaled
-from support.places import ROOT, free_port
+from support.paths import ROOT, free_port
 from support.recording_proxy import Recorded
 
 if TYPE_CHECKING:

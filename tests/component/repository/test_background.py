@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from support.machine import scaled
-from support.places import ROOT
+from support.paths import ROOT
 from support.waiting import wait_until
 
 if TYPE_CHECKING:

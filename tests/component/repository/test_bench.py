@@ -16,7 +16,7 @@ from mansio.wire.batch.record_batch import check_batch
 from mansio.wire.batch.record_reader import read_records
 from mansio.wire.headers import read_request_header
 from support.machine import scaled
-from support.places import ROOT, free_port
+from support.paths import ROOT, free_port
 
 if TYPE_CHECKING:
     from pathlib import Path

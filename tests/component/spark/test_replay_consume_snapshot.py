@@ -11,7 +11,7 @@ import pytest
 from mansio.cli.main import main
 from support.archive_tables import FIRST_US, Archive, row
 from support.machine import scaled
-from support.places import mansio_command
+from support.paths import mansio_command
 
 if TYPE_CHECKING:
     from pathlib import Path

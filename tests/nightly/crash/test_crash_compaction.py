@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from support.night import leave
+from support.nightly_counts import leave
 from system.crash.test_crash_compaction import STATES, crash_states
 
 

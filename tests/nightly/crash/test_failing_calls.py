@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from mansio.errors import MansioError
-from support.night import leave
+from support.nightly_counts import leave
 from system.crash.test_failing_calls import PAIR_DISTANCE_MAX, WORKLOADS, run
 
 

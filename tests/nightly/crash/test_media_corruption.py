@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from support.night import leave
+from support.nightly_counts import leave
 from support.seeds import chosen_seed
 from system.crash.test_media_corruption import run_cases
 

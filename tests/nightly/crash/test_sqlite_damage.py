@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.night import leave
-from unit.cluster import test_sqlite_damage
-from unit.cluster.test_sqlite_damage import Files, State, flips
+from support.nightly_counts import leave
+from unit.metadata import test_sqlite_damage
+from unit.metadata.test_sqlite_damage import Files, State, flips
 
 if TYPE_CHECKING:
     from pathlib import Path

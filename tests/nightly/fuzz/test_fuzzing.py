@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.night import leave
-from support.places import ROOT
+from support.nightly_counts import leave
+from support.paths import ROOT
 from unit.fuzz.targets import TARGETS
 from unit.fuzz.test_targets import REGRESSIONS, feed, mutations
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.machine import scaled
-from support.places import ROOT
+from support.paths import ROOT
 from support.process import served
 from system.interop.conftest import ARGUMENTS
 

@@ -21,7 +21,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.share_fetch_request import RECORD_LIMIT, decode_request
 from mansio.wire.headers import read_request_header
 from support.machine import scaled
-from support.places import ROOT, free_port
+from support.paths import ROOT, free_port
 from support.process import served
 from support.recording_proxy import recording
 from system.interop.conftest import ARGUMENTS, create_topic

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
-from support.places import free_port
+from support.paths import free_port
 from support.process import served
 from support.raw_peer import RawPeer
 from support.recording_proxy import UNRECORDED, recording

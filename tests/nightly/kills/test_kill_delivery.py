@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.night import leave
+from support.nightly_counts import leave
 from support.seeds import chosen_seed
 from system.crash.test_kill_delivery import KILLS, kill_and_judge
 

@@ -8,13 +8,13 @@ from nightly.planted.replication_defects import MORE_REPLICATION_DEFECTS, REPLIC
 from nightly.planted.share_defects import MORE_SHARE_DEFECTS, SHARE_DEFECTS
 from nightly.planted.share_state_defects import MORE_SHARE_STATE_DEFECTS, SHARE_STATE_DEFECTS
 
-COMPACTION = "tests/unit/log/test_compaction.py"
+COMPACTION = "tests/unit/storage/test_compaction.py"
 PARTITION = "tests/unit/broker/test_partition.py"
 CRASH_STATES = "tests/system/crash/test_crash_states.py"
 SURVIVE = f"{CRASH_STATES}::test_durable_records_survive_a_crash_after_any_change_of_the_disk"
 LOG_ROOM = (
     "tests/unit/log",
-    "tests/unit/log/test_log_model.py",
+    "tests/unit/storage/test_log_model.py",
     "tests/system/crash/test_media_corruption.py",
     CRASH_STATES,
 )
@@ -29,7 +29,7 @@ GROUP_ROOM = (
     "tests/unit/state/test_classic_group.py",
     "tests/unit/broker/test_damaged_groups.py",
     "tests/unit/broker/test_groups.py",
-    "tests/unit/broker/test_internal_topic.py",
+    "tests/unit/broker/test_coordinator_runtime.py",
     "tests/unit/state/test_classic_group_model.py",
 )
 METADATA_ROOM = ("tests/unit/cluster", "tests/component/test_metadata_store.py")

@@ -8,7 +8,7 @@ COORDINATOR = "tests/unit/broker/test_consumer_groups.py"
 CHANGE_OVER = "tests/unit/broker/test_consumer_groups_classic.py"
 STORIES = "tests/unit/state/test_consumer_group_cases.py"
 GROUP_MODEL = "tests/unit/state/test_consumer_group_model.py"
-SUBSCRIPTIONS = "tests/unit/broker/test_subscriptions.py"
+SUBSCRIPTIONS = "tests/unit/broker/test_topic_resolver.py"
 
 GROUP_DEFECTS = (
     Defect(

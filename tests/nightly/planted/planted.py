@@ -13,7 +13,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from support.places import ROOT
+from support.paths import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ from nightly.planted.planted import Defect
 
 REPLICATION = "tests/unit/broker/test_replication.py"
 MODEL = "tests/unit/state/test_replica_model.py"
-LOG = "tests/unit/log/test_replicated.py"
+LOG = "tests/unit/storage/test_follower_append.py"
 
 
 def found_by(*names: str) -> tuple[str, ...]:

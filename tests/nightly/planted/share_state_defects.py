@@ -6,8 +6,8 @@ from nightly.planted.planted import Defect
 
 STORE = "tests/unit/broker/test_share_state.py"
 CLUSTER = "tests/unit/broker/test_share_state_cluster.py"
-RECORDS = "tests/unit/state/test_share_records_properties.py"
-TURNS = "tests/unit/broker/test_share_turns.py"
+RECORDS = "tests/unit/state/test_share_state_records_properties.py"
+TURNS = "tests/unit/broker/test_share_write_combiner.py"
 
 STATE_ROOM = (STORE, CLUSTER, RECORDS)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from nightly.planted.planted import Defect, plant
-from support.places import ROOT
+from support.paths import ROOT
 
 SEARCHED_MAX = 500
 """So many histories are enough to find each of them, whichever they are."""

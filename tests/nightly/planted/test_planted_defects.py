@@ -8,7 +8,7 @@ import pytest
 
 from nightly.planted.defects import DEFECTS, MORE
 from nightly.planted.planted import Defect, caught, lines_of
-from support.night import leave
+from support.nightly_counts import leave
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,7 +6,7 @@ import pytest
 
 from nightly.planted.planted import lines_of
 from nightly.planted.simulated_defects import DEFECTS, RARE, SEARCHED_MAX, SimulatedDefect, search
-from support.night import leave
+from support.nightly_counts import leave
 
 NEAR = 8
 """The history that is known to be broken is tried first; a change of the code may move it by some seeds."""

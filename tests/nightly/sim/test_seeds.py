@@ -9,7 +9,7 @@ import pytest
 from sim.faults import FAULTS
 from sim.run import HISTORIES
 from sim.test_seeds import run
-from support.night import leave
+from support.nightly_counts import leave
 
 NIGHTLY_SEEDS = int(os.environ.get("MANSIO_NIGHTLY_SEEDS", "20000"))
 FIRST_NIGHTLY_SEED = int(os.environ.get("MANSIO_NIGHTLY_FIRST_SEED", "1000"))

@@ -19,7 +19,7 @@ from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.batch.record_reader import read_records
 from nightly.soak.load import MIB, Churn, Clumsy, Steady, Worker
 from nightly.soak.trend import after_warm_up, slope
-from support.night import leave
+from support.nightly_counts import leave
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of, fetch_frame
 

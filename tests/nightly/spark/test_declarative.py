@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.spark.session.java import find_java
-from support.places import ROOT
+from support.paths import ROOT
 from system.spark.flights import flights, records
 from system.spark.topics import contents, create, publish
 

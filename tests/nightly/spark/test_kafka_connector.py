@@ -21,7 +21,7 @@ from mansio.wire.apis import produce
 from mansio.wire.batch.record_batch import iterate_batches
 from mansio.wire.headers import read_request_header
 from support.machine import scaled
-from support.places import ROOT, free_port
+from support.paths import ROOT, free_port
 from support.process import served
 from support.raw_peer import RawPeer
 from support.recording_proxy import recording

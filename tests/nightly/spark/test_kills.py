@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.lake import checksum
+from support.iceberg import checksum
 from system.spark import test_kills
 from system.spark.archives import archived
 from system.spark.test_kills import PLACE_AND_VALUE, Archive, Copy, Job

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from mansio import TopicPartition, blocking
 from support.machine import scaled
-from support.night import leave
+from support.nightly_counts import leave
 from support.waiting import wait_until
 from system.crash.checker import Acknowledged, Verdict, check
 from system.crash.kill_load import PARTITIONS, QUIET, Load, committed_offsets, read_log, senders

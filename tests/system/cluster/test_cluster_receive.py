@@ -13,7 +13,7 @@ from mansio.client import LeaseLost
 from mansio.errors import MansioError
 from mansio.state.share_partition.state_records import TOPIC as STATES
 from support.machine import scaled
-from support.receive_world import group_of, running
+from support.receive_fixtures import group_of, running
 from system.cluster.load import create_topic
 from system.cluster.test_cluster_groups import one
 

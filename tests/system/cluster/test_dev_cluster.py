@@ -21,7 +21,7 @@ from mansio.cli.broker.dev_cluster.plan import BrokerPlan, ClusterPlan, check_se
 from mansio.cli.main import main
 from mansio.errors import ConfigError, Unavailable
 from support.machine import scaled
-from support.places import ROOT, required_tool
+from support.paths import ROOT, required_tool
 from support.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from mansio.metadata.etcd.versions import VersionSupport, version_support
 from mansio.metadata.metadata_store import Put
 from support.etcd import Etcd, etcd_directory, etcd_store, one_etcd
 from support.machine import scaled
-from support.places import free_port, required_tool
+from support.paths import free_port, required_tool
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

@@ -26,7 +26,7 @@ from mansio.node.etcd_member.health import unhealthy_reason_of
 from mansio.node.etcd_member.member import EtcdMember
 from mansio.node.etcd_settings import etcd_config, own_member
 from support.machine import scaled
-from support.places import free_port, required_tool
+from support.paths import free_port, required_tool
 from support.waiting import eventually, wait_until
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.machine import scaled
-from support.places import ROOT, free_port, mansio_command, required_tool
+from support.paths import ROOT, free_port, mansio_command, required_tool
 from support.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from support.machine import scaled
 from support.raw_peer import RawPeer, batch_of
 from support.share_history import Place, ShareHistory
 from support.waiting import wait_until
-from system.crash.letters import places_of_dead_letters
+from system.crash.dead_letters import places_of_dead_letters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

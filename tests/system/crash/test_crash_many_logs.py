@@ -24,7 +24,7 @@ from support.logs import (
     check_contents,
     make_batch,
 )
-from support.night import leave
+from support.nightly_counts import leave
 
 ROOT = "/data"
 SETTINGS = LogSettings(segment_bytes=600, index_interval_bytes=1, index_snapshot_bytes=300)

@@ -27,7 +27,7 @@ from support.logs import (
     last_offset,
     make_batch,
 )
-from support.night import leave
+from support.nightly_counts import leave
 
 if TYPE_CHECKING:
     from collections.abc import Callable

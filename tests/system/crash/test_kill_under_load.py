@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.machine import scaled
-from support.night import leave
+from support.nightly_counts import leave
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, fetch_frame
 from support.seeds import chosen_seed

@@ -18,7 +18,7 @@ import pytest
 import mansio.client  # noqa: F401  # so that forked children have it
 from mansio.cli.main import main
 from support.machine import scaled
-from support.places import mansio_command
+from support.paths import mansio_command
 from support.process import ServedBroker
 from support.waiting import wait_until
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from support.machine import scaled
-from support.places import ROOT, TOOLS
+from support.paths import ROOT, TOOLS
 
 if TYPE_CHECKING:
     from support.process import ServedBroker

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pytest
 
 from support.machine import scaled
-from support.places import ROOT, TOOLS, free_port, required_tool
+from support.paths import ROOT, TOOLS, free_port, required_tool
 from support.waiting import wait_until
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from mansio.wire.headers import request_header
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of, fetch_frame, length_prefixed, produce_frame
 from support.waiting import wait_until
-from system.e2e.neighbour import MIB, Watched, settle, watched
+from system.e2e.other_client import MIB, Watched, settle, watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

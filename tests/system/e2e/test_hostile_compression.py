@@ -27,12 +27,12 @@ from mansio.wire.headers import unsigned_varint
 from support.machine import scaled
 from support.process import ServedBroker, served
 from support.raw_peer import RawPeer, batch_of
-from system.e2e.neighbour import MIB, settle, watched
+from system.e2e.other_client import MIB, settle, watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from system.e2e.neighbour import Watched
+    from system.e2e.other_client import Watched
 
 LONG_BYTES = 512 * MIB
 RECORDS = 1_500_000

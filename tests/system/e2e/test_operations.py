@@ -22,7 +22,7 @@ from mansio.cli.broker.systemd_notify import SystemdNotifier
 from mansio.config.settings import SPECIFICATIONS
 from support.documents import metrics_of_a_cluster
 from support.machine import scaled
-from support.places import ROOT
+from support.paths import ROOT
 from support.process import ServedBroker, served
 from support.waiting import wait_until
 
@@ -390,6 +390,6 @@ def _python() -> list[str]:
 
 
 def _mansio() -> list[str]:
-    from support.places import mansio_command
+    from support.paths import mansio_command
 
     return mansio_command()

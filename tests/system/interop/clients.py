@@ -20,7 +20,7 @@ from kafka import KafkaConsumer, KafkaProducer
 from kafka import TopicPartition as KafkaPythonPartition
 
 from support.machine import scaled
-from support.places import required_tool
+from support.paths import required_tool
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

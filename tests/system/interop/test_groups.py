@@ -18,7 +18,7 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor as KafkaPyt
 
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
-from support.places import required_tool
+from support.paths import required_tool
 from support.raw_peer import RawPeer
 from support.waiting import wait_until
 from system.interop.clients import PYTHON_CLIENTS, QUIET, Item, confluent_write

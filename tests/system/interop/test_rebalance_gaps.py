@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.gaps import Change, Gap, Load, WatchedGroup, longest, percentile, picture, watched
 from support.process import served
+from support.read_gaps import Change, Gap, Load, WatchedGroup, longest, percentile, picture, watched
 from system.interop.conftest import create_topic
 
 if TYPE_CHECKING:

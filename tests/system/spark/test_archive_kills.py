@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mansio.spark.iceberg.catalog import open_table
-from support import lake_archiver
-from support.lake import checksum, expected, held
+from support import iceberg_archiver
+from support.iceberg import checksum, expected, held
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -26,9 +26,9 @@ NEVER = 0
 @contextmanager
 def archiver(warehouse: Path, offsets: int) -> Iterator[Callable[[int], str]]:
     """`run(step)`: an archive that dies at a step; how it ended."""
-    tests = str(Path(lake_archiver.__file__).parent.parent)
+    tests = str(Path(iceberg_archiver.__file__).parent.parent)
     process = subprocess.Popen(
-        [sys.executable, "-m", "support.lake_archiver", str(warehouse), str(offsets)],
+        [sys.executable, "-m", "support.iceberg_archiver", str(warehouse), str(offsets)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -53,8 +53,8 @@ def archiver(warehouse: Path, offsets: int) -> Iterator[Callable[[int], str]]:
 
 def check(warehouse: Path, offsets: int) -> None:
     """The table has the whole log, each record once."""
-    rows = held(open_table(None, str(warehouse), lake_archiver.TOPIC))
-    want = expected(dict.fromkeys(range(lake_archiver.PARTITIONS), offsets))
+    rows = held(open_table(None, str(warehouse), iceberg_archiver.TOPIC))
+    want = expected(dict.fromkeys(range(iceberg_archiver.PARTITIONS), offsets))
     assert len(rows) == len(want)
     assert checksum(rows) == checksum(want)
 

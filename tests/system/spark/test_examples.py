@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.spark.jobs.run import PipelineJob, run
-from support.places import ROOT
+from support.paths import ROOT
 from system.spark.flights import flights, records, weather
 from system.spark.topics import contents, create, publish
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.batch.record_batch import build_batch
-from support.places import ROOT
+from support.paths import ROOT
 from support.process import served
 from support.raw_peer import RawPeer
 from support.replay import replayed

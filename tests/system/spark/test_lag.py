@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from mansio.spark.jobs.progress_listener import OffsetPublisher
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled
-from support.places import mansio_command
+from support.paths import mansio_command
 from system.spark.topics import create, publish
 
 if TYPE_CHECKING:

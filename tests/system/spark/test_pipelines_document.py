@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from mansio.cli.main import app
 from support.machine import scaled
-from support.places import ROOT
+from support.paths import ROOT
 from support.process import ServedBroker
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ from mansio.spark.sink.commit_protocol import NOTHING_WRITTEN
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.sync_client import SyncClient
 from mansio.wire.api_versions import ApiKey
-from support.places import free_port
+from support.paths import free_port
 from support.process import ServedBroker
-from system.spark.cutting_proxy import losing_answers
+from system.spark.disconnecting_proxy import losing_answers
 from system.spark.topics import contents, create
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from mansio.metadata.model import (
     Topic,
 )
 from mansio.wire.api_versions import ApiKey
-from unit.broker.groups_room import VirtualScheduler
+from unit.broker.groups_fixtures import VirtualScheduler
 from unit.broker.test_topics_handlers import LISTENER, Peer, each_version
 
 if TYPE_CHECKING:

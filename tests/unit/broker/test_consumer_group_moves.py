@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from unit.broker.cluster_room import GroupCluster
-from unit.broker.consumer_groups_room import UNKNOWN_MEMBER, Catalogue, Member, check_alone, settle_down
+from unit.broker.cluster_fixtures import GroupCluster
+from unit.broker.consumer_groups_fixtures import UNKNOWN_MEMBER, Catalogue, Member, check_alone, settle_down
 from unit.broker.test_coordinator_moves import HOME, LEADER, OTHER
 
 NOT_COORDINATOR, LOADING = 16, 14

@@ -7,7 +7,7 @@ import pytest
 from mansio.broker.coordinator.group.assignor_loading import load_assignors
 from mansio.errors import ConfigError, NotEnoughReplicas, StorageError
 from mansio.wire.api_versions import ApiKey
-from unit.broker.consumer_groups_room import (
+from unit.broker.consumer_groups_fixtures import (
     FENCED_EPOCH,
     GROUP_NOT_FOUND,
     STALE_EPOCH,

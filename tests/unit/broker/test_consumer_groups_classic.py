@@ -9,7 +9,7 @@ from mansio.state.classic_group.group import ClassicGroup
 from mansio.state.consumer_group.group import ConsumerGroup
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.internal_records.consumer_protocol import decode_assignment
-from unit.broker.consumer_groups_room import UNKNOWN_MEMBER, ConsumerBroker, Member, settle_down
+from unit.broker.consumer_groups_fixtures import UNKNOWN_MEMBER, ConsumerBroker, Member, settle_down
 from unit.broker.test_groups import code
 
 REBALANCING, INCONSISTENT, ILLEGAL_GENERATION = 27, 23, 22

@@ -21,10 +21,10 @@ from mansio.errors import (
 )
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.api_versions import ApiKey
-from unit.broker.cluster_room import PARTITIONS, GroupCluster, RolePartition, group_in
-from unit.broker.groups_room import VirtualScheduler
+from unit.broker.cluster_fixtures import PARTITIONS, GroupCluster, RolePartition, group_in
+from unit.broker.groups_fixtures import VirtualScheduler
+from unit.broker.test_coordinator_runtime import DictView
 from unit.broker.test_groups import ASSIGNMENT, SUBSCRIPTION, code, commit_fields
-from unit.broker.test_internal_topic import DictView
 
 LOADING, NOT_AVAILABLE, NOT_COORDINATOR, UNKNOWN_MEMBER = 14, 15, 16, 25
 HOME = (java_string_hash("g") & 0x7FFFFFFF) % PARTITIONS  # where the group lives that `Broker.join` joins

@@ -9,9 +9,9 @@ from mansio.broker.coordinator.group.group_store import java_string_hash
 from mansio.errors import CoordinatorNotAvailable
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.batch.record_batch import build_batch
-from unit.broker.consumer_groups_room import ConsumerBroker, Member
+from unit.broker.consumer_groups_fixtures import ConsumerBroker, Member
+from unit.broker.test_coordinator_runtime import Room
 from unit.broker.test_groups import PARTITIONS, Broker
-from unit.broker.test_internal_topic import Room
 
 MESSAGE_TOO_LARGE, COORDINATOR_NOT_AVAILABLE = 10, 15
 

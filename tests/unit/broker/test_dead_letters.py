@@ -28,7 +28,7 @@ from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
 from support.machine import scaled
 from support.waiting import eventually
-from unit.broker.dead_letters_room import MEMBER, Room, expected_ids, headers, ids, room_in
+from unit.broker.dead_letters_fixtures import MEMBER, Room, expected_ids, headers, ids, room_in
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -14,7 +14,7 @@ from mansio.broker.coordinator.group.group_store import java_string_hash
 from mansio.errors import StorageError
 from mansio.wire.api_versions import OFFERED, ApiKey
 from mansio.wire.codec import messages
-from unit.broker.groups_room import MemoryPartition, VirtualScheduler
+from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
 
 GROUP_APIS = {
     ApiKey.FIND_COORDINATOR: group_handlers.find_coordinator,

@@ -25,7 +25,7 @@ from mansio.wire.apis.share_acknowledge import AckBatch
 from mansio.wire.apis.share_fetch import RECORD_LIMIT
 from support.machine import scaled
 from support.waiting import eventually
-from unit.broker.share_room import Peer, Room, offsets, part_of, run
+from unit.broker.share_fixtures import Peer, Room, offsets, part_of, run
 
 if TYPE_CHECKING:
     from pathlib import Path

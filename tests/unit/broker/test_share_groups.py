@@ -22,7 +22,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.share_acknowledge import AckBatch
 from mansio.wire.batch.record_batch import build_batch
 from support.waiting import eventually
-from unit.broker.share_room import Peer, Room, part_of, run
+from unit.broker.share_fixtures import Peer, Room, part_of, run
 
 if TYPE_CHECKING:
     from pathlib import Path

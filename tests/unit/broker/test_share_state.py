@@ -29,7 +29,7 @@ from mansio.state.share_partition.types import (
     Update,
 )
 from mansio.wire.batch.record_batch import build_batch
-from support.share_state_room import LOCK_MS, StateRoom, begun, key_of, leased
+from support.share_state_fixtures import LOCK_MS, StateRoom, begun, key_of, leased
 
 G = key_of()
 PLAIN = ("snapshot_epoch", "leader_epoch", "certain", "withheld_ms")

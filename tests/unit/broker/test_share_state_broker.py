@@ -11,7 +11,7 @@ from mansio.config.settings import Settings
 from mansio.errors import NotCoordinator
 from mansio.host.host import boot_id
 from mansio.node.broker import Broker
-from support.share_state_room import begun, key_of, leased
+from support.share_state_fixtures import begun, key_of, leased
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable

@@ -43,8 +43,8 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 from mansio.wire.headers import read_request_header
 from support.share_state_cluster import LOCK_MS, PARTITIONS, StateCluster
-from support.share_state_room import begun, key_of, leased
-from unit.state.test_share_records_properties import ANY_UPDATES, INT32, INT64, KEYS
+from support.share_state_fixtures import begun, key_of, leased
+from unit.state.test_share_state_records_properties import ANY_UPDATES, INT32, INT64, KEYS
 
 
 def keys_in(index: int, count: int = 1) -> list[ShareKey]:

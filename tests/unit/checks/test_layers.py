@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from support.places import ROOT
+from support.paths import ROOT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

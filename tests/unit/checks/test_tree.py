@@ -13,7 +13,7 @@ from tools import features
 
 import mansio
 from support.machine import scaled
-from support.places import ROOT
+from support.paths import ROOT
 
 TEXT_BYTES_MAX = 1 << 20
 

@@ -8,7 +8,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.produce import PartitionResult, ProduceRequest
 from mansio.wire.batch.record_batch import check_batch
 from mansio.wire.batch.record_reader import read_records
-from unit.link.stub_broker import HANG_UP, StubBroker
+from unit.net.stub_broker import HANG_UP, StubBroker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

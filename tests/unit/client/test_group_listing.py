@@ -11,7 +11,7 @@ from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
 from mansio.net.retry import Backoff
 from mansio.wire.api_versions import ApiKey
-from unit.link.stub_broker import HANG_UP, StubBroker
+from unit.net.stub_broker import HANG_UP, StubBroker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

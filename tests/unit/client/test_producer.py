@@ -29,7 +29,7 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.produce import PartitionResult
 from support.machine import scaled
 from unit.client.model_log import ModelLog, serve_log
-from unit.link.stub_broker import StubBroker
+from unit.net.stub_broker import StubBroker
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable

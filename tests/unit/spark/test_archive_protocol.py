@@ -21,7 +21,7 @@ from mansio.spark.iceberg import commit
 from mansio.spark.iceberg.catalog import ArchiveTable, open_table
 from mansio.spark.iceberg.errors import ConcurrentArchive
 from mansio.spark.iceberg.table_format import BatchPlan
-from support.lake import checksum, expected, held, write_parts
+from support.iceberg import checksum, expected, held, write_parts
 from support.tiers import examples
 
 if TYPE_CHECKING:

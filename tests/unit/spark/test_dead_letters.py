@@ -19,7 +19,7 @@ from mansio.spark.options import ERROR_COLUMN
 from mansio.spark.sink.iceberg_sink import split_dead_letters
 from mansio.spark.source.bad_records import error_text
 from mansio.wire.batch.record_batch import build_batch
-from support.lake import plan
+from support.iceberg import plan
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,7 +19,7 @@ import zstandard
 from mansio.errors import CorruptMessage, InvalidRecord, UnsupportedCompression
 from mansio.wire.batch.compression import Codec, compress, decompress
 from support.machine import scaled
-from unit.wire.foreign import kafka_codec
+from unit.wire.kafka_python_codec import kafka_codec
 
 NOISE = Random(7).randbytes(300_000)
 TEXTS = {

@@ -27,7 +27,7 @@ from mansio.wire.batch.record_batch import (
     with_log_append_time,
 )
 from mansio.wire.batch.record_reader import read_records
-from unit.wire.foreign import kafka_records
+from unit.wire.kafka_python_codec import kafka_records
 
 PLENTY = 1 << 20
 NOW = 1_700_000_000_000

@@ -1,0 +1,149 @@
+"""From batches to messages: nothing damaged, aborted or out of place is handed out, and nothing is passed over."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+import mansio
+from mansio.client import TopicPartition
+from mansio.client.consumer.batch_decoder import decode_fetch
+from mansio.client.consumer.fetcher import CompletedFetch, FetchRequest, PartitionState
+from mansio.errors import CorruptMessage
+from mansio.wire.api_versions import ApiKey
+from mansio.wire.apis.fetch import FetchedPartition
+from mansio.wire.batch.record_batch import build_batch
+from support.machine import scaled
+from unit.net.stub_broker import StubBroker
+
+PLACE = TopicPartition("t", 0)
+
+
+def batch(base_offset: int, *values: bytes, **more: Any) -> bytes:
+    return build_batch([(1, None, value, ()) for value in values], base_offset=base_offset, **more)
+
+
+def decoded(*batches: bytes, offset: int = 0, stop: int | None = None, **how: Any) -> tuple[list[Any], int]:
+    """(values, offset to go on with)."""
+    state = PartitionState(PLACE, offset, stop)
+    chunk = CompletedFetch(state, offset, memoryview(b"".join(batches)), how.get("aborted", ()))
+    found = list(decode_fetch(chunk, how.get("read_committed", True)))
+    values = [(message.offset, message.value) for each in found for message in each.messages]
+    return values, found[-1].next_offset
+
+
+def test_records_before_the_offset_asked_for_and_from_the_stop_on_are_left_out() -> None:
+    values, following = decoded(batch(0, b"a", b"b"), batch(2, b"c", b"d", b"e"), offset=3, stop=4)
+    assert values == [(3, b"d")]
+    assert following == 5
+
+
+def test_batch_that_is_cut_off_is_left_for_the_next_fetch() -> None:
+    values, following = decoded(batch(0, b"a"), batch(1, b"b")[:-1])
+    assert (values, following) == ([(0, b"a")], 1)
+
+
+def control(base_offset: int, producer_id: int, kind: int) -> bytes:
+    key = b"\x00\x00" + kind.to_bytes(2, "big")
+    return build_batch(
+        [(1, key, b"\x00" * 6, ())],
+        base_offset=base_offset,
+        producer_id=producer_id,
+        producer_epoch=0,
+        transactional=True,
+        control=True,
+    )
+
+
+def test_aborted_transactions_and_markers_are_left_out_for_read_committed_only() -> None:
+    ours: dict[str, Any] = {"producer_id": 9, "producer_epoch": 0, "base_sequence": 0, "transactional": True}
+    log = [
+        batch(0, b"aborted", **ours),
+        control(1, 9, 0),
+        batch(2, b"kept", **ours),
+        control(3, 9, 1),
+        batch(4, b"x"),
+    ]
+    values, following = decoded(*log, aborted=[(9, 0)])
+    assert (values, following) == ([(2, b"kept"), (4, b"x")], 5)
+    values, _ = decoded(*log, aborted=[(9, 0)], read_committed=False)
+    assert [offset for offset, _ in values] == [0, 2, 4]
+
+
+def test_flipped_bit_is_a_typed_error_that_says_where() -> None:
+    damaged = bytearray(batch(7, b"value"))
+    damaged[-2] ^= 1
+    with pytest.raises(CorruptMessage, match="t-0 at offset 7"):
+        decoded(bytes(damaged), offset=7)
+
+
+def test_damaged_batch_is_reported_until_it_is_whole_and_never_passed_over() -> None:
+    damaged = bytearray(batch(1, b"second"))
+    damaged[-2] ^= 1
+
+    async def scenario() -> None:
+        async with StubBroker({"t": 1}) as broker:
+            whole = [batch(0, b"first"), bytes(damaged), batch(2, b"third")]
+
+            def fetch(request: Any) -> Any:
+                ((name, topic_id, (asked,)),) = request.topics
+                records = b"".join(whole[asked.fetch_offset :])
+                return [(name, topic_id, [FetchedPartition(0, 0, 3, 3, 0, None, -1, len(records), records)])]
+
+            broker.fetch = fetch
+            broker.answers[ApiKey.LIST_OFFSETS] = lambda request: {
+                "topics": [
+                    {"name": "t", "partitions": [{"partition_index": 0, "offset": 0, "timestamp": -1}]},
+                ]
+            }
+            async with (
+                mansio.connect(broker.address) as client,
+                client.consume("t", max_records=3) as consumer,
+            ):
+                assert (await anext(consumer)).value == b"first"
+                for _ in range(2):
+                    with pytest.raises(CorruptMessage):
+                        await anext(consumer)
+                whole[1] = batch(1, b"second")
+                assert [(await anext(consumer)).value for _ in range(2)] == [b"second", b"third"]
+
+    asyncio.run(asyncio.wait_for(scenario(), scaled(20)))
+
+
+def test_reader_that_waits_has_a_record_before_the_next_request_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What the next request costs is not added to the way of a record to a reader that waits for it; and the request
+    is made as soon as that reader waits for anything."""
+    order: list[str] = []
+    encode = FetchRequest.encode
+
+    def asking(self: FetchRequest, *args: Any) -> bytes:
+        order.append("asked")
+        return encode(self, *args)
+
+    monkeypatch.setattr(FetchRequest, "encode", asking)
+
+    async def scenario() -> None:
+        async with StubBroker({"t": 1}) as broker:
+
+            def fetch(request: Any) -> Any:
+                ((name, topic_id, (asked,)),) = request.topics
+                records = batch(asked.fetch_offset, b"value")
+                return [(name, topic_id, [FetchedPartition(0, 0, 9, 9, 0, None, -1, len(records), records)])]
+
+            broker.fetch = fetch
+            broker.answers[ApiKey.LIST_OFFSETS] = lambda _: {
+                "topics": [
+                    {"name": "t", "partitions": [{"partition_index": 0, "offset": 0, "timestamp": -1}]}
+                ]
+            }
+            async with mansio.connect(broker.address) as client, client.consume("t") as consumer:
+                for _ in range(2):
+                    assert len(await consumer.poll()) == 1
+                    order.append("handed out")
+
+    asyncio.run(asyncio.wait_for(scenario(), scaled(20)))
+    assert order[:4] == ["asked", "handed out", "asked", "handed out"]
