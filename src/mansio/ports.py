@@ -10,7 +10,8 @@ Always true: nothing here does anything; no module below `broker` imports `os`, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
+import errno
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     Buffer = bytes | bytearray | memoryview
 
 T = TypeVar("T")
+
+DISK_FULL_ERRNOS: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
+"""`OSError.errno` of a disk or a quota that is full."""
 
 
 @runtime_checkable

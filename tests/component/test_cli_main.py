@@ -181,7 +181,7 @@ def test_output_that_cannot_be_written_is_one_line_and_exit_code_1():
 @pytest.mark.parametrize(
     ("flags", "option", "complaint"),
     [
-        (["--set", "kafka_lisen=x:1"], "--set", "listeners"),
+        (["--set", "lisners=x:1"], "--set", "listeners"),
         (["--set", "node_id=many"], "--set", "node_id"),
         (["--set", "num_partitions=0"], "--set", "num_partitions"),
         (["--kafka", "nonsense"], "--kafka", "host:port"),

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mansio.storage.cleaner.compaction_run import CompactionRun, End, begin, judge
 from mansio.storage.cleaner.policy import CompactionSettings
+from mansio.storage.compaction_run import (
+    CompactionOutcome,
+    CompactionRun,
+    begin_compaction,
+    plan_log_compaction,
+)
 from mansio.wire.batch.record_batch import check_stored_batch
 from mansio.wire.batch.record_reader import read_records
 
@@ -44,12 +49,12 @@ def start_compaction(
     """A run over all that may be compacted; None when nothing is due. Checkpoints that it needs are written."""
     limit = log.end_offset if limit_offset is None else limit_offset
     for _ in range(3):
-        what = judge(log, settings, limit_offset=limit, now_ms=now_ms)
+        what = plan_log_compaction(log, settings, limit_offset=limit, now_ms=now_ms)
         if log.needs_maintenance:
             log.sync()
     if not what.due:
         return None
-    return begin(
+    return begin_compaction(
         disk,
         log,
         what,
@@ -80,7 +85,7 @@ def finish(run: CompactionRun, work: Callable[[], object]) -> Callable[[], objec
     return run.finish(result, None)
 
 
-def run_to_end(run: CompactionRun) -> End:
+def run_to_end(run: CompactionRun) -> CompactionOutcome:
     """All of it."""
     while run.end is None:
         assert one_piece(run)

@@ -40,7 +40,9 @@ class MovingPartition:
         self.start_offset = self.base_offset = 0
         self.end_offset = self.high_watermark = sum(read_header(each).record_count for each in stored)
         self.waits: list[tuple[int, Any]] = []
-        self.table = SimpleNamespace(segments=[self])
+
+    def segment_base_offsets(self) -> list[int]:
+        return [self.base_offset]
 
     @property
     def log(self) -> MovingPartition:

@@ -1,10 +1,10 @@
-"""How far one log was durable at least, written down about once a second.
+"""Recovery-point checkpoint of one log: a lower bound of its durable end, written about once a second.
 
-The checkpoint is what tells a torn tail (above it: cut) from damage (below it: reported), and where recovery starts
-to read. It is a file of two slots that are overwritten in turn, each with a sequence number and a CRC: a torn write
-spoils the slot being written, never the other.
+The checkpoint separates a torn tail (above it: truncated) from damage (below it: reported), and is where recovery
+starts to read. It is a file of two slots that are overwritten in turn, each with a sequence number and a CRC: a torn
+write damages the slot being written, never the other.
 
-Always true: a slot is written only after what it says was synced, and only when the other slot is itself on disk. A
+Invariants: a slot is written only after the records it covers were synced, and only when the other slot is on disk. A
 checkpoint may be old; it is never ahead of the log.
 """
 
@@ -30,7 +30,7 @@ _CRC = struct.Struct(">I")
 class Checkpoint(NamedTuple):
     """`durable_end_offset` is at `position` (bytes) of the segment `segment_base`; the log starts at `start_offset`.
 
-    `epoch_due`: an opening cut the log, or was about to, and no leader epoch has begun since.
+    `epoch_due`: a recovery truncated the log, or was about to, and no leader epoch was started since.
     """
 
     sequence: int
@@ -56,7 +56,7 @@ class Checkpoint(NamedTuple):
 
 
 def load_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
-    """The newest undamaged slot; None when there is none."""
+    """The newest undamaged slot; None if there is none."""
     try:
         data = disk.read_file(path)
     except FileNotFoundError:
@@ -66,17 +66,17 @@ def load_checkpoint(disk: Disk, path: str) -> Checkpoint | None:
 
 
 def intact_slots(data: bytes) -> tuple[bool, bool]:
-    """Which slots of a checkpoint file can be read: the first, the second."""
+    """Whether the first and the second slot of a checkpoint file can be read."""
     return _decode(data, 0) is not None, _decode(data, SLOT_DISTANCE_BYTES) is not None
 
 
 def write_slot(file: DiskFile, checkpoint: Checkpoint) -> None:
-    """Write the slot whose turn it is. Not synced: the caller does that, before it writes the next."""
+    """Write the slot that this checkpoint's sequence number selects. The caller syncs it before it writes the next."""
     file.write_at([checkpoint.encode()], SLOT_DISTANCE_BYTES * (checkpoint.sequence % 2))
 
 
 def write_checkpoint(disk: Disk, path: str, checkpoint: Checkpoint, *, sync: bool = True) -> None:
-    """Write one slot of an existing (or new) checkpoint file; durable on return unless `sync` is off."""
+    """Write one slot of an existing (or new) checkpoint file; durable on return unless `sync` is false."""
     file = disk.open(path, create=True)
     try:
         write_slot(file, checkpoint)
@@ -87,9 +87,9 @@ def write_checkpoint(disk: Disk, path: str, checkpoint: Checkpoint, *, sync: boo
 
 
 def write_both_slots(disk: Disk, path: str, checkpoint: Checkpoint) -> Checkpoint:
-    """Make the checkpoint the only one the file holds, as a new or shortened log needs it. Returns the newer slot.
+    """Write the checkpoint to both slots, as a new or truncated log requires. Returns the newer slot.
 
-    After a truncation an old slot with a higher end must not come back when the newer one is damaged.
+    After a truncation an old slot with a higher end must not become valid again if the newer one is damaged.
     """
     write_checkpoint(disk, path, checkpoint)
     second = checkpoint._replace(sequence=checkpoint.sequence + 1)

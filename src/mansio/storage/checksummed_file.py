@@ -1,9 +1,10 @@
-"""Small files that are replaced as a whole and cannot be read half.
+"""Small files with a checksum that are replaced atomically.
 
-A sealed file is `head payload footer`: the head names the kind, version and length, the footer is the CRC-32C of all
-before it (docs/FILE_FORMAT.md). Always true: `write_checksummed` leaves the old file or the new one, never a
-mixture, and
-`read_checksummed` gives the payload as it was written or None.
+A file is `head payload footer`: the head holds the kind, version and length, the footer is the CRC-32C of everything
+before it (docs/FILE_FORMAT.md).
+
+Invariants: `write_checksummed` leaves the old file or the new one, never a mixture; `read_checksummed` returns the
+payload as it was written, or None.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def encode_checksummed(magic: bytes, version: int, payload: bytes) -> bytes:
-    """The bytes of a sealed file. `magic` is 8 bytes."""
+    """The bytes of the file. `magic` is 8 bytes."""
     body = _HEAD.pack(magic, version, 0, len(payload)) + payload
     return body + _FOOTER.pack(crc32c(body))
 
 
 def decode_checksummed(magic: bytes, version: int, data: bytes) -> bytes | None:
-    """The payload, or None when this is not an undamaged file of that kind and version."""
+    """The payload, or None if this is not an undamaged file of that kind and version."""
     if len(data) < _HEAD.size + _FOOTER.size:
         return None
     found_magic, found_version, _, length = _HEAD.unpack_from(data)
@@ -41,8 +42,8 @@ def decode_checksummed(magic: bytes, version: int, data: bytes) -> bytes | None:
 
 
 def write_checksummed(disk: Disk, path: str, data: bytes, *, durable: bool) -> None:
-    """Replace `path` by `data` (from `encode_checksummed`) atomically. `durable`: on stable storage, name and all,
-    on return."""
+    """Replace `path` by `data` (from `encode_checksummed`) atomically. `durable`: content and name are on stable
+    storage on return. Raises `OSError`."""
     file = prepare_checksummed(disk, path, data)
     try:
         if durable:
@@ -55,7 +56,7 @@ def write_checksummed(disk: Disk, path: str, data: bytes, *, durable: bool) -> N
 
 
 def prepare_checksummed(disk: Disk, path: str, data: bytes) -> DiskFile:
-    """Write the file that is going to replace `path`, under its temporary name; neither synced nor renamed."""
+    """Write the file that will replace `path`, under its temporary name; neither synced nor renamed."""
     file = disk.open(path + TEMPORARY_SUFFIX, create=True)
     try:
         file.truncate(0)
@@ -67,7 +68,7 @@ def prepare_checksummed(disk: Disk, path: str, data: bytes) -> DiskFile:
 
 
 def read_checksummed(disk: Disk, path: str, magic: bytes, version: int) -> bytes | None:
-    """The payload of the sealed file at `path`; None when it is missing or damaged."""
+    """The payload of the file at `path`; None when it is missing or damaged."""
     try:
         data = disk.read_file(path)
     except FileNotFoundError:

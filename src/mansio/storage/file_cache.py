@@ -1,8 +1,10 @@
-"""The files and indexes of closed segments that are in use, opened on demand.
+"""LRU cache of the open files and loaded indexes of closed segments.
 
 One `FileCache` serves all logs of a broker, so that descriptors and memory do not grow with the age or the number of
-its logs. Always true: at most `files_max` files, and `indexes_max` indexes with `index_entries_max` entries in all (or
-one index), are remembered here; an index that is handed out says what its segment says.
+its logs.
+
+Invariants: at most `files_max` files, and `indexes_max` indexes with `index_entries_max` entries in total (or one
+index), are cached; a returned index matches its segment.
 """
 
 from __future__ import annotations
@@ -22,17 +24,14 @@ if TYPE_CHECKING:
 
 OPEN_FILES_MAX = 256
 OPEN_INDEXES_MAX = 4096
-INDEX_ENTRIES_MAX = 1 << 20  # of all of them together: 16 MiB
+INDEX_ENTRIES_MAX = 1 << 20  # of all indexes together: 16 MiB
 REBUILD_INTERVAL_BYTES = 4096
 
 logger = logging.getLogger(__name__)
 
 
 class FileCache:
-    """The files and indexes of closed segments that are in use, bounded for all logs of a broker together.
-
-    A file that is pushed out is only forgotten, not closed: a slice of it that is still being sent keeps it alive.
-    """
+    """See the module. An evicted file is not closed: a slice of it that is still being sent keeps it alive."""
 
     def __init__(
         self,
@@ -70,7 +69,7 @@ class FileCache:
         return file
 
     def index(self, segment: Segment) -> SparseIndex:
-        """The segment's index: in memory, from its file, or built anew from the segment when that is no good."""
+        """The segment's index: from memory, from its file, or rebuilt from the segment if the file is unusable."""
         if segment.index is not None:
             return segment.index
         index = self._indexes.get(segment)
@@ -88,7 +87,7 @@ class FileCache:
         return index
 
     def forget(self, segment: Segment) -> None:
-        """The segment is about to go, or has changed."""
+        """Evict a segment that is about to be removed, or that has changed."""
         self._files.pop(segment, None)
         index = self._indexes.pop(segment, None)
         if index is not None:
@@ -111,12 +110,13 @@ class FileCache:
                 self.file(segment), 0, segment.size, segment.base_offset, WALK_CHUNK_BYTES
             ):
                 index.add(header.base_offset - segment.base_offset, position, header.max_timestamp_ms)
-        except CorruptLog as error:  # who reads up to there is told; what is before can be read
+        except CorruptLog as error:
+            # Batches before the damage can be read; a reader that reaches it gets the error.
             logger.error("segment_damaged", extra=fields(path=segment.path, reason=error.message))
         return index
 
     def _segments_missing(self, segment: Segment, recorded_end_offset: int) -> None:
-        """The next segment does not begin where this one ended when it was closed."""
+        """Record and log that the next segment does not begin where this one ended when it was closed."""
         if segment.recorded_end_offset is None:
             logger.error(
                 "segments_missing",
@@ -130,7 +130,7 @@ class FileCache:
 
 
 def recorded_end_offset(disk: Disk, segment: Segment) -> int | None:
-    """Where a closed segment ended when its index was saved; None when no index says so. Raises `OSError`."""
+    """End offset of a closed segment when its index was saved; None without a valid index. Raises `OSError`."""
     loaded = load_index(disk, segment.index_path, segment.base_offset)
     return loaded.end_offset if loaded is not None and loaded.covered_bytes == segment.size else None
 

@@ -1,11 +1,11 @@
-"""The sparse index of one segment: where in the file an offset, or a moment, is.
+"""Sparse index of one segment: from offsets and timestamps to file positions.
 
 One entry per few KiB of log: (offset relative to the segment's base, position of that batch in the file, the largest
-timestamp in the segment *before* that batch). All three only grow, so each can be searched by halving, and every
+timestamp in the segment *before* that batch). All three only grow, so each can be searched by bisection, and every
 entry's position is a batch boundary.
 
-Always true: the index holds no information that the segment does not (it is rebuilt when missing or damaged); it has
-at most `ENTRIES_MAX` entries, because when it is full every second one goes and the interval doubles.
+Invariants: the index holds no information that the segment does not (it is rebuilt when missing or damaged); it has at
+most `ENTRIES_MAX` entries, because when it is full every second entry is dropped and the interval doubles.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SparseIndex:
         return len(self._offsets)
 
     def add(self, relative_offset: int, position: int, max_timestamp_ms: int) -> None:
-        """Note a batch; batches come in file order. `max_timestamp_ms` is the batch's own."""
+        """Add a batch, in file order. `max_timestamp_ms` is the batch's own."""
         if position >= self.due_position:
             self._offsets.append(relative_offset)
             self._positions.append(position)
@@ -73,7 +73,7 @@ class SparseIndex:
         self.interval_bytes *= 2
 
     def floor_offset(self, relative_offset: int) -> int:
-        """Position of the last indexed batch that begins at or below the offset (0 when there is none)."""
+        """Position of the last indexed batch that begins at or below the offset (0 if there is none)."""
         at = bisect_right(self._offsets, relative_offset)
         return self._positions[at - 1] if at else 0
 
@@ -83,7 +83,7 @@ class SparseIndex:
         return (self._offsets[at - 1], self._positions[at - 1]) if at else (0, 0)
 
     def floor_timestamp(self, timestamp_ms: int) -> int:
-        """A position before which every timestamp is below `timestamp_ms`: the search for it starts there."""
+        """A position before which every timestamp is below `timestamp_ms`: where a search for it starts."""
         at = bisect_left(self._timestamps, timestamp_ms)
         return self._positions[at - 1] if at else 0
 
@@ -108,7 +108,7 @@ class SparseIndex:
         )
 
     def frozen(self) -> SparseIndex:
-        """A copy that further appends do not change, to be encoded off the loop."""
+        """A copy that further appends do not change, to be encoded on another thread."""
         copy = SparseIndex(self.interval_bytes)
         copy._offsets = self._offsets[:]
         copy._positions = self._positions[:]
@@ -119,7 +119,7 @@ class SparseIndex:
 
 
 class LoadedIndex:
-    """What an index file says: `index` covers `covered_bytes` of the segment, which end at `end_offset`."""
+    """Content of an index file: `index` covers `covered_bytes` of the segment, which end at `end_offset`."""
 
     __slots__ = ("covered_bytes", "end_offset", "index")
 

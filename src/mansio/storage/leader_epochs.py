@@ -1,9 +1,9 @@
-"""Which leader wrote which part of a log (KIP-101, KIP-279).
+"""Leader-epoch cache of one log: which leader epoch wrote which offsets (KIP-101, KIP-279).
 
-A list of (epoch, start offset), both growing: epoch e wrote from its start up to the start of the next entry. It is
-what lets a follower find out where its log and its leader's part.
+A list of (epoch, start offset), both growing: an epoch wrote from its start up to the start of the next entry. A
+follower uses it to find the offset at which its log diverges from the leader's.
 
-Always true: epochs and start offsets grow strictly from entry to entry (an epoch that wrote nothing is replaced by the
+Invariants: epochs and start offsets grow strictly from entry to entry (an epoch that wrote nothing is replaced by the
 next one at the same offset). Below the log's durable end the file holds every entry; above it, recovery reads them from
 the batches themselves.
 """
@@ -44,7 +44,7 @@ class LeaderEpochCache:
         return list(zip(self._epochs, self._starts, strict=True))
 
     def assign(self, epoch: int, start_offset: int) -> bool:
-        """From `start_offset` on, `epoch` writes. True when that is news; older or equal epochs change nothing."""
+        """Record that `epoch` starts at `start_offset`. False for older or equal epochs, which change nothing."""
         if epoch <= self.last:
             return False
         while self._starts and self._starts[-1] >= start_offset:
@@ -56,7 +56,7 @@ class LeaderEpochCache:
         return True
 
     def epoch_at(self, offset: int) -> int:
-        """The epoch that wrote `offset`; -1 when it is below the first entry."""
+        """The epoch that wrote `offset`; -1 if it is below the first entry."""
         found = -1
         for epoch, start in zip(self._epochs, self._starts, strict=True):
             if start > offset:
@@ -65,10 +65,10 @@ class LeaderEpochCache:
         return found
 
     def end_offset_for(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """(largest epoch at or below the asked one, where it ended), as OffsetForLeaderEpoch answers (KIP-279).
+        """(largest epoch at or below the requested one, its end offset), as in OffsetForLeaderEpoch (KIP-279).
 
-        (-1, -1) when the list is empty or the asked epoch is newer than all. An epoch older than all is answered with
-        itself and the first start: nothing this log has was written by it.
+        (-1, -1) if the cache is empty or the requested epoch is newer than all. For an epoch older than all the result
+        is that epoch and the first start offset: it wrote nothing that this log has.
         """
         if epoch < 0 or epoch > self.last or not self._epochs:
             return UNDEFINED
@@ -82,7 +82,7 @@ class LeaderEpochCache:
         return UNDEFINED
 
     def truncate_to(self, end_offset: int) -> bool:
-        """Forget the epochs that begin at or above the new end. True when there were any."""
+        """Remove the epochs that begin at or above the new end. True if there were any."""
         before = len(self._epochs)
         while self._starts and self._starts[-1] >= end_offset:
             self._starts.pop()
@@ -91,7 +91,7 @@ class LeaderEpochCache:
         return len(self._epochs) != before
 
     def trim_to(self, start_offset: int) -> None:
-        """Forget the epochs that ended at or below the new start."""
+        """Remove the epochs that ended at or below the new start."""
         while len(self._starts) > 1 and self._starts[1] <= start_offset:
             del self._starts[0], self._epochs[0]
 

@@ -1,62 +1,102 @@
-"""One log: an append-only sequence of record batches on disk, cut into segments.
+"""One log: an append-only sequence of record batches on disk, divided into segments.
 
-Owns the directory of one partition: segments, their indexes, the leader epochs and the checkpoint. Offsets are given
-out here and nowhere else.
+Owns the directory of one partition: segments, their indexes, the leader epochs and the checkpoint. Offsets are assigned
+here and nowhere else.
 
-Always true:
-* `start_offset <= durable_end_offset <= end_offset`; the offsets between start and end are all there, in order.
-* `durable_end_offset` is an end that a *finished* sync covers, taken when that sync started. It only moves up, but for
-  `truncate_to`. `durable_start_offset` is a start that is on disk: no opening finds records below it.
-* A batch is written with one system call, at the end of the newest segment. A segment is closed for good when the next
-  one is made; then its file ends where its last batch ends. The newest one's file may be longer: it grows ahead of its
-  batches in steps, zeros being no batch, because a sync that need not record a new length takes a third less time.
-* After a failed write that could not be taken back, or a failed sync, `failure` is set and no append is taken any more
-  (after a failed fsync the page cache lies: trying again would report success for lost bytes).
+Invariants:
+* `start_offset <= durable_end_offset <= end_offset`; all offsets between start and end are present, in order.
+* `durable_end_offset` is an end that a *finished* sync covers, read when that sync started. It only increases, except
+  through `truncate_to`. `durable_start_offset` is a start that is on disk: no recovery finds records below it.
+* A batch is written with one system call, at the end of the active segment. A segment is closed for good when the next
+  one is created; its file then ends where its last batch ends. The file of the active segment may be longer: it is
+  preallocated in steps, and zeros are no batch. A sync that does not have to record a new length takes a third less
+  time.
+* After a failed write that could not be undone, or a failed sync, `failure` is set and every later append is refused:
+  after a failed fsync the page cache no longer tells which bytes are on disk, so a retry would report success for lost
+  bytes.
 
-All methods belong to one thread (the broker's loop); only `FlushJob.run` and `MaintenanceJob.run` (see
-`sync_work`) run on another one, on values taken here. The rare parts of the methods are in `turning` and `upkeep`.
+All methods belong to one thread (the broker's loop); only `FlushJob.run` and `MaintenanceJob.run` (see `flush_jobs`)
+run on another thread, on values taken here.
 """
 
 from __future__ import annotations
 
+import errno
+import logging
+import math
 import struct
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from mansio.errors import OffsetOutOfRange, StorageError
-from mansio.storage import maintenance, segment_roll, timestamp_search
-from mansio.storage.cleaner.segment_swap import SegmentSwap
+from mansio.errors import (
+    ConcurrentChange,
+    CorruptMessage,
+    FencedLeaderEpoch,
+    OffsetOutOfRange,
+    StorageError,
+)
+from mansio.logs import fields
+from mansio.ports import DISK_FULL_ERRNOS
+from mansio.storage import timestamp_search
+from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_both_slots
+from mansio.storage.checksummed_file import write_checksummed
+from mansio.storage.cleaner.compaction_state import DirectoryNotSynced, write_state
 from mansio.storage.file_cache import FileCache
 from mansio.storage.flush.flush_jobs import FlushJob, LogDiskFull
 from mansio.storage.flush.flush_state import FlushState
+from mansio.storage.index import SparseIndex
+from mansio.storage.leader_epochs import EPOCHS_NAME, LeaderEpochCache
 from mansio.storage.log_slice import LogSlice, SegmentInfo, segment_info
 from mansio.storage.preallocation import Preallocation
-from mansio.storage.recovery.recovery import Recovered, recover
-from mansio.storage.segment import Segment, read_exactly
+from mansio.storage.recovery.batch_check import verify_segment
+from mansio.storage.recovery.recovery import recover
+from mansio.storage.segment import (
+    PREFIX_BYTES,
+    WALK_CHUNK_BYTES,
+    Segment,
+    read_exactly,
+    remove_segment_files,
+    walk,
+)
 from mansio.storage.segment_list import SegmentList
-from mansio.storage.segment_roll import RELATIVE_OFFSET_MAX
+from mansio.storage.segment_swap import SegmentSwap
+from mansio.storage.segment_timestamps import TIMESTAMPS_NAME
 from mansio.storage.settings import LogSettings
+from mansio.wire.batch.record_batch import HEADER_BYTES, LENGTH_OFFSET, read_header
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from mansio.ports import Buffer, Clock, Disk, DiskFile
     from mansio.storage.flush.flush_jobs import MaintenanceJob
+    from mansio.storage.recovery.result import Recovered
     from mansio.wire.batch.record_batch import BatchHeader
 
 __all__ = ["Log", "LogSettings", "LogSlice", "SegmentInfo"]
 
-PLACES_MAX = 64  # positions of sequential readers that one log remembers
-_FRONT = struct.Struct(">qii")  # base offset, batch length, leader epoch: what the broker fills in
+READ_POSITIONS_MAX = 64  # positions of sequential readers that one log remembers
+RELATIVE_OFFSET_MAX = (1 << 31) - 1
+_UNKNOWN_AGE = -math.inf
+"""Roll time of the active segment of a log that was just opened: the first append determines it."""
+
+_PREFIX = struct.Struct(">qii")  # base offset, batch length, leader epoch: what the broker fills in
 _MAX_TIMESTAMP = struct.Struct(">q")
 _MAX_TIMESTAMP_POSITION = 35
+_NO_FILE_OPENED = DISK_FULL_ERRNOS | {errno.EMFILE, errno.ENFILE}
+
+logger = logging.getLogger(__name__)
+
+
+def _no_listener(_: object) -> None:
+    """Listener of a log that has none, or that is closed."""
 
 
 class Log:
-    """See the module. Made by `Log.open`.
+    """See the module. Created by `Log.open`.
 
     `on_durable(durable_end_offset)` is called after each sync that moved it; `on_failure(error)` once, when the log
-    fails. `recovery` says what opening found.
+    fails; `on_maintenance_due()` when there may be something for `prepare_maintenance`. `recovery` is the result of
+    opening. `busy` counts the prepared syncs and maintenance jobs that have not finished.
     """
 
     def __init__(
@@ -77,24 +117,26 @@ class Log:
         self.start_offset = self.durable_start_offset = recovery.start_offset
         self.end_offset = recovery.end_offset
         self.durable_end_offset = recovery.end_offset
-        self.on_durable: Callable[[int], object] = maintenance.nobody_listens
-        self.on_failure: Callable[[StorageError], object] = maintenance.nobody_listens
+        self.on_durable: Callable[[int], object] = _no_listener
+        self.on_failure: Callable[[StorageError], object] = _no_listener
         self.on_maintenance_due: Callable[[], object] | None = None
         self.busy = 0
-        self.disk = disk
-        self.clock = clock
-        self.files = files
-        self.table = SegmentList(recovery.segments, files, recovery.compaction.sparse_end_offset)
-        self.active = self.table.active
-        self.active.end_offset = recovery.end_offset
-        self._front = bytearray(_FRONT.size)
-        self.roll_at = segment_roll.UNKNOWN_AGE
-        self.room = Preallocation(self.active.size)
-        self.places: dict[int, tuple[Segment, int]] = {}
-        self.flush_state = FlushState(directory, recovery)
-        self.disk_full_logged = False
         self.maintenance_running = False
-        self.compaction = SegmentSwap(self.table, files, self.flush_state, self.places, recovery.compaction)
+        self._disk = disk
+        self._clock = clock
+        self._files = files
+        self._segments = SegmentList(recovery.segments, files, recovery.compaction.sparse_end_offset)
+        self._active = self._segments.active
+        self._active.end_offset = recovery.end_offset
+        self._prefix = bytearray(_PREFIX.size)
+        self._roll_at = _UNKNOWN_AGE
+        self._preallocation = Preallocation(self._active.size)
+        self._read_positions: dict[int, tuple[Segment, int]] = {}
+        self._flush_state = FlushState(directory, recovery)
+        self._disk_full_logged = False
+        self.compaction = SegmentSwap(
+            self._segments, files, self._flush_state, self._read_positions, recovery.compaction
+        )
 
     @classmethod
     def open(
@@ -107,9 +149,9 @@ class Log:
         leader_epoch: int = -1,
         files: FileCache | None = None,
     ) -> Log:
-        """Open the log in `directory` (making it when it is new) and recover it: see `recovery`.
+        """Open the log in `directory` (creating it when it is new) and recover it: see `recovery`.
 
-        `leader_epoch` >= 0 is the epoch that writes from now on. `files` is shared by all logs of a broker. Everything
+        `leader_epoch` >= 0 is the epoch of the following appends. `files` is shared by all logs of a broker. Everything
         the log holds on return is durable. Raises `CorruptLog` when durable records are damaged, `StorageError` when
         the disk fails.
         """
@@ -123,89 +165,93 @@ class Log:
             log.assign_leader_epoch(leader_epoch)
         return log
 
-    # What it is
+    # Properties
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all segments."""
-        return sum(segment.size for segment in self.table.segments)
+        return sum(segment.size for segment in self._segments.segments)
 
     def segments(self) -> list[SegmentInfo]:
         """All segments, oldest first."""
         return [*self.closed_segments(), self.active_segment()]
 
     def closed_segments(self) -> Iterator[SegmentInfo]:
-        """All but the newest, oldest first, made one by one when asked for. The log must not change meanwhile."""
-        for segment in islice(self.table.segments, len(self.table.segments) - 1):
-            yield segment_info(segment, self.disk, self.files)
+        """All segments except the active one, oldest first, computed lazily. The log must not change meanwhile."""
+        for segment in islice(self._segments.segments, len(self._segments.segments) - 1):
+            yield segment_info(segment, self._disk, self._files)
 
     def active_segment(self) -> SegmentInfo:
         """The newest segment, the one that is written to."""
-        return segment_info(self.active, self.disk, self.files)
+        return segment_info(self._active, self._disk, self._files)
+
+    def segment_base_offsets(self) -> list[int]:
+        """The base offsets of all segments, oldest first."""
+        return [segment.base_offset for segment in self._segments.segments]
 
     def update_settings(self, settings: LogSettings) -> None:
         """Use other settings from the next append on."""
-        self.roll_at += (settings.segment_ms - self.settings.segment_ms) / 1000
-        self.room.limit(settings.segment_bytes)
+        self._roll_at += (settings.segment_ms - self.settings.segment_ms) / 1000
+        self._preallocation.limit(settings.segment_bytes)
         self.settings = settings
 
     def assign_leader_epoch(self, epoch: int) -> None:
-        """`epoch` writes from the end of the log on. An epoch at or below the newest changes nothing."""
+        """Use `epoch` for all records from the end of the log on. An epoch at or below the newest changes nothing."""
         if self.leader_epochs.assign(epoch, self.end_offset):
-            self.flush_state.epochs_dirty = True
+            self._flush_state.epochs_dirty = True
 
     @property
     def epoch_due(self) -> bool:
-        """Was the log cut by an opening, this one or one before, and no leader epoch was begun since?"""
-        return self.flush_state.epoch_due
+        """Whether a recovery, this one or an earlier one, truncated the log and no leader epoch was started since."""
+        return self._flush_state.epoch_due
 
     def epoch_started(self) -> None:
-        """What is written from now on carries a leader epoch of its own, and that is known wherever it has to be."""
-        self.flush_state.epoch_due = False
+        """Clear `epoch_due`: the following records carry a leader epoch of their own, and its start is recorded."""
+        self._flush_state.epoch_due = False
         if self.on_maintenance_due is not None and self.needs_maintenance:
             self.on_maintenance_due()
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """(epoch, end offset) as OffsetForLeaderEpoch wants it: see `LeaderEpochCache.end_offset_for`."""
+        """(epoch, end offset) as OffsetForLeaderEpoch requires: see `LeaderEpochCache.end_offset_for`."""
         return self.leader_epochs.end_offset_for(epoch, self.end_offset)
 
-    # Writing
+    # Appending
 
     def append(
         self, batch: Buffer, header: BatchHeader, leader_epoch: int, *, front: bytes | None = None
     ) -> int:
-        """Append one whole, checked batch at the end; its base offset.
+        """Append one whole, validated batch at the end; returns its base offset.
 
-        `front` replaces the first bytes of the batch (a header re-written for log-append time). Nothing is durable
-        yet. Raises `StorageError` when the disk refuses. Without space the bytes written so far are taken back and the
-        log stays in service for when there is space again; any other failure ends its service.
+        `front` replaces the first bytes of the batch (a header rewritten for log-append time). Nothing is durable yet.
+        Raises `StorageError` when the disk refuses. On a full disk the bytes written so far are removed and the log
+        stays in service; any other failure ends its service.
         """
         size = header.batch_length + 12
-        active = self.active
+        active = self._active
         position = active.size
         if (
             self.failure is not None
-            or position + size > self.room.writable_bytes
+            or position + size > self._preallocation.writable_bytes
             or leader_epoch != self.leader_epochs.last
-            or self.clock.monotonic() >= self.roll_at
+            or self._clock.monotonic() >= self._roll_at
             or self.end_offset - active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX
         ):
-            active = segment_roll.prepare_append(self, position, size, leader_epoch, header)
+            active = self._prepare_append(position, size, leader_epoch, header)
             position = active.size
         base_offset = self.end_offset
         if front is None:
-            _FRONT.pack_into(self._front, 0, base_offset, header.batch_length, leader_epoch)
-            buffers: list[Buffer] = [self._front, memoryview(batch)[16:]]
+            _PREFIX.pack_into(self._prefix, 0, base_offset, header.batch_length, leader_epoch)
+            buffers: list[Buffer] = [self._prefix, memoryview(batch)[16:]]
             timestamp = header.max_timestamp_ms
         else:
             rewritten = bytearray(front)
-            _FRONT.pack_into(rewritten, 0, base_offset, header.batch_length, leader_epoch)
+            _PREFIX.pack_into(rewritten, 0, base_offset, header.batch_length, leader_epoch)
             buffers = [rewritten, memoryview(batch)[len(front) :]]
             timestamp = _MAX_TIMESTAMP.unpack_from(front, _MAX_TIMESTAMP_POSITION)[0]
         try:
             active.file.write_at(buffers, position)  # type: ignore[union-attr]  # an active segment holds its file
         except OSError as error:
-            raise segment_roll.append_failed(self, error, position) from error
+            raise self._append_failed(error, position) from error
         index = active.index
         if position >= index.due_position or timestamp > index.max_timestamp_ms:  # type: ignore[union-attr]  # so its index
             index.add(base_offset - active.base_offset, position, timestamp)  # type: ignore[union-attr]  # the same
@@ -213,15 +259,66 @@ class Log:
         self.end_offset = active.end_offset = base_offset + header.last_offset_delta + 1
         return base_offset
 
-    def roll(self) -> bool:
-        """Close the active segment now, so that retention and compaction can see it. False when it holds nothing.
+    def _prepare_append(self, position: int, size: int, leader_epoch: int, header: BatchHeader) -> Segment:
+        """Slow path of an append: refuse, start an epoch, roll or preallocate. Returns the segment to write to."""
+        self._check_writable()
+        if self._roll_at == _UNKNOWN_AGE:
+            self._roll_at = self._clock.monotonic() - self._active_age_s() + self.settings.segment_ms / 1000
+        if leader_epoch < self.leader_epochs.last:
+            raise FencedLeaderEpoch(
+                f"{self.directory}: leader epoch {leader_epoch} is older than {self.leader_epochs.last}"
+            )
+        now = self._clock.monotonic()
+        if self.end_offset - self._active.base_offset + header.last_offset_delta > RELATIVE_OFFSET_MAX:
+            self._roll(now)  # an empty segment, too: there may be a gap behind its base offset
+        elif position == 0:
+            self._roll_at = now + self.settings.segment_ms / 1000
+        elif position + size > self.settings.segment_bytes or now >= self._roll_at:
+            self._roll(now)
+        if self.leader_epochs.assign(leader_epoch, self.end_offset):
+            self._flush_state.epochs_dirty = True
+        active = self._active
+        try:
+            self._preallocation.extend(self._disk, active, active.size + size, self.settings.segment_bytes)
+        except OSError as error:
+            raise self._append_failed(error, active.size) from error
+        return active
 
-        The new segment has to be synced: ask a `GroupCommit` for it. Raises `StorageError` as `append` does.
+    def _check_writable(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+        if self.closed:
+            raise StorageError(f"the log {self.directory} is closed")
+
+    def _active_age_s(self) -> float:
+        """Age of the active segment by its first batch's timestamp (as in Kafka); 0 where that is unknown, `segment_ms`
+        at most.
         """
-        return segment_roll.roll(self)
+        active = self._active
+        if active.size < HEADER_BYTES:
+            return 0.0
+        try:
+            header = read_header(read_exactly(self._files.file(active), HEADER_BYTES, 0))
+        except StorageError:
+            return 0.0  # reported to the next reader of the segment
+        if header.max_timestamp_ms < 0:
+            return 0.0
+        age_ms = self._clock.wall_ms() - header.max_timestamp_ms
+        return min(max(age_ms, 0), self.settings.segment_ms) / 1000
+
+    def _append_failed(self, error: OSError, position: int) -> StorageError:
+        """The error for a failed write: on a full disk the write is undone, otherwise the log fails."""
+        message = f"cannot write to {self._active.path}"
+        if error.errno in DISK_FULL_ERRNOS:
+            try:
+                self._preallocation.truncate(self._active, position)
+            except OSError as second:
+                return self.fail(second, message)
+            return StorageError(f"{message}: {error}")
+        return self.fail(error, message)
 
     def fail(self, error: BaseException, message: str) -> StorageError:
-        """The log takes no more writes; its listener is told once. Returns the error to raise."""
+        """Refuse all further writes; the listener is called once. Returns the error to raise."""
         if self.failure is None:
             failure = StorageError(f"{message}: {error}")
             failure.__cause__ = error
@@ -229,10 +326,191 @@ class Log:
             self.on_failure(failure)
         return self.failure
 
+    def roll(self) -> bool:
+        """Close the active segment now, so that retention and compaction can see it. False when it is empty.
+
+        The new segment has to be synced: request it from `GroupCommit`. Raises `StorageError` as `append` does.
+        """
+        self._check_writable()
+        if self.end_offset == self._active.base_offset:
+            return False
+        self._roll(self._clock.monotonic())
+        return True
+
+    def _roll(self, now: float) -> None:
+        """Close the active segment and create the next one; on failure the log is unchanged, or its service ends.
+
+        The old segment is synced before an end in the new one counts as durable.
+        """
+        segment = Segment(self.directory, self.end_offset)
+        message = f"cannot create the segment {segment.path}"
+        try:
+            self._preallocation.release(self._active)
+            segment.file = self._disk.open(segment.path, create=True)
+        except OSError as error:
+            if error.errno in _NO_FILE_OPENED:
+                raise StorageError(f"{message}: {error}") from error
+            raise self.fail(error, message) from error
+        try:
+            segment.file.truncate(0)  # left over from an attempt before a restart
+        except OSError as error:
+            # The file exists: a batch appended beyond its base offset now would be lost.
+            raise self.fail(error, message) from error
+        segment.index = SparseIndex(self.settings.index_interval_bytes)
+        closing = self._active
+        self._flush_state.segment_closed(closing)
+        self._segments.add(segment)
+        self._active = segment
+        self._preallocation.begin(0)
+        self._roll_at = now + self.settings.segment_ms / 1000
+        if closing.end_offset <= self.start_offset:
+            self._drop_trimmed()
+
+    # Appending as a follower
+    #
+    # The leader assigned the offsets and stamped its epoch into each batch; both are kept. Where its log was compacted
+    # there are gaps between its batches and within them, and the same gaps are here: they are allowed up to an end
+    # offset that is written to disk first, so that recovery does not take them for damage. Between two segments
+    # recovery accepts no gap: what is missing there may have been lost in a power failure.
+    #
+    # A batch is appended whole, checked and in order, or not at all; an epoch starts here no later than on the leader.
+
+    def append_as_follower(
+        self, records: memoryview, headers: Sequence[BatchHeader], *, gaps_below: int
+    ) -> int:
+        """Append the leader's batches in `records`, each checked by `check_stored_batch`; returns how many were
+        appended.
+
+        Nothing is durable yet. Batches that go into one segment without a gap are written with one system call.
+        `gaps_below`: below this offset the leader's log may have gaps. Raises `CorruptMessage` for a batch out of
+        order, `FencedLeaderEpoch` for one of an older epoch, `ConcurrentChange` while compaction holds the log, and
+        `StorageError` as `append` does; `end_offset` shows what was appended before.
+        """
+        done = position = 0
+        while done < len(headers):
+            count, size = self._contiguous_run(headers, done)
+            run = headers if count == len(headers) else headers[done : done + count]
+            self._append_run(records[position : position + size], run, gaps_below)
+            done += count
+            position += size
+        return done
+
+    def _contiguous_run(self, headers: Sequence[BatchHeader], first: int) -> tuple[int, int]:
+        """(number of batches from `first` on that can be written together, their bytes)."""
+        header = headers[first]
+        epoch, following, size = header.leader_epoch, header.last_offset + 1, header.size
+        space = self.settings.segment_bytes - self._active.size
+        highest = self._active.base_offset + RELATIVE_OFFSET_MAX
+        count = 1
+        for header in islice(headers, first + 1, None):
+            base_offset = header.base_offset
+            last_offset, grown = (
+                base_offset + header.last_offset_delta,
+                size + header.batch_length + LENGTH_OFFSET,
+            )
+            if (
+                base_offset != following
+                or header.leader_epoch != epoch
+                or grown > space
+                or last_offset > highest
+            ):
+                break
+            following = last_offset + 1
+            size = grown
+            count += 1
+        return count, size
+
+    def _append_run(self, run: memoryview, headers: Sequence[BatchHeader], gaps_below: int) -> None:
+        first, last = headers[0], headers[-1]
+        end_before, base_offset, leader_epoch = self.end_offset, first.base_offset, first.leader_epoch
+        if base_offset < end_before or (base_offset > end_before and base_offset > gaps_below):
+            raise CorruptMessage(
+                f"{self.directory} ends at {end_before}, a batch from its leader begins at {base_offset}"
+            )
+        if leader_epoch < self.leader_epochs.last and self.leader_epochs.truncate_to(end_before):
+            # This broker was leader and wrote nothing: the leader does not know its epoch.
+            self._flush_state.epochs_dirty = True
+        if leader_epoch < self.leader_epochs.last:
+            raise FencedLeaderEpoch(
+                f"{self.directory}: a batch of leader epoch {leader_epoch} after one of {self.leader_epochs.last}"
+            )
+        sparse = [header for header in headers if header.record_count <= header.last_offset_delta]
+        if sparse and sparse[-1].base_offset >= self.compaction.state.sparse_end_offset:
+            self._allow_gaps(max(gaps_below, sparse[-1].last_offset + 1))
+        if base_offset > end_before:
+            self._allow_gaps(gaps_below)
+            # Which epoch wrote the missing records is unknown: they are assigned to the new one. If the old epoch
+            # appeared to reach further than it did, a replica with uncommitted records of it could keep them.
+            if self.leader_epochs.assign(leader_epoch, end_before):
+                self._flush_state.epochs_dirty = True
+        if last.last_offset - end_before > RELATIVE_OFFSET_MAX:
+            self._skip_to(base_offset)
+        size = len(run)
+        active = self._active
+        position = active.size
+        if (
+            self.failure is not None
+            or position + size > self._preallocation.writable_bytes
+            or leader_epoch != self.leader_epochs.last
+            or self._clock.monotonic() >= self._roll_at
+            or last.last_offset - active.base_offset > RELATIVE_OFFSET_MAX
+        ):
+            active = self._prepare_append(position, size, leader_epoch, first)
+            position = active.size
+        try:
+            active.file.write_at([run], position)  # type: ignore[union-attr]  # an active segment holds its file
+        except OSError as error:
+            raise self._append_failed(error, position) from error
+        index: SparseIndex = active.index  # type: ignore[assignment]  # an active segment holds its index
+        segment_base = active.base_offset
+        for header in headers:
+            if position >= index.due_position or header.max_timestamp_ms > index.max_timestamp_ms:
+                index.add(header.base_offset - segment_base, position, header.max_timestamp_ms)
+            position += header.batch_length + LENGTH_OFFSET
+        active.size = position
+        self.end_offset = active.end_offset = last.last_offset + 1
+
+    def _allow_gaps(self, below: int) -> None:
+        """Record on disk, unless it is recorded, that offsets below `below` may be missing. Durable on return;
+        blocks.
+        """
+        if self.failure is not None:
+            raise self.failure
+        if below > self.compaction.state.sparse_end_offset:
+            if self.compaction.busy:
+                raise ConcurrentChange(f"{self.directory} is being compacted; append when that is done")
+            state = self.compaction.state._replace(sparse_end_offset=below)
+            try:
+                write_state(self._disk, self.directory, state)
+            except (OSError, DirectoryNotSynced) as error:
+                message = f"cannot record the gaps of {self.directory}"
+                if isinstance(error, OSError) and error.errno in DISK_FULL_ERRNOS:
+                    # Nothing was appended; the next attempt may find space.
+                    raise StorageError(f"{message}: {error}") from error
+                raise self.fail(error, message) from error
+            self.compaction.state = state
+        self._segments.sparse_end_offset = max(self._segments.sparse_end_offset, below)
+
+    def _skip_to(self, offset: int) -> None:
+        """Continue at `offset`, after a gap wider than a segment may span, in a new segment that begins there. Blocks.
+
+        The checkpoint has to record it first: above the checkpoint recovery takes offsets missing between two segments
+        for lost.
+        """
+        self._check_idle("append")
+        self.end_offset = self._active.end_offset = offset
+        self._run_inline(self.prepare_flush(), self.finish_flush)
+        self._run_inline(self.prepare_maintenance(), self.finish_maintenance)
+        if self._flush_state.checkpoint.durable_end_offset != offset:
+            raise self.fail(
+                StorageError("no space for the checkpoint"), f"cannot record the gaps of {self.directory}"
+            )
+        self._roll(self._clock.monotonic())
+
     # Reading
 
     def read(self, offset: int, max_bytes: int, limit_offset: int) -> LogSlice | None:
-        """Whole batches from the one that holds `offset` on, all below `limit_offset`, out of one segment.
+        """Whole batches from the one that contains `offset` on, all below `limit_offset`, from one segment.
 
         At most `max_bytes`, but at least one batch. None when nothing is below the limit. Raises `OffsetOutOfRange`
         below the start and above the end of the log.
@@ -244,44 +522,72 @@ class Log:
             )
         if offset >= limit_offset or offset == end:
             return None
-        place = self.places.get(offset)
-        segment, position = place if place is not None else self.table.locate(offset)
-        if position >= segment.size:  # remembered as the end of what was the newest segment then
-            segment, position = self.table.locate(offset)
+        known = self._read_positions.get(offset)
+        segment, position = known if known is not None else self._segments.locate(offset)
+        if position >= segment.size:  # remembered as the end of a segment that was active then
+            segment, position = self._segments.locate(offset)
             if position >= segment.size:  # compaction left nothing from here on
                 return None
         segment_end, stop = segment.end_offset, segment.size
         next_offset = segment_end
         if limit_offset < segment_end:
-            if limit_offset == self.durable_end_offset and segment is self.flush_state.segment:
-                stop, next_offset = self.flush_state.position, limit_offset
+            if limit_offset == self.durable_end_offset and segment is self._flush_state.segment:
+                stop, next_offset = self._flush_state.position, limit_offset
             else:
-                stop, next_offset = self.table.position_of(segment, limit_offset)
+                stop, next_offset = self._segments.position_of(segment, limit_offset)
             if stop <= position:
                 return None
-        file = segment.file or self.files.file(segment)
+        file = segment.file or self._files.file(segment)
         if stop - position > max_bytes:
-            stop, next_offset = timestamp_search.cut(
-                segment, file, self.files, position, stop, max_bytes, next_offset
+            stop, next_offset = self._segments.batch_boundary(
+                segment, file, position, stop, max_bytes, next_offset
             )
-        places = self.places
-        # One batch larger than asked for: only its own header says where it ends, and it may be damaged.
-        if next_offset not in places and stop - position <= max_bytes:
-            if len(places) >= PLACES_MAX:
-                del places[next(iter(places))]
-            if stop < segment.size or segment is self.active:
-                places[next_offset] = (segment, stop)
+        positions = self._read_positions
+        # One batch larger than asked for: only its own header gives its end, and it may be damaged.
+        if next_offset not in positions and stop - position <= max_bytes:
+            if len(positions) >= READ_POSITIONS_MAX:
+                del positions[next(iter(positions))]
+            if stop < segment.size or segment is self._active:
+                positions[next_offset] = (segment, stop)
         return LogSlice(file, position, stop - position, next_offset)
 
-    def batch_headers(self, from_offset: int) -> Iterator[BatchHeader]:
-        """The headers of all batches from the one that holds `from_offset` on, up to the end as it is now.
+    def read_range(
+        self, first_offset: int, last_offset: int, max_bytes: int, limit_offset: int
+    ) -> LogSlice | None:
+        """The whole batches that contain `first_offset` to `last_offset`, from one segment; raises what `read` raises.
 
-        What is damaged in a closed segment is logged and left out.
+        At most `max_bytes`, but at least one batch; so it may end early. Its `next_offset` follows its last batch.
+        Where compaction removed the whole range it is the batch that follows.
+        """
+        found = self.read(first_offset, max_bytes, limit_offset)
+        if found is None or found.next_offset <= last_offset + 1:
+            return found
+        segment = self._segments.from_offset(found.next_offset - 1)[0]
+        start = max(
+            self._files.index(segment).floor_offset(last_offset - segment.base_offset), found.position
+        )
+        end = found.position + found.length
+        for position, header in walk(found.file, start, end, segment.base_offset):
+            if header.base_offset + header.last_offset_delta >= last_offset:
+                next_offset = header.base_offset + header.last_offset_delta + 1
+                stop = position + header.batch_length + PREFIX_BYTES
+                positions = self._read_positions
+                if stop < end and next_offset not in positions:
+                    if len(positions) >= READ_POSITIONS_MAX:
+                        del positions[next(iter(positions))]
+                    positions[next_offset] = (segment, stop)
+                return LogSlice(found.file, found.position, stop - found.position, next_offset)
+        return found
+
+    def batch_headers(self, from_offset: int) -> Iterator[BatchHeader]:
+        """The headers of all batches from the one that contains `from_offset` to the current end.
+
+        Damaged batches in closed segments are logged and skipped.
         """
         return (header for _, _, header in self._walk(from_offset, skip_damaged=True))
 
     def batches(self, from_offset: int) -> Iterator[bytes]:
-        """The bytes of all batches from the one that holds `from_offset` on, up to the end as it is now."""
+        """The bytes of all batches from the one that contains `from_offset` to the current end."""
         found = self._walk(from_offset)
         return (read_exactly(file, header.batch_length + 12, position) for file, position, header in found)
 
@@ -291,121 +597,328 @@ class Log:
         from_offset = max(from_offset, self.start_offset)
         if from_offset >= self.end_offset:
             return iter(())
-        return self.table.walk(from_offset, skip_damaged=skip_damaged)
+        return self._segments.walk(from_offset, skip_damaged=skip_damaged)
 
     def verify(self) -> int:
         """Read and check everything the log holds; the number of batches. Raises `CorruptLog` at the first damage.
 
-        It checks what a reader cannot: that offsets follow each other and leader epochs are the known ones (neither is
-        under a batch's CRC). It blocks for as long as reading the log takes: not for a broker's loop.
+        It checks what a reader cannot: that offsets follow each other and that leader epochs are the known ones
+        (neither is covered by a batch's CRC). It blocks for as long as reading the log takes: not for a broker's loop.
         """
-        return maintenance.verify(self)
+        count = 0
+        for segment in self._segments.segments:
+            file, end = self._files.file(segment), segment.end_offset
+            sparse_end = max(
+                self._segments.sparse_end_offset, self.start_offset
+            )  # below the start all may be gone
+            count += verify_segment(
+                file, segment.base_offset, segment.size, end, self.leader_epochs, sparse_end
+            )
+        return count
 
     def offset_for_time(self, timestamp_ms: int, limit_offset: int) -> tuple[int, int, int] | None:
-        """(offset, timestamp in ms, leader epoch) of the first record at or after a moment; None when there is none."""
-        return timestamp_search.offset_for_time(self, timestamp_ms, min(limit_offset, self.end_offset))
+        """(offset, timestamp in ms, leader epoch) of the first record at or after a timestamp; None when there is
+        none.
+        """
+        return timestamp_search.offset_for_time(
+            self._segments,
+            self._files,
+            timestamp_ms,
+            start=self.start_offset,
+            limit=min(limit_offset, self.end_offset),
+            output_bytes_max=self.settings.open_batch_bytes_max,
+        )
 
     def max_timestamp(self, limit_offset: int) -> tuple[int, int, int] | None:
         """(offset, timestamp in ms, leader epoch) of the first record with the largest timestamp (KIP-734)."""
-        return timestamp_search.max_timestamp(self, min(limit_offset, self.end_offset))
+        return timestamp_search.max_timestamp(
+            self._segments,
+            self._files,
+            start=self.start_offset,
+            limit=min(limit_offset, self.end_offset),
+            output_bytes_max=self.settings.open_batch_bytes_max,
+        )
 
-    # Cutting
+    # Trimming and truncating
 
     def trim_to(self, offset: int) -> None:
-        """Records below `offset` are gone. Segments wholly below it are removed by the chores, once that is on disk."""
+        """Delete the records below `offset`. Maintenance removes segments wholly below it once the start is on disk."""
         if offset > self.end_offset:
             raise OffsetOutOfRange(f"cannot trim to {offset}, the log ends at {self.end_offset}")
         if offset <= self.start_offset:
             return
         self.start_offset = offset
-        self.drop_trimmed()
-        self.places.clear()
+        self._drop_trimmed()
+        self._read_positions.clear()
         if self.on_maintenance_due is not None:
             self.on_maintenance_due()
 
-    def drop_trimmed(self) -> None:
-        """Segments wholly below the start leave the log; when compaction swaps segments now, then when it has."""
+    def _drop_trimmed(self) -> None:
+        """Remove segments wholly below the start from the list; while compaction swaps segments, after that swap."""
         if not self.compaction.busy:
-            self.flush_state.segments_trimmed(self.table.drop_below(self.start_offset))
+            self._flush_state.segments_trimmed(self._segments.drop_below(self.start_offset))
 
     def truncate_to(self, offset: int) -> None:
-        """Take back every batch that reaches to `offset` or beyond; a follower does that when its leader changed.
+        """Remove every batch that reaches to `offset` or beyond, as a follower does after a leader change (KIP-101).
 
-        Durable on return. Not while a sync of this log runs (`busy`): `ConcurrentChange`.
+        Durable on return; blocks. Raises `ConcurrentChange` while a sync of this log runs (`busy`).
         """
-        maintenance.truncate(self, offset)
+        if self.failure is not None:
+            raise self.failure
+        if offset >= self.end_offset:
+            return
+        if offset < self.start_offset:
+            raise OffsetOutOfRange(f"cannot truncate to {offset}, the log starts at {self.start_offset}")
+        self._check_idle("truncate")
+        segment, position, end = self._segments.truncation_point(offset)
+        end = max(end, self.start_offset)
+        self._read_positions.clear()
+        try:
+            self.compaction.truncating(self._disk, end)
+            self._truncate_files(segment, position, end)
+        except (OSError, DirectoryNotSynced) as error:
+            raise self.fail(error, f"cannot truncate {self.directory}") from error
+        self._active = segment
+        self._preallocation.begin(position)
+        self.end_offset = self.durable_end_offset = end
 
-    # Becoming durable: the values that `GroupCommit` carries to its thread, and what comes back
+    def _check_idle(self, action: str) -> None:
+        if self.busy or self.compaction.busy:
+            raise ConcurrentChange(f"{self.directory} is being synced; {action} when that is done")
 
-    def prepare_sync(self) -> FlushJob | None:
-        """What a sync has to do to make the log durable up to its end as it is now; None when it is."""
+    def _truncate_files(self, segment: Segment, position: int, end_offset: int) -> None:
+        """Shorten the log to `position` of `segment`, where `end_offset` is; that segment becomes the active one.
+
+        First the checkpoint is lowered (a checkpoint ahead of the log would be reported as loss by recovery), then
+        segments are removed, newest first, then the last one is shortened. A crash in between leaves a log that opens
+        with an earlier correct state. Blocks; raises `OSError`.
+        """
+        disk, directory, state = self._disk, self.directory, self._flush_state
+        state.generation += 1
+        sequence, start = state.checkpoint.sequence + 1, min(self.start_offset, end_offset)
+        checkpoint = Checkpoint(sequence, end_offset, segment.base_offset, position, start, state.epoch_due)
+        if end_offset < state.end_offset:
+            state.checkpoint = write_both_slots(disk, f"{directory}/{CHECKPOINT_NAME}", checkpoint)
+        index = SparseIndex(self.settings.index_interval_bytes)
+        for at, header in walk(self._files.file(segment), 0, position, segment.base_offset, WALK_CHUNK_BYTES):
+            index.add(header.base_offset - segment.base_offset, at, header.max_timestamp_ms)
+        for removed in reversed(self._segments.from_offset(segment.base_offset)[1:]):
+            removed.file = None
+            remove_segment_files(disk, removed)
+        for path in (segment.index_path, f"{directory}/{TIMESTAMPS_NAME}"):
+            if disk.exists(path):
+                disk.remove(path)
+        file = segment.file or disk.open(segment.path)
+        file.truncate(position)
+        state.sync_closed_before(segment)
+        file.sync()
+        disk.sync_directory(directory)
+        if self.leader_epochs.truncate_to(end_offset) or state.epochs_dirty:
+            write_checksummed(disk, f"{directory}/{EPOCHS_NAME}", self.leader_epochs.encode(), durable=True)
+        if end_offset > state.end_offset:
+            # The log was trimmed beyond its durable end, into a batch that was removed: only a checkpoint explains the
+            # gap.
+            state.checkpoint = write_both_slots(disk, f"{directory}/{CHECKPOINT_NAME}", checkpoint)
+        self._segments.drop_after(segment)
+        segment.file, segment.index, segment.max_timestamp_ms = file, index, None
+        segment.size, segment.end_offset = position, end_offset
+        state.truncated(segment, position, end_offset)
+
+    def reset_to(self, offset: int) -> None:
+        """Delete everything and continue at `offset`, empty (Kafka: truncateFullyAndStartAt). Durable on return;
+        blocks.
+
+        A crash in between leaves a log that opens, empty, before or at the new start. Raises `ConcurrentChange` while a
+        sync of this log runs (`busy`), and `StorageError`, with which the log has failed.
+        """
+        if self.failure is not None:
+            raise self.failure
+        self._check_idle("reset it")
+        self._read_positions.clear()
+        try:
+            self._delete_records()
+            self._restart_at(offset)
+        except (OSError, DirectoryNotSynced) as error:
+            raise self.fail(error, f"cannot reset {self.directory}") from error
+
+    def _delete_records(self) -> None:
+        """Leave nothing but a checkpoint with that content: recovery creates a new log that begins where this ended.
+
+        The checkpoint is written first, or missing segments would be loss. Then the segments, in two steps: if the one
+        named by the checkpoint were gone while an earlier one is not, recovery would miss the records between them.
+        """
+        disk, directory, state = self._disk, self.directory, self._flush_state
+        state.generation += 1
+        state.checkpoint = write_both_slots(
+            disk, f"{directory}/{CHECKPOINT_NAME}", state.next_checkpoint(state.end_offset)
+        )
+        segments = self._segments.segments
+        at = segments.index(state.segment) if state.segment in segments else 0
+        older = [*state.take_garbage(), *segments[:at]]
+        for step in (older, segments[at:]):
+            for segment in step:
+                self._files.forget(segment)
+                segment.file = None
+                remove_segment_files(disk, segment)
+            disk.sync_directory(directory)
+        if disk.exists(f"{directory}/{TIMESTAMPS_NAME}"):
+            disk.remove(f"{directory}/{TIMESTAMPS_NAME}")
+        self.compaction.truncating(disk, 0)
+        write_checksummed(disk, f"{directory}/{EPOCHS_NAME}", LeaderEpochCache().encode(), durable=True)
+
+    def _restart_at(self, offset: int) -> None:
+        """Give an empty log a new start: the checkpoint, then a segment, in the order in which a log is created."""
+        disk, state = self._disk, self._flush_state
+        checkpoint = Checkpoint(state.checkpoint.sequence + 1, offset, offset, 0, offset, state.epoch_due)
+        state.checkpoint = write_both_slots(disk, f"{self.directory}/{CHECKPOINT_NAME}", checkpoint)
+        segment = Segment(self.directory, offset)
+        segment.file = disk.open(segment.path, create=True)
+        segment.file.truncate(0)
+        segment.file.sync()
+        disk.sync_directory(self.directory)
+        segment.index = SparseIndex(self.settings.index_interval_bytes)
+        self.leader_epochs.truncate_to(0)
+        self._segments.reset(segment)
+        state.reset(segment)
+        self._active = segment
+        self._preallocation.begin(0)
+        self.start_offset = self.durable_start_offset = self.end_offset = self.durable_end_offset = offset
+        self._roll_at = self._clock.monotonic() + self.settings.segment_ms / 1000
+
+    # Flushing: the values that `GroupCommit` passes to its thread, and their results
+
+    def prepare_flush(self) -> FlushJob | None:
+        """The job that makes the log durable up to its current end; None when it is durable."""
         if self.failure is not None or self.closed:
             return None
-        work = self.flush_state.prepare_sync(self.active, self.leader_epochs)
-        if work is not None:
+        job = self._flush_state.prepare_sync(self._active, self.leader_epochs)
+        if job is not None:
             self.busy += 1
-        return work
+        return job
 
-    def finish_sync(self, work: FlushJob, error: BaseException | None) -> None:
-        """A sync ended. Its listeners are told. `LogDiskFull`: nothing was synced, the next sync does it all."""
+    def finish_flush(self, job: FlushJob, error: BaseException | None) -> None:
+        """Record the result of a sync and call the listeners. `LogDiskFull`: nothing was synced, the next sync does
+        it.
+        """
         self.busy -= 1
         if isinstance(error, LogDiskFull):
-            self.flush_state.retry_sync(work)
-            maintenance.log_disk_full(self, error)
+            self._flush_state.retry_sync(job)
+            self._log_disk_full(error)
         elif error is not None:
             self.fail(error, f"cannot sync {self.directory}")
-        elif self.failure is None and self.flush_state.synced(work):
-            self.durable_end_offset = work.end_offset
-            self.room.awaited_syncs += 1
-            self.on_durable(work.end_offset)
+        elif self.failure is None and self._flush_state.synced(job):
+            self.durable_end_offset = job.end_offset
+            self._preallocation.awaited_syncs += 1
+            self.on_durable(job.end_offset)
+
+    def exclude_from_awaited_syncs(self) -> None:
+        """Do not count the next sync as one that a request waits for: see `Preallocation`."""
+        self._preallocation.awaited_syncs -= 1
 
     @property
     def needs_maintenance(self) -> bool:
-        """Is there something on disk that should follow what is durable by now?"""
+        """Whether files on disk have to follow what is durable by now."""
         return (
-            self.failure is None and not self.closed and self.flush_state.needs_maintenance(self.start_offset)
+            self.failure is None
+            and not self.closed
+            and self._flush_state.needs_maintenance(self.start_offset)
         )
 
     @property
     def checkpoint_lag_bytes(self) -> int:
-        """About so many bytes, durable by now, would be read and written again after a crash."""
-        return self.flush_state.checkpoint_lag_bytes
+        """Approximate number of durable bytes that would be read and written again after a crash."""
+        return self._flush_state.checkpoint_lag_bytes
 
     def prepare_maintenance(self, *, closing: bool = False) -> MaintenanceJob | None:
-        """The housekeeping that is due: checkpoint, index files, removal of trimmed segments."""
-        return maintenance.prepare_maintenance(self, closing=closing)
+        """The maintenance that is due: checkpoint, index files, removal of trimmed segments. None: nothing is due."""
+        if self.compaction.busy:
+            return None
+        if not self.needs_maintenance and not (
+            closing and self._flush_state.needs_maintenance(self.start_offset, self._segments.active)
+        ):
+            return None
+        self.busy += 1
+        self.maintenance_running = True
+        return self._flush_state.prepare_maintenance(
+            self._segments.segments, self.start_offset, self.settings.index_snapshot_bytes, closing=closing
+        )
 
     def finish_maintenance(self, job: MaintenanceJob, error: BaseException | None) -> None:
-        """The housekeeping ended. `LogDiskFull`: it is due again."""
-        maintenance.finish_maintenance(self, job, error)
+        """Record the result of maintenance. `LogDiskFull`: it is due again."""
+        self.busy -= 1
+        self.maintenance_running = False
+        if isinstance(error, LogDiskFull):
+            self._flush_state.retry_maintenance(job, checkpointed=error.checkpointed)
+            self._log_disk_full(error)
+            return
+        if error is not None:
+            self.fail(error, f"cannot maintain {self.directory}")
+            return
+        self._disk_full_logged = False
+        self._flush_state.checkpointed(job)
+        self.durable_start_offset = max(self.durable_start_offset, job.checkpoint.start_offset)
+        # Only now: if the epochs were forgotten first, a crash could bring back records without theirs.
+        self.leader_epochs.trim_to(job.checkpoint.start_offset)
+        for due in job.indexes:
+            if due.closed:
+                due.segment.max_timestamp_ms = due.sparse.max_timestamp_ms
+                due.segment.index = None
+        if self._flush_state.checkpoints_pending and self.on_maintenance_due is not None:
+            self.on_maintenance_due()
+
+    def _log_disk_full(self, error: LogDiskFull) -> None:
+        """One line for each period of a full disk."""
+        if not self._disk_full_logged:
+            logger.warning("log_disk_full", extra=fields(directory=self.directory, error=str(error)))
+        self._disk_full_logged = True
 
     def sync(self) -> None:
-        """Make the log durable here and now, blocking. A broker uses a `GroupCommit` instead. Raises `StorageError`."""
-        maintenance.run_inline(self, self.prepare_sync(), self.finish_sync)
-        maintenance.run_inline(self, self.prepare_maintenance(), self.finish_maintenance)
+        """Make the log durable, blocking. A broker uses `GroupCommit` instead. Raises `StorageError`."""
+        self._run_inline(self.prepare_flush(), self.finish_flush)
+        self._run_inline(self.prepare_maintenance(), self.finish_maintenance)
+
+    def _run_inline(self, job: FlushJob | MaintenanceJob | None, finish: Callable[..., None]) -> None:
+        """Run a job on this thread, blocking, and finish it. Raises `StorageError`."""
+        if self.failure is not None:
+            raise self.failure
+        if job is None:
+            return
+        try:
+            job.run(self._disk)
+        except LogDiskFull as error:
+            finish(job, error)
+            if isinstance(job, FlushJob):  # the records are not durable; maintenance can wait
+                raise
+            return
+        except OSError as error:
+            finish(job, error)
+            raise self.failure or StorageError(str(error)) from error
+        finish(job, None)
 
     # Compaction (see `compaction_run`)
 
     @property
     def generation(self) -> int:
-        """Another one after each truncation, and when the log has ended: what was prepared before counts no more."""
-        return self.flush_state.generation
+        """Changes with each truncation, and when the log is closed: work prepared before has no effect."""
+        return self._flush_state.generation
 
     def resume_after_compaction(self) -> None:
-        """A swap, or a note about compaction, is done with: what had to wait for it goes on."""
+        """Resume what had to wait for a segment swap, or for a change of the compaction state."""
         self.compaction.busy = False
-        self.drop_trimmed()
+        self._drop_trimmed()
         if self.on_maintenance_due is not None:
             self.on_maintenance_due()
 
     def request_checkpoint(self) -> None:
         """Have a checkpoint written although the log did not move: compaction needs one that names newer segments."""
-        self.flush_state.settle()
+        self._flush_state.request_checkpoints()
         if self.on_maintenance_due is not None and self.needs_maintenance:
             self.on_maintenance_due()
 
+    # Closing
+
     def close(self, *, save: bool = True) -> None:
-        """Let go of the files. With `save` everything is made durable first, and the next opening reads nothing.
+        """Close the files. With `save` everything is made durable first, and the next recovery reads no batches.
 
         Safe, but less thorough, while a sync of this log still runs. Raises `StorageError` when saving fails.
         """
@@ -413,10 +926,35 @@ class Log:
             return
         try:
             if save and self.failure is None:
-                maintenance.save(self)
+                self._save()
         finally:
-            maintenance.release(self)
+            self._release()
+
+    def _save(self) -> None:
+        self._run_inline(self.prepare_flush(), self.finish_flush)
+        if not self.busy:
+            self._run_inline(self.prepare_maintenance(closing=True), self.finish_maintenance)
+        try:
+            self._preallocation.release(self._active)
+        except OSError as error:
+            raise StorageError(f"cannot shorten {self._active.path}: {error}") from error
+
+    def _release(self) -> None:
+        """Drop all files; an append takes the slow path, which refuses."""
+        self.closed = True
+        self._preallocation.limit(-1)
+        self._read_positions.clear()
+        self._flush_state.release()
+        # They refer back to the log: descriptors must not wait for the garbage collector.
+        self.on_durable = self.on_failure = _no_listener
+        for segment in self._segments.segments:
+            self._files.forget(segment)
 
     def delete(self) -> None:
-        """Remove the log and everything in its directory. Not while a sync of this log runs (`busy`)."""
-        maintenance.delete(self)
+        """Remove the log and everything in its directory. Raises `ConcurrentChange` while a sync of this log runs."""
+        self._check_idle("delete it")
+        self._release()
+        try:
+            self._disk.remove_tree(self.directory)
+        except OSError as error:
+            raise StorageError(f"cannot remove {self.directory}: {error}") from error

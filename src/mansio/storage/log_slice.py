@@ -1,6 +1,5 @@
-"""What a log hands out about itself: stretches of its files, and facts about its segments.
-
-Always true: nothing here changes a log, and nothing here changes when the log does.
+"""Immutable results of a log: byte ranges of its files (`LogSlice`) and descriptions of its segments
+(`SegmentInfo`).
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class LogSlice(NamedTuple):
-    """Whole batches, as a stretch of one file: `length` bytes from `position`. The next read begins at `next_offset`.
+    """Whole batches as a byte range of one file: `length` bytes from `position`. The next read begins at `next_offset`.
 
     Holding the slice keeps the file's descriptor valid, even when its segment is deleted meanwhile.
     """
@@ -34,9 +33,9 @@ class LogSlice(NamedTuple):
 
 
 class SegmentInfo(NamedTuple):
-    """One segment, for retention and for people. `max_timestamp_ms` is the largest in it (`NO_TIMESTAMP`: empty).
+    """Description of one segment. `max_timestamp_ms` is the largest timestamp in it (`NO_TIMESTAMP`: empty).
 
-    Where no record has a timestamp it is when the file was last written, as in Kafka.
+    If no record has a timestamp it is the time of the file's last modification, as in Kafka.
     """
 
     base_offset: int
@@ -46,11 +45,11 @@ class SegmentInfo(NamedTuple):
 
 
 def segment_info(segment: Segment, disk: Disk, files: FileCache) -> SegmentInfo:
-    """What there is to say about a segment. Raises `StorageError` when the disk does not answer."""
+    """Describe a segment. Raises `StorageError` when the disk fails."""
     timestamp = max_timestamp_of(segment, files)
     if timestamp < 0 and segment.size:
         try:
             timestamp = disk.modified_ms(segment.path)
         except OSError as error:
-            raise StorageError(f"cannot ask when {segment.path} was written: {error}") from error
+            raise StorageError(f"cannot read the modification time of {segment.path}: {error}") from error
     return SegmentInfo(segment.base_offset, segment.end_offset, segment.size, timestamp)

@@ -1,39 +1,43 @@
-"""The room ahead of the newest segment's batches: how far its file reaches beyond them, and with what it is filled
+"""Preallocation of the active segment: how far its file extends beyond the last batch, and what fills that space
 (docs/adr/0007-room-ahead-of-the-batches.md).
 
-A sync that finds its blocks written before is spared the file system's journal. So a log whose batches are waited for,
-few bytes at a time, gets its room as zeros written ahead; every other one as a hole, which costs nothing.
+A sync that only overwrites blocks which were written before does not use the file system's journal. A log whose batches
+are small and waited for is therefore extended with zeros written ahead; every other log with a hole, which costs
+nothing.
 
-Always true: the file ends at `writable_bytes`, unless a limit lowered that, and never before its last batch. What lies
-behind the last batch reads as zeros, and was written, if at all, by the thread that appends: zeros never meet a batch.
+Invariants:
+* The file ends at `writable_bytes`, unless a limit lowered that, and never before its last batch.
+* Everything after the last batch reads as zeros. Zeros are written by the thread that appends, so they never overwrite
+  a batch.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mansio.storage.flush.flush_jobs import NO_ROOM
+from mansio.ports import DISK_FULL_ERRNOS
 
 if TYPE_CHECKING:
     from mansio.ports import Disk
     from mansio.storage.segment import Segment
 
-PREALLOCATION_BYTES_MIN = 64 << 10  # how far a file grows ahead: by its own size, between these
+PREALLOCATION_BYTES_MIN = 64 << 10  # a file is extended by its own size, between these bounds
 PREALLOCATION_BYTES_MAX = 1 << 20
 ZEROS_BYTES_MAX = 256 << 10
-"""As many zeros are written ahead at a time at most; the sync after them carries them too."""
+"""Maximum number of zeros written ahead at a time; the next sync carries them, too."""
 SYNC_BYTES_MIN = 2 << 10  # below, most batches go into a block that has been written before, zeros or not
-SYNC_BYTES_MAX = 64 << 10  # above, the time of the bytes themselves counts, and zeros double them
+SYNC_BYTES_MAX = 64 << 10  # above, the bytes themselves take most of the time, and zeros double them
 SYNCS_MIN = 2
 FREE_BYTES_MIN = 1 << 30
-"""With less free on the disk no zeros are written: a hole takes no block."""
+"""With less free space on the disk no zeros are written: a hole takes no block."""
 _ZEROS = bytes(ZEROS_BYTES_MAX)
 
 
 class Preallocation:
-    """See the module. `writable_bytes`: an append that ends above takes the rare path.
+    """Preallocated end of one log's active segment.
 
-    `awaited_syncs` counts the syncs that somebody waited for: whoever runs them adds to it.
+    `writable_bytes`: an append that ends above it takes the slow path. `awaited_syncs` counts the syncs that a request
+    waited for; the code that runs them increments it.
     """
 
     __slots__ = ("_awaited_syncs_before", "_file_bytes", "_size_before", "awaited_syncs", "writable_bytes")
@@ -43,54 +47,54 @@ class Preallocation:
         self.begin(file_bytes)
 
     def begin(self, file_bytes: int) -> None:
-        """Another segment is written from now on, whose file is so long."""
+        """Switch to another segment, whose file has `file_bytes` bytes."""
         self._file_bytes = self.writable_bytes = self._size_before = file_bytes
         self._awaited_syncs_before = self.awaited_syncs
 
     def limit(self, writable_bytes: int) -> None:
-        """Let appends that end above take the rare path."""
+        """Send appends that end above `writable_bytes` to the slow path."""
         self.writable_bytes = min(self.writable_bytes, writable_bytes)
 
-    def make(self, disk: Disk, segment: Segment, needed_bytes: int, segment_bytes: int) -> None:
-        """Let the file grow to what is needed and some more, within the size of a segment. Raises `OSError`."""
+    def extend(self, disk: Disk, segment: Segment, needed_bytes: int, segment_bytes: int) -> None:
+        """Extend the file to `needed_bytes` and some more, up to the size of a segment. Raises `OSError`."""
         if needed_bytes <= self.writable_bytes:
             return
-        zeros = self._pays(segment.size) and disk.free_bytes(segment.directory) >= FREE_BYTES_MIN
+        zeros = self._zeros_are_faster(segment.size) and disk.free_bytes(segment.directory) >= FREE_BYTES_MIN
         ahead = min(
             max(needed_bytes, PREALLOCATION_BYTES_MIN), ZEROS_BYTES_MAX if zeros else PREALLOCATION_BYTES_MAX
         )
         grown = max(needed_bytes, min(needed_bytes + ahead, segment_bytes))
-        if not (zeros and self._fill(segment, needed_bytes, grown)):
+        if not (zeros and self._write_zeros(segment, needed_bytes, grown)):
             segment.file.truncate(grown)  # type: ignore[union-attr]  # an active segment holds its file
         self._file_bytes = self.writable_bytes = grown
         self._size_before, self._awaited_syncs_before = segment.size, self.awaited_syncs
 
-    def _pays(self, size: int) -> bool:
-        """Were there, since there was room last, awaited syncs of a size that zeros make quicker?"""
+    def _zeros_are_faster(self, size: int) -> bool:
+        """Whether, since the last extension, there were awaited syncs of a size that zeros make faster."""
         syncs = self.awaited_syncs - self._awaited_syncs_before
         written = size - self._size_before
         return syncs >= SYNCS_MIN and SYNC_BYTES_MIN * syncs <= written <= SYNC_BYTES_MAX * syncs
 
-    def _fill(self, segment: Segment, position: int, end: int) -> bool:
-        """Write zeros up to `end`, from `position`: what is before is about to be written. False when the disk is full.
+    def _write_zeros(self, segment: Segment, position: int, end: int) -> bool:
+        """Write zeros from `position` (the bytes before it are about to be written) to `end`. False on a full disk.
 
-        Zeros that were written are taken back then: records need what is left.
+        Zeros that were written are removed then: records need the remaining space.
         """
         try:
             segment.file.write_at([memoryview(_ZEROS)[: end - position]], position)  # type: ignore[union-attr]  # as above
         except OSError as error:
-            if error.errno not in NO_ROOM:
+            if error.errno not in DISK_FULL_ERRNOS:
                 raise
             segment.file.truncate(segment.size)  # type: ignore[union-attr]  # as above
             return False
         return True
 
-    def trim_to_size(self, segment: Segment) -> None:
+    def release(self, segment: Segment) -> None:
         """End the file where its last batch ends. Raises `OSError`."""
         if self._file_bytes > segment.size:
-            self.cut(segment, segment.size)
+            self.truncate(segment, segment.size)
 
-    def cut(self, segment: Segment, position: int) -> None:
-        """End the file at `position`, whatever is behind it. Raises `OSError`."""
+    def truncate(self, segment: Segment, position: int) -> None:
+        """End the file at `position`, whatever follows it. Raises `OSError`."""
         segment.file.truncate(position)  # type: ignore[union-attr]  # an active segment holds its file
         self._file_bytes = self.writable_bytes = position

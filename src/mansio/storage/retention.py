@@ -1,8 +1,8 @@
-"""What a log may forget: the policy alone, as a pure function over its segments.
+"""Retention policy of one log (retention.ms, retention.bytes): a pure function over its segments.
 
-Always true: retention lets go of whole segments, oldest first, and of nothing at or above the floor it is given. The
-newest segment, which is written to, may go only when time has run out for all of it; size never takes it. Only the
-segments that go, and the first one that stays, are looked at.
+Invariants: retention deletes whole segments, oldest first, and nothing at or above the floor offset. The active segment
+is deleted only when all of it has expired by time, never by size. Only the segments that expire, and the first one that
+does not, are examined.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mansio.storage.log import SegmentInfo
+    from mansio.storage.log_slice import SegmentInfo
 
 UNLIMITED = -1
 
 
 class Expired(NamedTuple):
-    """What may go: the first `segments`, of `size_bytes` together, which end at `end_offset` (-1 when there are none).
+    """Expired segments: the first `segments`, `size_bytes` in total, which end at `end_offset` (-1 if there are none).
 
-    `by_time` and `by_size` say why; both may be true. `newest`: the newest segment is one of them, so the log has to
-    begin another one first.
+    `by_time` and `by_size` are the reasons; both may be true. `newest`: the active segment is one of them, so the log
+    has to be rolled first.
     """
 
     end_offset: int = -1
@@ -33,7 +33,7 @@ class Expired(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """For people."""
+        """The reasons as text."""
         return " and ".join(["time"] * self.by_time + ["size"] * self.by_size)
 
 
@@ -47,10 +47,11 @@ def expired(
     retention_bytes: int = UNLIMITED,
     floor_offset: int,
 ) -> Expired:
-    """Which segments have to go. `size_bytes` is the size of them all, and matters only with `retention_bytes`.
+    """Which segments have expired. `size_bytes` is the size of all segments, used only with `retention_bytes`.
 
-    A segment goes when its largest timestamp is more than `retention_ms` ago (so one from the future stays), or when
-    the log without it still has `retention_bytes`. `floor_offset` is what readers, and the high watermark, still need.
+    A segment expires when its largest timestamp is more than `retention_ms` ago (so one from the future is kept), or
+    when the log without it still has `retention_bytes`. `floor_offset` is the lowest offset that has to be kept, for
+    readers and the high watermark.
     """
     excess_bytes = size_bytes - retention_bytes
     found = Expired()

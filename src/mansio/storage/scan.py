@@ -1,10 +1,11 @@
-"""Reading a segment that may be damaged: every sound batch, and every stretch that is none.
+"""Scan of a segment that may be damaged: every intact batch, and every byte range that is none.
 
-A reader stops at the first damage; this goes on behind it. Where the length of a damaged batch leads to something that
-can be a batch, it goes on there; where not, it looks for the next place at which a whole batch with a right CRC begins.
+A reader stops at the first damage; the scan continues after it. If the length of a damaged batch leads to something
+that can be a batch, it continues there; otherwise it searches for the next position at which a whole batch with a valid
+CRC begins.
 
-Always true: the stretches cover the file from its beginning to `size`, without gaps, in order; nothing is written;
-memory is bounded by `CHUNK_BYTES` and `BATCH_BYTES_WHOLE_MAX`, whatever lengths the file claims.
+Invariants: the ranges cover the file from its beginning to `size`, without gaps, in order; nothing is written; memory
+is bounded by `CHUNK_BYTES` and `BATCH_BYTES_WHOLE_MAX`, whatever lengths the file claims.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 CHUNK_BYTES = 1 << 20
 BATCH_BYTES_WHOLE_MAX = 8 << 20
-"""A larger batch has its CRC taken in pieces."""
+"""The CRC of a larger batch is computed in pieces."""
 
 _MAGIC_POSITION = 16
 _CHECKED_FROM = 21  # what the CRC covers begins here
@@ -33,7 +34,7 @@ _CRC_POSITION = 17
 
 
 class ScannedRange(NamedTuple):
-    """`length` bytes of a segment from `position`: a sound batch (`header`), or what is wrong there (`problem`)."""
+    """`length` bytes of a segment from `position`: an intact batch (`header`), or a description of the `problem`."""
 
     position: int
     length: int
@@ -42,7 +43,7 @@ class ScannedRange(NamedTuple):
 
 
 class _Window:
-    """A file through one moving buffer."""
+    """Buffered view of a file that moves forward."""
 
     def __init__(
         self, file: DiskFile, size: int, on_bytes: Callable[[int], object], work_bytes_max: int | None
@@ -53,17 +54,17 @@ class _Window:
         self._chunk = b""
         self._on_bytes = on_bytes
         self._work_bytes_max = work_bytes_max
-        self._looked_at_bytes = 0
+        self._examined_bytes = 0
 
     @property
     def exhausted(self) -> bool:
-        """Has it been asked for more bytes than it may?"""
-        return self._work_bytes_max is not None and self._looked_at_bytes > self._work_bytes_max
+        """Whether more than `work_bytes_max` bytes were examined."""
+        return self._work_bytes_max is not None and self._examined_bytes > self._work_bytes_max
 
     def view(self, position: int, length: int) -> memoryview:
         """`length` bytes from `position`, fewer at the end of the file."""
         at = position - self._start
-        self._looked_at_bytes += length
+        self._examined_bytes += length
         if at < 0 or at + length > len(self._chunk):
             wanted = min(max(CHUNK_BYTES, length), max(self._size - position, 0))
             self._chunk = self._file.read_at(wanted, position) if wanted else b""
@@ -72,7 +73,7 @@ class _Window:
         return memoryview(self._chunk)[at : at + length]
 
     def find_magic(self, position: int) -> int:
-        """The next position from `position` on whose byte 16 is a batch's magic; -1 when there is none."""
+        """The next position from `position` on whose byte 16 is a batch's magic; -1 if there is none."""
         while position + HEADER_BYTES <= self._size:
             self.view(position, HEADER_BYTES)
             at = position - self._start + _MAGIC_POSITION
@@ -93,10 +94,10 @@ def scan(
     position: int = 0,
     work_bytes_max: int | None = None,
 ) -> Iterator[ScannedRange]:
-    """The stretches of the bytes from `position` up to `size`, whose batches should lie in [offset_min, offset_end).
+    """The ranges of the bytes from `position` up to `size`, whose batches should be within [offset_min, offset_end).
 
-    `on_bytes` hears how much was read. With `work_bytes_max` it ends, with a batch or before a stretch, when it has
-    looked at so many bytes, some of them more than once. Raises `OSError`.
+    `on_bytes` is called with the number of bytes read. With `work_bytes_max` the scan ends, after a batch or before a
+    damaged range, when it has examined that many bytes, some of them more than once. Raises `OSError`.
     """
     window = _Window(file, size, on_bytes, work_bytes_max)
     lowest = offset_min
@@ -115,7 +116,7 @@ def scan(
 
 
 def _batch_at(window: _Window, position: int, size: int) -> tuple[BatchHeader | None, str]:
-    """(header, what is wrong with the batch); no header where there cannot be one."""
+    """(header, problem of the batch or ""); no header where there cannot be one."""
     data = window.view(position, HEADER_BYTES)
     if len(data) < HEADER_BYTES:
         return None, f"{size - position} stray bytes"
@@ -125,10 +126,10 @@ def _batch_at(window: _Window, position: int, size: int) -> tuple[BatchHeader | 
     if header.size > size - position:
         return None, f"a batch of {header.size} bytes does not fit into the {size - position} that are left"
     if header.size > BATCH_BYTES_WHOLE_MAX:
-        sound = _crc_in_pieces(window, position, header.size) == int.from_bytes(
+        intact = _crc_in_pieces(window, position, header.size) == int.from_bytes(
             data[_CRC_POSITION:_CHECKED_FROM], "big"
         )
-        return header, "" if sound else "the CRC-32C of the batch does not match"
+        return header, "" if intact else "the CRC-32C of the batch does not match"
     try:
         return check_stored_batch(window.view(position, header.size)), ""
     except RequestError as error:
@@ -150,7 +151,7 @@ def _crc_in_pieces(window: _Window, position: int, size: int) -> int:
 def _next_batch(
     window: _Window, position: int, size: int, damaged: BatchHeader | None, lowest: int, offset_end: int
 ) -> int:
-    """Where to go on behind a damaged batch at `position`; the end of the file when nowhere."""
+    """Position at which to continue after a damaged batch at `position`; the end of the file if there is none."""
     if damaged is not None:
         following = position + damaged.size
         if following == size:

@@ -1,7 +1,9 @@
-"""One segment: a file of whole batches, one after the other, and how to walk through it.
+"""One segment: a file of whole batches, one after the other, and the iteration over its batch headers.
 
-Owns the names of a segment's files and the reading of batch headers from them. Always true: a walk never runs past the
-bytes it was given, never backwards, and raises `CorruptLog` instead of guessing where the next batch might begin.
+Owns the names of a segment's files and the reading of batch headers from them.
+
+Invariant: a walk never goes beyond the given bytes, never backwards, and raises `CorruptLog` instead of guessing where
+the next batch might begin.
 """
 
 from __future__ import annotations
@@ -22,21 +24,21 @@ SEGMENT_SUFFIX = ".log"
 INDEX_SUFFIX = ".index"
 OFFSET_DIGITS = 20
 OFFSET_END_MAX = (1 << 63) - 1
-LOOKUP_CHUNK_BYTES = 8 << 10  # a look-up walks one index interval, usually
+LOOKUP_CHUNK_BYTES = 8 << 10  # a search usually walks one index interval
 WALK_CHUNK_BYTES = 256 << 10
 ZEROS_CHUNK_BYTES = 1 << 20
 BATCH_MAGIC = 2
-PREFIX_BYTES = 12  # base offset and length, which a batch's own length field leaves out
+PREFIX_BYTES = 12  # base offset and length, which a batch's length field does not count
 
 
 class Segment:
     """A segment of one log. `file` is held while the segment is written or not yet durable, `index` likewise.
-    `replaced`: compaction has taken it out of the log; it keeps its file for who still reads it, and the index file of
-    its name belongs to another one.
+    `replaced`: compaction has removed it from the log; it keeps its file for current readers, and the index file of its
+    name belongs to another segment.
 
-    `end_offset` and `size` are final once the segment is closed; for the active one `end_offset` is kept by the log.
-    `recorded_end_offset`: the end that the index of a closed segment was saved with, where that is below `end_offset`:
-    the segments between the two are missing.
+    `end_offset` and `size` are final once the segment is closed; for the active one the log updates `end_offset`.
+    `recorded_end_offset`: the end that the index of a closed segment was saved with, if that is below `end_offset`: the
+    segments between the two are missing.
     """
 
     __slots__ = (
@@ -75,7 +77,7 @@ class Segment:
 
 
 def segment_path(directory: str, base_offset: int) -> str:
-    """The segment file that begins at `base_offset`."""
+    """Path of the segment file that begins at `base_offset`."""
     return f"{directory}/{base_offset:0{OFFSET_DIGITS}d}{SEGMENT_SUFFIX}"
 
 
@@ -88,14 +90,14 @@ def base_offset_of(name: str) -> int | None:
 
 
 def remove_segment_files(disk: Disk, segment: Segment) -> None:
-    """Remove a segment and its index; a missing one is fine. The index goes first: it is nothing without the other."""
+    """Remove a segment and its index, if they exist. The index goes first: it is useless without the segment."""
     for path in (segment.index_path, segment.path):
         if disk.exists(path):
             disk.remove(path)
 
 
 def read_exactly(file: DiskFile, length: int, position: int) -> bytes:
-    """`length` bytes from `position`; `CorruptLog` when the file ends before, `StorageError` when the disk fails."""
+    """`length` bytes from `position`. Raises `CorruptLog` if the file ends before, `StorageError` if the disk fails."""
     try:
         data = file.read_at(length, position)
     except OSError as error:
@@ -106,7 +108,7 @@ def read_exactly(file: DiskFile, length: int, position: int) -> bytes:
 
 
 def only_zeros(file: DiskFile, position: int, end: int) -> bool:
-    """Whether [position, end) is nothing but the room that a log makes ahead of its batches. Raises as above."""
+    """Whether [position, end) consists of preallocated zeros only. Raises as `read_exactly` does."""
     for at in range(position, end, ZEROS_CHUNK_BYTES):
         chunk = read_exactly(file, min(ZEROS_CHUNK_BYTES, end - at), at)
         if chunk.count(0) != len(chunk):
@@ -119,7 +121,7 @@ def walk(
 ) -> Iterator[tuple[int, BatchHeader]]:
     """(position, header) of every batch from `position` (a batch boundary) up to `end` bytes.
 
-    Reads headers only, hopping over large batches. The first batch begins at `lowest_offset` or above.
+    Reads headers only and skips over large batches. The first batch begins at `lowest_offset` or above.
     """
     chunk = b""
     chunk_start = position
@@ -138,7 +140,7 @@ def walk(
             or header.base_offset < lowest_offset
             or header.last_offset_delta < 0
         ):
-            raise CorruptLog(f"{file.path} holds no batch at {position}, where one should begin")
+            raise CorruptLog(f"{file.path} has no batch at {position}, where one should begin")
         yield position, header
         lowest_offset = header.base_offset + header.last_offset_delta + 1
         position = following

@@ -1,10 +1,13 @@
-"""The segments of one log, in order, and where an offset is in them.
+"""The ordered segments of one log (Kafka: LogSegments), and the position of an offset in them.
 
-Always true: there is at least one segment, the last is the active one; the others' sizes and ends are final, and each
-one's end offset is the next one's base. `_highest[n]` is the largest timestamp of the segments 1 to n + 1: of closed
-ones only, and not of the first, of which a trim may have left a part. Below `sparse_end_offset` compaction may have
-left gaps between batches and segments without any; an offset in a gap leads to the next batch. What is dropped here
-still has its file: whoever drops it sees to that.
+Invariants:
+* There is at least one segment; the last is the active one. The others' sizes and ends are final, and each end offset
+  is the next segment's base offset.
+* `_highest[n]` is the largest timestamp of the segments 1 to n + 1: of closed ones only, and without the first, of
+  which a trim may have left a part.
+* Below `sparse_end_offset` compaction may have left gaps between batches, and segments without any batch; an offset in
+  a gap leads to the next batch.
+* Segments that are removed from the list keep their files; the caller removes those.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class SegmentList:
-    """See the module. `segments` is read by everybody and changed only here."""
+    """See the module. `segments` is changed only here."""
 
     __slots__ = ("_bases", "_files", "_highest", "active", "segments", "sparse_end_offset")
 
@@ -44,13 +47,13 @@ class SegmentList:
         self._highest: list[int] = []
 
     def add(self, segment: Segment) -> None:
-        """A new active segment; the one before is closed."""
+        """Append a new active segment; the previous one is closed."""
         self.segments.append(segment)
         self._bases.append(segment.base_offset)
         self.active = segment
 
     def drop_below(self, offset: int) -> list[Segment]:
-        """Take out the closed segments that end at or below `offset`; returns them."""
+        """Remove the closed segments that end at or below `offset`; returns them."""
         keep = 0
         while keep < len(self.segments) - 1 and self.segments[keep].end_offset <= offset:
             self._files.forget(self.segments[keep])
@@ -63,7 +66,7 @@ class SegmentList:
         return dropped
 
     def drop_after(self, segment: Segment) -> None:
-        """Take out everything after a segment, which becomes the active one."""
+        """Remove everything after a segment, which becomes the active one."""
         at = self.segments.index(segment) + 1
         for dropped in self.segments[at - 1 :]:
             self._files.forget(dropped)
@@ -71,8 +74,8 @@ class SegmentList:
         self.active = segment
         segment.recorded_end_offset = None
 
-    def begin(self, segment: Segment) -> None:
-        """Nothing else is left: the log begins anew with this one."""
+    def reset(self, segment: Segment) -> None:
+        """Replace all segments by this one."""
         for dropped in self.segments:
             self._files.forget(dropped)
         self.segments[:], self._bases[:] = [segment], [segment.base_offset]
@@ -80,12 +83,12 @@ class SegmentList:
         self.active = segment
 
     def holds(self, segments: Sequence[Segment]) -> bool:
-        """Are these, which are neighbours, in the log?"""
+        """Whether these adjacent segments are in the log."""
         at = bisect_left(self._bases, segments[0].base_offset)
         return self.segments[at : at + len(segments)] == list(segments)
 
     def replace(self, old: Sequence[Segment], new: Segment) -> None:
-        """`new` takes the place of some neighbours, which are closed."""
+        """Replace some adjacent closed segments by `new`."""
         at = self.segments.index(old[0])
         for segment in old:
             self._files.forget(segment)
@@ -94,11 +97,11 @@ class SegmentList:
         self._highest.clear()
 
     def from_offset(self, offset: int) -> list[Segment]:
-        """The segments from the one that holds `offset` on."""
+        """The segments from the one that contains `offset` on."""
         return self.segments[max(0, bisect_right(self._bases, offset) - 1) :]
 
     def locate(self, offset: int) -> tuple[Segment, int]:
-        """The segment that holds `offset` (which is in the log) and the position of its batch, or of the next one.
+        """The segment that contains `offset` (which is in the log) and the position of its batch, or of the next one.
 
         The end of the last segment when compaction left nothing from there on.
         """
@@ -121,14 +124,15 @@ class SegmentList:
         return segment, position, min(base_offset, offset)
 
     def _check_missing(self, segment: Segment, offset: int, end_offset: int) -> None:
-        """`CorruptLog` unless compaction may have taken `offset`, which no batch of its segment holds or follows."""
+        """Raise `CorruptLog` unless compaction may have removed `offset`, which no batch of its segment contains or
+        follows."""
         recorded = segment.recorded_end_offset if segment is not self.active else None
         if recorded is not None and offset >= recorded:
             raise CorruptLog(
-                f"the segments behind {segment.path} are missing: offsets {recorded} to {end_offset - 1}"
+                f"the segments after {segment.path} are missing: offsets {recorded} to {end_offset - 1}"
             )
         if offset >= self.sparse_end_offset:
-            raise CorruptLog(f"{segment.path} does not hold offset {offset} (it ends at {end_offset})")
+            raise CorruptLog(f"{segment.path} does not contain offset {offset} (it ends at {end_offset})")
 
     def _highest_timestamps(self) -> list[int]:
         highest = self._highest
@@ -138,7 +142,7 @@ class SegmentList:
         return highest
 
     def reaching(self, timestamp_ms: int) -> Iterator[Segment]:
-        """The segments, in order, with a largest timestamp of at least `timestamp_ms`; the second one by halving."""
+        """The segments, in order, with a largest timestamp of at least `timestamp_ms`; the second by binary search."""
         if max_timestamp_of(self.segments[0], self._files) >= timestamp_ms:
             yield self.segments[0]
         for at in range(1 + bisect_left(self._highest_timestamps(), timestamp_ms), len(self.segments)):
@@ -148,7 +152,7 @@ class SegmentList:
     def leading(self, limit: int) -> list[Segment]:
         """The segments, in order, one of which has the largest timestamp below the offset `limit`: three at most.
 
-        The first one, the one that holds `limit`, and between them the first with the largest timestamp.
+        The first one, the one that contains `limit`, and between them the first with the largest timestamp.
         """
         last = max(0, bisect_right(self._bases, limit) - 1)
         found = [self.segments[0]]
@@ -160,28 +164,56 @@ class SegmentList:
         return found
 
     def position_of(self, segment: Segment, offset: int) -> tuple[int, int]:
-        """(position, base offset) of the batch of a segment that holds `offset`; the segment's end when none does."""
+        """(position, base offset) of the batch of a segment that contains `offset`; the segment's end when none
+        does.
+        """
         start = self._files.index(segment).floor_offset(offset - segment.base_offset)
         for position, header in walk(self._files.file(segment), start, segment.size, segment.base_offset):
             if header.base_offset + header.last_offset_delta >= offset:
                 return position, header.base_offset
         return segment.size, segment.end_offset
 
+    def batch_boundary(
+        self,
+        segment: Segment,
+        file: DiskFile,
+        position: int,
+        stop: int,
+        max_bytes: int,
+        next_offset: int,
+    ) -> tuple[int, int]:
+        """(position, offset) of a batch boundary at most `max_bytes` after `position`, but at least one batch after it.
+
+        `stop` and `next_offset` are the boundary for a large `max_bytes`.
+        """
+        relative_offset, boundary = self._files.index(segment).floor_position(position + max_bytes)
+        if boundary > position:
+            return boundary, segment.base_offset + relative_offset
+        for at, header in walk(file, position, stop, segment.base_offset):
+            if at > position and at + header.batch_length + 12 > position + max_bytes:
+                return at, header.base_offset
+            if at == position and header.batch_length + 12 >= max_bytes:
+                following = at + header.batch_length + 12
+                return following, header.base_offset + header.last_offset_delta + 1
+        return stop, next_offset
+
     def walk(
         self, from_offset: int, *, skip_damaged: bool = False
     ) -> Iterator[tuple[DiskFile, int, BatchHeader]]:
-        """(file, position, header) of every batch from the one that holds `from_offset` up to the end as it is now.
+        """(file, position, header) of every batch from the one that contains `from_offset` to the current end.
 
-        With `skip_damaged` what is damaged or missing in closed segments is logged and left out, and what is sound
-        behind it follows. Otherwise, and in the active segment always, it is `CorruptLog`.
+        With `skip_damaged` damaged or missing batches in closed segments are logged and skipped. Otherwise, and in the
+        active segment always, they raise `CorruptLog`.
         """
-        now = [(one, one.size, one.end_offset, one is self.active) for one in self.from_offset(from_offset)]
-        for segment, size, end_offset, active in now:
+        snapshot = [
+            (one, one.size, one.end_offset, one is self.active) for one in self.from_offset(from_offset)
+        ]
+        for segment, size, end_offset, active in snapshot:
             file = self._files.file(segment)
             start = self._files.index(segment).floor_offset(max(0, from_offset - segment.base_offset))
             end = from_offset
             for position, header in self._batches(
-                segment, file, start, size, hop=skip_damaged and not active
+                segment, file, start, size, skip_damaged=skip_damaged and not active
             ):
                 if header.base_offset + header.last_offset_delta >= from_offset:
                     end = header.base_offset + header.last_offset_delta + 1
@@ -198,16 +230,16 @@ class SegmentList:
         logger.error("segment_damaged", extra=fields(path=segment.path, reason=error.message))
 
     def _batches(
-        self, segment: Segment, file: DiskFile, position: int, size: int, *, hop: bool
+        self, segment: Segment, file: DiskFile, position: int, size: int, *, skip_damaged: bool
     ) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) of the batches of one segment; with `hop` of those that are sound."""
+        """(position, header) of the batches of one segment; with `skip_damaged` of the intact ones."""
         lowest = segment.base_offset
         try:
             for at, header in walk(file, position, size, lowest, WALK_CHUNK_BYTES):
                 yield at, header
                 position, lowest = at + header.size, header.last_offset + 1
         except CorruptLog as error:
-            if not hop:
+            if not skip_damaged:
                 raise
             self._log_damage(segment, error)
             yield from self._intact_batches(file, position, size, lowest, segment.end_offset)
@@ -215,7 +247,7 @@ class SegmentList:
     def _intact_batches(
         self, file: DiskFile, position: int, size: int, lowest: int, end_offset: int
     ) -> Iterator[tuple[int, BatchHeader]]:
-        """(position, header) of the batches with a right CRC among those that may be damaged."""
+        """(position, header) of the batches with a valid CRC in a part of a file that may be damaged."""
         try:
             size = min(size, file.size())
             for scanned in scan(file, size, lowest, end_offset, position=position):

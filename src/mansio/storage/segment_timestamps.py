@@ -1,8 +1,10 @@
-"""The largest timestamp of every closed segment, in one small file.
+"""Largest timestamp of every closed segment, in one small file.
 
-It spares a look-up by time, and retention, from loading the index of each segment after a restart. Always true: it
-holds nothing that the indexes do not (a missing entry costs the loading of one index), and it never speaks of a segment
-that is still written to: a truncation removes it, and so does an opening that finds it doing so.
+With it, searches by timestamp and retention need not load the index of each segment after a restart.
+
+Invariants: it holds nothing that the indexes do not (a missing entry costs the loading of one index); it never
+describes a segment that is still written to: a truncation removes the file, and so does a recovery that finds such an
+entry.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _ENTRY = struct.Struct(">qIq")
 
 
 class SegmentTimestamp(NamedTuple):
-    """The segment at `base_offset`, with its final size, and the largest timestamp in it."""
+    """Final size and largest timestamp of the segment at `base_offset`."""
 
     base_offset: int
     size_bytes: int
@@ -33,21 +35,21 @@ class SegmentTimestamp(NamedTuple):
 
 
 def timestamps_of(segments: Sequence[Segment], end_offset: int) -> tuple[SegmentTimestamp, ...]:
-    """What is known of the closed ones among all segments of a log that end at or below `end_offset`."""
-    times = []
+    """The known timestamps of a log's closed segments that end at or below `end_offset`. `segments`: all of the log."""
+    timestamps = []
     for segment in segments[:-1]:
         if segment.end_offset > end_offset:
             break
         known = segment.index.max_timestamp_ms if segment.index is not None else segment.max_timestamp_ms
         if known is not None:
-            times.append(SegmentTimestamp(segment.base_offset, segment.size, known))
-    return tuple(times)
+            timestamps.append(SegmentTimestamp(segment.base_offset, segment.size, known))
+    return tuple(timestamps)
 
 
-def encode_segment_timestamps(times: Iterable[SegmentTimestamp]) -> bytes:
+def encode_segment_timestamps(timestamps: Iterable[SegmentTimestamp]) -> bytes:
     """The bytes of the file (docs/FILE_FORMAT.md)."""
     return encode_checksummed(
-        TIMESTAMPS_MAGIC, TIMESTAMPS_VERSION, b"".join(_ENTRY.pack(*entry) for entry in times)
+        TIMESTAMPS_MAGIC, TIMESTAMPS_VERSION, b"".join(_ENTRY.pack(*entry) for entry in timestamps)
     )
 
 
@@ -60,21 +62,21 @@ def load_segment_timestamps(disk: Disk, path: str) -> list[SegmentTimestamp] | N
 
 
 def apply_segment_timestamps(disk: Disk, directory: str, segments: Sequence[Segment]) -> bool:
-    """Tell the closed ones among `segments` their largest timestamps. False when the file had to be removed.
+    """Set the largest timestamps of the closed segments among `segments`. False if the file had to be removed.
 
-    That is when a crash has left a file that speaks of the segment which is going to be written now, or of later ones:
-    it would be wrong about them once they are closed again.
+    That happens when a crash left a file that describes the segment which will be written now, or later ones: its
+    entries would be wrong once these are closed again.
     """
     path = f"{directory}/{TIMESTAMPS_NAME}"
     loaded = load_segment_timestamps(disk, path)
     if loaded is None:
         return True
-    known = {time.base_offset: time for time in loaded}
+    known = {entry.base_offset: entry for entry in loaded}
     for segment in segments[:-1]:
-        time = known.get(segment.base_offset)
-        if time is not None and time.size_bytes == segment.size:
-            segment.max_timestamp_ms = time.max_timestamp_ms
-    if not any(time.base_offset >= segments[-1].base_offset for time in loaded):
+        entry = known.get(segment.base_offset)
+        if entry is not None and entry.size_bytes == segment.size:
+            segment.max_timestamp_ms = entry.max_timestamp_ms
+    if not any(entry.base_offset >= segments[-1].base_offset for entry in loaded):
         return True
     disk.remove(path)
     disk.sync_directory(directory)

@@ -1,7 +1,6 @@
-"""The settings of one log, in one frozen value that `Log.update_settings` swaps.
+"""Settings of one log, a frozen value that `Log.update_settings` replaces.
 
-Defaults are Kafka's where Kafka has the setting (segment.bytes, segment.ms, segment.index.bytes' sibling
-index.interval.bytes).
+Defaults are Kafka's where Kafka has the setting (segment.bytes, segment.ms, index.interval.bytes).
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ SEGMENT_BYTES_MAX = (1 << 31) - 1  # positions in an index are 32 bits wide
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """How one log is cut and indexed.
+    """Size, age and indexing of one log's segments.
 
     `segment_bytes`: a segment is closed before it would grow beyond this (one larger batch still gets its own).
-    `segment_ms`: a segment is closed at the first append this long after its first record; of a log that was opened
-    since, by that record's timestamp.
+    `segment_ms`: a segment is closed at the first append this long after its first record; if the log was opened since,
+    by that record's timestamp.
     `index_interval_bytes`: bytes of log between two index entries (doubled when a segment has too many of them).
-    `index_snapshot_bytes`: how much an open segment may grow before its index is saved, which bounds the scan
-    after a crash.
-    `open_batch_bytes_max`: the most one batch may grow to when a look-up by time has to decompress it.
+    `index_snapshot_bytes`: how much the active segment may grow before its index is saved, which bounds the scan after
+    a crash.
+    `open_batch_bytes_max`: maximum decompressed size of a batch that a search by timestamp decodes.
     """
 
     segment_bytes: int = 1 << 30

@@ -146,8 +146,8 @@ MORE_REPLICATION_DEFECTS = (
     ),
     Defect(
         "an epoch without records stays in the way",
-        "storage/follower_append.py",
-        "if leader_epoch < log.leader_epochs.last and log.leader_epochs.truncate_to(end_before):",
+        "storage/log.py",
+        "if leader_epoch < self.leader_epochs.last and self.leader_epochs.truncate_to(end_before):",
         "if False:",
         found_by("test_a_leader_that_wrote_nothing_in_its_epoch_copies_older_records_afterwards"),
     ),
@@ -181,9 +181,9 @@ MORE_REPLICATION_DEFECTS = (
     ),
     Defect(
         "an epoch begins behind the gap before it",
-        "storage/follower_append.py",
-        "if log.leader_epochs.assign(leader_epoch, end_before):",
-        "if log.leader_epochs.assign(leader_epoch, base_offset):",
+        "storage/log.py",
+        "if self.leader_epochs.assign(leader_epoch, end_before):",
+        "if self.leader_epochs.assign(leader_epoch, base_offset):",
         (f"{LOG}::test_gaps_of_a_compacted_leader_survive_a_restart",),
     ),
     Defect(
@@ -202,23 +202,23 @@ MORE_REPLICATION_DEFECTS = (
     ),
     Defect(
         "gaps are not written down",
-        "storage/follower_append.py",
-        "write_state(log.disk, log.directory, state)",
+        "storage/log.py",
+        "write_state(self._disk, self.directory, state)",
         "pass",
         (f"{LOG}::test_gaps_of_a_compacted_leader_survive_a_restart",),
     ),
     Defect(
         "a log that begins anew keeps its epochs",
-        "storage/follower_append.py",
+        "storage/log.py",
         'write_checksummed(disk, f"{directory}/{EPOCHS_NAME}", LeaderEpochCache().encode(), durable=True)',
         "pass",
         (f"{LOG}::test_a_log_begins_anew_elsewhere",),
     ),
     Defect(
         "a log that begins anew loses its last durable segment first",
-        "storage/follower_append.py",
-        "for step in (older, log.table.segments[at:]):",
-        "for step in (log.table.segments[at:], older):",
+        "storage/log.py",
+        "for step in (older, segments[at:]):",
+        "for step in (segments[at:], older):",
         (LOG,),
     ),
 )

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import ConcurrentChange, StorageError
-from mansio.storage.cleaner.compaction_run import End
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.compaction_run import CompactionOutcome
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
@@ -23,7 +23,7 @@ from support.compaction import Kept, finish, records_of, start_compaction
 from support.logs import ManualBackground, ManualClock, ManualScheduler
 
 if TYPE_CHECKING:
-    from mansio.storage.cleaner.compaction_run import CompactionRun
+    from mansio.storage.compaction_run import CompactionRun
 
 ROOT = "/data"
 DIRECTORY = "/data/p"
@@ -128,7 +128,7 @@ class Workload:
                 work = finish(self.run, work)
         if self.run.end is not None:
             self.swaps += self.run.swaps
-            failed = self.run.end is End.FAILED
+            failed = self.run.end is CompactionOutcome.FAILED
             self.run = None
             if failed and self.log.failure is not None:
                 raise self.log.failure

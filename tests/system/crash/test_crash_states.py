@@ -14,7 +14,7 @@ import pytest
 
 from mansio.errors import MansioError, StorageError
 from mansio.storage.checkpoint import load_checkpoint
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.storage.scan import scan
 from mansio.testing.disk import SimulatedDisk
@@ -433,10 +433,10 @@ def test_a_truncation_of_a_log_trimmed_beyond_its_durable_end_loses_nothing_writ
     log.truncate_to(4)
     assert (log.start_offset, log.end_offset) == (3, 3)
     stored = [append(log, make_batch([6]))[1]]
-    work = log.prepare_sync()
+    work = log.prepare_flush()
     assert work is not None
     work.run(disk)
-    log.finish_sync(work, None)
+    log.finish_flush(work, None)
     for seed in range(20):
         again = Log.open(disk.crash(random.Random(seed)), clock, DIRECTORY, LARGE_SEGMENTS)
         assert again.end_offset == log.durable_end_offset == 4

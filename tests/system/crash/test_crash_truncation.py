@@ -72,7 +72,7 @@ def check(case: Torn, disk: SimulatedDisk) -> Log:
     assert log.end_offset >= durable_end
     check_contents(log, case.stored, thorough=False)
     nothing_whole_is_gone(case, disk)
-    cut = log.recovery.cut
+    cut = log.recovery.truncated_tail
     if cut is not None and cut.path:
         data = disk.files()[cut.path]
         file = disk.open(cut.path)
@@ -111,8 +111,8 @@ def test_whole_batches_behind_damage_survive_power_losses_while_they_are_set_asi
         try:
             log = check(case, disk)
             disk.on_change = None
-            assert log.epoch_due == (log.recovery.cut is not None)
-            quarantine += log.recovery.cut is not None and bool(log.recovery.cut.path)
+            assert log.epoch_due == (log.recovery.truncated_tail is not None)
+            quarantine += log.recovery.truncated_tail is not None and bool(log.recovery.truncated_tail.path)
             images.append(disk.crash(chance))
             for image in images:
                 nothing_whole_is_gone(case, image)

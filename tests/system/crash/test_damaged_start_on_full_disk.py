@@ -80,7 +80,7 @@ def test_killed_broker_starts_on_a_full_disk_without_destroying_what_was_acknowl
             refused = peer.produce("t", batch_of(b"x")).error_code
             if behind:
                 assert refused == KAFKA_STORAGE_ERROR
-                assert "nothing was cut" in broker.text()
+                assert "nothing was truncated" in broker.text()
                 assert ready(broker)[0] == 503
                 assert segment.read_bytes() == content
             else:

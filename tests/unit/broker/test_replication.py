@@ -17,14 +17,13 @@ from mansio.errors import (
     OffsetNotAvailable,
     StaleBrokerEpoch,
 )
-from mansio.storage import follower_append
+from mansio.storage.log import Log
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.apis.fetch import decode_request, decode_response
 from mansio.wire.headers import read_request_header
 from support.replicas import KEYS, LAG_MS_MAX, Cluster, Node
 
 if TYPE_CHECKING:
-    from mansio.storage.log import Log
     from support.replicas import Ack
 
 
@@ -593,8 +592,8 @@ def test_gaps_of_a_compacted_leader_are_copied_also_at_the_end_of_its_log() -> N
     cluster.kill(3)
     cluster.end_session(3)
     leader = cluster[1]
-    follower_append._allow_gaps(leader.log, 50)
-    leader.log.end_offset = leader.log.active.end_offset = (
+    leader.log._allow_gaps(50)
+    leader.log.end_offset = leader.log._active.end_offset = (
         50  # as if compaction had left nothing from here on
     )
     leader.group_commit.request(leader.log)
@@ -633,14 +632,14 @@ def test_a_replica_whose_disk_fails_is_set_aside_and_the_others_go_on() -> None:
 
 def test_a_defect_in_copying_one_partition_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     cluster = running(partitions=2)
-    append_as_follower, failing = follower_append.append_as_follower, [True]
+    append_as_follower, failing = Log.append_as_follower, [True]
 
     def defective(log: Log, *arguments: Any, **more: Any) -> int:
         if log is cluster[3].log and failing:
             raise OverflowError
         return append_as_follower(log, *arguments, **more)
 
-    monkeypatch.setattr(follower_append, "append_as_follower", defective)
+    monkeypatch.setattr(Log, "append_as_follower", defective)
     first, second = cluster[1].append(b"a", index=0), cluster[1].append(b"b", index=1)
     cluster.run_until(lambda: second.acknowledged, 2000)
     assert not first.settled

@@ -341,7 +341,7 @@ def test_a_log_that_lost_its_end_at_the_start_makes_its_states_uncertain() -> No
     name = f"data/s-{index}/00000000000000000000.log"
     disk = room.disk
     torn = disk.open(name)
-    torn.write_at([b"\x00\x00\x00\x00torn"], room.partitions[index].log.active.size)
+    torn.write_at([b"\x00\x00\x00\x00torn"], room.partitions[index].log._active.size)
     assert not room.kill().read(G).is_complete
 
 

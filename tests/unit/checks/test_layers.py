@@ -29,7 +29,7 @@ PURE = (
 """Neither an effect nor a port: bytes and values in, bytes and values out."""
 
 THROUGH_PORTS = (
-    "log",
+    "storage",
     "metadata/transactions.py",
     "metadata/controller/controller.py",
     "metadata/cluster_id.py",
@@ -44,7 +44,7 @@ THROUGH_PORTS = (
     "node/cluster_member.py",
     "node/broker_runtime.py",
     "broker/replication/replica_manager.py",
-    "broker/coordinators",
+    "broker/coordinator",
     "broker/replication/replica_fetcher_manager.py",
     "broker/replication/replica_fetcher.py",
 )

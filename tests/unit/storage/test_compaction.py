@@ -13,15 +13,15 @@ import pytest
 from mansio.errors import ConcurrentChange, CorruptLog
 from mansio.storage.cleaner import batch_filter
 from mansio.storage.cleaner.batch_filter import RECORDS_PER_SLICE
-from mansio.storage.cleaner.compaction_run import CompactionRun, End, judge
 from mansio.storage.cleaner.compaction_state import CompactionState, write_state
 from mansio.storage.cleaner.policy import (
     NOTHING_TO_COMPACT,
     CompactionPlan,
     CompactionSettings,
     group_segments,
-    worth,
+    plan_compaction,
 )
+from mansio.storage.compaction_run import CompactionOutcome, CompactionRun, plan_log_compaction
 from mansio.storage.index import NO_TIMESTAMP
 from mansio.storage.inspect.inspection import inspect_log
 from mansio.storage.leader_epochs import EPOCHS_NAME
@@ -63,7 +63,7 @@ class World:
     def append(self, batch: bytes) -> int:
         return self.log.append(batch, check_batch(batch), 0)
 
-    def compact(self, now_ms: int = NOW, **more: Any) -> End:
+    def compact(self, now_ms: int = NOW, **more: Any) -> CompactionOutcome:
         """Close what is open and compact it."""
         self.log.roll()
         self.log.sync()
@@ -105,7 +105,7 @@ def test_a_batch_from_which_nothing_goes_stays_as_it_is_and_others_keep_their_pl
     world.write((b"c", b"1"), (b"d", b"2"), codec=codec)
     world.write((b"a", b"new"), codec=codec)
     before = world.batches()
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     after = world.batches()
     assert after[1:] == before[1:]
     old, new = read_header(before[0]), read_header(after[0])
@@ -122,7 +122,7 @@ def test_timestamps_of_the_broker_are_kept() -> None:
         header = check_batch(batch)
         front = with_log_append_time(batch, header, NOW)
         world.log.append(batch, header, 0, front=front)
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     assert [(r.key, r.timestamp_ms) for r in records_of(world.log)] == [
         (b"b1", NOW), (b"a", NOW), (b"b2", NOW)
     ]  # fmt: skip
@@ -133,18 +133,18 @@ def test_a_tombstone_stays_for_its_time_from_the_first_compaction_on() -> None:
     world = World()
     world.write((b"a", b"1"), (b"b", b"1"))
     world.write((b"a", None), (b"c", b"3"))
-    assert world.compact(now_ms=NOW) is End.DONE
+    assert world.compact(now_ms=NOW) is CompactionOutcome.DONE
     assert world.values() == [(1, b"b", b"1"), (2, b"a", None), (3, b"c", b"3")]
     header = read_header(world.batches()[1])
     assert header.attributes & DELETE_HORIZON
     assert header.base_timestamp_ms == NOW + EAGER.delete_retention_ms
     assert [r.timestamp_ms for r in records_of(world.log)[1:]] == [NOW, NOW + 1]
     world.write((b"d", b"4"))
-    assert world.compact(now_ms=NOW + 1000) is End.DONE
+    assert world.compact(now_ms=NOW + 1000) is CompactionOutcome.DONE
     assert (2, b"a", None) in world.values()
     assert world.log.compaction.state.last_horizon_ms == NOW + 1000
     assert start_compaction(world.log, world.disk, now_ms=NOW + 1000) is None
-    assert world.compact(now_ms=NOW + 1001) is End.DONE  # although nothing is dirty
+    assert world.compact(now_ms=NOW + 1001) is CompactionOutcome.DONE  # although nothing is dirty
     assert world.values() == [(1, b"b", b"1"), (3, b"c", b"3"), (4, b"d", b"4")]
     assert world.log.compaction.state.last_horizon_ms == -1
     assert start_compaction(world.log, world.disk, now_ms=NOW + 5000) is None
@@ -155,7 +155,7 @@ def test_the_mark_of_a_tombstone_is_not_believed_when_a_client_sent_it() -> None
     header = check_batch(batch := build_batch([(1, b"a", None, ())]))
     world.append(encode_batch(header._replace(attributes=DELETE_HORIZON), batch[61:]))
     world.write((b"b", b"1"))
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     assert world.values() == [(0, b"a", None), (1, b"b", b"1")]
     assert read_header(world.batches()[0]).base_timestamp_ms == NOW + EAGER.delete_retention_ms
     assert records_of(world.log)[0].timestamp_ms == 1
@@ -166,10 +166,10 @@ def test_tombstones_that_somebody_will_still_read_over_older_values_stay() -> No
     world.write((b"a", None))
     world.write((b"b", None))
     world.compact(now_ms=NOW)
-    assert world.compact(now_ms=NOW + 2000, tombstone_floor=1) is End.DONE
+    assert world.compact(now_ms=NOW + 2000, tombstone_floor=1) is CompactionOutcome.DONE
     assert world.values() == [(1, b"b", None)]
     assert start_compaction(world.log, world.disk, now_ms=NOW + 2500) is None  # not again and again
-    assert world.compact(now_ms=NOW + 4000) is End.DONE
+    assert world.compact(now_ms=NOW + 4000) is CompactionOutcome.DONE
     assert world.values() == []
 
 
@@ -179,14 +179,16 @@ def test_the_last_batches_of_a_producer_stay_as_headers() -> None:
     for sequence in range(3):
         world.write((b"a", b"%d" % sequence), base_sequence=sequence, **numbers)
     world.write((b"a", b"else"))
-    assert world.compact(is_last_of_producer=lambda header: header.base_sequence == 2) is End.DONE
+    assert (
+        world.compact(is_last_of_producer=lambda header: header.base_sequence == 2) is CompactionOutcome.DONE
+    )
     empty, last = (read_header(batch) for batch in world.batches())
     assert (empty.base_offset, empty.last_offset, empty.record_count) == (2, 2, 0)
     assert (empty.producer_id, empty.producer_epoch, empty.base_sequence) == (7, 2, 2)
     assert empty.max_timestamp_ms == NO_TIMESTAMP
     assert last.base_offset == 3
     world.write((b"b", b"1"))
-    assert world.compact() is End.DONE  # the producer is forgotten by now
+    assert world.compact() is CompactionOutcome.DONE  # the producer is forgotten by now
     assert [read_header(batch).base_offset for batch in world.batches()] == [3, 4]
 
 
@@ -194,14 +196,14 @@ def test_nobody_waits_for_an_offset_at_the_end_that_compaction_emptied() -> None
     world = World()
     world.write((b"a", b"1"))
     world.write((None, b"no key"))
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     piece = world.log.read(1, 100, world.log.end_offset)
     assert piece is not None
     assert piece.next_offset == world.log.end_offset == 2
     assert read_header(piece.read()).record_count == 0
     assert world.log.max_timestamp(2) == (0, NOW, 0)
     world.write((b"b", b"1"))
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     assert [read_header(batch).base_offset for batch in world.batches()] == [0, 2]
 
 
@@ -214,7 +216,7 @@ def test_a_batch_whose_writer_put_nonsense_in_it_stays_as_it_is() -> None:
     world.append(nonsense)
     world.append(packed)
     world.write((b"b", b"1"))
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     found = world.batches()
     assert [batch[16:] for batch in found[1:3]] == [nonsense[16:], packed[16:]]
     assert read_header(found[0]).record_count == 1  # keys in half a batch prove nothing
@@ -231,14 +233,14 @@ def test_data_of_aborted_transactions_goes_and_their_markers_as_tombstones_do() 
         "is_aborted": lambda header: header.is_transactional and not header.is_control,
         "is_obsolete_marker": lambda header: header.is_control,
     }
-    assert world.compact(**functions) is End.DONE
+    assert world.compact(**functions) is CompactionOutcome.DONE
     kept, marker, last = (read_header(batch) for batch in world.batches())
     assert [kept.base_offset, marker.base_offset, last.base_offset] == [0, 2, 3]
     assert marker.is_control
     assert marker.attributes & DELETE_HORIZON
     assert world.values()[0] == (0, b"a", b"kept")
     world.write((b"c", b"1"))
-    assert world.compact(now_ms=NOW + 2000, **functions) is End.DONE
+    assert world.compact(now_ms=NOW + 2000, **functions) is CompactionOutcome.DONE
     assert [read_header(batch).base_offset for batch in world.batches()] == [0, 3, 4]
 
 
@@ -247,7 +249,7 @@ def test_markers_stay_when_nothing_is_known_of_transactions() -> None:
     world.write((b"\0\0\0\1", b"\0" * 6), transactional=True, control=True, producer_id=1, producer_epoch=0)
     world.write((b"a", b"1"))
     before = world.batches()
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     assert world.batches() == before
 
 
@@ -267,7 +269,7 @@ def test_a_map_that_is_too_small_for_all_keys_takes_several_runs() -> None:
     untouched = [batch for batch in before if read_header(batch).base_offset >= cleaned]
     assert world.batches()[-len(untouched) :] == untouched
     while (run := compact(world.log, world.disk, now_ms=NOW, map_bytes_max=64 * 24)) is not None:
-        assert run.end is End.DONE
+        assert run.end is CompactionOutcome.DONE
         runs += 1
     assert runs > 5
     latest = {b"%d" % n: b"2" for n in range(300)} | {b"0": None}
@@ -280,11 +282,11 @@ def test_a_batch_with_more_keys_than_the_map_may_hold_is_said_and_nothing_change
     world = World()
     world.write(*((b"%d" % n, b"") for n in range(100)))
     before = world.batches()
-    assert world.compact(map_bytes_max=64 * 24) is End.FAILED
+    assert world.compact(map_bytes_max=64 * 24) is CompactionOutcome.FAILED
     assert "log_cleaner_dedupe_buffer_size" in str(world.run.error)
     assert world.batches() == before
     assert world.log.failure is None
-    assert world.compact(map_bytes_max=256 * 24) is End.DONE
+    assert world.compact(map_bytes_max=256 * 24) is CompactionOutcome.DONE
 
 
 def test_a_damaged_batch_ends_the_run_and_stays_where_it_is() -> None:
@@ -295,7 +297,7 @@ def test_a_damaged_batch_ends_the_run_and_stays_where_it_is() -> None:
     path = f"{DIRECTORY}/{world.log.segments()[2].base_offset:020d}.log"
     world.disk.flip_bit(path, 8 * 80)
     before = world.disk.files()[path]
-    assert world.compact() is End.FAILED
+    assert world.compact() is CompactionOutcome.FAILED
     assert isinstance(world.run.error, CorruptLog)
     assert "CRC" in str(world.run.error)
     assert world.disk.files()[path] == before
@@ -334,7 +336,7 @@ def test_no_segment_behind_which_records_are_missing_is_compacted(harm: str, spa
         world.disk.put_file(path, b"")
     world.reopen()
     before = {name: data for name, data in world.disk.files().items() if name.endswith(".log")}
-    assert world.compact() is End.FAILED
+    assert world.compact() is CompactionOutcome.FAILED
     assert isinstance(world.run.error, CorruptLog)
     after = {name: data for name, data in world.disk.files().items() if name.endswith(".log")}
     assert {name: after[name] for name in before} == before
@@ -353,7 +355,7 @@ def test_segment_too_short_for_a_batch_does_not_keep_a_log_from_being_judged(len
     world.disk.put_file(path, world.disk.files()[path][:length])
     world.reopen()
     assert world.log.compaction.first_dirty_timestamp() is None
-    assert world.compact() is End.FAILED
+    assert world.compact() is CompactionOutcome.FAILED
     assert isinstance(world.run.error, CorruptLog)
 
 
@@ -362,9 +364,9 @@ def test_neighbours_are_put_together_and_their_files_go() -> None:
     for n in range(30):
         world.write((b"%d" % (n % 3), b"v" * 50))
     assert len(world.log.segments()) > 8
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     world.write((b"x", b"1"))
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     assert len(world.log.segments()) < 8
     world.log.sync()
     names = {path.rpartition("/")[2] for path in world.disk.files()}
@@ -388,7 +390,7 @@ def test_who_reads_while_segments_are_swapped_goes_on_with_the_old_ones() -> Non
     first = next(headers)
     size = len(before[0])
     assert world.log.read(0, size, 12) is not None  # the log remembers where the next batch is
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     assert world.run.swaps
     assert [first, *headers] == before
     assert piece.read() == b"".join(before[: len(piece.read()) // len(before[0])])
@@ -437,12 +439,12 @@ def test_only_segments_below_both_slots_of_the_checkpoint_are_touched() -> None:
     world.write((b"a", b"2"))
     world.log.sync()
     log = world.log
-    assert judge(log, EAGER, limit_offset=2, now_ms=NOW).segment_count == 0
+    assert plan_log_compaction(log, EAGER, limit_offset=2, now_ms=NOW).segment_count == 0
     assert log.needs_maintenance, "it asks for another checkpoint"
     log.sync()
-    assert judge(log, EAGER, limit_offset=2, now_ms=NOW).segment_count == 1
+    assert plan_log_compaction(log, EAGER, limit_offset=2, now_ms=NOW).segment_count == 1
     assert not log.needs_maintenance
-    assert judge(log, EAGER, limit_offset=0, now_ms=NOW).segment_count == 0, "not committed"
+    assert plan_log_compaction(log, EAGER, limit_offset=0, now_ms=NOW).segment_count == 0, "not committed"
 
 
 def test_no_swap_begins_while_the_log_keeps_house() -> None:
@@ -463,14 +465,14 @@ def test_no_swap_begins_while_the_log_keeps_house() -> None:
     job.run(world.disk)
     world.log.finish_maintenance(job, None)
     run_to_end(run)
-    assert run.swaps or run.end is End.GIVEN_UP
+    assert run.swaps or run.end is CompactionOutcome.ABANDONED
 
 
 def test_a_log_that_is_cut_back_into_its_clean_part_is_dirty_from_there_on() -> None:
     world = World(segment_bytes=200)
     for n in range(8):
         world.write((b"%d" % n, b"x" * 50), (None, b"gap"))
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     world.log.sync()
     world.log.truncate_to(7)  # an offset that is gone
     assert world.log.end_offset == 6
@@ -483,23 +485,23 @@ def test_a_log_that_is_cut_back_into_its_clean_part_is_dirty_from_there_on() -> 
     for seed in range(5):
         world.reopen(world.disk.crash(random.Random(seed)))
         assert world.log.compaction.state.cleaned_end_offset == 4
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     assert world.values() == [(4, b"0", b"later"), (5, b"1", None)]
 
 
 @pytest.mark.parametrize(
     ("operation", "suffix", "code", "ends"),
     [
-        ("write", ".compacted.tmp", errno.ENOSPC, End.NO_ROOM),
-        ("write", ".compacted.tmp", errno.EIO, End.FAILED),
-        ("sync", ".compacted.tmp", errno.EIO, End.FAILED),
-        ("write", "compaction.tmp", errno.ENOSPC, End.NO_ROOM),
-        ("sync", "compaction.tmp", errno.EIO, End.FAILED),
-        ("read", ".log", errno.EIO, End.FAILED),
+        ("write", ".compacted.tmp", errno.ENOSPC, CompactionOutcome.DISK_FULL),
+        ("write", ".compacted.tmp", errno.EIO, CompactionOutcome.FAILED),
+        ("sync", ".compacted.tmp", errno.EIO, CompactionOutcome.FAILED),
+        ("write", "compaction.tmp", errno.ENOSPC, CompactionOutcome.DISK_FULL),
+        ("sync", "compaction.tmp", errno.EIO, CompactionOutcome.FAILED),
+        ("read", ".log", errno.EIO, CompactionOutcome.FAILED),
     ],
 )
 def test_what_fails_before_the_swap_leaves_the_log_as_it_was_and_in_service(
-    operation: str, suffix: str, code: int, ends: End
+    operation: str, suffix: str, code: int, ends: CompactionOutcome
 ) -> None:
     world = World(segment_bytes=300)
     for n in range(12):
@@ -516,7 +518,7 @@ def test_what_fails_before_the_swap_leaves_the_log_as_it_was_and_in_service(
     assert not [name for name in world.disk.files() if name.endswith(".compacted.tmp")]
     world.write((b"b", b"1"))
     world.log.sync()
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     assert [key for _, key, _ in world.values()] == [b"a", b"b"]
 
 
@@ -528,7 +530,7 @@ def test_a_directory_that_cannot_be_synced_ends_the_log() -> None:
     run = start_compaction(world.log, world.disk, now_ms=NOW)
     assert run is not None
     world.disk.fail_when = lambda what, path: errno.EIO if what == "sync_directory" else None
-    assert run_to_end(run) is End.FAILED
+    assert run_to_end(run) is CompactionOutcome.FAILED
     assert world.log.failure is not None
 
 
@@ -548,7 +550,7 @@ def test_a_swap_without_room_waits_and_is_then_carried_through() -> None:
     world.log.trim_to(3)
     assert len(world.values()) <= 9
     world.disk.fail_when = None
-    assert run_to_end(run) is End.GIVEN_UP or run.end is End.DONE
+    assert run_to_end(run) is CompactionOutcome.ABANDONED or run.end is CompactionOutcome.DONE
     world.log.sync()
     world.reopen(world.disk.crash(random.Random(3)))
     world.log.verify()
@@ -576,7 +578,7 @@ def test_a_swap_without_room_ends_when_told_to_stop_and_the_next_opening_finishe
     seen = world.values()
     run.stop()
     assert not one_piece(run)
-    assert run.end is End.GIVEN_UP
+    assert run.end is CompactionOutcome.ABANDONED
     assert world.values() == seen  # readers go on with the new segment
     with pytest.raises(ConcurrentChange):
         world.log.truncate_to(5)
@@ -592,12 +594,12 @@ def test_a_swap_without_room_ends_when_told_to_stop_and_the_next_opening_finishe
 def test_a_swap_that_has_begun_is_finished_when_the_log_lives_on() -> None:
     world = World(segment_bytes=300)
     run = waiting_for_room(world)
-    run.rest()
+    run.pause()
     for _ in range(5):
         assert one_piece(run)
     assert run.end is None
     world.disk.fail_when = None
-    assert run_to_end(run) is End.GIVEN_UP
+    assert run_to_end(run) is CompactionOutcome.ABANDONED
     assert not world.log.compaction.busy
     assert run.swaps == 1
 
@@ -611,7 +613,7 @@ def test_no_descriptor_is_as_no_room(code: int) -> None:
     run = start_compaction(world.log, world.disk, now_ms=NOW)
     assert run is not None
     world.disk.fail_when = lambda what, path: code if what == "open" else None
-    assert run_to_end(run) is End.NO_ROOM
+    assert run_to_end(run) is CompactionOutcome.DISK_FULL
     assert world.log.failure is None
 
 
@@ -623,9 +625,9 @@ def test_tombstones_can_be_kept_for_ever() -> None:
     world.write((b"a", b"1"))
     world.write((b"a", None))
     settings = CompactionSettings(0.0, delete_retention_ms=LONGEST)
-    assert world.compact(settings=settings) is End.DONE
+    assert world.compact(settings=settings) is CompactionOutcome.DONE
     world.write((b"b", b"1"))
-    assert world.compact(now_ms=NOW * 1000, settings=settings) is End.DONE
+    assert world.compact(now_ms=NOW * 1000, settings=settings) is CompactionOutcome.DONE
     assert world.values() == [(1, b"a", None), (2, b"b", b"1")]
 
 
@@ -657,7 +659,7 @@ def test_no_timestamp_that_a_client_sends_ends_compaction_or_brings_a_value_back
     world.write((b"b", b"new"))
     world.write((b"b", None))
     for round_number in range(4):
-        assert world.compact(now_ms=NOW + round_number * 10_000) is End.DONE
+        assert world.compact(now_ms=NOW + round_number * 10_000) is CompactionOutcome.DONE
         world.write((b"z", b"%d" % round_number))
     latest = {key: value for _, key, value in world.values()}
     assert latest[b"a"] == b"1"
@@ -676,7 +678,7 @@ def test_a_batch_of_too_many_records_stays_whole_and_its_old_values_stay_hidden(
     world.write((b"b", None))
     monkeypatch.setattr(batch_filter, "OPENED_RECORDS_MAX", 2)
     for round_number in range(4):
-        assert world.compact(now_ms=NOW + round_number * 10_000) is End.DONE
+        assert world.compact(now_ms=NOW + round_number * 10_000) is CompactionOutcome.DONE
         world.write((b"z", b"%d" % round_number))
     assert world.values()[:5] == [
         (1, b"a", b"1"),
@@ -697,7 +699,7 @@ def test_a_batch_too_large_to_be_opened_supersedes_nothing_and_loses_nothing(
     world.write((b"b", b"1"))
     world.write((b"b", b"2"))
     monkeypatch.setattr(batch_filter, "OPENED_BYTES_MAX", 1000)
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     assert [offset for offset, _, _ in world.values()] == [0, 1, 3]
 
 
@@ -705,7 +707,7 @@ def test_a_damaged_note_of_how_far_it_came_costs_time_and_no_records() -> None:
     world = World(segment_bytes=300)
     for n in range(12):
         world.write((b"%d" % (n % 2), b"%d" % n * 20))
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
     expected = world.values()
     world.log.close()
     world.disk.flip_bit(f"{DIRECTORY}/compaction", 150)
@@ -713,7 +715,7 @@ def test_a_damaged_note_of_how_far_it_came_costs_time_and_no_records() -> None:
     assert world.log.compaction.state.cleaned_end_offset == 0
     world.log.verify()
     assert world.values() == expected
-    assert world.compact() is End.DONE
+    assert world.compact() is CompactionOutcome.DONE
 
 
 def test_an_inspection_finds_no_fault_with_what_compaction_took_between_two_leader_epochs() -> None:
@@ -755,7 +757,7 @@ def judged(
     state: CompactionState, settings: CompactionSettings, limit: int = 1000, oldest: int | None = None
 ) -> CompactionPlan:
     segments = [info(0, 10, 600, 5), info(10, 20, 300, 50), info(20, 30, 100, 500), info(30, 30, 0)]
-    return worth(segments, state, settings, limit_offset=limit, oldest_dirty_ms=oldest, now_ms=1000)
+    return plan_compaction(segments, state, settings, limit_offset=limit, oldest_dirty_ms=oldest, now_ms=1000)
 
 
 def test_what_is_worth_it() -> None:

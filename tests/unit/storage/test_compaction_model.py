@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from mansio.storage.cleaner.compaction_run import End
 from mansio.storage.cleaner.offset_map import CAPACITY_MIN, ENTRY_BYTES, OffsetMap, digest_of
+from mansio.storage.compaction_run import CompactionOutcome
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.compression import Codec
@@ -104,10 +104,10 @@ class CompactedLogAgainstList(RuleBasedStateMachine):
         while run.end is None:
             one_piece(run)
         assert run.error is None
-        assert run.end is (End.DONE if not trim else run.end)
+        assert run.end is (CompactionOutcome.DONE if not trim else run.end)
         state = self.log.compaction.state
         assert state.swap is None
-        if run.end is End.DONE:
+        if run.end is CompactionOutcome.DONE:
             self.model.compact(state.cleaned_end_offset, now_ms, RETENTION_MS)
         elif run.swaps:  # some of it was done; the rest comes with the next run
             self.take_over()
@@ -137,7 +137,7 @@ class CompactedLogAgainstList(RuleBasedStateMachine):
     def reopen(self, lose_checkpoint: bool) -> None:
         end, start = self.log.end_offset, self.log.start_offset
         self.log.close()
-        if lose_checkpoint and self.log.start_offset == self.log.table.segments[0].base_offset:
+        if lose_checkpoint and self.log.start_offset == self.log.segment_base_offsets()[0]:
             self.disk.truncate_file(f"{DIRECTORY}/checkpoint", 0)
             self.disk.remove(f"{DIRECTORY}/checkpoint")
         self.log = Log.open(self.disk, self.clock, DIRECTORY, self.settings)

@@ -8,7 +8,6 @@ from random import Random
 import pytest
 
 from mansio.errors import ConcurrentChange, CorruptMessage, FencedLeaderEpoch, StorageError
-from mansio.storage import follower_append
 from mansio.storage.log import Log
 from mansio.storage.settings import LogSettings
 from mansio.testing.disk import SimulatedDisk
@@ -34,7 +33,7 @@ def stored(base_offset: int, records: int = 2, leader_epoch: int = 0) -> bytes:
 
 def take(log: Log, *batches: bytes, gaps_below: int = 0) -> None:
     headers = [check_stored_batch(batch) for batch in batches]
-    follower_append.append_as_follower(log, memoryview(b"".join(batches)), headers, gaps_below=gaps_below)
+    log.append_as_follower(memoryview(b"".join(batches)), headers, gaps_below=gaps_below)
 
 
 @pytest.mark.parametrize("together", [1, 3, 20])
@@ -74,14 +73,14 @@ def test_gaps_of_a_compacted_leader_survive_a_restart() -> None:
     batches = [stored(10 * at, 2, leader_epoch=at // 3) for at in range(12)]
     for batch in batches:
         take(log, batch, gaps_below=200)
-    work = log.prepare_sync()
+    work = log.prepare_flush()
     assert work is not None
     work.run(disk)  # and no checkpoint: all is read again
     for one in (log, opened(disk.crash(Random(3)))):
         one.verify()
         assert list(one.batches(0)) == batches
         assert one.leader_epochs.entries() == [(0, 0), (1, 22), (2, 52), (3, 82)]
-    log.finish_sync(work, None)
+    log.finish_flush(work, None)
     log.sync()
     assert log.end_offset == 112
     assert log.end_offset_for_epoch(0) == (0, 22), "epoch 1 may have begun right behind the last of epoch 0"
@@ -109,14 +108,14 @@ def test_batches_that_lack_records_survive_a_restart_although_nothing_is_missing
     batches = [stored(0), thinned(stored(2), 5), stored(7), thinned(stored(9), 3), stored(12)]
     take(log, *batches[:3], gaps_below=9)
     take(log, *batches[3:], gaps_below=9)
-    work = log.prepare_sync()
+    work = log.prepare_flush()
     assert work is not None
     work.run(disk)  # and no checkpoint: all is read again
-    log.finish_sync(work, None)
+    log.finish_flush(work, None)
     assert log.durable_end_offset == 14
     for one in (log, opened(disk.crash(Random(1)))):
         one.verify()
-        assert one.recovery.cut is None
+        assert one.recovery.truncated_tail is None
         assert list(one.batches(0)) == batches
         assert one.durable_end_offset == 14
 
@@ -159,13 +158,13 @@ def test_a_gap_where_a_segment_is_closed_is_kept() -> None:
     disk = SimulatedDisk()
     log = opened(disk)
     batches = [stored(0)]
-    while log.active.size + len(batches[-1]) <= SETTINGS.segment_bytes:
+    while log._active.size + len(batches[-1]) <= SETTINGS.segment_bytes:
         take(log, batches[-1])
         batches.append(stored(log.end_offset))
     batches[-1] = stored(log.end_offset + 10)
     take(log, batches[-1], gaps_below=1000)
     assert len(log.segments()) == 2
-    work = log.prepare_sync()
+    work = log.prepare_flush()
     assert work is not None
     work.run(disk)  # and no checkpoint
     for one in (log, opened(disk.crash(Random(1)))):
@@ -180,7 +179,7 @@ def test_a_log_begins_anew_elsewhere() -> None:
         take(log, stored(2 * at))
     log.sync()
     for offset in (1000, 7, 7):
-        follower_append.reset_to(log, offset)
+        log.reset_to(offset)
         assert (log.start_offset, log.end_offset, log.durable_end_offset) == (offset, offset, offset)
         assert log.leader_epochs.last == -1
         assert list(log.batches(0)) == []
@@ -201,13 +200,13 @@ def test_a_log_begins_anew_elsewhere() -> None:
 def test_a_log_that_is_being_synced_does_not_begin_anew() -> None:
     log = opened(SimulatedDisk())
     take(log, stored(0))
-    work = log.prepare_sync()
+    work = log.prepare_flush()
     assert work is not None
     with pytest.raises(ConcurrentChange):
-        follower_append.reset_to(log, 100)
-    work.run(log.disk)
-    log.finish_sync(work, None)
-    follower_append.reset_to(log, 100)
+        log.reset_to(100)
+    work.run(log._disk)
+    log.finish_flush(work, None)
+    log.reset_to(100)
     assert log.end_offset == 100
 
 
@@ -233,7 +232,7 @@ def count_changes(offset: int) -> int:
         seen += 1
 
     disk.fail_when = count  # type: ignore[assignment]  # it fails nothing
-    follower_append.reset_to(log, offset)
+    log.reset_to(offset)
     return seen
 
 
@@ -257,7 +256,7 @@ def test_a_crash_while_a_log_begins_anew_leaves_one_that_opens_with_a_past_that_
 
             disk.fail_when = crash  # type: ignore[assignment]  # it never fails, it dies
             with pytest.raises(Crash):
-                follower_append.reset_to(log, offset)
+                log.reset_to(offset)
             disk.fail_when = None
             again = opened(disk.crash(Random(chance)))
             again.verify()
@@ -268,10 +267,10 @@ def test_a_crash_while_a_log_begins_anew_leaves_one_that_opens_with_a_past_that_
                 assert again.start_offset in (10, 36)
             else:
                 assert again.start_offset in (10, 36, offset)
-            follower_append.reset_to(again, offset)
+            again.reset_to(offset)
             take(again, stored(offset, leader_epoch=9))
             again.sync()
-            assert opened(again.disk.crash(Random(chance))).end_offset == offset + 2  # type: ignore[attr-defined]  # a simulated one
+            assert opened(again._disk.crash(Random(chance))).end_offset == offset + 2  # type: ignore[attr-defined]  # a simulated one
 
 
 def test_a_disk_that_fails_while_a_log_begins_anew_ends_its_service() -> None:
@@ -287,7 +286,7 @@ def test_a_disk_that_fails_while_a_log_begins_anew_ends_its_service() -> None:
 
         disk.fail_when = fail
         try:
-            follower_append.reset_to(log, 1000)
+            log.reset_to(1000)
         except StorageError:
             assert log.failure is not None
         else:

@@ -10,7 +10,7 @@ import pytest
 
 from mansio.errors import StorageError
 from mansio.storage.checkpoint import load_checkpoint
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.index import load_index
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
@@ -92,7 +92,7 @@ def test_housekeeping_that_finds_no_room_is_done_when_there_is(
         if refused == ("write", "checkpoint"):  # what was not written does not count, nor does its slot
             for log in bench.logs:
                 assert (
-                    load_checkpoint(bench.disk, f"{log.directory}/checkpoint") == log.flush_state.checkpoint
+                    load_checkpoint(bench.disk, f"{log.directory}/checkpoint") == log._flush_state.checkpoint
                 )
         bench.check()
         bench.write()
@@ -180,7 +180,7 @@ def test_blocking_sync_and_close_on_a_full_disk(caplog: pytest.LogCaptureFixture
     log = bench.write(leader_epoch=1)
     bench.full(lambda operation, path: operation == "write" and not path.endswith(".log"))
     for _ in range(2):
-        with pytest.raises(StorageError, match="no room for the leader epochs"):
+        with pytest.raises(StorageError, match="no space for the leader epochs"):
             log.sync()
     assert (log.durable_end_offset, log.failure) == (0, None)
     assert len(caplog.records) == 1

@@ -184,12 +184,12 @@ def test_opening_and_closing_an_unchanged_log_writes_nothing() -> None:
 def test_truncating_and_deleting_wait_for_a_sync_that_runs() -> None:
     log = open_log()
     append(log, make_batch([1]))
-    work = log.prepare_sync()
+    work = log.prepare_flush()
     assert work is not None
     for change in (lambda: log.truncate_to(0), log.delete):
         with pytest.raises(ConcurrentChange):
             change()
-    log.finish_sync(work, None)
+    log.finish_flush(work, None)
     log.truncate_to(0)
     assert (log.end_offset, log.durable_end_offset) == (0, 0)
 
@@ -197,12 +197,12 @@ def test_truncating_and_deleting_wait_for_a_sync_that_runs() -> None:
 def test_the_durable_end_is_the_end_at_which_the_sync_started() -> None:
     log = open_log()
     append(log, make_batch([1]))
-    work = log.prepare_sync()
+    work = log.prepare_flush()
     assert work is not None
     append(log, make_batch([2]))
     told: list[int] = []
     log.on_durable = told.append
-    log.finish_sync(work, None)
+    log.finish_flush(work, None)
     assert log.durable_end_offset == 1
     assert told == [1]
 
@@ -266,4 +266,4 @@ def test_sequential_readers_are_remembered_but_not_without_bound() -> None:
         append(log, make_batch([n]))
     for offset in range(200):
         assert log.read(offset, 1, 200) is not None
-    assert len(log.places) <= 64
+    assert len(log._read_positions) <= 64

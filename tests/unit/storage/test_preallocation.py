@@ -8,7 +8,7 @@ import random
 import pytest
 
 from mansio.errors import StorageError
-from mansio.storage.flush.group_commit import GroupCommit
+from mansio.storage.group_commit import GroupCommit
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import CAPACITY_BYTES, SimulatedDisk
 from support.logs import ManualBackground, ManualClock, ManualScheduler, append, check_contents, make_batch
@@ -163,4 +163,4 @@ def test_awaited_syncs_are_counted_beside_those_of_the_background() -> None:
         background.run_all()
         scheduler.fire()
         background.run_all()
-    assert log.room.awaited_syncs == 5
+    assert log._preallocation.awaited_syncs == 5

@@ -1,4 +1,4 @@
-"""Whole batches behind a damaged place are kept in a file of their own when the end of a log is cut."""
+"""Complete batches after a damaged position are quarantined when the end of a log is truncated."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mansio.storage.file_cache import FileCache
 from mansio.storage.inspect.inspection import inspect_log
 from mansio.storage.inspect.report import Severity
 from mansio.storage.log import Log, LogSettings
-from mansio.storage.recovery.parallel_recovery import OpenRequest, open_logs
+from mansio.storage.parallel_recovery import OpenRequest, open_logs
 from mansio.storage.recovery.quarantine import (
     QUARANTINE_FILES_MAX,
     FileRange,
@@ -83,7 +83,7 @@ def test_batches_behind_damage_are_kept_and_the_cut_is_told(
     log = Log.open(disk, ManualClock(), DIRECTORY, settings)
     assert log.end_offset == 3
     check_contents(log, stored)
-    cut = log.recovery.cut
+    cut = log.recovery.truncated_tail
     assert cut is not None
     assert (cut.offset, cut.batches, cut.first_offset, cut.last_offset) == (3, 2, 4, 5)
     assert cut.size_bytes == log.recovery.truncated_bytes >= sum(map(len, stored[3:]))
@@ -98,7 +98,7 @@ def test_batches_behind_damage_are_kept_and_the_cut_is_told(
     after = append(log, make_batch([50], 60, 50), leader_epoch=1)[1]
     log.close()
     log = Log.open(disk, ManualClock(), DIRECTORY, settings)
-    assert log.recovery.cut is None
+    assert log.recovery.truncated_tail is None
     check_contents(log, [*stored[:3], after])
     assert kept_files(disk) == {path: data}
 
@@ -122,7 +122,7 @@ def test_torn_tail_without_a_whole_batch_leaves_no_file(caplog: pytest.LogCaptur
     disk, stored = killed(ONE_SEGMENT)
     damage(disk, stored, 5)
     log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
-    cut = log.recovery.cut
+    cut = log.recovery.truncated_tail
     assert cut is not None
     assert (cut.offset, cut.batches, cut.path) == (5, 0, "")
     assert not kept_files(disk)
@@ -135,7 +135,7 @@ def test_segments_that_no_durable_record_leads_to_are_kept() -> None:
     bases = [int(path[-24:-4]) for path in disk.files() if path.endswith(".log")]
     log = Log.open(disk, ManualClock(), DIRECTORY, SMALL_SEGMENTS)
     assert log.end_offset == 0
-    cut = log.recovery.cut
+    cut = log.recovery.truncated_tail
     assert cut is not None
     assert (cut.first_offset, cut.last_offset, cut.segments) == (min(bases), 5, len(bases))
     (data,) = kept_files(disk).values()
@@ -183,15 +183,15 @@ def test_full_disk_refuses_the_partition_and_destroys_nothing() -> None:
     before = {path: data for path, data in disk.files().items() if path.endswith(".log")}
     disk.capacity_bytes = room - disk.free_bytes("/") + 600
     for _ in range(2):
-        with pytest.raises(StorageError, match=r"nothing was cut.*No space left"):
+        with pytest.raises(StorageError, match=r"nothing was truncated.*No space left"):
             Log.open(disk, ManualClock(), DIRECTORY, SMALL_SEGMENTS)
         assert {path: data for path, data in disk.files().items() if path.endswith(".log")} == before
         assert not any(path.endswith(".tmp") for path in disk.files()), "it takes the room that others need"
     disk.capacity_bytes = room
     log = Log.open(disk, ManualClock(), DIRECTORY, SMALL_SEGMENTS)
     assert log.end_offset == 3
-    assert log.recovery.cut is not None
-    assert log.recovery.cut.batches == 36
+    assert log.recovery.truncated_tail is not None
+    assert log.recovery.truncated_tail.batches == 36
 
 
 def test_number_of_files_is_bounded_and_the_next_cut_is_refused() -> None:
@@ -200,13 +200,13 @@ def test_number_of_files_is_bounded_and_the_next_cut_is_refused() -> None:
     for number in range(1, QUARANTINE_FILES_MAX + 1):
         disk.put_file(f"{DIRECTORY}/{quarantine_name(1, number)}", b"x")
     before = disk.files()
-    with pytest.raises(StorageError, match="nothing was cut"):
+    with pytest.raises(StorageError, match="nothing was truncated"):
         Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
     assert disk.files() == before
     disk.remove(f"{DIRECTORY}/{quarantine_name(1, 7)}")
     log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
-    assert log.recovery.cut is not None
-    assert log.recovery.cut.path == f"{DIRECTORY}/{quarantine_name(3, QUARANTINE_FILES_MAX + 1)}"
+    assert log.recovery.truncated_tail is not None
+    assert log.recovery.truncated_tail.path == f"{DIRECTORY}/{quarantine_name(3, QUARANTINE_FILES_MAX + 1)}"
 
 
 def test_one_log_that_cannot_be_cut_harms_no_other() -> None:
@@ -249,15 +249,15 @@ def test_doctor_tells_before_the_first_start_and_names_the_file_after_it() -> No
     before = disk.files()
     report = inspect_log(disk, DIRECTORY)
     (finding,) = [one for one in report.findings if one.severity is Severity.DAMAGE]
-    assert "2 whole batches, records 4 to 5" in finding.what
-    assert "sets them aside" in finding.meaning
+    assert "2 complete batches, records 4 to 5" in finding.what
+    assert "quarantine file" in finding.meaning
     assert disk.files() == before
     log = Log.open(disk, ManualClock(), DIRECTORY, ONE_SEGMENT)
     log.close()
     report = inspect_log(disk, DIRECTORY)
     (finding,) = [one for one in report.findings if parse_quarantine_name(one.path.rpartition("/")[2])]
     assert finding.severity is Severity.NOTE
-    assert "2 whole batches, records 4 to 5" in finding.what
+    assert "2 complete batches, records 4 to 5" in finding.what
     assert not report.other_names
 
 

@@ -10,7 +10,6 @@ from crc32c import crc32c
 from mansio.errors import CorruptLog
 from mansio.storage.flush.flush_jobs import LogDiskFull
 from mansio.storage.log import Log, LogSettings
-from mansio.storage.maintenance import run_inline
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.batch.record_batch import HEADER_BYTES, check_batch
 from support.logs import ManualClock, append, check_contents, check_times, make_batch
@@ -83,7 +82,7 @@ def test_what_the_file_of_times_says_of_segments_that_were_taken_back_is_forgott
     log = opened(disk)
     log.truncate_to(3)
     stored = stored[:3] + [append(log, make_batch([1000 + n], 60, n))[1] for n in range(4)]
-    run_inline(log, log.prepare_sync(), log.finish_sync)
+    log._run_inline(log.prepare_flush(), log.finish_flush)
     job = log.prepare_maintenance()
     assert job is not None
     job.write_checkpoint(disk, sync=True)  # and nothing of what follows
@@ -106,7 +105,7 @@ def test_a_file_of_times_that_came_back_after_a_crash_is_removed_for_good() -> N
     log = opened(disk)
     assert not disk.exists(f"{DIRECTORY}/times")
     stored = stored[:3] + [append(log, make_batch([1000 + n], 60, n))[1] for n in range(4)]
-    run_inline(log, log.prepare_sync(), log.finish_sync)
+    log._run_inline(log.prepare_flush(), log.finish_flush)
     for seed in range(30):
         check_times(opened(disk.crash(random.Random(seed))), stored)
     log.sync()

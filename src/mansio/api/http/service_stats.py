@@ -96,7 +96,7 @@ class ServiceStats:
         yield from metrics_share.warnings(service)
         yield from _held_back(service)
         for partition in tuple(service.partitions):
-            if (cut := partition.log.recovery.cut) is not None:
+            if (cut := partition.log.recovery.truncated_tail) is not None:
                 detail = (
                     f"{partition.name}: the start cut {cut.size_bytes:,} bytes at offset {cut.offset} that were not "
                     f"known to be durable: {cut.reason}"

@@ -362,7 +362,8 @@ class CoordinatorRuntime:
     def segments_of(self, index: int) -> list[int]:
         """Where the segments of a loaded partition's log begin; only those before the last can leave the disk."""
         self.check_loaded(index)
-        return [segment.base_offset for segment in self._contexts[index].opened().log.table.segments]
+        bases: list[int] = self._contexts[index].opened().log.segment_base_offsets()
+        return bases
 
     def end_offset_of(self, index: int) -> int:
         """Where the log of a loaded partition ends."""

@@ -22,8 +22,13 @@ from mansio.broker.partition.retention_hold_hook import RetentionHoldHook
 from mansio.errors import MansioError
 from mansio.logs import fields
 from mansio.storage.cleaner.batch_filter import INT64_MAX
-from mansio.storage.cleaner.compaction_run import End, begin, judge, passes
 from mansio.storage.cleaner.policy import CompactionSettings
+from mansio.storage.compaction_run import (
+    CompactionOutcome,
+    begin_compaction,
+    is_transient,
+    plan_log_compaction,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -32,8 +37,8 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
     from mansio.config.topic_config import TopicSettings
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler, Timer
-    from mansio.storage.cleaner.compaction_run import CompactionRun
     from mansio.storage.cleaner.policy import CompactionPlan
+    from mansio.storage.compaction_run import CompactionRun
     from mansio.storage.log import Log
     from mansio.wire.batch.record_batch import BatchHeader
 
@@ -162,7 +167,7 @@ class LogCleaner:
         later: set[Log] = set()
         try:
             while not self._stopped and (candidate := await self._dirtiest(later)) is not None:
-                if await self._compact(candidate) is not End.DONE:
+                if await self._compact(candidate) is not CompactionOutcome.DONE:
                     later.add(candidate.partition.log)
         finally:
             busy, self._busy = self._busy, None
@@ -187,7 +192,7 @@ class LogCleaner:
             try:
                 found = self._judge(partition)
             except MansioError as error:
-                if passes(error):
+                if is_transient(error):
                     later.add(partition.log)
                     self._postpone(partition, error)
                 else:
@@ -214,7 +219,7 @@ class LogCleaner:
         limit_offset = partition.readable_end(READ_COMMITTED)
         if (floor := partition.retention_floor()) is not None:
             limit_offset = min(limit_offset, floor)
-        what = judge(partition.log, settings, limit_offset=limit_offset, now_ms=now_ms)
+        what = plan_log_compaction(partition.log, settings, limit_offset=limit_offset, now_ms=now_ms)
         return Candidate(what.forced, what.dirty_ratio, what.dirty_bytes, partition.name, partition, what)
 
     def _postpone(self, partition: Partition, error: BaseException) -> None:
@@ -233,13 +238,13 @@ class LogCleaner:
 
     # Compacting
 
-    async def _compact(self, candidate: Candidate) -> End:
+    async def _compact(self, candidate: Candidate) -> CompactionOutcome:
         partition = candidate.partition
         if partition.closed or partition.log.failure is not None:
-            return End.GIVEN_UP
+            return CompactionOutcome.ABANDONED
         settings = partition.settings
         floor = self._tombstone_floor(partition)
-        run = begin(
+        run = begin_compaction(
             self._disk,
             partition.log,
             candidate.what,
@@ -257,7 +262,7 @@ class LogCleaner:
                 if self._stopped:
                     run.stop()
                 elif not partition.settings.compacts:
-                    run.rest()
+                    run.pause()
                 await self._slice(run)
         finally:
             ended, self._current = self._current.ended, None
@@ -320,21 +325,22 @@ class LogCleaner:
         counts = self.counts
         self.counts = counts._replace(
             runs=counts.runs + 1,
-            given_up=counts.given_up + (run.end in (End.GIVEN_UP, End.NO_ROOM)),
+            given_up=counts.given_up
+            + (run.end in (CompactionOutcome.ABANDONED, CompactionOutcome.DISK_FULL)),
             swaps=counts.swaps + run.swaps,
             bytes_read=counts.bytes_read + run.bytes_read,
             bytes_written=counts.bytes_written + run.bytes_written,
             records_dropped=counts.records_dropped + run.records_dropped,
         )
-        if run.end is End.FAILED:
+        if run.end is CompactionOutcome.FAILED:
             self._mark_uncleanable(partition, run.error or MansioError("unknown"))
             return
         if run.swaps and (hold := partition.find_hook(RetentionHoldHook)) is not None:
             hold.passed(partition.log.compaction.state.cleaned_end_offset)
-        level = logging.WARNING if run.end is End.NO_ROOM else logging.INFO
+        level = logging.WARNING if run.end is CompactionOutcome.DISK_FULL else logging.INFO
         logger.log(
             level,
-            "compacted" if run.end is End.DONE else "compaction ended early",
+            "compacted" if run.end is CompactionOutcome.DONE else "compaction ended early",
             extra=fields(
                 topic=partition.topic,
                 partition=partition.index,
@@ -343,7 +349,11 @@ class LogCleaner:
                 bytes_before=before,
                 bytes_after=partition.log.size_bytes,
                 seconds=round(seconds, 3),
-                **({"reason": "no room on the disk, or no descriptor"} if run.end is End.NO_ROOM else {}),
+                **(
+                    {"reason": "no room on the disk, or no descriptor"}
+                    if run.end is CompactionOutcome.DISK_FULL
+                    else {}
+                ),
             ),
         )
 

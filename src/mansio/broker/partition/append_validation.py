@@ -18,7 +18,7 @@ from mansio.errors import (
     MessageTooLarge,
     StorageError,
 )
-from mansio.storage.flush.flush_jobs import NO_ROOM
+from mansio.ports import DISK_FULL_ERRNOS
 
 if TYPE_CHECKING:
     from mansio.ports import Buffer
@@ -80,7 +80,7 @@ def log_failed_error(name: str, failed: StorageError) -> LogFailed:
 def append_error(name: str, error: StorageError) -> StorageError:
     """The error of an append that failed and may succeed later: `DiskFull` if that is the cause."""
     cause = error.__cause__
-    if isinstance(cause, OSError) and cause.errno in NO_ROOM:
+    if isinstance(cause, OSError) and cause.errno in DISK_FULL_ERRNOS:
         return DiskFull(
             f"{name}: the broker's disk is full ({cause.strerror}); nothing was written, and the same request "
             f"succeeds when there is space"

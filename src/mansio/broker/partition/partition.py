@@ -65,7 +65,6 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.state.replica import NO_LEADER, FollowerReplica, ReplicationProgress
-from mansio.storage import follower_append
 from mansio.wire.batch.record_batch import (
     BatchHeader,
     TimestampType,
@@ -83,7 +82,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_hook import PartitionHook
     from mansio.config.topic_config import TopicSettings
     from mansio.ports import Buffer, Clock, Promise, Scheduler
-    from mansio.storage.flush.group_commit import GroupCommit
+    from mansio.storage.group_commit import GroupCommit
     from mansio.storage.log import Log
     from mansio.storage.log_slice import LogSlice
 
@@ -803,7 +802,7 @@ class Partition:
             self.reset_to(first.base_offset)  # the leader's log starts inside this batch
         before = log.end_offset
         try:
-            follower_append.append_as_follower(log, records[:size], headers, gaps_below=gaps_below)
+            log.append_as_follower(records[:size], headers, gaps_below=gaps_below)
         except StorageError as error:
             raise self._append_error(error) from error
         finally:
@@ -858,7 +857,7 @@ class Partition:
         self._follower_replica()
         log = self.log
         was_empty = log.start_offset == log.end_offset
-        follower_append.reset_to(log, offset)
+        log.reset_to(offset)
         self._on_truncated(was_empty=was_empty)
 
     def _on_truncated(self, *, was_empty: bool = False) -> None:

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 from mansio.broker.partition.hosted_partitions import HostedPartitions
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.errors import CorruptLog, StorageError
-from mansio.storage.flush.shutdown_flush import flush_on_shutdown
+from mansio.storage.group_commit import flush_on_shutdown
 from mansio.storage.log import Log
-from mansio.storage.recovery.parallel_recovery import OpenRequest, contains_log, open_logs
+from mansio.storage.parallel_recovery import OpenRequest, contains_log, open_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from mansio.metadata.model import PartitionState, Topic, TopicChange
     from mansio.ports import Background, Clock, Disk, Promise, Scheduler
     from mansio.storage.file_cache import FileCache
-    from mansio.storage.flush.group_commit import GroupCommit
+    from mansio.storage.group_commit import GroupCommit
     from mansio.storage.log import Log
 
 logger = logging.getLogger(__name__)
@@ -229,7 +229,7 @@ class PartitionSet(PartitionIndex):
         partition.add_hook(producers)
         if not topic.internal:
             partition.add_hook(RetentionHoldHook(partition, self.holds, self._clock), on_data_path=False)
-        if (cut := log.recovery.cut) is not None:
+        if (cut := log.recovery.truncated_tail) is not None:
             self.storage_health.log_truncated(cut.size_bytes)
         if log.end_offset > log.durable_end_offset:
             self._group_commit.request(log, urgent=True)

@@ -1,18 +1,19 @@
-"""What compaction leaves of one batch. Pure: bytes and rules in, bytes out.
+"""Compaction of one batch: a pure function from bytes and rules to bytes.
 
-A batch from which nothing goes stays as it is, to the byte. Otherwise it is written anew with the same offsets,
-producer, sequence, leader epoch and codec: it spans the same offsets with fewer records, so that no offset ever changes
-its meaning. Two kinds of batches stay without any record: the last ones of each live producer (its sequence can then be
-read from the log) and the one that ends the cleaned part (so that a reader never waits for an offset that nobody will
-fill).
+A batch from which nothing is removed is kept byte for byte. Otherwise it is rewritten with the same offsets, producer,
+sequence, leader epoch and codec: it spans the same offsets with fewer records, so that no offset ever changes its
+meaning. Two kinds of batches are kept without any record: the last ones of each live producer (its sequence can then be
+read from the log) and the one that ends the cleaned part (so that a reader never waits for an offset that will not be
+written).
 
-Tombstones stay for `delete_retention_ms` after the first compaction that saw them, so that a reader who began before
-can still meet them. The moment until when is kept in the batch: bit 6 of the attributes says that the base timestamp is
-that moment, and the records' timestamp deltas are relative to it (KIP-534).
+Tombstones are kept for `delete_retention_ms` after the first compaction that saw them, so that a reader that started
+before can still read them. That delete horizon is stored in the batch: with bit 6 of the attributes set the base
+timestamp is the horizon, and the records' timestamp deltas are relative to it (KIP-534).
 
-Always true: a record above the map's end stays; the newest record of a key stays unless it is a tombstone past its
-moment; a batch that its writer filled with something that cannot be read, or with more than is opened in one piece,
-stays as it is. Tombstones above such a batch stay too, or older values in it would come back.
+Invariants:
+* A record above the map's end is kept; the newest record of a key is kept unless it is a tombstone past its horizon.
+* A batch whose content cannot be decoded, or is too large to be decoded in one piece, is kept unchanged. Tombstones
+  above such a batch are kept, too, or older values in it would become visible again.
 """
 
 from __future__ import annotations
@@ -36,27 +37,29 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_reader import RecordLocation
 
 RECORDS_PER_SLICE = 256
-"""So many records are looked at before the interpreter is given back: about a millisecond."""
+"""Number of records processed before the interpreter is released: about a millisecond."""
 
 NO_HORIZON = -1
 INT64_MAX = (1 << 63) - 1
 INT64_MIN = -1 << 63
 
 
-def never(_: BatchHeader) -> bool:
-    """No batch is."""
+def matches_none(_: BatchHeader) -> bool:
+    """Predicate that is true for no batch."""
     return False
 
 
 class CompactionRules(NamedTuple):
-    """What one run of compaction goes by.
+    """Parameters of one compaction.
 
-    `stamped_below`: only below this offset does a batch's bit 6 come from us; a client may set it too.
-    `map_end_offset`: from here on the map knows nothing and everything stays.
-    `tombstone_floor`: somebody will read on from here who knows older values, so tombstones from here on stay.
-    `is_aborted(header)`: data of a transaction that was aborted: all of it goes.
-    `is_obsolete_marker(header)`: a transaction's marker none of whose data is left: it goes as a tombstone does.
-    `is_last_of_producer(header)`: the producer lives and this is one of its last batches: it stays, if need be empty.
+    `stamped_below`: only below this offset was a batch's bit 6 set by the broker; a client may set it, too.
+    `map_end_offset`: the map does not cover offsets from here on; everything is kept.
+    `tombstone_floor`: a reader that has older values will continue from this offset, so tombstones from here on are
+    kept.
+    `is_aborted(header)`: data of an aborted transaction: all of it is removed.
+    `is_obsolete_marker(header)`: a transaction marker without remaining data: it is removed like a tombstone.
+    `is_last_of_producer(header)`: the producer is alive and this is one of its last batches: it is kept, without
+    records if necessary.
     """
 
     now_ms: int
@@ -65,15 +68,16 @@ class CompactionRules(NamedTuple):
     map_end_offset: int
     output_bytes_max: int
     tombstone_floor: int = INT64_MAX
-    is_aborted: Callable[[BatchHeader], bool] = never
-    is_obsolete_marker: Callable[[BatchHeader], bool] = never
-    is_last_of_producer: Callable[[BatchHeader], bool] = never
+    is_aborted: Callable[[BatchHeader], bool] = matches_none
+    is_obsolete_marker: Callable[[BatchHeader], bool] = matches_none
+    is_last_of_producer: Callable[[BatchHeader], bool] = matches_none
 
 
 class FilteredBatch(NamedTuple):
-    """`batch` is what stays: the batch that was given, another one, or None. `horizon_ms`: when its tombstones go.
+    """Result for one batch. `batch` is the given batch, a rewritten one, or None. `horizon_ms`: delete horizon of its
+    tombstones.
 
-    `left_alone`: values that newer ones supersede may be in it still.
+    `left_alone`: it may still contain values that newer ones supersede.
     """
 
     batch: Buffer | None
@@ -83,7 +87,7 @@ class FilteredBatch(NamedTuple):
 
 
 def decompressed_records(batch: Buffer, header: BatchHeader, output_bytes_max: int) -> bytes | None:
-    """The records' bytes; None when they cannot be had although the batch is as it was written, or are too many."""
+    """The records' bytes; None if they cannot be decoded although the batch is undamaged, or are too many."""
     size_max = min(output_bytes_max, OPENED_BYTES_MAX)
     if header.record_count > OPENED_RECORDS_MAX or (
         header.codec == Codec.NONE and len(batch) - HEADER_BYTES > size_max
@@ -98,9 +102,9 @@ def decompressed_records(batch: Buffer, header: BatchHeader, output_bytes_max: i
 def key_digests(
     batch: Buffer, header: BatchHeader, output_bytes_max: int
 ) -> Generator[int, None, list[tuple[bytes, int]]]:
-    """(digest of the key, offset) of every record that has a key. All of them or none: half a batch proves nothing.
+    """(digest of the key, offset) of every record that has a key. All of them, or none if the batch is not decodable.
 
-    Yields now and then, the number of records since the last time.
+    Yields from time to time the number of records processed since the last yield.
     """
     data = decompressed_records(batch, header, output_bytes_max)
     if data is None:
@@ -123,19 +127,19 @@ def key_digests(
 def filter_batch(
     batch: Buffer, header: BatchHeader, newest: OffsetMap, rules: CompactionRules
 ) -> Generator[int, None, FilteredBatch]:
-    """What stays of a checked batch. Yields now and then, the number of records since the last time."""
+    """Filter a validated batch. Yields from time to time the number of records processed since the last yield."""
     if header.base_offset >= rules.map_end_offset:
         return FilteredBatch(batch, header)
     stamped = bool(header.attributes & DELETE_HORIZON) and header.base_offset < rules.stamped_below
     if header.is_control:
-        return _marker(batch, header, rules, stamped=stamped)
+        return _filter_marker(batch, header, rules, stamped=stamped)
     if header.record_count == 0 or rules.is_aborted(header):
-        return _rest(batch, header, rules)
+        return _without_records(batch, header, rules)
     data = decompressed_records(batch, header, rules.output_bytes_max)
     if data is None:
         return FilteredBatch(batch, header, left_alone=True)
     expired = stamped and rules.now_ms > header.base_timestamp_ms
-    tombstones_stay = not expired or header.base_offset >= rules.tombstone_floor
+    keep_tombstones = not expired or header.base_offset >= rules.tombstone_floor
     kept: list[RecordLocation] = []
     tombstones = False
     seen = 0
@@ -144,7 +148,7 @@ def filter_batch(
             key = place.key
             if (
                 key is not None
-                and (tombstones_stay or not place.is_tombstone)
+                and (keep_tombstones or not place.is_tombstone)
                 and newest.get(digest_of(key)) <= header.base_offset + place.offset_delta
             ):
                 kept.append(place)
@@ -156,7 +160,7 @@ def filter_batch(
     except RequestError:
         return FilteredBatch(batch, header)
     if not kept:
-        return _rest(batch, header, rules)
+        return _without_records(batch, header, rules)
     horizon_ms = NO_HORIZON
     if tombstones:
         later_ms = min(rules.now_ms + rules.delete_retention_ms, INT64_MAX)
@@ -171,9 +175,9 @@ def filter_batch(
 def _rebuilt(
     data: bytes, header: BatchHeader, kept: list[RecordLocation], stamp_ms: int | None, horizon_ms: int
 ) -> FilteredBatch | None:
-    """The same batch with the records of `kept` only; `stamp_ms` becomes the moment its tombstones go at.
+    """The batch with the records of `kept` only; `stamp_ms` becomes its delete horizon.
 
-    None when a timestamp is too far from that moment to be told relative to it.
+    None if a timestamp is too far from the horizon to be expressed relative to it.
     """
     base_ms = header.base_timestamp_ms
     largest_ms = base_ms + max(place.timestamp_delta_ms for place in kept)
@@ -195,18 +199,18 @@ def _rebuilt(
         record_count=len(kept),
     )
     codec = header.codec
-    return _sealed(new, body if codec == Codec.NONE else compress(codec, body), horizon_ms)
+    return _sealed_batch(new, body if codec == Codec.NONE else compress(codec, body), horizon_ms)
 
 
-def _sealed(header: BatchHeader, body: Buffer, horizon_ms: int = NO_HORIZON) -> FilteredBatch:
+def _sealed_batch(header: BatchHeader, body: Buffer, horizon_ms: int = NO_HORIZON) -> FilteredBatch:
     batch = encode_batch(header, body)
     return FilteredBatch(batch, header._replace(batch_length=len(batch) - 12), horizon_ms)
 
 
-def _rest(batch: Buffer, header: BatchHeader, rules: CompactionRules) -> FilteredBatch:
-    """A batch without records stays only for what its header says."""
-    ends_the_part = header.base_offset + header.last_offset_delta + 1 == rules.map_end_offset
-    if not ends_the_part and not (header.producer_id >= 0 and rules.is_last_of_producer(header)):
+def _without_records(batch: Buffer, header: BatchHeader, rules: CompactionRules) -> FilteredBatch:
+    """A batch without records is kept only for its header: the last one of a producer or of the cleaned part."""
+    ends_cleaned_part = header.base_offset + header.last_offset_delta + 1 == rules.map_end_offset
+    if not ends_cleaned_part and not (header.producer_id >= 0 and rules.is_last_of_producer(header)):
         return FilteredBatch(None, None)
     if header.record_count == 0:
         return FilteredBatch(batch, header)
@@ -216,17 +220,19 @@ def _rest(batch: Buffer, header: BatchHeader, rules: CompactionRules) -> Filtere
         max_timestamp_ms=NO_TIMESTAMP,
         record_count=0,
     )
-    return _sealed(empty, b"")
+    return _sealed_batch(empty, b"")
 
 
-def _marker(batch: Buffer, header: BatchHeader, rules: CompactionRules, *, stamped: bool) -> FilteredBatch:
-    """A control batch. Once nothing of its transaction is left it goes as a tombstone does."""
+def _filter_marker(
+    batch: Buffer, header: BatchHeader, rules: CompactionRules, *, stamped: bool
+) -> FilteredBatch:
+    """Filter a control batch. Without remaining data of its transaction it is removed like a tombstone."""
     if not rules.is_obsolete_marker(header):
         return FilteredBatch(batch, header)
     if stamped:
         if rules.now_ms <= header.base_timestamp_ms:
             return FilteredBatch(batch, header, header.base_timestamp_ms)
-        return _rest(batch, header, rules)
+        return _without_records(batch, header, rules)
     data = decompressed_records(batch, header, rules.output_bytes_max)
     try:
         places = (

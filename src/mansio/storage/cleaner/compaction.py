@@ -1,13 +1,15 @@
-"""One compaction of one log: reads segments, writes those that take their place. The part that runs off the loop.
+"""Compaction of one log (Kafka: Cleaner): reads segments and writes their replacements. Runs on another thread.
 
-First the newest offset of every key in the dirty part goes into a map of fixed size; where that is full, the dirty part
-ends for this time. Then every segment from the start of the log up to there is read again, neighbours in groups, and
-what stays of it is written to a file of its own. When such a file is on stable storage, the log swaps it in.
+First the newest offset of every key in the dirty part is put into a map of fixed size; where the map is full, the dirty
+part ends for this run. Then every segment from the start of the log up to there is read again, adjacent segments in
+groups, and the records that are kept are written to a new file. When such a file is on stable storage, the log swaps it
+in.
 
-The work is done in slices of about a millisecond (`step`), because the interpreter is shared with the loop. Always
-true: nothing here changes a file that the log uses; a batch that is not as it was written (its CRC) ends the compaction
-with `CorruptLog`, it is neither dropped nor carried over; so does a segment behind which others are missing, because
-nobody could tell the missing offsets from compacted ones afterwards.
+The work is done in slices of about a millisecond (`step`), because the interpreter is shared with the loop.
+
+Invariants: nothing here changes a file that the log uses. A batch with a wrong CRC ends the compaction with
+`CorruptLog`, it is neither dropped nor copied; so does a segment after which others are missing, because the missing
+offsets could not be distinguished from compacted ones afterwards.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator, Iterator, Sequence
 
     from mansio.ports import Buffer, Disk, DiskFile
-    from mansio.storage.log import SegmentInfo
+    from mansio.storage.log_slice import SegmentInfo
     from mansio.storage.segment import Segment
     from mansio.wire.batch.record_batch import BatchHeader
 
@@ -44,23 +46,23 @@ READ_BYTES = 256 << 10
 WRITE_BYTES = 256 << 10
 WRITE_BUFFERS = 512
 SYNC_BYTES = 8 << 20
-"""A new file is synced this often, so that the last sync is short and others' syncs do not wait behind it."""
+"""A new file is synced this often, so that the last sync is short and does not delay other syncs."""
 
 RECORDS_PER_BATCH = 12
-"""Handling a batch costs about as much as so many records."""
+"""The cost of a batch, as a number of records."""
 
 BYTES_PER_RECORD = 4096
-"""And checking so many bytes as much as one record."""
+"""Checking this number of bytes costs as much as one record."""
 
 BYTES_PER_ENTRY_GUESS = 16
-"""So few bytes of log are behind a key at the least, as a guess that keeps the map of a small log small."""
+"""Estimated minimum of log bytes per key, which keeps the map of a small log small."""
 
 
 class CompactionTask(NamedTuple):
-    """What is to be done, as values taken on the loop.
+    """Input of a compaction, taken on the loop.
 
-    `segments` are whole, closed segments from the log's start on; [`first_dirty`:] of them hold what is dirty, from
-    `dirty_offset` on. `rules.map_end_offset` is worked out here.
+    `segments` are whole, closed segments from the log's start on; [`first_dirty`:] of them are dirty, from
+    `dirty_offset` on. `rules.map_end_offset` is computed by the compaction.
     """
 
     directory: str
@@ -75,14 +77,14 @@ class CompactionTask(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """A slice of work is done; so many bytes were read and written."""
+    """Bytes that a finished slice of work read and wrote."""
 
     bytes_read: int
     bytes_written: int
 
 
 class CleanedSegment(NamedTuple):
-    """A file on stable storage that can take the place of the segments `old`."""
+    """A file on stable storage that can replace the segments `old`."""
 
     swap: Swap
     old: tuple[Segment, ...]
@@ -93,21 +95,21 @@ class CleanedSegment(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """All of it is done: below `cleaned_end_offset` no key has two values."""
+    """The compaction is complete: below `cleaned_end_offset` no key has two values."""
 
     cleaned_end_offset: int
     last_horizon_ms: int
 
 
 class Compaction:
-    """See the module. `start_offset` may be moved while it runs: segments below are not looked at any more."""
+    """See the module. `start_offset` may be raised while it runs: segments below are skipped."""
 
-    def __init__(self, disk: Disk, order: CompactionTask) -> None:
-        self.order = order
+    def __init__(self, disk: Disk, task: CompactionTask) -> None:
+        self.task = task
         self.start_offset = 0
         self.records_dropped = 0
         self._disk = disk
-        self._rules = order.rules
+        self._rules = task.rules
         self._records = 0
         self._bytes_read = 0
         self._bytes_written = 0
@@ -115,62 +117,62 @@ class Compaction:
         self._work = self._run()
 
     def step(self) -> Progress | CleanedSegment | Finished:
-        """The next slice. After a `CleanedSegment` the next step goes on with the next group.
+        """Run the next slice. After a `CleanedSegment` the next step continues with the next group.
 
         Raises `CorruptLog`, `StorageError`, `OSError`; then, and to stop before the end, call `abandon`.
         """
         return next(self._work)
 
     def abandon(self) -> None:
-        """Remove the file that is being written. Raises `OSError`; recovery would remove it, too."""
+        """Remove the unfinished file. Raises `OSError`; recovery would remove it, too."""
         self._work.close()
         if self._unfinished:
             path, self._unfinished = self._unfinished, ""
             if self._disk.exists(path):
                 self._disk.remove(path)
 
-    def taken(self) -> None:
-        """The last replacement belongs to the log from now on."""
+    def release_file(self) -> None:
+        """Pass the last `CleanedSegment`'s file to the log: `abandon` does not remove it any more."""
         self._unfinished = ""
 
     def _run(self) -> Generator[Progress | CleanedSegment | Finished, None, None]:
-        order = self.order
-        for segment in order.segments:
+        task = self.task
+        for segment in task.segments:
             self._check_end(segment)
             self._records += RECORDS_PER_BATCH
             if self._records >= RECORDS_PER_SLICE:
                 yield self._slice()
         newest, map_end = yield from self._build_map()
-        self._rules = order.rules._replace(map_end_offset=map_end)
-        count = sum(info.base_offset < map_end for info in order.infos)
+        self._rules = task.rules._replace(map_end_offset=map_end)
+        count = sum(info.base_offset < map_end for info in task.infos)
         last_horizon_ms = NO_HORIZON
-        for first, last in group_segments(order.infos[:count], order.segment_bytes):
-            horizon_ms = yield from self._rewrite(order.segments[first:last], newest)
+        for first, last in group_segments(task.infos[:count], task.segment_bytes):
+            horizon_ms = yield from self._rewrite(task.segments[first:last], newest)
             last_horizon_ms = max(last_horizon_ms, horizon_ms)
         yield Finished(map_end, last_horizon_ms)
 
     def _check_end(self, segment: Segment) -> None:
-        """`CorruptLog` when the next segment does not begin where this one ended when it was closed."""
+        """Raise `CorruptLog` if the next segment does not begin where this one ended when it was closed."""
         recorded = recorded_end_offset(self._disk, segment)
         if recorded is not None and recorded < segment.end_offset:
             raise CorruptLog(
-                f"the segments behind {segment.path} are missing: offsets {recorded} to {segment.end_offset - 1}"
+                f"the segments after {segment.path} are missing: offsets {recorded} to {segment.end_offset - 1}"
             )
 
     # The map
 
     def _build_map(self) -> Generator[Progress, None, tuple[OffsetMap, int]]:
-        """The map, and the offset up to which it knows everything."""
-        order = self.order
-        dirty = order.segments[order.first_dirty :]
-        end = order.segments[-1].end_offset
+        """The map, and the offset up to which it is complete."""
+        task = self.task
+        dirty = task.segments[task.first_dirty :]
+        end = task.segments[-1].end_offset
         wanted = sum(segment.size for segment in dirty) // BYTES_PER_ENTRY_GUESS
-        newest = OffsetMap(order.map_bytes_max, entries_wanted=wanted)
+        newest = OffsetMap(task.map_bytes_max, entries_wanted=wanted)
         map_end = yield from self._fill(newest, dirty, end)
-        if map_end <= order.dirty_offset and dirty:  # not even the first batch found room
-            newest = OffsetMap(order.map_bytes_max)
+        if map_end <= task.dirty_offset and dirty:  # not even the first batch fitted
+            newest = OffsetMap(task.map_bytes_max)
             map_end = yield from self._fill(newest, dirty, end)
-        if map_end <= order.dirty_offset and dirty:
+        if map_end <= task.dirty_offset and dirty:
             raise StorageError(
                 f"{dirty[0].path} has a batch at offset {map_end} with more keys than a map of "
                 f"{newest.entries_max * ENTRY_BYTES} bytes can hold: raise log_cleaner_dedupe_buffer_size"
@@ -178,11 +180,13 @@ class Compaction:
         return newest, map_end
 
     def _fill(self, newest: OffsetMap, dirty: Sequence[Segment], end: int) -> Generator[Progress, None, int]:
-        """Put the dirty part into the map; the offset of the first batch that does not fit in whole, or `end`.
+        """Put the dirty part into the map. Returns the offset of the first batch that does not fit completely, or
+        `end`.
 
-        Of that batch some keys may be in the map. Their older values go, the batch stays: that is right as well.
+        Some keys of that batch may be in the map. Their older values are removed and the batch is kept, which is
+        correct, too.
         """
-        rules, dirty_offset = self._rules, self.order.dirty_offset
+        rules, dirty_offset = self._rules, self.task.dirty_offset
         for _ in newest.prepare():
             yield self._slice()
         for segment in dirty:
@@ -206,36 +210,36 @@ class Compaction:
     def _rewrite(
         self, group: Sequence[Segment], newest: OffsetMap
     ) -> Generator[Progress | CleanedSegment, None, int]:
-        """Write what stays of some segments, and offer it. The last moment at which a tombstone in it goes."""
+        """Write the kept records of some segments and yield the new file. Returns the latest delete horizon in it."""
         old = tuple(segment for segment in group if segment.end_offset > self.start_offset)
         if not old:
             return NO_HORIZON
-        path = cleaned_path(self.order.directory, old[0].base_offset)
+        path = cleaned_path(self.task.directory, old[0].base_offset)
         self._unfinished = path
         file = self._disk.open(path, create=True)
         file.truncate(0)
-        index = SparseIndex(self.order.index_interval_bytes)
+        index = SparseIndex(self.task.index_interval_bytes)
         waiting: list[Buffer] = []
         waiting_bytes = position = synced = 0
         changed = len(old) > 1
         horizon_ms = NO_HORIZON
         for segment in old:
             for header, batch in self._batches(segment):
-                stays = yield from self._sliced(filter_batch(batch, header, newest, self._rules))
-                if stays.left_alone:  # the tombstones after it hide what may be in it
+                kept = yield from self._sliced(filter_batch(batch, header, newest, self._rules))
+                if kept.left_alone:  # the tombstones after it delete values that may be in it
                     floor = min(self._rules.tombstone_floor, header.base_offset)
                     self._rules = self._rules._replace(tombstone_floor=floor)
-                changed |= stays.batch is not batch
-                horizon_ms = max(horizon_ms, stays.horizon_ms)
-                if stays.batch is not None and stays.header is not None:
+                changed |= kept.batch is not batch
+                horizon_ms = max(horizon_ms, kept.horizon_ms)
+                if kept.batch is not None and kept.header is not None:
                     index.add(
                         header.base_offset - old[0].base_offset,
                         position + waiting_bytes,
-                        stays.header.max_timestamp_ms,
+                        kept.header.max_timestamp_ms,
                     )
-                    waiting.append(stays.batch)
-                    waiting_bytes += len(stays.batch)
-                    self.records_dropped += header.record_count - stays.header.record_count
+                    waiting.append(kept.batch)
+                    waiting_bytes += len(kept.batch)
+                    self.records_dropped += header.record_count - kept.header.record_count
                 else:
                     self.records_dropped += header.record_count
                 if waiting_bytes >= WRITE_BYTES or len(waiting) >= WRITE_BUFFERS:
@@ -255,8 +259,8 @@ class Compaction:
             return horizon_ms
         file.sync()
         sync_log_directory(
-            self._disk, self.order.directory
-        )  # the file has its name before anything speaks of it
+            self._disk, self.task.directory
+        )  # the name is durable before any state refers to it
         yield self._slice()
         end = old[-1].end_offset
         swap = Swap(old[0].base_offset, end, position)
@@ -274,7 +278,7 @@ class Compaction:
     # Reading, in slices
 
     def _batches(self, segment: Segment) -> Iterator[tuple[BatchHeader, memoryview]]:
-        """Every batch of a segment, checked; `CorruptLog` also when it ends before the offset it should."""
+        """Every batch of a segment, checked. Raises `CorruptLog`, also if it ends before the offset it should."""
         file = self._disk.open_readonly(segment.path)
         chunk = b""
         position = start = 0
@@ -285,7 +289,7 @@ class Compaction:
                 chunk, start, at = self._read(file, position, segment.size, HEADER_BYTES), position, 0
             length = read_header(chunk, at).batch_length + PREFIX_BYTES
             if not HEADER_BYTES <= length <= segment.size - position:
-                raise CorruptLog(f"{segment.path} holds no batch at {position}, where one should begin")
+                raise CorruptLog(f"{segment.path} has no batch at {position}, where one should begin")
             if at + length > len(chunk):
                 chunk, start, at = self._read(file, position, segment.size, length), position, 0
             batch = memoryview(chunk)[at : at + length]

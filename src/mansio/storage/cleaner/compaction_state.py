@@ -1,9 +1,10 @@
-"""How far compaction has come in one log, in one small sealed file.
+"""Progress of compaction in one log, in one small checksummed file.
 
-Always true: below `cleaned_end_offset` no key has more than one value, and a record was removed only below
-`sparse_end_offset` (which is above the other while a run is under way, or after one that ended early). A pending swap
-says that a finished file is to take the place of some segments: it is written when that file is on stable storage and
-nothing else has been touched, and from then on there is no way back.
+Invariants:
+* Below `cleaned_end_offset` no key has more than one value. Records were removed only below `sparse_end_offset`, which
+  is the higher of the two during a run and after one that ended early.
+* A pending swap means that a finished file replaces some segments: it is written when that file is on stable storage
+  and nothing else has been changed; from then on the swap has to be completed.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ if TYPE_CHECKING:
 COMPACTION_MAGIC = b"MANSIOCM"
 COMPACTION_VERSION = 1
 COMPACTION_NAME = "compaction"
-NOTHING = -1
+UNSET = -1
 _FIELDS = struct.Struct(">qqqqqQ")
 
 
 class DirectoryNotSynced(StorageError):
-    """A directory could not be synced: what it holds after a crash is not known, so its log must stop."""
+    """A directory could not be synced: its content after a crash is unknown, so its log must stop."""
 
 
 class Swap(NamedTuple):
@@ -44,21 +45,21 @@ class Swap(NamedTuple):
 
 
 class CompactionState(NamedTuple):
-    """See the module. `last_horizon_ms`: the last moment at which a tombstone may go; -1: none is waiting."""
+    """See the module. `last_horizon_ms`: the latest delete horizon of a tombstone; -1: there is none."""
 
     cleaned_end_offset: int = 0
     sparse_end_offset: int = 0
-    last_horizon_ms: int = NOTHING
+    last_horizon_ms: int = UNSET
     swap: Swap | None = None
 
     def encode(self) -> bytes:
         """The bytes of the file (docs/FILE_FORMAT.md)."""
-        swap = self.swap or Swap(NOTHING, NOTHING, 0)
+        swap = self.swap or Swap(UNSET, UNSET, 0)
         payload = _FIELDS.pack(self.cleaned_end_offset, self.sparse_end_offset, self.last_horizon_ms, *swap)
         return encode_checksummed(COMPACTION_MAGIC, COMPACTION_VERSION, payload)
 
     def limited(self, end_offset: int) -> CompactionState:
-        """What holds of a log that is cut back to `end_offset`."""
+        """The state of a log that is truncated to `end_offset`."""
         return self._replace(
             cleaned_end_offset=min(self.cleaned_end_offset, end_offset),
             sparse_end_offset=min(self.sparse_end_offset, end_offset),
@@ -69,12 +70,14 @@ NOT_COMPACTED = CompactionState()
 
 
 def cleaned_path(directory: str, base_offset: int) -> str:
-    """The file that is being written to replace segments from `base_offset` on. Recovery removes an unfinished one."""
+    """Path of the file that is written to replace segments from `base_offset` on. Recovery removes an unfinished
+    one.
+    """
     return f"{directory}/{base_offset:0{OFFSET_DIGITS}d}.compacted{TEMPORARY_SUFFIX}"
 
 
 def load_state(disk: Disk, directory: str) -> CompactionState | None:
-    """What the file says; nothing was compacted where there is none. None when it is damaged."""
+    """Read the file; without a file nothing was compacted. None if it is damaged."""
     try:
         data = disk.read_file(f"{directory}/{COMPACTION_NAME}")
     except FileNotFoundError:
@@ -83,13 +86,14 @@ def load_state(disk: Disk, directory: str) -> CompactionState | None:
     if payload is None or len(payload) != _FIELDS.size:
         return None
     cleaned, sparse, horizon, base, end, size = _FIELDS.unpack(payload)
-    swap = None if base == NOTHING else Swap(base, end, size)
+    swap = None if base == UNSET else Swap(base, end, size)
     return CompactionState(cleaned, sparse, horizon, swap)
 
 
 def write_state(disk: Disk, directory: str, state: CompactionState) -> None:
-    """Make it durable. `OSError`: the file is as it was. `DirectoryNotSynced`: nobody knows which one a crash
-    leaves."""
+    """Make the state durable. Raises `OSError`: the file is unchanged; `DirectoryNotSynced`: a crash may leave
+    either.
+    """
     path = f"{directory}/{COMPACTION_NAME}"
     file = prepare_checksummed(disk, path, state.encode())
     try:

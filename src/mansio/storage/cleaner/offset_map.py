@@ -1,11 +1,11 @@
-"""The newest offset of every key, in a fixed amount of memory.
+"""Offset map of a compaction: the newest offset of every key, in a fixed amount of memory (Kafka: SkimpyOffsetMap).
 
-Compaction must know, of millions of keys, where each was written last. Keys may be long, so their digests stand for
-them: 16 bytes, which no two keys share in practice (a collision of 128 bits would be the first ever seen). One entry is
-24 bytes in one buffer of a size that is fixed beforehand; there is no Python object per key.
+Compaction needs the last offset of each of millions of keys. Keys may be long, so the map stores digests of 16 bytes,
+which are unique in practice (no collision of 128 bits is known). One entry is 24 bytes in one buffer of a size that is
+fixed in advance; there is no Python object per key.
 
-Always true: at most `ENTRY_BYTES * capacity` bytes are used, and at most nine slots of ten are taken, so that looking
-for a key ends soon and always; an offset in the map only goes up.
+Invariants: at most `ENTRY_BYTES * capacity` bytes are used; at most nine of ten slots are occupied, which bounds the
+search for a key; an offset in the map only increases.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _OFFSET = Struct(">q")
 
 
 def digest_of(key: bytes) -> bytes:
-    """What stands for a key."""
+    """Digest under which a key is stored."""
     return blake2b(key, digest_size=DIGEST_BYTES).digest()
 
 
 class OffsetMap:
-    """Key digest -> offset, open addressing with two numbers out of the digest: where to look first, and how far on.
+    """Hash table from key digest to offset: open addressing with double hashing; both hashes are parts of the digest.
 
-    The number of slots is a power of two and the step odd, so a search comes to every slot. An offset is kept plus one;
+    The number of slots is a power of two and the step odd, so a search reaches every slot. Offsets are stored plus one;
     zero is a free slot.
     """
 
     __slots__ = ("_entries", "_mask", "_table", "entries_max", "size_bytes")
 
     def __init__(self, bytes_max: int, *, entries_wanted: int | None = None) -> None:
-        """As many slots as `bytes_max` has room for (64 at least), or as `entries_wanted` needs. `prepare` it."""
+        """As many slots as fit into `bytes_max` (at least 64), or as `entries_wanted` needs. Call `prepare` next."""
         slots = CAPACITY_MIN
         while 2 * slots * ENTRY_BYTES <= bytes_max and (
             entries_wanted is None or slots * 9 // 10 < entries_wanted
@@ -56,14 +56,16 @@ class OffsetMap:
         return self._entries
 
     def prepare(self) -> Iterator[int]:
-        """Take the memory, before anything else: the bytes of each step. At once it would hold up the interpreter."""
+        """Allocate the memory, before anything else; yields the bytes of each step. A single step would block the
+        interpreter.
+        """
         while (missing := self.size_bytes - len(self._table)) > 0:
             step = min(missing, STEP_BYTES)
             self._table.extend(bytes(step))
             yield step
 
     def put(self, digest: bytes, offset: int) -> bool:
-        """Note that a key was written at `offset`. False when it is a new key and the map is full."""
+        """Record that a key was written at `offset`. False if it is a new key and the map is full."""
         table, mask = self._table, self._mask
         first, step = _NUMBERS.unpack(digest)
         step |= 1
@@ -85,7 +87,7 @@ class OffsetMap:
             slot = (slot + step) & mask
 
     def get(self, digest: bytes) -> int:
-        """The newest offset of a key; -1 when it is not in the map."""
+        """The newest offset of a key; -1 if it is not in the map."""
         table, mask = self._table, self._mask
         first, step = _NUMBERS.unpack(digest)
         step |= 1

@@ -1,13 +1,14 @@
-"""Which part of a log is compacted next, and whether it is worth it. Pure: numbers in, a decision out.
+"""Which part of a log is compacted next, and whether compaction is due: a pure function.
 
     start          cleaned end                     limit            active segment
       |---- clean ----|-------- cleanable -----------|-- not yet --|----
 
-Clean segments are rewritten together with the cleanable ones, because a key in the one may have gone stale by the
-other. "Not yet" is what is not durable by two checkpoints, not committed, or younger than min.compaction.lag.ms.
+Clean segments are rewritten together with the cleanable ones, because a value in a clean one may be superseded in a
+cleanable one. "Not yet" is what is not durable by two checkpoints, not committed, or younger than
+min.compaction.lag.ms.
 
-Always true: the active segment is never part of it; the groups are whole neighbouring segments, in order, and what one
-group becomes fits one segment.
+Invariants: the active segment is never part of it; the groups are whole adjacent segments, in order, and the result of
+one group fits into one segment.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.storage.cleaner.compaction_state import NOTHING
+from mansio.storage.cleaner.compaction_state import UNSET
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.storage.cleaner.compaction_state import CompactionState
-    from mansio.storage.log import SegmentInfo
+    from mansio.storage.log_slice import SegmentInfo
 
 RELATIVE_OFFSET_MAX = (1 << 31) - 1
 SEGMENTS_PER_GROUP_MAX = 64
-"""So many old files one swap replaces at the most: they are held open and removed together."""
+"""Maximum number of old files that one swap replaces: they are held open and removed together."""
 
 UNLIMITED_MS = (1 << 63) - 1
 
@@ -43,10 +44,11 @@ class CompactionSettings:
 
 
 class CompactionPlan(NamedTuple):
-    """What compacting a log now would mean.
+    """What a compaction of a log now would do.
 
     Segments [0, `segment_count`) of the log would be rewritten, of which [`first_dirty`, `segment_count`) are dirty.
-    `due`: it should be done now; `forced`: whatever the ratio says, because of the age of a record or of a tombstone.
+    `due`: it should be done now; `forced`: regardless of the dirty ratio, because of the age of a record or of a
+    tombstone.
     """
 
     segment_count: int
@@ -60,7 +62,7 @@ class CompactionPlan(NamedTuple):
 NOTHING_TO_COMPACT = CompactionPlan(0, 0, 0, 0.0, forced=False, due=False)
 
 
-def worth(
+def plan_compaction(
     segments: Sequence[SegmentInfo],
     state: CompactionState,
     settings: CompactionSettings,
@@ -69,9 +71,9 @@ def worth(
     oldest_dirty_ms: int | None,
     now_ms: int,
 ) -> CompactionPlan:
-    """Judge a log. `segments`: all, oldest first; nothing at or above `limit_offset` may be touched.
+    """Plan the compaction of a log. `segments`: all, oldest first; nothing at or above `limit_offset` is included.
 
-    `oldest_dirty_ms` is the timestamp of the first dirty record, None when it is not known.
+    `oldest_dirty_ms` is the timestamp of the first dirty record, None if it is unknown.
     """
     clean_bytes = dirty_bytes = 0
     count = first_dirty = 0
@@ -93,14 +95,14 @@ def worth(
         and oldest_dirty_ms is not None
         and oldest_dirty_ms < now_ms - settings.max_compaction_lag_ms
     )
-    tombstones = count > 0 and state.last_horizon_ms != NOTHING and state.last_horizon_ms < now_ms
+    tombstones = count > 0 and state.last_horizon_ms != UNSET and state.last_horizon_ms < now_ms
     forced = too_old or tombstones
     due = forced or (first_dirty < count and ratio >= settings.min_cleanable_dirty_ratio)
     return CompactionPlan(count, first_dirty, dirty_bytes, ratio, forced, due)
 
 
 def group_segments(segments: Sequence[SegmentInfo], segment_bytes: int) -> list[tuple[int, int]]:
-    """Neighbours to be rewritten into one segment each, as (first, last + 1) of `segments`."""
+    """Groups of adjacent segments to be rewritten into one segment each, as (first, last + 1) of `segments`."""
     groups: list[tuple[int, int]] = []
     first = size = 0
     for at, segment in enumerate(segments):

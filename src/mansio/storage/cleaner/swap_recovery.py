@@ -1,22 +1,22 @@
-"""Finishing a swap: a compacted file takes the place of the segments it was made from.
+"""Completion of a swap on disk: a compacted file replaces the segments it was written from.
 
-The same few steps run when a swap is due and when an opening finds that a crash interrupted one; any of them may
-already have been done. The order is what makes that safe: first what describes the old first segment goes (its index,
-the times), then the new file takes its name, and only when that is on stable storage the other old segments go.
+The same steps run for a new swap and when recovery finds that a crash interrupted one; any of them may already have
+been done. Their order makes that safe: first the files that describe the old first segment are removed (its index, the
+timestamps), then the new file is renamed, and only when that is on stable storage the other old segments are removed.
 
-Always true: until the rename is durable all old segments are there; after it the new one is. Nothing is removed that is
-not below the end of the swap.
+Invariants: until the rename is durable all old segments exist; after it the new one does. Nothing at or above the end
+of the swap is removed.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from mansio.errors import CorruptLog
 from mansio.logs import fields
+from mansio.ports import DISK_FULL_ERRNOS
 from mansio.storage.cleaner.compaction_state import (
     CompactionState,
     cleaned_path,
@@ -31,15 +31,13 @@ if TYPE_CHECKING:
     from mansio.ports import Disk
     from mansio.storage.cleaner.compaction_state import Swap
 
-NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-
 logger = logging.getLogger(__name__)
 
 
 def swap_files(disk: Disk, directory: str, swap: Swap) -> None:
-    """Do what is left to do of a swap; durable on return.
+    """Perform the remaining steps of a swap; durable on return.
 
-    Raises `OSError`, `DirectoryNotSynced`; `CorruptLog` when the file is gone.
+    Raises `OSError`, `DirectoryNotSynced`; `CorruptLog` when the file is missing.
     """
     target = Segment(directory, swap.base_offset)
     finished = cleaned_path(directory, swap.base_offset)
@@ -76,9 +74,9 @@ def _check_size(disk: Disk, path: str, swap: Swap) -> None:
 
 
 def recover_compaction(disk: Disk, directory: str, start_offset: int) -> CompactionState:
-    """Before anything else of a log is looked at: finish what was begun. How far the log is compacted.
+    """Complete an interrupted swap, before anything else of a log is read. Returns the compaction state.
 
-    A swap in the result has been done and is still noted on disk. `start_offset` is the checkpoint's.
+    A swap in the result has been done and is still recorded on disk. `start_offset` is the checkpoint's.
     Raises `OSError`, `DirectoryNotSynced`, `CorruptLog`.
     """
     state = load_state(disk, directory)
@@ -86,23 +84,24 @@ def recover_compaction(disk: Disk, directory: str, start_offset: int) -> Compact
         state = _rebuild_state(disk, directory)
     elif state.swap is None:
         return state
-    elif state.swap.end_offset > start_offset:  # otherwise a trim has taken the swapped segment since
+    elif state.swap.end_offset > start_offset:  # otherwise a trim has removed the swapped segment since
         swap_files(disk, directory, state.swap)
         logger.info("compaction_swap_completed", extra=fields(directory=directory))
     clean = state._replace(swap=None)
     try:
         write_state(disk, directory, clean)
     except OSError as error:
-        if error.errno not in NO_ROOM:
+        if error.errno not in DISK_FULL_ERRNOS:
             raise
-        return state  # it stays on disk until there is room; doing it again changes nothing
+        return state  # it stays on disk until there is space; repeating it changes nothing
     return clean
 
 
 def _rebuild_state(disk: Disk, directory: str) -> CompactionState:
-    """The file is damaged: compact from the start again, if no swap was half done; otherwise `CorruptLog`.
+    """The state of a log whose state file is damaged: compaction starts again from the beginning. Raises `CorruptLog`
+    if a swap was interrupted.
 
-    Records may be missing anywhere below the newest segment.
+    Records may be missing anywhere below the active segment.
     """
     bases = sorted(base for base in map(base_offset_of, disk.list_directory(directory)) if base is not None)
     for base, following in pairwise(bases):
@@ -112,8 +111,8 @@ def _rebuild_state(disk: Disk, directory: str) -> CompactionState:
             end = header.base_offset + header.last_offset_delta + 1
         if end > following:
             raise CorruptLog(
-                f"{file.path} reaches to offset {end}, into the next segment: a compaction was interrupted and "
-                "the file that says how far it had come is damaged"
+                f"{file.path} extends to offset {end}, into the next segment: a compaction was interrupted and its "
+                "state file is damaged"
             )
-    logger.warning("how far the log was compacted cannot be read", extra=fields(directory=directory))
+    logger.warning("compaction_state_unreadable", extra=fields(directory=directory))
     return CompactionState(0, bases[-1] if bases else 0)

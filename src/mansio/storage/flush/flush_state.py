@@ -1,11 +1,13 @@
-"""What of one log is on stable storage, and what is still owed to it.
+"""What is durable of one log (Kafka: recovery point), and what has to be made durable next.
 
-`Log` reports what it did (a segment closed, segments trimmed, an epoch begun); the ledger turns that into the work of a
-sync and of the housekeeping, and takes note when they are done.
+`Log` reports what it did (a segment closed, segments trimmed, an epoch started); `FlushState` turns that into flush and
+maintenance jobs, and records their results.
 
-Always true: `end_offset`, at `position` of `segment`, is durable, and so is all before it. Work that fails ends the
-log's service, unless it failed for want of room before anything could be lost: that is owed again (`retry_sync`). Work
-prepared before a truncation or the end of the log (another `generation`) changes nothing any more.
+Invariants:
+* `end_offset`, at `position` of `segment`, is durable, and so is everything before it.
+* A job that fails ends the log's service, unless it failed on a full disk before anything could be lost: then it is due
+  again (`retry_sync`, `retry_maintenance`).
+* A job prepared before a truncation or the end of the log (another `generation`) has no effect any more.
 """
 
 from __future__ import annotations
@@ -21,23 +23,23 @@ if TYPE_CHECKING:
 
     from mansio.storage.index import SparseIndex
     from mansio.storage.leader_epochs import LeaderEpochCache
-    from mansio.storage.recovery.recovery import Recovered
+    from mansio.storage.recovery.result import Recovered
     from mansio.storage.segment import Segment
 
 
 class FlushState:
-    """See the module. `epochs_dirty`: the epochs have news that are not on disk. `epoch_due`: the log was cut by an
-    opening, and no leader epoch has begun since.
+    """Flush state of one log. `epochs_dirty`: there are leader epochs that are not on disk. `epoch_due`: a recovery
+    truncated the log, and no leader epoch was started since.
     """
 
     __slots__ = (
+        "_checkpoint_until_offset",
         "_closed",
         "_directory",
         "_directory_dirty",
         "_garbage",
         "_index_saved_at",
         "_indexes_due",
-        "_settle_offset",
         "_slots",
         "_timestamps_due",
         "checkpoint",
@@ -65,79 +67,79 @@ class FlushState:
         self._garbage: list[Segment] = []
         self._timestamps_due = recovered.timestamps_due
         self._slots = (0, recovered.checkpoint.segment_base)
-        self._settle_offset = 0
+        self._checkpoint_until_offset = 0
 
     @property
     def stable_offset(self) -> int:
-        """The lowest segment that a slot of the checkpoint on disk may speak of; those below may change their size."""
+        """Lowest segment that a checkpoint slot on disk may name; segments below it may change their size."""
         return min(self._slots)
 
-    def settle(self) -> None:
-        """Checkpoints are wanted, so that `stable_offset` moves up to where the log is durable now: two of them."""
-        self._settle_offset = self.segment.base_offset
+    def request_checkpoints(self) -> None:
+        """Request checkpoints (two) until `stable_offset` is where the log is durable now."""
+        self._checkpoint_until_offset = self.segment.base_offset
 
     @property
-    def settling(self) -> bool:
-        """Is one of them still to be written?"""
-        return self.stable_offset < self._settle_offset
+    def checkpoints_pending(self) -> bool:
+        """Whether a requested checkpoint is still to be written."""
+        return self.stable_offset < self._checkpoint_until_offset
 
     def checkpointed(self, job: MaintenanceJob) -> None:
-        """The checkpoint of some housekeeping is on disk: the slot that was not written is the one before."""
+        """Record that the checkpoint of a job is on disk; the slot that was not written holds the previous one."""
         if job.generation == self.generation:
             self._slots = (self._slots[1], job.checkpoint.segment_base)
 
     def segments_replaced(self, old: Sequence[Segment], new: Segment) -> None:
-        """Compaction made one segment of several."""
+        """Record that compaction replaced several segments by one."""
         self._indexes_due = [segment for segment in self._indexes_due if segment not in old]
         self._indexes_due.append(new)
         self._timestamps_due = True
 
     def segment_closed(self, segment: Segment) -> None:
-        """A segment was closed and a new file made."""
+        """Record that a segment was closed and a new file created."""
         self._closed.append(segment)
         self._indexes_due.append(segment)
         self._directory_dirty = True
         self._index_saved_at = 0
 
     def segments_trimmed(self, segments: list[Segment]) -> None:
-        """Segments left the log; their files may go when a checkpoint says so."""
+        """Record that segments left the log; their files are removed once a checkpoint allows it."""
         self._garbage += segments
         self._indexes_due = [segment for segment in self._indexes_due if segment not in segments]
 
     def take_garbage(self) -> list[Segment]:
-        """The trimmed segments whose files are still there: whoever takes them removes them."""
+        """The trimmed segments whose files still exist; the caller removes them."""
         garbage, self._garbage = self._garbage, []
         return garbage
 
     def sync_closed_before(self, segment: Segment) -> None:
-        """Sync, here and now, the closed segments before one that a truncation makes the last. Raises `OSError`."""
+        """Sync the closed segments before one that a truncation makes the last. Blocks; raises `OSError`."""
         for closed in self._closed:
             if closed.base_offset < segment.base_offset and closed.file is not None:
                 closed.file.sync()
                 closed.file = None
 
     def truncated(self, segment: Segment, position: int, end_offset: int) -> None:
-        """The log now ends there, and that is durable."""
+        """Record that the log ends there now, and that this is durable."""
         self.segment, self.position, self.end_offset = segment, position, end_offset
         self._closed.clear()
         self._indexes_due = [due for due in self._indexes_due if due.base_offset < segment.base_offset]
         self._directory_dirty = self.epochs_dirty = False
         self._index_saved_at = 0
-        self._timestamps_due = True  # the file went with the truncation
+        self._timestamps_due = True  # the truncation removed the file
         self._slots = (min(self._slots[0], segment.base_offset), min(self._slots[1], segment.base_offset))
-        self._settle_offset = 0
+        self._checkpoint_until_offset = 0
 
-    def begun_anew(self, segment: Segment) -> None:
-        """Nothing is left of the log but this segment, which is empty, and that is durable."""
+    def reset(self, segment: Segment) -> None:
+        """Record that the log consists of this empty segment only, and that this is durable."""
         self.truncated(segment, 0, segment.base_offset)
         self._indexes_due.clear()
 
     def prepare_sync(self, active: Segment, epochs: LeaderEpochCache) -> FlushJob | None:
-        """What makes the log durable up to the end of its active segment as it is now; None when it is."""
+        """The job that makes the log durable up to the current end of its active segment; None when it is durable."""
         clean = not (self._closed or self.epochs_dirty or self._directory_dirty)
         if clean and active.end_offset == self.end_offset:
             return None
-        work = FlushJob(
+        job = FlushJob(
             directory=self._directory,
             closing=tuple(s.file for s in self._closed if s.file is not None) if self._closed else (),
             active=active.file,  # type: ignore[arg-type]  # an active segment holds its file
@@ -150,35 +152,35 @@ class FlushState:
             closing_count=len(self._closed),
         )
         self._directory_dirty = self.epochs_dirty = False
-        return work
+        return job
 
-    def synced(self, work: FlushJob) -> bool:
-        """A sync ended well. True when the durable end moved."""
-        if work.generation != self.generation:
+    def synced(self, job: FlushJob) -> bool:
+        """Record a successful sync. True when the durable end moved."""
+        if job.generation != self.generation:
             return False
-        for segment in self._closed[: work.closing_count]:
+        for segment in self._closed[: job.closing_count]:
             segment.file = None
-        del self._closed[: work.closing_count]
-        self.segment, self.position = work.segment, work.position
-        moved = work.end_offset > self.end_offset
-        self.end_offset = work.end_offset
+        del self._closed[: job.closing_count]
+        self.segment, self.position = job.segment, job.position
+        moved = job.end_offset > self.end_offset
+        self.end_offset = job.end_offset
         return moved
 
-    def retry_sync(self, work: FlushJob) -> None:
-        """There was no room for what a sync had to write first, so it synced nothing: all of it is owed again."""
-        if work.generation == self.generation:
-            self._directory_dirty |= work.directory_dirty
-            self.epochs_dirty |= work.epochs is not None
+    def retry_sync(self, job: FlushJob) -> None:
+        """Record that a sync did nothing because the disk was full before it: all of it is due again."""
+        if job.generation == self.generation:
+            self._directory_dirty |= job.directory_dirty
+            self.epochs_dirty |= job.epochs is not None
 
     @property
     def checkpoint_lag_bytes(self) -> int:
-        """Durable bytes of the segment that is synced which the checkpoint does not speak of yet."""
+        """Durable bytes of the synced segment that the checkpoint does not cover yet."""
         if self.checkpoint.segment_base != self.segment.base_offset:
             return self.position
         return self.position - self.checkpoint.position
 
     def needs_maintenance(self, start_offset: int, active: Segment | None = None) -> bool:
-        """Is there something on disk that should follow what is durable by now? With `active`, its index counts too."""
+        """Whether files on disk have to follow what is durable by now. With `active`, its index counts, too."""
         return (
             (active is not None and active.size != self._index_saved_at)
             or self.checkpoint.durable_end_offset != self.end_offset
@@ -186,12 +188,12 @@ class FlushState:
             or self.checkpoint.epoch_due != self.epoch_due
             or bool(self._indexes_due)
             or self._timestamps_due
-            or self.settling
+            or self.checkpoints_pending
             or any(segment.end_offset <= self.checkpoint.start_offset for segment in self._garbage)
         )
 
     def next_checkpoint(self, start_offset: int) -> Checkpoint:
-        """The checkpoint that says what is durable now."""
+        """The checkpoint of what is durable now."""
         start = min(start_offset, self.end_offset)
         return Checkpoint(
             self.checkpoint.sequence + 1,
@@ -220,25 +222,26 @@ class FlushState:
             indexes.append(IndexDue(active, index.frozen(), active.end_offset, active.size, False))
         garbage = tuple(s for s in self._garbage if s.end_offset <= checkpoint.start_offset)
         self._garbage = [s for s in self._garbage if s.end_offset > checkpoint.start_offset]
-        times = timestamps_of(segments, self.end_offset) if due or self._timestamps_due else None
+        timestamps = timestamps_of(segments, self.end_offset) if due or self._timestamps_due else None
         self._timestamps_due = False
         return MaintenanceJob(
             self._directory,
             checkpoint,
             tuple(indexes),
             garbage,
-            times,
+            timestamps,
             self.generation,
             previous,
             index_saved_bytes,
         )
 
     def retry_maintenance(self, job: MaintenanceJob, *, checkpointed: bool) -> None:
-        """There was no room for housekeeping; it is owed again. `checkpointed`: its checkpoint is on disk.
+        """Record that maintenance stopped on a full disk; it is due again. `checkpointed`: its checkpoint is on disk.
 
-        Otherwise the one before counts on, and the next attempt writes the same slot: that one may be spoilt by now.
+        Otherwise the previous checkpoint stays valid, and the next attempt writes the same slot, which may be damaged
+        now.
         """
-        if job.generation != self.generation:
+        if self.generation != job.generation:
             return
         if checkpointed:
             self.checkpointed(job)
@@ -250,10 +253,10 @@ class FlushState:
         ]
         self._index_saved_at = min(self._index_saved_at, job.index_saved_bytes)
         self._garbage[:0] = job.garbage
-        self._timestamps_due |= job.times is not None
+        self._timestamps_due |= job.timestamps is not None
 
     def release(self) -> None:
-        """The log ends: forget the files of closed segments."""
+        """Drop the files of closed segments: the log is closed."""
         self.generation += 1
         for segment in (*self._closed, *self._garbage):
             segment.file = None

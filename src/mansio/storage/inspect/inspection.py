@@ -1,14 +1,14 @@
-"""Looking at a log that nobody has open: what is damaged, where, and what that means.
+"""Offline check of a log's files (like fsck): what is damaged, where, and with which consequences.
 
-Reads everything: every batch of every segment (CRC, and the order of offsets and leader epochs, which lie outside it),
-the indexes, times, epochs, checkpoint and compaction state against what the segments say. Unlike recovery it does not
-stop at damage and cuts nothing.
+Reads everything: every batch of every segment (CRC, and the order of offsets and leader epochs, which the CRC does not
+cover), and compares the indexes, timestamps, epochs, checkpoint and compaction state with the segments. Unlike recovery
+it does not stop at damage and truncates nothing.
 
-Three severities: `damage` (records are lost or cannot be read), `rebuild` (a file that only repeats what the segments
-say; nothing is lost, and the broker does without it), `note` (nothing is wrong).
+Three severities: `damage` (records are lost or cannot be read), `rebuild` (a file with redundant data; nothing is lost,
+and the broker works without it), `note` (nothing is wrong).
 
-Always true: segments are never written to, with `repair` or without; without it nothing is. What `repair` writes is
-what the broker would write itself. Memory is bounded: one segment's index at a time, and `FINDINGS_MAX` findings.
+Invariants: segments are never written to, with `repair` or without; without it nothing is written. What `repair` writes
+is what the broker would write itself. Memory is bounded: one segment's index at a time, and `FINDINGS_MAX` findings.
 """
 
 from __future__ import annotations
@@ -25,12 +25,19 @@ from mansio.storage.checkpoint import (
 )
 from mansio.storage.checksummed_file import TEMPORARY_SUFFIX, write_checksummed
 from mansio.storage.cleaner.compaction_state import COMPACTION_NAME, load_state
+from mansio.storage.index import SparseIndex, load_index
 from mansio.storage.inspect.report import Finding, LogReport, Severity, records_text
-from mansio.storage.inspect.segment_inspection import SegmentInspection
 from mansio.storage.leader_epochs import EPOCHS_NAME, LeaderEpochCache, load_leader_epochs
 from mansio.storage.recovery.quarantine import FileRange, FoundBatches, find_batches, parse_quarantine_name
 from mansio.storage.scan import scan
-from mansio.storage.segment import INDEX_SUFFIX, OFFSET_DIGITS, OFFSET_END_MAX, Segment, base_offset_of
+from mansio.storage.segment import (
+    INDEX_SUFFIX,
+    OFFSET_DIGITS,
+    OFFSET_END_MAX,
+    Segment,
+    base_offset_of,
+    only_zeros,
+)
 from mansio.storage.segment_timestamps import (
     TIMESTAMPS_NAME,
     SegmentTimestamp,
@@ -42,6 +49,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mansio.ports import Disk
+    from mansio.storage.index import LoadedIndex
+    from mansio.storage.scan import ScannedRange
+    from mansio.wire.batch.record_batch import BatchHeader
+
 INDEX_INTERVAL_BYTES: Final = 4096
 
 
@@ -53,18 +64,18 @@ def inspect_log(
     index_interval_bytes: int = INDEX_INTERVAL_BYTES,
     on_bytes: Callable[[int], object] = lambda _: None,
 ) -> LogReport:
-    """Look at the log in `directory`. `on_bytes` hears how many bytes of segments were read. Raises `OSError`."""
+    """Check the log in `directory`. `on_bytes` is called with the number of segment bytes read. Raises `OSError`."""
     return Inspection(disk, directory, repair, index_interval_bytes, on_bytes).run()
 
 
 def log_bytes(disk: Disk, directory: str) -> int:
-    """Bytes of all segments in `directory`: what an inspection is going to read."""
+    """Bytes of all segments in `directory`: what an inspection reads."""
     names = [name for name in disk.list_directory(directory) if base_offset_of(name) is not None]
     return sum(disk.open_readonly(f"{directory}/{name}").size() for name in names)
 
 
 class Inspection:
-    """One run over one log."""
+    """Inspection of one log."""
 
     def __init__(
         self,
@@ -84,8 +95,8 @@ class Inspection:
         self.epochs: LeaderEpochCache | None = None
         self.found_epochs = LeaderEpochCache()
         self.sparse_end_offset = 0
-        """Below it offsets may be missing: compaction took them, or a trim into a batch that a truncation took."""
-        self.times: list[SegmentTimestamp] = []
+        """Below it offsets may be missing: removed by compaction, or by a trim into a batch that was truncated."""
+        self.timestamps: list[SegmentTimestamp] = []
         self.expected = 0
         self.read_before = 0
         self.torn = False
@@ -107,7 +118,7 @@ class Inspection:
         self.report.end_offset = self.expected
         self._check_end(segments)
         self._check_epochs()
-        self._check_times()
+        self._check_timestamps()
         self.report.findings.sort(key=lambda finding: list(Severity).index(finding.severity))
         return self.report
 
@@ -130,9 +141,9 @@ class Inspection:
             elif name.endswith(INDEX_SUFFIX):
                 indexes.append(name)
             elif name.endswith(TEMPORARY_SUFFIX):
-                self._leftover(name, "a file that was never finished")
+                self._leftover(name, "an unfinished file")
             elif parse_quarantine_name(name) is not None:
-                self._set_aside(name)
+                self._check_quarantined(name)
             elif name not in (CHECKPOINT_NAME, EPOCHS_NAME, TIMESTAMPS_NAME, COMPACTION_NAME):
                 self.report.other_names.append(name)
         segments.sort(key=lambda segment: segment.base_offset)
@@ -144,20 +155,20 @@ class Inspection:
         self.report.size_bytes = sum(segment.size for segment in segments)
         return segments
 
-    def _set_aside(self, name: str) -> None:
-        """What an earlier start took off the end of the log because it lay behind damage."""
+    def _check_quarantined(self, name: str) -> None:
+        """Report a file with what an earlier start truncated from the end of the log after damage."""
         file = self.disk.open_readonly(self._path(name))
-        whole = find_batches([FileRange(file, 0, file.size())])
+        found = find_batches([FileRange(file, 0, file.size())])
         self._add(
             Severity.NOTE,
             self._path(name),
-            f"set aside by an earlier start, from behind a damaged place: {_in_words(whole)}",
-            "it is no part of the log; look at what is in it, then move it away",
-            first_offset=whole.first_offset,
+            f"quarantined by an earlier start, from after a damaged position: {_describe(found)}",
+            "it is no part of the log; examine its content, then move it away",
+            first_offset=found.first_offset,
         )
 
     def _leftover(self, name: str, what: str) -> None:
-        """Not removed: the next start does that, and knows which ones it still needs."""
+        """Report a file that is not removed here: the next start does that, and knows which ones it still needs."""
         self._add(Severity.NOTE, self._path(name), what, "the next start removes it")
 
     def _check_checkpoint(self) -> None:
@@ -168,7 +179,7 @@ class Inspection:
                 Severity.REBUILD,
                 path,
                 "missing" if not self.disk.exists(path) else "both slots are damaged",
-                "the next start checks the whole log and writes it anew; until then nobody knows what was durable",
+                "the next start checks the whole log and writes it again; until then it is unknown what was durable",
             )
             return
         self.report.start_offset = self.sparse_end_offset = found.start_offset
@@ -178,12 +189,12 @@ class Inspection:
             repaired = ""
             if self.repair:
                 write_checkpoint(self.disk, path, found._replace(sequence=found.sequence + 1))
-                repaired = "copied the sound slot over it"
+                repaired = "copied the intact slot over it"
             self._add(
                 Severity.REBUILD,
                 path,
                 f"the slot at {other} is damaged",
-                "the other slot counts; nothing is lost",
+                "the other slot is used; nothing is lost",
                 position=other,
                 repaired=repaired,
             )
@@ -197,13 +208,13 @@ class Inspection:
                 Severity.REBUILD,
                 path,
                 "damaged",
-                "the next start compacts the log anew; missing offsets cannot be told from compacted ones here",
+                "the next start compacts the log again; missing offsets look like compacted ones until then",
             )
             return
         self.sparse_end_offset = max(self.sparse_end_offset, state.sparse_end_offset)
         if state.swap is not None:
             self.sparse_end_offset = max(self.sparse_end_offset, state.swap.end_offset)
-            self._add(Severity.NOTE, path, "a compaction was interrupted", "the next start finishes it")
+            self._add(Severity.NOTE, path, "a compaction was interrupted", "the next start completes it")
 
     def _check_beginning(self, first: Segment) -> None:
         start = self.checkpoint.start_offset if self.checkpoint is not None else first.base_offset
@@ -223,7 +234,7 @@ class Inspection:
         if checkpoint is None or self.expected >= checkpoint.durable_end_offset:
             return
         if segments and checkpoint.durable_end_offset == checkpoint.start_offset:
-            return  # trimmed into a batch that a truncation then took: nothing of it was left
+            return  # trimmed into a batch that was then truncated: nothing of it was left
         path = segments[-1].path if segments else self.directory
         self._add(
             Severity.DAMAGE,
@@ -241,7 +252,7 @@ class Inspection:
         repaired = ""
         if self.repair:
             write_checksummed(self.disk, path, self.found_epochs.encode(), durable=True)
-            repaired = "written anew from the batches"
+            repaired = "rewritten from the batches"
         self._add(
             Severity.REBUILD,
             path,
@@ -250,35 +261,35 @@ class Inspection:
             repaired=repaired,
         )
 
-    def _check_times(self) -> None:
+    def _check_timestamps(self) -> None:
         path = self._path(TIMESTAMPS_NAME)
         if not self.disk.exists(path):
-            return  # it only saves time
+            return  # optional
         loaded = load_segment_timestamps(self.disk, path)
         what = "damaged"
         if loaded is not None:
-            seen = {time.base_offset: time for time in self.times}
+            seen = {entry.base_offset: entry for entry in self.timestamps}
             wrong = [
-                time
-                for time in loaded
-                if (known := seen.get(time.base_offset)) is not None
-                and known.size_bytes == time.size_bytes
-                and known.max_timestamp_ms != time.max_timestamp_ms
+                entry
+                for entry in loaded
+                if (known := seen.get(entry.base_offset)) is not None
+                and known.size_bytes == entry.size_bytes
+                and known.max_timestamp_ms != entry.max_timestamp_ms
             ]
             if not wrong or self.report.has_damage:
                 return
             what = f"wrong about the segment of offset {wrong[0].base_offset}"
         repaired = ""
         if self.repair:
-            write_checksummed(self.disk, path, encode_segment_timestamps(self.times), durable=True)
-            repaired = "written anew from the batches"
+            write_checksummed(self.disk, path, encode_segment_timestamps(self.timestamps), durable=True)
+            repaired = "rewritten from the batches"
         self._add(
             Severity.REBUILD,
             path,
             what,
-            "look-ups by time and retention read the indexes instead"
+            "searches by time and retention read the indexes instead"
             if loaded is None
-            else "look-ups by time and retention may go wrong",
+            else "searches by time and retention may be wrong",
             repaired=repaired,
         )
 
@@ -287,7 +298,7 @@ class Inspection:
     def _check_segment(self, segment: Segment, following: int | None) -> None:
         if segment.base_offset != self.expected:
             self._gap_between(segment)
-        look = SegmentInspection(self, segment, following)
+        segment_inspection = _SegmentInspection(self, segment, following)
         for scanned in scan(
             self.disk.open_readonly(segment.path),
             segment.size,
@@ -296,11 +307,11 @@ class Inspection:
             self.on_bytes,
         ):
             if scanned.header is not None:
-                look.sound(scanned.position, scanned.header)
-            elif not look.broken(scanned):
+                segment_inspection.intact(scanned.position, scanned.header)
+            elif not segment_inspection.damaged_range(scanned):
                 break
-        look.finish()
-        self.expected = look.end_offset
+        segment_inspection.finish()
+        self.expected = segment_inspection.end_offset
 
     def _gap_between(self, segment: Segment) -> None:
         if segment.base_offset > self.expected:
@@ -317,11 +328,11 @@ class Inspection:
                 Severity.DAMAGE,
                 segment.path,
                 f"it begins below offset {self.expected}, where the segment before it ends",
-                "which of the two a reader sees is not certain",
+                "which of the two a reader gets is undefined",
             )
 
     def is_durable(self, segment: Segment, position: int) -> bool:
-        """Bytes at `position` lie below the checkpoint, where nothing may be torn. Without one: not in the last."""
+        """Whether the bytes at `position` are below the checkpoint, where nothing may be torn. False without one."""
         checkpoint = self.checkpoint
         if checkpoint is None:
             return False
@@ -331,30 +342,252 @@ class Inspection:
 
     def note_torn(self, path: str, position: int, size: int) -> None:
         self.mark(position, size, torn=True)
-        whole = find_batches([FileRange(self.disk.open_readonly(path), position, size)])
-        kept = bool(whole.batches) or not whole.searched
+        found = find_batches([FileRange(self.disk.open_readonly(path), position, size)])
+        kept = bool(found.batches) or not found.searched
         self._add(
             Severity.DAMAGE if kept else Severity.NOTE,
             path,
-            f"{size - position} bytes from {position} on lie behind a damaged place: {_in_words(whole)}"
+            f"{size - position} bytes from {position} on are after a damaged position: {_describe(found)}"
             if kept
-            else f"{size - position} bytes from {position} on are no whole batch",
-            "they were not known to be durable, and may have been acknowledged; the next start cuts them off the log "
-            "and sets them aside in a file of their own"
+            else f"{size - position} bytes from {position} on are no complete batch",
+            "they were not known to be durable, and may have been acknowledged; the next start truncates them and "
+            "copies them to a quarantine file"
             if kept
-            else "they were not known to be durable; the next start cuts them",
+            else "they were not known to be durable; the next start truncates them",
             position=position,
             first_offset=self.expected,
         )
 
     def mark(self, start: int, end: int, *, torn: bool = False) -> None:
-        """Remember a bad stretch of the segment at hand, for the picture."""
+        """Record a bad range of the current segment, for the map of the log."""
         self.report.mark(self.read_before + start, self.read_before + end, torn=torn)
 
 
-def _in_words(whole: FoundBatches) -> str:
-    if not whole.batches:
-        return "no whole batch" if whole.searched else "too much to search for whole batches"
-    count = f"{whole.batches} whole {'batch' if whole.batches == 1 else 'batches'}"
-    records = records_text(whole.first_offset, whole.last_offset + 1)
-    return f"{count if whole.searched else f'at least {count}'}, {records}"
+def _describe(found: FoundBatches) -> str:
+    if not found.batches:
+        return "no complete batch" if found.searched else "too much to search for complete batches"
+    count = f"{found.batches} complete {'batch' if found.batches == 1 else 'batches'}"
+    records = records_text(found.first_offset, found.last_offset + 1)
+    return f"{count if found.searched else f'at least {count}'}, {records}"
+
+
+class _SegmentInspection:
+    """Inspection of one segment: its batches against each other, and its index against them.
+
+    It receives the ranges of the segment in order and adds its findings to the inspection's report. The CRC of a batch
+    does not cover offsets and leader epochs, so their order is the only evidence of damage to them.
+    """
+
+    def __init__(self, inspection: Inspection, segment: Segment, following: int | None) -> None:
+        self.inspection = inspection
+        self.segment = segment
+        self.following = following
+        self.end_offset = segment.base_offset
+        self.index = SparseIndex(inspection.index_interval_bytes)
+        self.loaded: LoadedIndex | None = load_index(inspection.disk, segment.index_path, segment.base_offset)
+        self.entries = iter(self.loaded.index.entries()) if self.loaded is not None else iter(())
+        self.entry = next(self.entries, None)
+        self.index_wrong = ""
+        self.damaged = False
+        self.pending: tuple[ScannedRange, int] | None = None
+        """A damaged range and its first offset; its last offset is known when the next intact batch is found."""
+
+    def intact(self, position: int, header: BatchHeader) -> None:
+        """Check a batch with a valid CRC."""
+        inspection, segment = self.inspection, self.segment
+        inspection.report.batches += 1
+        if self.pending is not None:
+            self._end_pending(header.base_offset)
+        expected = self.end_offset
+        base = header.base_offset
+        limit = self.following if self.following is not None else OFFSET_END_MAX
+        count = header.last_offset_delta + 1
+        if base < expected or base >= limit or (base > expected and base > inspection.sparse_end_offset):
+            self._out_of_order(position, header)
+            base = expected
+        self._check_epoch(position, base, header)
+        self._check_entry(position, base, header)
+        self.index.add(base - segment.base_offset, position, header.max_timestamp_ms)
+        self.end_offset = base + count
+
+    def _out_of_order(self, position: int, header: BatchHeader) -> None:
+        inspection = self.inspection
+        end = self.end_offset + header.last_offset_delta + 1
+        self.damaged = True
+        inspection.mark(position, position + header.size)
+        inspection.report.add(
+            Finding(
+                Severity.DAMAGE,
+                self.segment.path,
+                f"the batch at {position} has offset {header.base_offset} where {self.end_offset} is expected",
+                f"readers get {records_text(self.end_offset, end)} under wrong offsets, or miss them",
+                self.end_offset,
+                end,
+                position,
+            )
+        )
+
+    def _check_epoch(self, position: int, offset: int, header: BatchHeader) -> None:
+        """`offset` is the expected base offset; compaction may have removed the end of an epoch before it."""
+        inspection = self.inspection
+        known = inspection.epochs.epoch_at(offset) if inspection.epochs is not None else -1
+        wrong = known not in (header.leader_epoch, -1) or header.leader_epoch < inspection.found_epochs.last
+        if not wrong:
+            inspection.found_epochs.assign(header.leader_epoch, self.end_offset)
+            return
+        if not inspection.is_durable(self.segment, position):
+            return  # recovery decides
+        inspection.report.add(
+            Finding(
+                Severity.DAMAGE,
+                self.segment.path,
+                f"the batch at {position} has leader epoch {header.leader_epoch}, expected "
+                f"{known if known >= 0 else inspection.found_epochs.last}",
+                f"consumers of {records_text(offset, offset + header.last_offset_delta + 1)} may get the error that "
+                "their log was truncated; the records are intact",
+                offset,
+                offset + header.last_offset_delta + 1,
+                position,
+            )
+        )
+
+    def _check_entry(self, position: int, base: int, header: BatchHeader) -> None:
+        """Check that the index's entries are existing batches."""
+        entry = self.entry
+        if entry is not None and entry[1] == position:
+            expected = (base - self.segment.base_offset, position, self.index.max_timestamp_ms)
+            if entry != expected and not self.damaged:
+                self.index_wrong = self.index_wrong or f"its entry for position {position} is wrong"
+            self.entry = next(self.entries, None)
+        elif entry is not None and entry[1] < position:
+            if not self.damaged:
+                self.index_wrong = self.index_wrong or f"it names position {entry[1]}, where no batch begins"
+            while self.entry is not None and self.entry[1] < position + header.size:
+                self.entry = next(self.entries, None)
+
+    def damaged_range(self, scanned: ScannedRange) -> bool:
+        """Record bytes that are no intact batch. False if the segment ends before them."""
+        inspection, segment = self.inspection, self.segment
+        if self.pending is not None:
+            self._end_pending(self.end_offset)
+        last = self.following is None
+        if not inspection.is_durable(segment, scanned.position) and (
+            last or inspection.checkpoint is not None
+        ):
+            if only_zeros(inspection.disk.open_readonly(segment.path), scanned.position, segment.size):
+                segment.size = scanned.position
+                return False
+            inspection.expected = self.end_offset
+            inspection.torn = True
+            inspection.note_torn(segment.path, scanned.position, segment.size)
+            return False
+        self.damaged = True
+        inspection.mark(scanned.position, scanned.position + scanned.length)
+        self.pending = (scanned, self.end_offset)
+        self.index.due_position = scanned.position  # so that the first batch after it is indexed
+        return True
+
+    def _end_pending(self, next_offset: int) -> None:
+        """Report the pending damaged range, whose end offset is known now."""
+        assert self.pending is not None
+        scanned, first = self.pending
+        self.pending = None
+        end = max(next_offset, first)
+        self.end_offset = end
+        reachable = (
+            "all others can be"
+            if scanned.problem.startswith("the CRC")
+            else "those after it only by their offset"
+        )
+        self.inspection.report.add(
+            Finding(
+                Severity.DAMAGE,
+                self.segment.path,
+                f"{scanned.length} bytes at {scanned.position}: {scanned.problem}",
+                f"{records_text(first, end)} cannot be read, {reachable}",
+                first,
+                max(end, first + 1),
+                scanned.position,
+            )
+        )
+
+    def finish(self) -> None:
+        """Check, after the last range, that the segment ends where it should and that its index matches."""
+        inspection = self.inspection
+        if self.pending is not None:
+            checkpoint = inspection.checkpoint
+            durable_end = checkpoint.durable_end_offset if checkpoint is not None else self.end_offset
+            self._end_pending(self.following if self.following is not None else durable_end)
+        if self.following is not None and self.end_offset < self.following and not inspection.torn:
+            recorded = self._recorded_end()
+            if recorded is not None and self.end_offset <= recorded < self.following:
+                self.end_offset = recorded  # from there on other segments are missing
+                self._short_of(self.following)
+            elif self.following <= inspection.sparse_end_offset:
+                self.end_offset = self.following  # compaction removed its last records
+            elif inspection.is_durable(self.segment, self.segment.size):
+                self._short_of(self.following)
+        self._check_index()
+        inspection.timestamps.append(
+            SegmentTimestamp(self.segment.base_offset, self.segment.size, self.index.max_timestamp_ms)
+        )
+        if self.following is None:
+            inspection.timestamps.pop()
+
+    def _recorded_end(self) -> int | None:
+        """End offset of the segment when its index was saved, if that index covers all of it."""
+        loaded = self.loaded
+        return loaded.end_offset if loaded is not None and loaded.covered_bytes == self.segment.size else None
+
+    def _short_of(self, following: int) -> None:
+        self.inspection.report.add(
+            Finding(
+                Severity.DAMAGE,
+                self.segment.path,
+                f"it ends at offset {self.end_offset}, the next one begins at {following}",
+                f"{records_text(self.end_offset, following)} are gone",
+                self.end_offset,
+                following,
+                self.segment.size,
+            )
+        )
+        self.inspection.mark(max(self.segment.size - 1, 0), self.segment.size)
+        self.damaged = True
+        self.end_offset = following
+
+    def _check_index(self) -> None:
+        inspection, segment = self.inspection, self.segment
+        disk, path = inspection.disk, segment.index_path
+        closed = self.following is not None
+        if not disk.exists(path):
+            if closed and segment.size:
+                self._index_finding("missing", "readers rebuild it each time")
+            return
+        if self.loaded is None:
+            self._index_finding("damaged", "readers rebuild it each time")
+        elif closed and not self.damaged and self.loaded.covered_bytes != segment.size:
+            self._index_finding(
+                f"covers {self.loaded.covered_bytes} bytes of a segment of {segment.size}",
+                "readers rebuild it each time",
+            )
+        elif self.index_wrong or (
+            closed and not self.damaged and self.loaded.index.max_timestamp_ms != self.index.max_timestamp_ms
+        ):
+            self._index_finding(
+                self.index_wrong or "its largest timestamp is wrong",
+                "searches by offset or time may be wrong",
+            )
+
+    def _index_finding(self, what: str, meaning: str) -> None:
+        inspection, segment = self.inspection, self.segment
+        repaired = ""
+        if inspection.repair:
+            if self.following is not None:
+                data = self.index.encode(segment.base_offset, self.following, segment.size)
+                write_checksummed(inspection.disk, segment.index_path, data, durable=True)
+                repaired = "rebuilt from the segment"
+            else:  # the active segment's index is a snapshot, which the next start does not need
+                inspection.disk.remove(segment.index_path)
+                inspection.disk.sync_directory(inspection.directory)
+                repaired = "removed; the next start rebuilds it"
+        inspection.report.add(Finding(Severity.REBUILD, segment.index_path, what, meaning, repaired=repaired))

@@ -1,7 +1,7 @@
-"""What an inspection of a log finds, as values.
+"""Result of the inspection of a log.
 
-Always true: a report is bounded, whatever the log looks like: `FINDINGS_MAX` findings and `BAD_RANGES_MAX` stretches
-are kept, those beyond are counted or merged.
+Invariant: a report is bounded: `FINDINGS_MAX` findings and `BAD_RANGES_MAX` ranges are kept, more are counted or
+merged.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ BAD_RANGES_MAX: Final = 1000
 
 
 class Severity(StrEnum):
-    """`damage`: records are lost or cannot be read. `rebuild`: a file that only repeats what the segments say.
-    `note`: nothing is wrong.
+    """`damage`: records are lost or cannot be read. `rebuild`: a file with redundant data is damaged. `note`: nothing
+    is wrong.
     """
 
     DAMAGE = "damage"
@@ -27,9 +27,9 @@ class Severity(StrEnum):
 
 
 class Finding(NamedTuple):
-    """One thing found. Offsets [first_offset, end_offset) where it is about records, `position` in bytes; -1: neither.
+    """One finding. Offsets [first_offset, end_offset) if it concerns records, `position` in bytes; -1: not applicable.
 
-    `what` says what is the matter with the file, `meaning` what follows from it; `repaired` what was done about it.
+    `what` is the problem of the file, `meaning` its consequence, `repaired` the repair that was done.
     """
 
     severity: Severity
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 
 
 class BadRange(NamedTuple):
-    """Bytes [start, end) of all segments laid end to end that hold no sound batch; `torn`: they never counted."""
+    """Bytes [start, end) of the concatenated segments that contain no intact batch; `torn`: they were never durable."""
 
     start: int
     end: int
@@ -52,7 +52,7 @@ class BadRange(NamedTuple):
 
 @dataclass(slots=True)
 class LogReport:
-    """What was found in one log."""
+    """Findings of one log."""
 
     directory: str
     findings: list[Finding] = field(default_factory=list)
@@ -65,19 +65,19 @@ class LogReport:
     damaged_offsets: int = 0
     bad_ranges: list[BadRange] = field(default_factory=list)
     other_names: list[str] = field(default_factory=list)
-    """Files that are no part of a log; the broker's own (snapshots of producers) are among them."""
+    """Files that are no part of a log, including those of the broker (producer snapshots)."""
     has_damage: bool = False
     has_rebuilds: bool = False
-    """Something that was not repaired could be."""
+    """Whether a `rebuild` finding was not repaired."""
 
     def mark(self, start: int, end: int, *, torn: bool = False) -> None:
-        """Remember a bad stretch, for the picture; neighbours become one."""
-        stretches = self.bad_ranges
-        full = len(stretches) >= BAD_RANGES_MAX
-        if stretches and stretches[-1].torn == torn and (full or stretches[-1].end >= start):
-            stretches[-1] = stretches[-1]._replace(end=end)
+        """Record a bad range, for the map of the log; adjacent ranges are merged."""
+        ranges = self.bad_ranges
+        full = len(ranges) >= BAD_RANGES_MAX
+        if ranges and ranges[-1].torn == torn and (full or ranges[-1].end >= start):
+            ranges[-1] = ranges[-1]._replace(end=end)
         else:
-            stretches.append(BadRange(start, end, torn))
+            ranges.append(BadRange(start, end, torn))
 
     def add(self, finding: Finding) -> None:
         """Keep a finding, or count it."""

@@ -1,7 +1,6 @@
-"""Checking batches as they lie in a segment: whole, next in line, and what their CRC says.
+"""Validation of the batches in a segment: complete, in order, and with a valid CRC.
 
-Used where a log is opened and where all of it is verified. Always true: nothing is written, and nothing behind the
-first batch that fails is looked at.
+Used by recovery and by `Log.verify`. Invariants: nothing is written; nothing after the first invalid batch is read.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ CHECK_CHUNK_BYTES = 1 << 20
 def checked_batches(
     file: DiskFile, position: int, size: int, sparse_end_offset: int = 0
 ) -> Iterator[tuple[int, BatchHeader | str]]:
-    """(position, header) of each whole and undamaged batch; (position, what is wrong) when something else follows.
+    """(position, header) of each complete and undamaged batch; (position, problem) if something else follows.
 
     Only below `sparse_end_offset` may a batch have fewer records than offsets.
     """
@@ -65,9 +64,10 @@ def verify_segment(
     epochs: LeaderEpochCache,
     sparse_end_offset: int,
 ) -> int:
-    """Check all batches of a segment that should span [base_offset, end_offset); their number, or `CorruptLog`.
+    """Check all batches of a segment that should span [base_offset, end_offset). Returns their number.
 
-    Offsets follow each other without a gap, but for gaps that end at or below `sparse_end_offset`.
+    Offsets must follow each other without a gap, except for gaps that end at or below `sparse_end_offset`. Raises
+    `CorruptLog`.
     """
     count = 0
     offset = base_offset

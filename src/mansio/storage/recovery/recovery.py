@@ -1,12 +1,12 @@
-"""Opening a log: what is on the disk, what of it counts, and what has to go.
+"""Recovery of a log: finds what is on disk, validates it and truncates what is incomplete.
 
-The rule. Everything below the checkpoint was durable: it is taken as it is, and whatever is wrong with it is reported
-(`CorruptLog`), never cut. Above the checkpoint every batch is read and checked; the first one that is not whole, not
-next in line or not what its CRC says is where a crash tore the log, and the log is cut there. Whole batches behind that
-place are set aside first.
+Everything below the checkpoint was durable: it is accepted as it is, and damage in it is reported (`CorruptLog`), never
+truncated. Above the checkpoint every batch is read and checked; the first one that is incomplete, out of order or fails
+its CRC is where a crash tore the log, and the log is truncated there. Complete batches after that position are
+quarantined first.
 
-Always true: nothing below the checkpoint is changed; what recovery hands out is durable (it syncs what it kept);
-cutting is done before anything new is written, and running it twice, or being killed in it, changes nothing.
+Invariants: nothing below the checkpoint is changed; the result is durable (recovery syncs what it kept); truncation is
+done before anything new is written, and running recovery twice, or being killed in it, changes nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from mansio.errors import CorruptLog
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, load_checkpoint
 from mansio.storage.checksummed_file import TEMPORARY_SUFFIX
 from mansio.storage.cleaner.swap_recovery import recover_compaction
-from mansio.storage.flush.batch_sync import run_single
 from mansio.storage.index import SparseIndex
 from mansio.storage.leader_epochs import EPOCHS_NAME, LeaderEpochCache, load_leader_epochs
-from mansio.storage.recovery.batch_check import checked_batches, verify_segment
+from mansio.storage.recovery.batch_sync import run_single
 from mansio.storage.recovery.quarantine import file_ranges_of, quarantine
 from mansio.storage.recovery.recovery_scan import RecoveryScan, both_slots, one_slot
 from mansio.storage.recovery.result import Recovered
@@ -29,30 +28,20 @@ from mansio.storage.segment_timestamps import apply_segment_timestamps
 
 if TYPE_CHECKING:
     from mansio.ports import Disk
-    from mansio.storage.flush.batch_sync import SyncSteps
+    from mansio.storage.recovery.batch_sync import SyncSteps
     from mansio.storage.recovery.quarantine import TruncatedTail
     from mansio.storage.settings import LogSettings
 
-__all__ = [
-    "EPOCHS_NAME",
-    "Recovered",
-    "checked_batches",
-    "recover",
-    "recovery",
-    "remove_segment_files",
-    "verify_segment",
-]
-
 
 def recover(disk: Disk, directory: str, settings: LogSettings) -> Recovered:
-    """Open the log in `directory`, making it when there is none. Raises `CorruptLog`, or `OSError` from the disk."""
-    return run_single(disk, recovery(disk, directory, settings))
+    """Recover the log in `directory`, creating it if there is none. Raises `CorruptLog`, or `OSError` from the disk."""
+    return run_single(disk, recovery_steps(disk, directory, settings))
 
 
-def recovery(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Recovered]:
-    """`recover`, for `run_batch`: in steps that many logs can make durable with one sync.
+def recovery_steps(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Recovered]:
+    """`recover` for `run_batch`: in steps that many logs make durable with one sync.
 
-    A log that was closed cleanly takes none.
+    A log that was closed cleanly needs none.
     """
     recovered = yield from _recover(disk, directory, settings)
     recovered.timestamps_due = not apply_segment_timestamps(disk, directory, recovered.segments)
@@ -62,7 +51,7 @@ def recovery(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Rec
 def _recover(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Recovered]:
     if not disk.exists(directory):
         disk.make_directory(directory.rpartition("/")[0] or "/")
-        disk.make_directory(directory, durable=False)  # `_create` sees to that
+        disk.make_directory(directory, durable=False)  # `_create` syncs it
     checkpoint = load_checkpoint(disk, f"{directory}/{CHECKPOINT_NAME}")
     compaction = recover_compaction(
         disk, directory, checkpoint.start_offset if checkpoint is not None else -1
@@ -74,10 +63,10 @@ def _recover(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Rec
         and bases[0] > checkpoint.durable_end_offset == checkpoint.start_offset
     ):
         # The names of later segments survived a crash and that of the first one did not; nothing was durable yet.
-        cut = yield from _remove_unreachable(disk, directory, bases, checkpoint)
+        truncated = yield from _remove_unreachable(disk, directory, bases, checkpoint)
         checkpoint = checkpoint._replace(sequence=checkpoint.sequence + 1, epoch_due=True)
         recovered = yield from _create(disk, directory, settings, checkpoint)
-        recovered.cut = cut
+        recovered.truncated_tail = truncated
         return recovered
     if not bases:
         return (yield from _create(disk, directory, settings, checkpoint))
@@ -95,11 +84,11 @@ def _recover(disk: Disk, directory: str, settings: LogSettings) -> SyncSteps[Rec
 def _remove_unreachable(
     disk: Disk, directory: str, bases: list[int], checkpoint: Checkpoint
 ) -> SyncSteps[TruncatedTail]:
-    """Remove segments that no durable record leads to; what is in them is set aside."""
+    """Remove segments that do not follow a durable record; their content is quarantined."""
     segments = [Segment(directory, base) for base in bases]
     for segment in segments:
         segment.size = disk.open_readonly(segment.path).size()
-    cut = yield from quarantine(
+    truncated = yield from quarantine(
         disk,
         directory,
         checkpoint.start_offset,
@@ -112,11 +101,11 @@ def _remove_unreachable(
     for segment in reversed(segments):
         remove_segment_files(disk, segment)
     disk.sync_directory(directory)
-    return cut
+    return truncated
 
 
 def _clear_and_list(disk: Disk, directory: str) -> list[int]:
-    """Remove files that were never finished; the base offsets of the segments, sorted."""
+    """Remove unfinished files; returns the base offsets of the segments, sorted."""
     bases = []
     for name in disk.list_directory(directory):
         base = base_offset_of(name)
@@ -130,7 +119,7 @@ def _clear_and_list(disk: Disk, directory: str) -> list[int]:
 def _create(
     disk: Disk, directory: str, settings: LogSettings, checkpoint: Checkpoint | None
 ) -> SyncSteps[Recovered]:
-    """A new log; or one whose last trim removed everything below an active segment that never reached the disk."""
+    """Create a log, or one whose last trim removed everything below an active segment that never reached the disk."""
     start = checkpoint.start_offset if checkpoint is not None else 0
     if checkpoint is not None and checkpoint.durable_end_offset != start:
         raise CorruptLog(
@@ -150,7 +139,7 @@ def _create(
 
 
 def _drop_trimmed(disk: Disk, directory: str, bases: list[int], checkpoint: Checkpoint | None) -> list[int]:
-    """Finish a trim that a crash interrupted: segments wholly below the start are removed."""
+    """Complete a trim that a crash interrupted: segments wholly below the start are removed."""
     if checkpoint is None:
         return bases
     keep = 0

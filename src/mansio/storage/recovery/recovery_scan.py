@@ -1,10 +1,11 @@
-"""One run of recovery over the segments of a log: from the checkpoint on every batch is checked, and the end made sure.
+"""Recovery of existing segments: checks every batch above the checkpoint and truncates the log after the last valid
+one.
 
-Owns the order of it: find where to begin, check, set aside what may be worth something, cut, sync, checkpoint.
+The order: find the start position, check, quarantine what may contain complete batches, truncate, sync, checkpoint.
 
-Always true: nothing below the checkpoint is changed; cutting is done before anything new is written; what may hold
-whole batches is on stable storage elsewhere before it is cut, and the checkpoint says by then that a leader epoch is
-due. Running it twice, or being killed in it, changes nothing.
+Invariants: nothing below the checkpoint is changed; truncation is done before anything new is written; what may contain
+complete batches is on stable storage elsewhere before it is truncated, and by then the checkpoint has `epoch_due` set.
+Running it twice, or being killed in it, changes nothing.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from mansio.errors import CorruptLog
 from mansio.logs import fields
 from mansio.storage.checkpoint import CHECKPOINT_NAME, Checkpoint, write_slot
 from mansio.storage.checksummed_file import TEMPORARY_SUFFIX, prepare_checksummed
-from mansio.storage.flush.batch_sync import PendingSync
 from mansio.storage.index import SparseIndex, load_index
 from mansio.storage.leader_epochs import EPOCHS_NAME, LeaderEpochCache, load_leader_epochs
 from mansio.storage.recovery.batch_check import CHECK_CHUNK_BYTES, checked_batches
+from mansio.storage.recovery.batch_sync import PendingSync
 from mansio.storage.recovery.quarantine import file_ranges_of, quarantine
 from mansio.storage.recovery.result import Recovered
 from mansio.storage.segment import (
@@ -36,7 +37,7 @@ from mansio.storage.segment import (
 if TYPE_CHECKING:
     from mansio.ports import Disk, DiskFile
     from mansio.storage.cleaner.compaction_state import CompactionState
-    from mansio.storage.flush.batch_sync import SyncSteps
+    from mansio.storage.recovery.batch_sync import SyncSteps
     from mansio.storage.segment import Segment
     from mansio.storage.settings import LogSettings
 
@@ -44,14 +45,14 @@ logger = logging.getLogger(__name__)
 
 
 def one_slot(disk: Disk, directory: str, checkpoint: Checkpoint, *named_in: str) -> PendingSync:
-    """Write one slot. `named_in`: the directories whose names it needs, for a file that may be new."""
+    """Write one slot. `named_in`: the directories to be synced, for a file that may be new."""
     file = disk.open(f"{directory}/{CHECKPOINT_NAME}", create=True)
     write_slot(file, checkpoint)
     return PendingSync((file,), named_in)
 
 
 def both_slots(disk: Disk, directory: str, checkpoint: Checkpoint) -> SyncSteps[Checkpoint]:
-    """Make the checkpoint the only one the file holds; the newer of the two slots."""
+    """Write the checkpoint to both slots; returns the newer one."""
     yield lambda: one_slot(disk, directory, checkpoint, directory, directory.rpartition("/")[0] or "/")
     second = checkpoint._replace(sequence=checkpoint.sequence + 1)
     yield lambda: one_slot(disk, directory, second)
@@ -59,7 +60,7 @@ def both_slots(disk: Disk, directory: str, checkpoint: Checkpoint) -> SyncSteps[
 
 
 class RecoveryScan:
-    """One run of recovery over existing segments."""
+    """Recovery of one log with existing segments."""
 
     def __init__(
         self,
@@ -83,32 +84,30 @@ class RecoveryScan:
         self.index_saved_bytes = 0
         self.indexes_due: list[Segment] = []
         self.uncertain_lengths: list[Segment] = []
-        """Their files may still be longer than their batches, or may be so again after a crash."""
+        """Segments whose files may be longer than their batches, or may be so again after a crash."""
 
     def run(self) -> SyncSteps[Recovered]:
         first, position, offset = self._start_position()
         self._load_epochs(first, position, offset)
         durable_end = self.checkpoint.durable_end_offset if self.checkpoint is not None else offset
-        cut = ""
+        problem = ""
         for at in range(first, len(self.segments)):
             segment = self.segments[at]
             if self.checkpoint is None and offset < segment.base_offset <= self.compaction.sparse_end_offset:
                 offset = segment.base_offset  # compaction leaves such gaps, but below a checkpoint only
             if offset != segment.base_offset and at > first:
-                cut = f"the next segment begins at offset {segment.base_offset} instead of {offset}"
-                return (yield from self._finish(at, None, offset, durable_end, cut))
-            position, offset, cut = self._check(segment, position if at == first else 0, offset)
-            if cut:
-                return (yield from self._finish(at, position, offset, durable_end, cut))
-        return (yield from self._finish(len(self.segments) - 1, position, offset, durable_end, cut))
+                problem = f"the next segment begins at offset {segment.base_offset} instead of {offset}"
+                return (yield from self._finish(at, None, offset, durable_end, problem))
+            position, offset, problem = self._check(segment, position if at == first else 0, offset)
+            if problem:
+                return (yield from self._finish(at, position, offset, durable_end, problem))
+        return (yield from self._finish(len(self.segments) - 1, position, offset, durable_end, problem))
 
     def _start_position(self) -> tuple[int, int, int]:
-        """(segment number, position in it, offset there) from which on everything has to be checked."""
+        """(segment number, position in it, offset there) of the first batch to be checked."""
         checkpoint = self.checkpoint
         if checkpoint is None:
-            logger.warning(
-                "log has no readable checkpoint: all of it is checked", extra=fields(directory=self.directory)
-            )
+            logger.warning("checkpoint_unreadable_checking_whole_log", extra=fields(directory=self.directory))
             return 0, 0, self.segments[0].base_offset
         end = checkpoint.durable_end_offset
         if self.segments[0].base_offset > end or self.segments[0].base_offset > checkpoint.start_offset:
@@ -125,7 +124,7 @@ class RecoveryScan:
                 self.uncertain_lengths.append(self.segments[at - 1])
             return at, 0, end
         if segment.base_offset != checkpoint.segment_base:
-            # The segment the checkpoint speaks of is gone, or the log was closed exactly at a segment's end.
+            # The segment named by the checkpoint is gone, or the log was closed exactly at a segment's end.
             return at, 0, segment.base_offset
         if segment.size < checkpoint.position:
             raise CorruptLog(
@@ -134,7 +133,7 @@ class RecoveryScan:
         return at, checkpoint.position, end
 
     def _load_epochs(self, first: int, position: int, offset: int) -> None:
-        """The epochs below `offset`, from their file, or from the batches when the file is no good.
+        """Load the epochs below `offset` from their file, or from the batches if the file is unusable.
 
         `offset` is at `position` of segment number `first`: what follows there may be torn.
         """
@@ -149,10 +148,10 @@ class RecoveryScan:
             end = segment.size if segment is not self.segments[first] else position
             for _, header in walk(file, 0, end, segment.base_offset, WALK_CHUNK_BYTES):
                 self.epochs.assign(header.leader_epoch, header.base_offset)
-        self.epochs_changed = self.epochs.last >= 0  # a log that nobody has written to has no file
+        self.epochs_changed = self.epochs.last >= 0  # an empty log has no file
 
     def _check(self, segment: Segment, position: int, offset: int) -> tuple[int, int, str]:
-        """Check a segment from `position` on; (where it stops, the offset there, why it stops early or "")."""
+        """Check a segment from `position` on. Returns (end position, offset there, why it stops early or "")."""
         file = segment.file or self.disk.open(segment.path)
         segment.file = file
         index = segment.index = self._index_below(segment, file, position)
@@ -163,7 +162,7 @@ class RecoveryScan:
             if isinstance(header, str):
                 reason = "" if self._exclude_preallocation(segment, position) else header
                 break
-            epoch_start = offset  # of a gap the later epoch has all: see `replicated`
+            epoch_start = offset  # a gap belongs to the later epoch: see `Log.append_as_follower`
             if offset < header.base_offset <= sparse_end:
                 offset = header.base_offset
             if header.base_offset != offset:
@@ -183,8 +182,8 @@ class RecoveryScan:
         return position, offset, reason
 
     def _exclude_preallocation(self, segment: Segment, position: int) -> bool:
-        """Does the segment end here, with only the room that was made ahead of its batches behind? Then that is left
-        out from now on; the file is shortened once all is known to be well.
+        """Whether the segment ends here and is followed by preallocated zeros only. If so they are excluded from its
+        size; the file is shortened once the whole log has been checked.
         """
         file = segment.file = segment.file or self.disk.open(segment.path)
         if not only_zeros(file, position, segment.size):
@@ -193,7 +192,7 @@ class RecoveryScan:
         return True
 
     def _index_below(self, segment: Segment, file: DiskFile, position: int) -> SparseIndex:
-        """The index of a segment's first `position` bytes, from its file as far as that is good, then from headers."""
+        """The index of a segment's first `position` bytes: from its file as far as that is valid, then from headers."""
         index = SparseIndex(self.settings.index_interval_bytes)
         start, lowest = 0, segment.base_offset
         loaded = load_index(self.disk, segment.index_path, segment.base_offset) if position else None
@@ -205,34 +204,36 @@ class RecoveryScan:
         return index
 
     def _finish(
-        self, last: int, position: int | None, offset: int, durable_end: int, cut: str
+        self, last: int, position: int | None, offset: int, durable_end: int, problem: str
     ) -> SyncSteps[Recovered]:
-        """Cut what is torn, sync what stays, write the checkpoint. `position` None: segment `last` goes as a whole."""
-        if cut and (offset < durable_end or (self.checkpoint is None and last < len(self.segments) - 1)):
-            raise CorruptLog(f"{self.segments[last].path} is damaged below its durable end: {cut}")
+        """Truncate after the last valid batch if there is a `problem`, sync what stays, write the checkpoint.
+        `position` None: segment `last` is removed as a whole.
+        """
+        if problem and (offset < durable_end or (self.checkpoint is None and last < len(self.segments) - 1)):
+            raise CorruptLog(f"{self.segments[last].path} is damaged below its durable end: {problem}")
         if offset < durable_end:
             raise CorruptLog(f"{self.directory} ends at offset {offset}, {durable_end} was durable")
         kept = self.segments[: last + 1] if position is not None else self.segments[:last]
         torn = self.segments[len(kept) :]
         active = kept[-1]
         size = position if position is not None else active.size
-        found, previous = None, self.checkpoint
-        if cut:
-            pieces = file_ranges_of(self.disk, [(active, size), *((segment, 0) for segment in torn)])
-            found = yield from quarantine(
-                self.disk, self.directory, offset, pieces, reason=cut, segments=len(torn)
+        truncated, previous = None, self.checkpoint
+        if problem:
+            ranges = file_ranges_of(self.disk, [(active, size), *((segment, 0) for segment in torn)])
+            truncated = yield from quarantine(
+                self.disk, self.directory, offset, ranges, reason=problem, segments=len(torn)
             )
             if previous is not None and not previous.epoch_due:
                 previous = previous._replace(sequence=previous.sequence + 1, epoch_due=True)
                 yield partial(one_slot, self.disk, self.directory, previous)
-        self._cut(active, size, torn)
-        self._truncate_files(kept[-1:], anew=False)
+        self._truncate(active, size, torn)
+        self._truncate_files(kept[-1:], always=False)
         rolled = any(segment is not active for segment in self.uncertain_lengths)
-        if self.checked_bytes or cut or previous is None or self.epochs_changed or rolled:
+        if self.checked_bytes or problem or previous is None or self.epochs_changed or rolled:
             yield from self._make_durable(kept, offset)
         start_offset = previous.start_offset if previous is not None else kept[0].base_offset
         sequence = previous.sequence + 1 if previous is not None else 1
-        epoch_due = previous.epoch_due if previous is not None else bool(cut)
+        epoch_due = previous.epoch_due if previous is not None else bool(problem)
         checkpoint = Checkpoint(sequence, offset, active.base_offset, size, start_offset, epoch_due)
         if previous is None:
             checkpoint = yield from both_slots(self.disk, self.directory, checkpoint)
@@ -250,13 +251,13 @@ class RecoveryScan:
             self.epochs,
             checkpoint,
             checked_bytes=self.checked_bytes,
-            cut=found,
+            truncated_tail=truncated,
             indexes_due=self.indexes_due,
             index_saved_bytes=self.index_saved_bytes,
             compaction=self.compaction,
         )
 
-    def _cut(self, active: Segment, size: int, torn: list[Segment]) -> None:
+    def _truncate(self, active: Segment, size: int, torn: list[Segment]) -> None:
         """Remove the torn segments, newest first; the last kept one ends at `size` (see `_truncate_files`)."""
         for segment in reversed(torn):
             segment.file = None
@@ -267,30 +268,31 @@ class RecoveryScan:
             active.index = self._index_below(active, file, size)
         active.size = size
         if self._drop_stale_indexes(active, size) or torn:
-            # An index or segment that came back would describe bytes that will have been written anew by then.
+            # An index or segment that reappeared after a crash would describe bytes that were overwritten since.
             self.disk.sync_directory(self.directory)
 
-    def _truncate_files(self, kept: list[Segment], *, anew: bool) -> None:
+    def _truncate_files(self, kept: list[Segment], *, always: bool) -> None:
         """End each file where its batches end.
 
-        `anew`: each gets a new length to be synced, also the one that seems right: its sync may have failed before.
+        `always`: change the length of each file, so that it is synced, even if it is correct: its sync may have failed
+        before.
         """
         for segment in self.uncertain_lengths:
             if segment not in kept or segment.file is None:
                 continue
-            if anew:
+            if always:
                 segment.file.truncate(segment.size + 1)
             if segment.file.size() > segment.size:
                 segment.file.truncate(segment.size)
 
     def _drop_stale_indexes(self, active: Segment, size: int) -> bool:
-        """Remove index files that no longer, or not yet, belong to what is on the disk. True when there were any."""
+        """Remove index files that do not match the segments on disk. True if there were any."""
         removed = False
         kept = {segment.base_offset for segment in self.segments}
         for name in self.disk.list_directory(self.directory):
             stem = name.removesuffix(INDEX_SUFFIX)
             if stem == name or not (stem.isascii() and stem.isdigit()):
-                continue  # somebody's own file
+                continue  # not a file of ours
             base = int(stem)
             path = f"{self.directory}/{name}"
             if base == active.base_offset:
@@ -304,17 +306,16 @@ class RecoveryScan:
         return removed
 
     def _make_durable(self, kept: list[Segment], offset: int) -> SyncSteps[None]:
-        """What was checked, durable; then the leader epochs.
+        """Make durable what was checked, then the leader epochs.
 
-        The epochs are durable before their file takes the place of the one before: a crash leaves either.
+        The new epochs file is durable before it replaces the old one: a crash leaves either.
         """
         self.epochs.truncate_to(offset + 1)
         path = f"{self.directory}/{EPOCHS_NAME}"
 
         def write_again() -> PendingSync:
-            self._truncate_files(
-                kept, anew=True
-            )  # here, so that it is done again when a sync of many logs fails
+            # Inside the step, so that it is repeated when a sync of many logs fails.
+            self._truncate_files(kept, always=True)
             return PendingSync((*self._write_again(kept), self._epochs_file(path)))
 
         def rename() -> PendingSync:
@@ -326,7 +327,9 @@ class RecoveryScan:
         yield rename
 
     def _epochs_file(self, path: str) -> DiskFile:
-        """The epochs, written; over the same bytes where they are, for on a full disk there is no room for others."""
+        """Write the epochs file; over the same bytes if they are unchanged, because a full disk has no space for
+        more.
+        """
         data = self.epochs.encode()
         if not self.disk.exists(path) or self.disk.read_file(path) != data:
             return prepare_checksummed(self.disk, path, data)
@@ -335,10 +338,10 @@ class RecoveryScan:
         return file
 
     def _write_again(self, kept: list[Segment]) -> list[DiskFile]:
-        """Write what was checked once more; the files.
+        """Write the checked bytes again; returns the files.
 
-        Were these bytes left over from a sync that failed before a restart, the page cache would hold them as clean
-        although the disk never got them: syncing alone would succeed and do nothing.
+        If these bytes were left over from a sync that failed before a restart, the page cache would hold them as clean
+        although they are not on disk: a sync alone would succeed and do nothing.
         """
         written = []
         for segment, position, end in self.checked:

@@ -1,6 +1,6 @@
-"""What opening a log gives: the log as it stands, and what had to go.
+"""Result of recovering a log: its state, and what was truncated.
 
-Always true: everything in a `Recovered` is durable, and what its `cut` names is not in the log any more.
+Invariants: everything in a `Recovered` is durable; what its `truncated_tail` names is not in the log any more.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Recovered:
-    """What `Log` starts from. Everything in it is durable.
+    """Initial state of a `Log`. Everything in it is durable.
 
-    `checked_bytes` were read and checked; `cut` is what had to go, None when nothing had.
-    `indexes_due` are closed segments whose index file has to be written. Of the active segment, `index_saved_bytes` are
-    in its index file already.
+    `checked_bytes` were read and checked; `truncated_tail` is what was removed, None if nothing was.
+    `indexes_due` are closed segments whose index file has to be written. `index_saved_bytes` of the active segment are
+    covered by its index file already.
     """
 
     segments: list[Segment]
@@ -33,7 +33,7 @@ class Recovered:
     checkpoint: Checkpoint
     created: bool = False
     checked_bytes: int = 0
-    cut: TruncatedTail | None = None
+    truncated_tail: TruncatedTail | None = None
     indexes_due: list[Segment] = field(default_factory=list)
     index_saved_bytes: int = 0
     timestamps_due: bool = False
@@ -41,15 +41,15 @@ class Recovered:
 
     @property
     def truncated_bytes(self) -> int:
-        """Bytes that had to go, 0 when none had. With any, the next records need a leader epoch of their own."""
-        return self.cut.size_bytes if self.cut is not None else 0
+        """Bytes that were removed. If any were, the next records need a leader epoch of their own."""
+        return self.truncated_tail.size_bytes if self.truncated_tail is not None else 0
 
     @property
     def truncated_segments(self) -> int:
-        """Whole files of segments that had to go."""
-        return self.cut.segments if self.cut is not None else 0
+        """Number of segment files that were removed."""
+        return self.truncated_tail.segments if self.truncated_tail is not None else 0
 
     @property
     def truncation_reason(self) -> str:
-        """What was wrong where the log was cut; "" when it was not."""
-        return self.cut.reason if self.cut is not None else ""
+        """The problem at the position where the log was truncated; "" if it was not."""
+        return self.truncated_tail.reason if self.truncated_tail is not None else ""

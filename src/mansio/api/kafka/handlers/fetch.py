@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.broker.services.statistics import Stopwatch
     from mansio.ports import Timer
-    from mansio.storage.flush.group_commit import GroupCommit
+    from mansio.storage.group_commit import GroupCommit
     from mansio.storage.log import LogSlice
     from mansio.wire.headers import RequestHeader
 

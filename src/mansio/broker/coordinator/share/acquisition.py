@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import CorruptLog
-from mansio.storage.range_read import read_range
 
 if TYPE_CHECKING:
     from mansio.broker.coordinator.share.partition_leader import SharePartitionLeader
@@ -81,7 +80,7 @@ def _read(
         if room <= 0:
             break
         try:
-            part = read_range(partition.log, start, last, room, limit)
+            part = partition.log.read_range(start, last, room, limit)
         except CorruptLog as error:
             partition.storage_health.corrupt(partition.topic, partition.index, start, error)
             if read:

@@ -1,12 +1,12 @@
-"""Making what many logs have written durable with one sync, where each of them alone would have to wait for its own.
+"""One file-system sync for the writes of many logs (syncfs).
 
-Work that has to be durable in stages (opening a log, making one) is written as a generator of *steps*. A step writes
-and says what it wrote; the work goes on when that is on stable storage. One such work is run alone, file by file; many
-are run side by side, all of them to their next step, and one sync of the file system carries them on (ADR 0003).
+Work that has to become durable in stages (recovering a log, creating one) is written as a generator of *steps*. A step
+writes and returns what it wrote; the work continues when that is on stable storage. One such work is run alone, file by
+file; many are run side by side, each to its next step, and one sync of the file system covers all of them (ADR 0003).
 
-Always true: no work is continued before its step is durable. When the one sync fails, which does not say whose bytes it
-was about, every step is written *again* and synced by itself: what the kernel dropped is dirty once more, and the log
-whose bytes the disk does not take is the only one that fails.
+Invariants: no work continues before its step is durable. When the shared sync fails, which does not show whose bytes
+were affected, every step is written *again* and synced by itself: what the kernel dropped is dirty once more, and only
+the log whose bytes the disk does not accept fails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SYNC_ALL_FILES_MIN = 4
-"""From so many files on one syncfs is quicker than syncing each: docs/adr/0003-syncing-many-partitions.md."""
+"""From this number of files on one syncfs is faster than syncing each: docs/adr/0003-syncing-many-partitions.md."""
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class PendingSync(NamedTuple):
     directories: tuple[str, ...] = ()
 
     def sync(self, disk: Disk) -> None:
-        """One by one. Raises `OSError`."""
+        """Sync one by one. Raises `OSError`."""
         for file in self.files:
             file.sync()
         for directory in self.directories:
@@ -46,13 +46,13 @@ class PendingSync(NamedTuple):
 
 
 SyncStep = Callable[[], PendingSync]
-"""Writes, and says what. Called once more after a failed sync it writes the same again."""
+"""Writes, and returns what it wrote. Called again after a failed sync it writes the same again."""
 
 SyncSteps = Generator[SyncStep, None, T]
 
 
 def run_single(disk: Disk, steps: SyncSteps[T]) -> T:
-    """Carry one work to its end, syncing file by file; what it returns. Raises what it raises, and `OSError`."""
+    """Run one work to its end, syncing file by file; returns its result. Raises what it raises, and `OSError`."""
     while True:
         try:
             step = next(steps)
@@ -62,16 +62,16 @@ def run_single(disk: Disk, steps: SyncSteps[T]) -> T:
 
 
 def run_batch(disk: Disk, root: str, works: Sequence[SyncSteps[T]]) -> list[T | OSError | StorageError]:
-    """Carry many works to their ends; for each what it returns, or the disk's error that ended it.
+    """Run many works to their ends; for each its result, or the disk error that ended it.
 
-    `root` is a directory of the file system they are on. Its errors are told once to everybody who asks through the
-    same path: use one that nobody else hands to `Disk.sync_all`.
+    `root` is a directory of their file system. The kernel reports an error of it once to each caller that uses the same
+    path: use one that nothing else passes to `Disk.sync_all`.
     """
     ended: dict[int, T | OSError | StorageError] = {}
-    going = dict(enumerate(works))
-    while going:
+    running = dict(enumerate(works))
+    while running:
         written: dict[int, tuple[SyncStep, PendingSync]] = {}
-        for number, steps in going.items():
+        for number, steps in running.items():
             try:
                 step = next(steps)
                 written[number] = step, step()
@@ -79,12 +79,12 @@ def run_batch(disk: Disk, root: str, works: Sequence[SyncSteps[T]]) -> list[T | 
                 ended[number] = end.value
             except (OSError, StorageError) as error:
                 ended[number] = error
-        ended.update(_synced(disk, root, written))
-        going = {number: steps for number, steps in going.items() if number not in ended}
+        ended.update(_sync_steps(disk, root, written))
+        running = {number: steps for number, steps in running.items() if number not in ended}
     return [ended[number] for number in range(len(works))]
 
 
-def _synced(
+def _sync_steps(
     disk: Disk, root: str, written: dict[int, tuple[SyncStep, PendingSync]]
 ) -> dict[int, OSError | StorageError]:
     """Make the steps durable; the errors of those that are not."""

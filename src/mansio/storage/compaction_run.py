@@ -1,11 +1,11 @@
-"""One compaction from its beginning to its end, as the loop sees it: what to do next, and what came of it.
+"""State machine of one compaction on the loop: the next piece of work, and the handling of its result.
 
-`advance` gives the next piece of work for another thread, `finish` takes its result back on the loop; how fast the one
-follows the other is the caller's business. In between the log goes on: it may be trimmed, closed, or fail, and the run
-then ends without having done any harm.
+`advance` returns the next piece of work for another thread, `finish` takes its result on the loop; the caller decides
+how fast one follows the other. In between the log continues: it may be trimmed, closed, or fail, and the run then ends
+without any effect.
 
-The way of a swap:  written -> intent on disk -> shown to readers -> files swapped -> noted on disk -> go on
-Up to the intent everything can be given up; after it the swap is carried through, by recovery if need be.
+Stages of a swap:  written -> intent on disk -> visible to readers -> files swapped -> recorded on disk -> continue
+Until the intent is on disk everything can be abandoned; after it the swap is completed, by recovery if necessary.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import StorageError
-from mansio.storage.cleaner.batch_filter import INT64_MAX, CompactionRules, never
+from mansio.ports import DISK_FULL_ERRNOS
+from mansio.storage.cleaner.batch_filter import INT64_MAX, CompactionRules, matches_none
 from mansio.storage.cleaner.compaction import CleanedSegment, Compaction, CompactionTask, Finished, Progress
 from mansio.storage.cleaner.compaction_state import CompactionState, DirectoryNotSynced, write_state
-from mansio.storage.cleaner.policy import worth
-from mansio.storage.cleaner.swap_recovery import NO_ROOM, swap_files
+from mansio.storage.cleaner.policy import plan_compaction
+from mansio.storage.cleaner.swap_recovery import swap_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,49 +31,51 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
 
-TRANSIENT_ERRNOS = NO_ROOM | {errno.EMFILE, errno.ENFILE}
-"""What is missing then, room or descriptors, may be there later: no reason to give a log up."""
+TRANSIENT_ERRNOS = DISK_FULL_ERRNOS | {errno.EMFILE, errno.ENFILE}
+"""A lack of disk space or descriptors may be temporary: the log does not fail."""
 
 
-def passes(error: BaseException) -> bool:
-    """Was it only for want of room or of descriptors?"""
+def is_transient(error: BaseException) -> bool:
+    """Whether the error is only a lack of disk space or of descriptors."""
     cause = error if isinstance(error, OSError) else error.__cause__
     return isinstance(cause, OSError) and cause.errno in TRANSIENT_ERRNOS
 
 
-class End(Enum):
-    """How a run ended. `NO_ROOM` (or no descriptor) and `GIVEN_UP` can be tried again; `FAILED` says why in
+class CompactionOutcome(Enum):
+    """Outcome of a run. `DISK_FULL` (or no descriptor) and `ABANDONED` can be retried; for `FAILED` the reason is in
     `CompactionRun.error`.
     """
 
     DONE = auto()
-    GIVEN_UP = auto()
-    NO_ROOM = auto()
+    ABANDONED = auto()
+    DISK_FULL = auto()
     FAILED = auto()
 
 
 class _Stage(Enum):
     PREPARE = auto()
     WORK = auto()
-    OFFERED = auto()
+    WRITTEN = auto()
     INTENT = auto()
     SWAP = auto()
-    NOTE = auto()
-    LAST_NOTE = auto()
+    CLEAR_INTENT = auto()
+    FINAL_STATE = auto()
     ABANDON = auto()
 
 
-def judge(log: Log, settings: CompactionSettings, *, limit_offset: int, now_ms: int) -> CompactionPlan:
-    """What compacting a log now would mean. Nothing at or above `limit_offset` (not committed, not decided) is touched.
+def plan_log_compaction(
+    log: Log, settings: CompactionSettings, *, limit_offset: int, now_ms: int
+) -> CompactionPlan:
+    """Plan the compaction of a log. Nothing at or above `limit_offset` (uncommitted, undecided) is included.
 
-    Raises `StorageError` when a segment cannot be asked for its timestamps.
+    Raises `StorageError` if a segment's timestamps cannot be read.
     """
     segment_swap = log.compaction
     segments = log.segments()
     limit_offset = min(limit_offset, log.durable_end_offset)
     if len(segments) > 1 and segment_swap.limit_offset < min(limit_offset, segments[-1].base_offset):
         log.request_checkpoint()
-    return worth(
+    return plan_compaction(
         segments,
         segment_swap.state,
         settings,
@@ -82,10 +85,10 @@ def judge(log: Log, settings: CompactionSettings, *, limit_offset: int, now_ms: 
     )
 
 
-def begin(
+def begin_compaction(
     disk: Disk,
     log: Log,
-    what: CompactionPlan,
+    plan: CompactionPlan,
     settings: CompactionSettings,
     *,
     now_ms: int,
@@ -95,7 +98,7 @@ def begin(
     is_aborted: Callable[[BatchHeader], bool] | None = None,
     is_obsolete_marker: Callable[[BatchHeader], bool] | None = None,
 ) -> CompactionRun:
-    """Begin to compact what `judge` found. The functions are called on the other thread: see `CompactionRules`."""
+    """Start a planned compaction. The functions are called on the other thread: see `CompactionRules`."""
     segment_swap = log.compaction
     rules = CompactionRules(
         now_ms=now_ms,
@@ -104,29 +107,29 @@ def begin(
         map_end_offset=0,
         output_bytes_max=log.settings.open_batch_bytes_max,
         tombstone_floor=tombstone_floor,
-        is_aborted=is_aborted or never,
-        is_obsolete_marker=is_obsolete_marker or never,
-        is_last_of_producer=is_last_of_producer or never,
+        is_aborted=is_aborted or matches_none,
+        is_obsolete_marker=is_obsolete_marker or matches_none,
+        is_last_of_producer=is_last_of_producer or matches_none,
     )
-    order = CompactionTask(
+    task = CompactionTask(
         directory=log.directory,
-        segments=segment_swap.segments(what.segment_count),
-        infos=tuple(log.segments()[: what.segment_count]),
-        first_dirty=what.first_dirty,
+        segments=segment_swap.segments(plan.segment_count),
+        infos=tuple(log.segments()[: plan.segment_count]),
+        first_dirty=plan.first_dirty,
         dirty_offset=max(segment_swap.state.cleaned_end_offset, log.start_offset),
         rules=rules,
         segment_bytes=log.settings.segment_bytes,
         index_interval_bytes=log.settings.index_interval_bytes,
         map_bytes_max=map_bytes_max,
     )
-    return CompactionRun(disk, log, Compaction(disk, order))
+    return CompactionRun(disk, log, Compaction(disk, task))
 
 
 class CompactionRun:
     """See the module. One run of a log at a time."""
 
     def __init__(self, disk: Disk, log: Log, compaction: Compaction) -> None:
-        self.end: End | None = None
+        self.end: CompactionOutcome | None = None
         self.error: BaseException | None = None
         self.bytes_read = 0
         self.bytes_written = 0
@@ -139,41 +142,41 @@ class CompactionRun:
         self._next = CompactionState()
         self._replacement: CleanedSegment | None = None
         self.waits_for_disk_space = False
-        """A swap found no room: it is tried again, better not at once."""
+        """A swap found the disk full: it is retried, preferably after a delay."""
         self._stop_requested = False
         self._pause_requested = False
-        self._outcome = End.GIVEN_UP
+        self._outcome = CompactionOutcome.ABANDONED
         self._horizon_ms = log.compaction.state.last_horizon_ms
 
     @property
     def records_dropped(self) -> int:
-        """Records that are not in the new segments."""
+        """Number of records that are not in the new segments."""
         return self._compaction.records_dropped
 
     def stop(self) -> None:
-        """End at the next occasion, because the log is about to be closed or removed.
+        """End as soon as possible, because the log is about to be closed or removed.
 
-        A swap that finds no room is left to the next opening. Until then readers see the new segment and the log stays
-        `busy`: no housekeeping, no truncation and no other run comes in between.
+        A swap that finds the disk full is left to the next recovery. Until then readers see the new segment and the log
+        stays `busy`: no maintenance, no truncation and no other run can start.
         """
         self._stop_requested = True
 
-    def rest(self) -> None:
-        """End at the next occasion, but only after a swap that has begun: the log lives on."""
+    def pause(self) -> None:
+        """End as soon as possible, but after a swap that has started: the log stays open."""
         self._pause_requested = True
 
     # On the loop
 
     def advance(self) -> Callable[[], object] | None:
-        """The next piece of work. None: nothing can be done just now (or the run has ended: see `end`)."""
+        """The next piece of work. None: nothing can be done now, or the run has ended (see `end`)."""
         log, segment_swap = self._log, self._log.compaction
         stage = self._stage
         is_over = self._stop_requested or log.closed or log.failure is not None
-        given_up = is_over or self._pause_requested or log.generation != self._generation
+        abandoned = is_over or self._pause_requested or log.generation != self._generation
         if stage is _Stage.SWAP and is_over:
-            self.end = End.GIVEN_UP
+            self.end = CompactionOutcome.ABANDONED
             return None
-        if stage in (_Stage.PREPARE, _Stage.WORK, _Stage.OFFERED) and given_up:
+        if stage in (_Stage.PREPARE, _Stage.WORK, _Stage.WRITTEN) and abandoned:
             self._stage = stage = _Stage.ABANDON
         if stage is _Stage.ABANDON:
             return self._compaction.abandon
@@ -182,16 +185,16 @@ class CompactionRun:
             return self._compaction.step
         if stage is _Stage.PREPARE:
             return self._write(segment_swap.state._replace(swap=None))
-        if stage is _Stage.OFFERED:
+        if stage is _Stage.WRITTEN:
             return self._begin_swap()
         replacement = self._replacement
         assert replacement is not None
-        if stage is _Stage.SWAP:  # again, after there was no room for it
+        if stage is _Stage.SWAP:  # again, after the disk was full
             return lambda: swap_files(self._disk, log.directory, replacement.swap)
         raise AssertionError(stage)
 
     def finish(self, result: object, error: BaseException | None) -> Callable[[], object] | None:
-        """What came of it. Gives the next piece of work where nothing may come between, otherwise None."""
+        """Handle the result of a piece of work. Returns the next one if it must follow immediately, otherwise None."""
         if error is None:
             return self._succeeded(result)
         return self._failed(error)
@@ -207,7 +210,7 @@ class CompactionRun:
         try:
             segment_swap.pin(replacement)
         except StorageError as failed:
-            return self._give_up(failed)
+            return self._abandon(failed)
         state = segment_swap.state
         self._horizon_ms = max(self._horizon_ms, replacement.horizon_ms)
         self._stage = _Stage.INTENT
@@ -238,20 +241,20 @@ class CompactionRun:
             assert self._replacement is not None
             segment_swap.release(self._replacement.swap.base_offset)
             self._replacement = None
-            self._stage = _Stage.NOTE
+            self._stage = _Stage.CLEAR_INTENT
             return self._write(segment_swap.state._replace(swap=None))
         segment_swap.state = self._next
         if stage is _Stage.INTENT:
             assert self._replacement is not None
             swap = self._replacement.swap
-            self._compaction.taken()
+            self._compaction.release_file()
             if not log.closed:
-                segment_swap.show(self._replacement)
+                segment_swap.publish(self._replacement)
             self._stage = _Stage.SWAP
             return lambda: swap_files(self._disk, log.directory, swap)
         log.resume_after_compaction()
-        if stage is _Stage.LAST_NOTE:
-            self.end = End.DONE
+        if stage is _Stage.FINAL_STATE:
+            self.end = CompactionOutcome.DONE
             return None
         self._stage = _Stage.WORK
         return None
@@ -263,14 +266,14 @@ class CompactionRun:
             return None
         if isinstance(result, CleanedSegment):
             self._replacement = result
-            self._stage = _Stage.OFFERED
+            self._stage = _Stage.WRITTEN
             return None
         assert isinstance(result, Finished)
         log, segment_swap = self._log, self._log.compaction
         if log.generation != self._generation or log.closed or log.failure is not None:
-            self.end = End.GIVEN_UP
+            self.end = CompactionOutcome.ABANDONED
             return None
-        self._stage = _Stage.LAST_NOTE
+        self._stage = _Stage.FINAL_STATE
         return self._write(
             segment_swap.state._replace(
                 cleaned_end_offset=max(result.cleaned_end_offset, segment_swap.state.cleaned_end_offset),
@@ -280,33 +283,33 @@ class CompactionRun:
 
     def _failed(self, error: BaseException) -> Callable[[], object] | None:
         log, segment_swap, stage = self._log, self._log.compaction, self._stage
-        no_room = passes(error)
+        transient = is_transient(error)
         if stage is _Stage.ABANDON:  # recovery removes the file
             self.end = self._outcome
             return None
-        if isinstance(error, DirectoryNotSynced) or (stage is _Stage.SWAP and not no_room):
+        if isinstance(error, DirectoryNotSynced) or (stage is _Stage.SWAP and not transient):
             log.fail(error, f"cannot compact {log.directory}")
             log.resume_after_compaction()
             self.error = error
-            self.end = End.FAILED
+            self.end = CompactionOutcome.FAILED
             return None
         if stage is _Stage.SWAP:
             self.waits_for_disk_space = True
-            return None  # there is no way back: `advance` tries again
-        if stage is not _Stage.WORK:  # a note was not written: the one on disk is older, and still true
+            return None  # the swap must be completed: `advance` tries again
+        if stage is not _Stage.WORK:  # the state was not written: the one on disk is older, and still valid
             log.resume_after_compaction()
-        if no_room:
-            self._outcome = End.NO_ROOM
-        elif not log.closed and not segment_swap.trimmed(self._compaction.order.segments):
+        if transient:
+            self._outcome = CompactionOutcome.DISK_FULL
+        elif not log.closed and not segment_swap.trimmed(self._compaction.task.segments):
             self.error = error
-            self._outcome = End.FAILED
+            self._outcome = CompactionOutcome.FAILED
         self._stage = _Stage.ABANDON
         return self._compaction.abandon
 
-    def _give_up(self, error: BaseException) -> Callable[[], object]:
-        if passes(error):
-            self._outcome = End.NO_ROOM
+    def _abandon(self, error: BaseException) -> Callable[[], object]:
+        if is_transient(error):
+            self._outcome = CompactionOutcome.DISK_FULL
         else:
-            self.error, self._outcome = error, End.FAILED
+            self.error, self._outcome = error, CompactionOutcome.FAILED
         self._stage = _Stage.ABANDON
         return self._compaction.abandon

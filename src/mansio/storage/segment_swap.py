@@ -1,9 +1,11 @@
-"""The log's own side of compaction: what of it may be compacted, and how a new segment comes into the table.
+"""Replacement of segments by a compacted one, on the side of the log; and which part of it may be compacted.
 
-Belongs to one `Log` and to the loop. Always true: readers see either all of the old segments or the new one. They see
-the new one from the moment on when the intent to swap is on stable storage, through a file that is already open; who
-still holds an old segment goes on with its old file. While `busy`, no housekeeping touches the directory, no trimmed
-segment leaves the table and no truncation begins.
+Belongs to one `Log` and to the loop.
+
+Invariants:
+* Readers see either all of the old segments or the new one. They see the new one as soon as the intent to swap is on
+  stable storage, through a file that is already open; a reader that still holds an old segment continues with its file.
+* While `busy`, no maintenance touches the directory, no trimmed segment leaves the list and no truncation starts.
 """
 
 from __future__ import annotations
@@ -23,39 +25,41 @@ if TYPE_CHECKING:
 
 
 class SegmentSwap:
-    """See the module. `state` is what the file on disk says; `busy`: a swap, or a change of that file, is under way."""
+    """See the module. `state` is the content of the file on disk; `busy`: a swap, or a change of that file, is
+    running.
+    """
 
-    __slots__ = ("_files", "_flush_state", "_oldest", "_places", "_table", "busy", "state")
+    __slots__ = ("_files", "_flush_state", "_oldest", "_read_positions", "_segments", "busy", "state")
 
     def __init__(
         self,
-        table: SegmentList,
+        segments: SegmentList,
         files: FileCache,
         flush_state: FlushState,
-        places: dict[int, tuple[Segment, int]],
+        read_positions: dict[int, tuple[Segment, int]],
         state: CompactionState,
     ) -> None:
         self.state = state
         self.busy = False
-        self._table = table
+        self._segments = segments
         self._files = files
         self._flush_state = flush_state
-        self._places = places
+        self._read_positions = read_positions
         self._oldest: tuple[int, int | None] = (-1, None)
 
     @property
     def limit_offset(self) -> int:
-        """Segments that end at or below are named by neither slot of the checkpoint on disk."""
+        """Segments that end at or below this offset are named by neither slot of the checkpoint on disk."""
         return self._flush_state.stable_offset
 
     def first_dirty_timestamp(self) -> int | None:
-        """The timestamp (ms) of the first batch of the first segment that is not clean; None when there is none, or the
-        segment is damaged and too short to have one: compacting it would say so.
+        """Timestamp (ms) of the first batch of the first dirty segment. None if there is none, or if the segment is
+        damaged and too short for a batch: compacting it would report that.
 
         It reads one header, once per segment.
         """
         cleaned = self.state.cleaned_end_offset
-        for segment in self._table.segments:
+        for segment in self._segments.segments:
             if segment.end_offset > cleaned and segment.size:
                 break
         else:
@@ -75,53 +79,57 @@ class SegmentSwap:
 
     @property
     def only_active_is_dirty(self) -> bool:
-        """Are all closed segments clean?"""
-        segments = self._table.segments
+        """Whether all closed segments are clean."""
+        segments = self._segments.segments
         return len(segments) == 1 or segments[-2].end_offset <= self.state.cleaned_end_offset
 
     def segments(self, count: int) -> tuple[Segment, ...]:
-        """The first so many, which are closed."""
-        return tuple(self._table.segments[:count])
+        """The first `count` segments, which are closed."""
+        return tuple(self._segments.segments[:count])
 
     def holds(self, segments: tuple[Segment, ...]) -> bool:
-        """Are all of them still in the log?"""
-        return self._table.holds(segments)
+        """Whether all of them are still in the log."""
+        return self._segments.holds(segments)
 
     def trimmed(self, segments: tuple[Segment, ...]) -> bool:
-        """Has any of them left the log otherwise than by being replaced?"""
-        there = set(self._table.segments)
-        return any(segment not in there and not segment.replaced for segment in segments)
+        """Whether any of them left the log without being replaced."""
+        current = set(self._segments.segments)
+        return any(segment not in current and not segment.replaced for segment in segments)
 
     def pin(self, replacement: CleanedSegment) -> None:
-        """Whoever reads an old segment must never meet the new file under its name. Raises `StorageError`."""
+        """Open the files of the old segments: a reader must never find the new file under their name. Raises
+        `StorageError`.
+        """
         for segment in replacement.old:
             segment.file = self._files.file(segment)
 
-    def show(self, replacement: CleanedSegment) -> None:
-        """From now on readers see the new segment; its file has still the name it was written under."""
+    def publish(self, replacement: CleanedSegment) -> None:
+        """Make the new segment visible to readers; its file still has its temporary name."""
         swap = replacement.swap
         new = Segment(replacement.old[0].directory, swap.base_offset, swap.size_bytes)
         new.end_offset = swap.end_offset
         new.file, new.index = replacement.file, replacement.sparse
         for segment in replacement.old:
             segment.replaced = True
-        self._table.sparse_end_offset = max(self._table.sparse_end_offset, replacement.sparse_end_offset)
-        self._table.replace(replacement.old, new)
+        self._segments.sparse_end_offset = max(
+            self._segments.sparse_end_offset, replacement.sparse_end_offset
+        )
+        self._segments.replace(replacement.old, new)
         self._flush_state.segments_replaced(replacement.old, new)
-        self._places.clear()
+        self._read_positions.clear()
         self._oldest = (-1, None)
 
     def release(self, base_offset: int) -> None:
-        """The new segment at `base_offset` has its final name."""
-        for segment in self._table.segments:
-            if segment.base_offset == base_offset and segment is not self._table.active:
+        """Record that the new segment at `base_offset` has its final name."""
+        for segment in self._segments.segments:
+            if segment.base_offset == base_offset and segment is not self._segments.active:
                 segment.file = None
 
     def truncating(self, disk: Disk, end_offset: int) -> None:
-        """Before the log is cut back: it counts as compacted up to there at most. Raises `OSError`."""
+        """Lower the compaction state before the log is truncated to `end_offset`. Raises `OSError`."""
         limited = self.state.limited(end_offset)._replace(swap=None)
         if limited != self.state:
-            write_state(disk, self._table.segments[0].directory, limited)
+            write_state(disk, self._segments.segments[0].directory, limited)
             self.state = limited
-            self._table.sparse_end_offset = limited.sparse_end_offset
+            self._segments.sparse_end_offset = limited.sparse_end_offset
         self._oldest = (-1, None)

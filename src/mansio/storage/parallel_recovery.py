@@ -1,7 +1,8 @@
-"""Opening many logs at once: what each has to make durable before it counts is made durable with one sync for all.
+"""Opening many logs at once, with one sync for what all of them have to make durable.
 
-Two thousand logs after a crash would otherwise wait for some ten thousand syncs, one after the other. Always true: a
-log that comes out of here is as `Log.open` would have opened it; one that cannot be opened harms no other.
+Two thousand logs after a crash would otherwise wait for some ten thousand syncs, one after the other.
+
+Invariants: the result is the same as that of `Log.open`; a log that cannot be opened does not affect the others.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from mansio.errors import StorageError
 from mansio.storage.checkpoint import CHECKPOINT_NAME
-from mansio.storage.flush.batch_sync import run_batch
 from mansio.storage.log import Log
-from mansio.storage.recovery.recovery import recovery
+from mansio.storage.recovery.batch_sync import run_batch
+from mansio.storage.recovery.recovery import recovery_steps
 from mansio.storage.segment import base_offset_of
 
 if TYPE_CHECKING:
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class OpenRequest(NamedTuple):
-    """A log to be opened, or made when there is none in `directory`."""
+    """A log to be opened, or created if there is none in `directory`."""
 
     directory: str
     settings: LogSettings
 
 
 def contains_log(disk: Disk, directory: str) -> bool:
-    """Is there anything of a log in `directory`, whole or not? Where there is not, opening it makes a new one."""
+    """Whether `directory` contains any part of a log. If not, opening creates a new one."""
     if not disk.exists(directory):
         return False
     names = disk.list_directory(directory)
@@ -41,11 +42,11 @@ def contains_log(disk: Disk, directory: str) -> bool:
 def open_logs(
     disk: Disk, clock: Clock, root: str, requests: Sequence[OpenRequest], files: FileCache
 ) -> list[Log | StorageError]:
-    """Open them; in the place of one that cannot be opened stands why. Blocks for as long as the disk takes.
+    """Open the logs; for one that cannot be opened the result is the error. Blocks for as long as the disk takes.
 
-    `root` is an existing directory of their file system, which nobody else hands to `Disk.sync_all`.
+    `root` is an existing directory of their file system that nothing else passes to `Disk.sync_all`.
     """
-    works = [recovery(disk, request.directory, request.settings) for request in requests]
+    works = [recovery_steps(disk, request.directory, request.settings) for request in requests]
     opened: list[Log | StorageError] = []
     for request, result in zip(requests, run_batch(disk, root, works), strict=True):
         if isinstance(result, OSError):
