@@ -83,7 +83,12 @@ class Cases:
         self._half_of_the_topic()
 
     def topic(self, name: str, **others: str) -> DataFrame:
-        options = {"broker": self.broker, "subscribe": name, "columns": ",".join(COLUMNS), **others}
+        options = {
+            "kafka.bootstrap.servers": self.broker,
+            "subscribe": name,
+            "columns": ",".join(COLUMNS),
+            **others,
+        }
         return self.spark.read.format("mansio").options(**options).load()
 
     def read_topic(self) -> None:
@@ -101,7 +106,9 @@ class Cases:
         name = self._new("written")
         create_topic(self.server, name, PARTITIONS)
         rows = self.spark.read.parquet(self.parquet).select("key", "value")
-        rows.write.format("mansio").options(broker=self.broker, topic=name).mode("append").save()
+        rows.write.format("mansio").options(**{"kafka.bootstrap.servers": self.broker}, topic=name).mode(
+            "append"
+        ).save()
 
     def write_parquet(self) -> None:
         rows = self.spark.read.parquet(self.parquet).select("key", "value")
@@ -127,7 +134,7 @@ class Cases:
         fill(self.server, HALF, half)
 
     def union(self) -> None:
-        options = {"broker": self.broker, "columns": ",".join(COLUMNS)}
+        options = {"kafka.bootstrap.servers": self.broker, "columns": ",".join(COLUMNS)}
         consume(read_topic_as_table(self.spark, HALF, self._half_table(), options))
 
     def archived_half(self) -> None:
@@ -140,7 +147,11 @@ class Cases:
         done = self._half_table().committed()
         assert done is not None, "the half was archived"
         starts = {HALF: {str(index): offset for index, offset in done.offsets.items()}}
-        rows = self.spark.read.format("mansio").option("broker", self.broker).option("subscribe", HALF)
+        rows = (
+            self.spark.read.format("mansio")
+            .option("kafka.bootstrap.servers", self.broker)
+            .option("subscribe", HALF)
+        )
         rows = rows.option("columns", ",".join(COLUMNS)).option("startingOffsets", json.dumps(starts))
         consume(rows.load())
 
@@ -258,7 +269,7 @@ def micro_batches(cases: Cases) -> list[float]:
     checkpoint = str(cases.root / "checkpoint")
     with blocking.connect(cases.broker) as client:
         client.publish(MICRO, b"first")
-        options = {"broker": cases.broker, "subscribe": MICRO, "startingOffsets": "earliest"}
+        options = {"kafka.bootstrap.servers": cases.broker, "subscribe": MICRO, "startingOffsets": "earliest"}
         rows = cases.spark.readStream.format("mansio").options(**options).load()
         query = rows.writeStream.format("noop").option("checkpointLocation", checkpoint).start()
         try:
@@ -276,7 +287,7 @@ def print_memory(broker: str, heap: str) -> None:
     """In a process of its own: read the topic, archive it, compact the archive, and say what each took."""
     with tempfile.TemporaryDirectory(prefix="mansio-bench-") as warehouse:
         spark = session("local[2]", "mansio-bench", **{"spark.driver.memory": heap})
-        options = {"broker": broker, "subscribe": TOPIC}
+        options = {"kafka.bootstrap.servers": broker, "subscribe": TOPIC}
         work: dict[str, Callable[[], object]] = {
             "read": lambda: consume(spark.read.format("mansio").options(**options).load()),
             "archive": lambda: archive(spark, ArchiveJob(TOPIC, warehouse, broker, "bench", is_once=True)),

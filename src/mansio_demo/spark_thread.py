@@ -111,7 +111,10 @@ class SparkThread:
 
         table = open_table(None, self._warehouse, self._topic)
         rows = read_topic_as_table(
-            self.spark, self._topic, table, {"broker": self._bootstrap_servers, "columns": "value"}
+            self.spark,
+            self._topic,
+            table,
+            {"kafka.bootstrap.servers": self._bootstrap_servers, "columns": "value"},
         )
         cells = functions.split(functions.col("value").cast("string"), ",")
         flights = rows.select(

@@ -134,7 +134,7 @@ def test_without_a_broker_there_is_one_clear_line_and_exit_code_1():
         ["produce", "t", "--file", "/dev/null"],
         ["group", "list"],
     )
-    for process in [start(*command, MANSIO_BROKER="127.0.0.1:1") for command in commands]:
+    for process in [start(*command, MANSIO_BOOTSTRAP_SERVERS="127.0.0.1:1") for command in commands]:
         out, errors = outcome(process)
         assert (process.returncode, out) == (1, "")
         assert errors.startswith("mansio: ")

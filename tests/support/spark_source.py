@@ -10,8 +10,7 @@ import mansio
 from mansio.client.types import OutgoingRecord
 from mansio.errors import UnsupportedMessageFormat
 from mansio.spark.options import ERROR_COLUMN, SourceOptions, columns_of
-from mansio.spark.source.batch_reader import BatchReader
-from mansio.spark.source.stream_reader import StreamReader
+from mansio.spark.source.readers import BatchReader, StreamReader
 from mansio.wire.batch.record_batch import HEADER_BYTES, encode_batch, iterate_batches
 
 if TYPE_CHECKING:
@@ -92,7 +91,8 @@ class Topic:
 
     def options(self, *, streaming: bool = False, **more: str) -> SourceOptions:
         return SourceOptions.parse(
-            {"broker": self.bootstrap_servers, "subscribe": self.name, **more}, streaming=streaming
+            {"kafka.bootstrap.servers": self.bootstrap_servers, "subscribe": self.name, **more},
+            streaming=streaming,
         )
 
     def rows(self, **more: str) -> list[Row]:

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 import mansio_demo
+from mansio.cli import pipeline
 from mansio.cli.admin import cluster, dlq, group, quota, topic
 from mansio.cli.broker import config, data_check, dev_cluster, serve
-from mansio.cli.pipeline import command_group
 from mansio.cli.records import consume, produce
 from mansio.cli.support.common import print_error
 from mansio.errors import MansioError
@@ -43,7 +43,7 @@ app.command("consume")(consume.consume)
 app.add_typer(group.app, name="group")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(quota.app, name="quota")
-app.add_typer(command_group.app, name="pipeline")
+app.add_typer(pipeline.app, name="pipeline")
 app.add_typer(config.app, name="config")
 app.command("doctor")(data_check.doctor)
 app.add_typer(mansio_demo.app, name="demo")

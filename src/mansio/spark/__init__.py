@@ -1,10 +1,12 @@
-"""Mansio for Spark: `format("mansio")` for reading and writing, batch and stream, and what goes with it.
+"""Spark integration: the data source `format("mansio")` (batch and stream, read and write), archive and jobs.
 
 >>> from mansio.spark import session
 >>> spark = session()                                  # finds Java; local[*], or any master
->>> flights = spark.readStream.format("mansio").option("broker", "127.0.0.1:9092").option("subscribe", "flights").load()
+>>> options = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "flights"}
+>>> flights = spark.readStream.format("mansio").options(**options).load()
 
-Always true: importing this needs neither pyspark nor Java; the jobs are imported when they are first named.
+Invariants:
+* Importing this module needs neither pyspark nor Java; jobs are imported at their first use.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ if TYPE_CHECKING:
 
 __all__ = ["archive", "read_topic_as_table", "replay", "session"]
 
-_JOBS = {"archive": "archive", "read_topic_as_table": "union", "replay": "replay"}
-"""What is in which module of `pipelines`."""
+_JOBS = {"archive": "archive", "read_topic_as_table": "topic_table", "replay": "replay"}
+"""Name: its module in `jobs`, imported at the first use."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _JOBS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f".pipelines.{_JOBS[name]}", __name__), name)
+    return getattr(import_module(f".jobs.{_JOBS[name]}", __name__), name)

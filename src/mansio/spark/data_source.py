@@ -46,14 +46,14 @@ class MansioSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For `spark.read`."""
-        from mansio.spark.source.batch_reader import BatchReader
+        from mansio.spark.source.readers import BatchReader
 
         options = self._parsed()
         return BatchReader(options, checked_columns(options, schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """For `spark.readStream`."""
-        from mansio.spark.source.stream_reader import StreamReader
+        from mansio.spark.source.readers import StreamReader
 
         options = self._parsed(streaming=True)
         return StreamReader(options, checked_columns(options, schema))

@@ -28,10 +28,9 @@ def test_spark_finds_the_source_and_its_import_is_light() -> None:
     assert ours <= {
         "mansio.errors",
         "mansio.spark",
-        "mansio.spark.session.spark_home",
+        "mansio.spark.session",
         "mansio.spark.session.java",
         "mansio.spark.session.temp_dirs",
-        "mansio.spark.session",
         "mansio.spark.data_source",
         "mansio.version",
     }

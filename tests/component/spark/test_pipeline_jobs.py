@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import mansio.cli
-from mansio.cli.pipeline import command_group
+from mansio.cli import pipeline
 from mansio.cli.pipeline.run import absolute_location
 from support.machine import scaled
 
@@ -38,7 +37,7 @@ def loaded_by(*words: str) -> list[str]:
 
 
 def test_help_of_mansio_loads_no_job() -> None:
-    assert [name for name in loaded_by("--help") if name.startswith("mansio.cli.pipeline_")] == []
+    assert [name for name in loaded_by("--help") if name.startswith("mansio.cli.pipeline.")] == []
 
 
 def test_help_of_the_jobs_loads_them_all_and_nothing_heavy() -> None:
@@ -49,12 +48,9 @@ def test_help_of_the_jobs_loads_them_all_and_nothing_heavy() -> None:
 
 
 def test_every_module_of_a_job_adds_its_command() -> None:
-    group = command_group.typer.main.get_group(command_group.app)
+    group = pipeline.typer.main.get_group(pipeline.app)
     names = {name.replace("-", "_") for name in group.commands}
-    modules = {one.name for one in command_group.pkgutil.iter_modules(mansio.cli.__path__)}
-    assert {f"pipeline_{name}" for name in names} == {
-        name for name in modules if name.startswith("pipeline_")
-    }
+    assert names == {one.name for one in pipeline.pkgutil.iter_modules(pipeline.__path__)}
 
 
 @pytest.mark.parametrize("words", [["run", "x.py"], ["run", "x.py", "--to", "a", "--to-table", "b"]])

@@ -11,8 +11,7 @@ import pyspark
 import pytest
 
 from mansio.spark import session as make_session
-from mansio.spark.session import EVERYWHERE, SparkNotInstalled, chosen_settings
-from mansio.spark.session.spark_home import use_linked_home
+from mansio.spark.session import EVERYWHERE, SparkNotInstalled, chosen_settings, use_linked_home
 from support.machine import scaled
 
 if TYPE_CHECKING:

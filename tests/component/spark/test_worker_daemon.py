@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 from mansio.spark.session import worker_daemon
 
 LOOK = (
-    "import sys; from mansio.spark import worker_daemon as d; d.preload('pyspark.worker'); "
+    "import sys; from mansio.spark.session import worker_daemon as d; d.preload('pyspark.worker'); "
     "print(d.thread_count(), *(name in sys.modules for name in ('pyspark.worker', *d.TASK_MODULES)))"
 )
 

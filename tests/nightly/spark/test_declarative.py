@@ -42,7 +42,7 @@ def test_declared_pipeline_reads_and_writes_topics_and_goes_on_where_it_ended(
     spec = (place / "spark-pipeline.yml").read_text()
     for name, value in {
         "storage": f"file://{tmp_path}/storage",
-        "spark.mansio.broker": bootstrap_servers,
+        "spark.mansio.bootstrap.servers": bootstrap_servers,
         "spark.mansio.from": source,
         "spark.mansio.to": target,
     }.items():

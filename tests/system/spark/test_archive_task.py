@@ -12,7 +12,7 @@ from mansio.errors import TopicRecreated
 from mansio.spark.iceberg.catalog import open_table
 from mansio.spark.sink import iceberg_sink
 from mansio.spark.sink.iceberg_sink import IcebergStreamWriter, sink_options
-from mansio.spark.source.range_source import RangeSource, as_row, from_rows
+from mansio.spark.source.readers import RangeSource, as_row, from_rows
 from system.spark.archives import assert_archived
 from system.spark.topics import create, publish
 
@@ -50,7 +50,11 @@ class Task:
             )
         self.warehouse = place / "lake"
         table = open_table(None, str(self.warehouse), topic, create=True)
-        source = {"broker": broker.bootstrap_servers, "subscribe": topic, "startingOffsets": "earliest"}
+        source = {
+            "kafka.bootstrap.servers": broker.bootstrap_servers,
+            "subscribe": topic,
+            "startingOffsets": "earliest",
+        }
         self.reader = RangeSource(source).streamReader(None)  # type: ignore[arg-type]  # asks for no schema
         options = sink_options(table, str(self.warehouse), None, dict.fromkeys(ENDS, 0), source)
         self.checkpoint = place / "checkpoint"

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from mansio.errors import ConfigError, DataLoss, MansioError, TopicRecreated
 from mansio.net.offsets import commit_offsets, delete_records
 from mansio.spark.options import SourceOptions
-from mansio.spark.source import stream_reader
+from mansio.spark.source import readers
 from mansio.spark.source.offsets import from_json, resolve, to_json
 from mansio.spark.sync_client import close_sync_clients, sync_client
 from mansio.wire.topic_partition import TopicPartition
@@ -24,7 +24,7 @@ from support.spark_source import Topic, numbers_of, read_all
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mansio.spark.source.stream_reader import StreamReader
+    from mansio.spark.source.readers import StreamReader
 
 ALL = ReadAllAvailable()
 BEGAN_MS = 1_700_000_000_000
@@ -163,7 +163,11 @@ def test_subscriptions_name_topics_match_them_or_assign_partitions(topic: Callab
 
     def read(**options: str) -> list[TopicPartition]:
         client = sync_client(one.bootstrap_servers)
-        return sorted(resolve(client, SourceOptions.parse({"broker": one.bootstrap_servers, **options})))
+        return sorted(
+            resolve(
+                client, SourceOptions.parse({"kafka.bootstrap.servers": one.bootstrap_servers, **options})
+            )
+        )
 
     client = sync_client(one.bootstrap_servers)
     client.run(
@@ -261,7 +265,7 @@ def test_few_records_wait_for_more_but_not_for_ever(
     topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 1_000.0
-    monkeypatch.setattr(stream_reader, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(readers, "time", SimpleNamespace(monotonic=lambda: now))
     here = topic()
     here.fill(10)
     reader = here.stream(minOffsetsPerTrigger="10", maxTriggerDelay="60s")
@@ -346,7 +350,7 @@ def test_a_checkpoint_that_is_ahead_of_the_topic_is_a_loss(
     topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After a restart the id is not known any more; the offsets still tell, if the new topic is shorter."""
-    monkeypatch.setattr(stream_reader, "LOWER_LATEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(readers, "LOWER_LATEST_PAUSE_S", 0.01)
     here = topic()
     here.fill(8)
     ahead = {here.name: {"0": 500}}
@@ -362,7 +366,7 @@ def test_a_log_that_lost_its_end_is_not_read_from_its_beginning(
     topic: Callable[..., Topic], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The topic is the same, so what was read was read."""
-    monkeypatch.setattr(stream_reader, "LOWER_LATEST_PAUSE_S", 0.01)
+    monkeypatch.setattr(readers, "LOWER_LATEST_PAUSE_S", 0.01)
     here = topic()
     here.fill(8)
     relaxed = here.stream(failOnDataLoss="false")

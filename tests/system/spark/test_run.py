@@ -10,8 +10,15 @@ import pytest
 
 import mansio
 from mansio.errors import TopicRecreated
-from mansio.spark.jobs.checkpoint_binding import CheckpointBinding, CheckpointMismatch, bind
-from mansio.spark.jobs.run import PipelineFailed, PipelineJob, Progress, run
+from mansio.spark.jobs.run import (
+    CheckpointBinding,
+    CheckpointMismatch,
+    PipelineFailed,
+    PipelineJob,
+    Progress,
+    bind,
+    run,
+)
 from mansio.wire.internal_records.hold_metadata import parse_hold_metadata, pipeline_group
 from mansio.wire.topic_partition import TopicPartition
 from system.spark.topics import contents, create, publish

@@ -47,9 +47,9 @@ def test_every_column_of_a_dataframe_arrives_as_the_record_it_says(
         f"if(id % 3 = 0, {HEADERS}, null) headers",
         "id offset",
     )
-    frame.repartition(2).write.format("mansio").option("broker", broker_process.bootstrap_servers).mode(
-        "append"
-    ).save()
+    frame.repartition(2).write.format("mansio").option(
+        "kafka.bootstrap.servers", broker_process.bootstrap_servers
+    ).mode("append").save()
     found = {
         int(message.value): message
         for topic in (first, second)
@@ -68,7 +68,9 @@ def run_once(frame: DataFrame, bootstrap_servers: str, topic: str, checkpoint: P
     query = (
         frame.select("key", "value", "timestamp")
         .writeStream.format("mansio")
-        .options(broker=bootstrap_servers, topic=topic, checkpointLocation=str(checkpoint))
+        .options(
+            **{"kafka.bootstrap.servers": bootstrap_servers}, topic=topic, checkpointLocation=str(checkpoint)
+        )
         .trigger(availableNow=True)
         .start()
     )
@@ -88,7 +90,10 @@ def test_stream_writes_each_record_once_until_a_batch_has_to_be_run_again_and_th
     frame = (
         spark.readStream.format("mansio")
         .options(
-            broker=bootstrap_servers, subscribe=source, startingOffsets="earliest", maxOffsetsPerTrigger="200"
+            **{"kafka.bootstrap.servers": bootstrap_servers},
+            subscribe=source,
+            startingOffsets="earliest",
+            maxOffsetsPerTrigger="200",
         )
         .load()
     )
@@ -119,5 +124,5 @@ def test_what_cannot_be_written_is_refused_in_one_line_that_says_what_to_do(
 ) -> None:
     writer = spark.range(1).selectExpr(*columns).write.format("mansio").mode("append")
     with pytest.raises(Exception, match="mansio") as caught:
-        writer.options(broker=broker_process.bootstrap_servers, topic=topic).save()
+        writer.options(**{"kafka.bootstrap.servers": broker_process.bootstrap_servers}, topic=topic).save()
     assert re.search(said, last_line(caught.value)), last_line(caught.value)

@@ -10,8 +10,7 @@ import pytest
 from mansio.client.producer.partitioner import partition_for_key
 from mansio.errors import InvalidRequest, MessageTooLarge, UnknownTopicOrPartition
 from mansio.spark.options import SinkOptions
-from mansio.spark.sink.commit_protocol import NOTHING_WRITTEN
-from mansio.spark.sink.task_sender import TaskSender
+from mansio.spark.sink.task_sender import NOTHING_WRITTEN, TaskSender
 from mansio.spark.sync_client import SyncClient
 from mansio.wire.api_versions import ApiKey
 from support.paths import free_port
@@ -47,7 +46,7 @@ def opened(broker_process: ServedBroker) -> Iterator[SyncClient]:
 
 
 def options(bootstrap_servers: str, **more: str) -> SinkOptions:
-    return SinkOptions.parse({"broker": bootstrap_servers, "topic": "x", **more})
+    return SinkOptions.parse({"kafka.bootstrap.servers": bootstrap_servers, "topic": "x", **more})
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])

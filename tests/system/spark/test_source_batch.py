@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 @pytest.fixture
 def read(spark: SparkSession, broker_process: ServedBroker) -> Callable[..., DataFrame]:
     def reading(topic: Topic, schema: str = "", **options: str) -> DataFrame:
-        reader = spark.read.format("mansio").option("broker", broker_process.bootstrap_servers)
+        reader = spark.read.format("mansio").option(
+            "kafka.bootstrap.servers", broker_process.bootstrap_servers
+        )
         if schema:
             reader = reader.schema(schema)
         return reader.option("subscribe", topic.name).options(**options).load()

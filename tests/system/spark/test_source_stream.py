@@ -38,7 +38,7 @@ class Streams:
 
     def start(self, topic: Topic, trigger: dict[str, Any], **options: str) -> StreamingQuery:
         options = {
-            "broker": topic.bootstrap_servers,
+            "kafka.bootstrap.servers": topic.bootstrap_servers,
             "subscribe": topic.name,
             "startingOffsets": "earliest",
             **options,

@@ -85,7 +85,7 @@ class Case:
                 client.admin.delete_records([TopicPartition(self.topic, partition)], before=end)
 
     def read(self, spark: SparkSession, selection: Selection | None = None, **options: str) -> DataFrame:
-        given = {"broker": self.bootstrap_servers, "includeHeaders": "true", **options}
+        given = {"kafka.bootstrap.servers": self.bootstrap_servers, "includeHeaders": "true", **options}
         return read_topic_as_table(spark, self.topic, self.table, given, selection or Selection())
 
 
@@ -160,7 +160,9 @@ def test_the_two_halves_meet_without_a_gap_or_an_overlap_wherever_the_cut_is(cas
             sorted((one.partition, one.offset) for one in case.everything if one.timestamp_ms >= low),
         ),
     ]
-    options = SourceOptions.parse({"broker": case.bootstrap_servers, "subscribe": case.topic})
+    options = SourceOptions.parse(
+        {"kafka.bootstrap.servers": case.bootstrap_servers, "subscribe": case.topic}
+    )
     latest = RECORDS // PARTITIONS
     for cut in (0, 1, 2, 9, 11, 12, 13, 17, 18, 19, 24, 25, 26, 29, 30):
         if cut:
@@ -229,7 +231,9 @@ def test_what_neither_half_has_is_told_also_where_times_are_chosen(case: Case) -
     case.archive_up_to({0: 15, 1: 15})
     case.delete_before({0: 20})
     case.table.refresh()
-    options = SourceOptions.parse({"broker": case.bootstrap_servers, "subscribe": case.topic})
+    options = SourceOptions.parse(
+        {"kafka.bootstrap.servers": case.bootstrap_servers, "subscribe": case.topic}
+    )
     for young in (33, 50, 10**6):
         since = Selection(from_us=(FIRST_MS + young * 1000) * 1000)
         ranges = _unarchived_ranges(case.table, options, since)
@@ -261,7 +265,11 @@ def test_a_topic_made_anew_does_not_go_on_an_archive_though_losses_are_accepted(
             case.topic, [OutgoingRecord(b"other", partition=index % 2) for index in range(20)]
         )
     options = SourceOptions.parse(
-        {"broker": case.bootstrap_servers, "subscribe": case.topic, "failOnDataLoss": "false"}
+        {
+            "kafka.bootstrap.servers": case.bootstrap_servers,
+            "subscribe": case.topic,
+            "failOnDataLoss": "false",
+        }
     )
     with pytest.raises(TopicRecreated, match="does not go on where the table ends"):
         _unarchived_ranges(case.table, options, Selection())
@@ -283,4 +291,4 @@ def test_options_that_choose_records_are_refused(spark: SparkSession, case: Case
         with pytest.raises(ConfigError, match=f"option {name} is not for"):
             case.read(spark, **{name: "earliest"})
     with pytest.raises(InvalidRequest, match="is the archive of"):
-        read_topic_as_table(spark, "another", case.table, {"broker": case.bootstrap_servers})
+        read_topic_as_table(spark, "another", case.table, {"kafka.bootstrap.servers": case.bootstrap_servers})

@@ -58,7 +58,7 @@ def test_a_record_without_end_is_refused_before_it_fills_memory(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("piece", "shape", "expected"),
+    ("record_bytes", "record_format", "expected"),
     [
         (b"v", RecordFormat(), (None, b"v")),
         (b"", RecordFormat(), (None, b"")),

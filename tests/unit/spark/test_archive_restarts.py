@@ -38,14 +38,14 @@ def test_table_that_a_dying_archive_still_moved_on_restarts_the_query(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     runs = Runs(RESTARTS_MAX, ConcurrentArchive("other"))
-    monkeypatch.setattr(archives, "_Run", runs)
+    monkeypatch.setattr(archives, "_ArchiveRun", runs)
     assert archive(None, JOB) == DONE  # type: ignore[arg-type]
     assert runs.started == RESTARTS_MAX + 1
 
 
 def test_archive_beside_another_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs(100, ConcurrentArchive("other"))
-    monkeypatch.setattr(archives, "_Run", runs)
+    monkeypatch.setattr(archives, "_ArchiveRun", runs)
     with pytest.raises(ConcurrentArchive, match="other"):
         archive(None, JOB)  # type: ignore[arg-type]
     assert runs.started == RESTARTS_MAX + 1
@@ -53,7 +53,7 @@ def test_archive_beside_another_ends_with_an_error(monkeypatch: pytest.MonkeyPat
 
 def test_other_errors_are_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs(100, DataLoss("gone"))
-    monkeypatch.setattr(archives, "_Run", runs)
+    monkeypatch.setattr(archives, "_ArchiveRun", runs)
     with pytest.raises(DataLoss):
         archive(None, JOB)  # type: ignore[arg-type]
     assert runs.started == 1

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from mansio.client.producer.partitioner import partition_for_key
 from mansio.errors import CorruptMessage, InvalidRecord, MansioError
 from mansio.spark.arrow.decode import OFFSET_MAX, decode_batches
-from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches
-from mansio.spark.arrow.partitioner import partition_for_keys
+from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches, partition_for_keys
 from mansio.spark.arrow.schema import DEFAULT_COLUMNS, HEADERS_TYPE, RECORD_SCHEMA, record_schema
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import (

@@ -9,8 +9,18 @@ from collections import Counter
 import pytest
 
 from mansio.client.producer.partitioner import partition_for_key
-from mansio.spark.jobs.charts import Bar, Chart, label_of, svg, text_lines
-from mansio.spark.jobs.hot_keys import HotKeys, KeyLoad, PartitionLoad, assess_skew, charts
+from mansio.spark.jobs.hot_keys import (
+    Bar,
+    Chart,
+    HotKeys,
+    KeyLoad,
+    PartitionLoad,
+    assess_skew,
+    charts,
+    label_of,
+    svg,
+    text_lines,
+)
 
 
 def counted(keys: list[bytes], partitions: int, place: dict[bytes, int] | None = None) -> HotKeys:

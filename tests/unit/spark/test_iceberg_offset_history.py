@@ -7,7 +7,7 @@ from itertools import accumulate, pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.spark.iceberg.offset_history import (
+from mansio.spark.iceberg.table_format import (
     DAY_MS,
     ENTRIES_MAX,
     HOUR_MS,

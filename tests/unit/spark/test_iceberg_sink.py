@@ -24,8 +24,8 @@ from mansio.spark.sink.iceberg_sink import (
     sink_options,
     split_dead_letters,
 )
-from mansio.spark.source.bad_records import error_text
 from mansio.spark.source.read_plan import TaskRange
+from mansio.spark.source.task_reader import error_text
 from support.iceberg import expected, held, plan, write_parts
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def note(checkpoint: Path, batch: int, offsets: dict[int, int], topic: str = "t"
 
 
 def writer(table: ArchiveTable, tmp_path: Path, start: dict[int, int] | None = None) -> IcebergStreamWriter:
-    source = {"broker": "127.0.0.1:9", "subscribe": "t"}
+    source = {"kafka.bootstrap.servers": "127.0.0.1:9", "subscribe": "t"}
     options = sink_options(table, str(tmp_path / "lake"), None, start or {0: 0}, source)
     return IcebergStreamWriter({**options, "checkpointLocation": f"file://{tmp_path / 'checkpoint'}"})
 

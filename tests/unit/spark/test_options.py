@@ -15,7 +15,7 @@ from mansio.spark.data_source import checked_columns
 from mansio.spark.options import SinkOptions, SourceOptions, columns_of
 from mansio.wire.topic_partition import TopicPartition
 
-BASE = {"broker": "127.0.0.1:9092", "subscribe": "flights"}
+BASE = {"kafka.bootstrap.servers": "127.0.0.1:9092", "subscribe": "flights"}
 
 
 def parse(*, streaming: bool = False, **options: str) -> SourceOptions:
@@ -95,8 +95,8 @@ def test_dead_letters_add_a_column() -> None:
 WRONG = [
     ({"subscribe": "a", "subscribePattern": "b"}, "subscribe and subscribePattern"),
     ({"subscribe": None}, "there is none"),
-    ({"broker": None}, "option broker is missing"),
-    ({"broker": "here:there"}, "not an address"),
+    ({"kafka.bootstrap.servers": None}, "option kafka.bootstrap.servers is missing"),
+    ({"kafka.bootstrap.servers": "here:there"}, "not an address"),
     ({"subscribe": "a,,b"}, "option subscribe"),
     ({"subscribe": None, "subscribePattern": "("}, "not a regular expression"),
     ({"subscribe": None, "subscribePattern": "[["}, "not a regular expression"),
@@ -168,7 +168,7 @@ def test_a_schema_of_the_users_own_chooses_columns_and_changes_no_types() -> Non
 def test_options_of_a_writer() -> None:
     parsed = SinkOptions.parse({"kafka.bootstrap.servers": "a:1", "topic": "out", "kafka.acks": "1"})
     assert parsed == SinkOptions("a:1", "out", acks=1)
-    with pytest.raises(ConfigError, match="no option 'subscribe' here: there are broker, topic, acks"):
+    with pytest.raises(ConfigError, match="no option 'subscribe' here: there are kafka.bootstrap.servers, topic, acks"):
         SinkOptions.parse(BASE)
     with pytest.raises(ConfigError, match="did you mean topic"):
-        SinkOptions.parse({"broker": "a:1", "topics": "out"})
+        SinkOptions.parse({"kafka.bootstrap.servers": "a:1", "topics": "out"})

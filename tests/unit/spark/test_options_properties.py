@@ -31,7 +31,10 @@ def check_line(refusal: Exception) -> None:
 
 @given(givens, st.booleans())
 def test_a_reader_takes_options_or_refuses_them_in_one_line(given_: dict[str, str], streaming: bool) -> None:
-    base = {"broker": "a:1", **({} if set(given_) & {"subscribePattern", "assign"} else {"subscribe": "t"})}
+    base = {
+        "kafka.bootstrap.servers": "a:1",
+        **({} if set(given_) & {"subscribePattern", "assign"} else {"subscribe": "t"}),
+    }
     try:
         parsed = SourceOptions.parse({**base, **given_}, streaming=streaming)
     except (ConfigError, InvalidRequest) as refused:
@@ -47,6 +50,6 @@ def test_a_reader_takes_options_or_refuses_them_in_one_line(given_: dict[str, st
 @given(givens)
 def test_a_writer_does_too(given_: dict[str, str]) -> None:
     try:
-        SinkOptions.parse({"broker": "a:1", **given_})
+        SinkOptions.parse({"kafka.bootstrap.servers": "a:1", **given_})
     except ConfigError as refused:
         check_line(refused)

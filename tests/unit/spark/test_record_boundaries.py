@@ -9,7 +9,7 @@ import pytest
 from mansio.spark.arrow import record_index
 from mansio.spark.arrow.binary import unaligned_words
 from mansio.spark.arrow.decode import decode_batches
-from mansio.spark.arrow.record_boundaries import find_record_boundaries
+from mansio.spark.arrow.record_index import find_record_boundaries
 from mansio.wire.batch.record_batch import build_batch
 
 if TYPE_CHECKING:

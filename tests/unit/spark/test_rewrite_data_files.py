@@ -117,11 +117,11 @@ def test_of_two_that_rewrite_the_same_files_one_wins(
     def exchange_second(
         table: ArchiveTable, pending: Sequence[_MergedFile], report: rewriting.RewriteReport
     ) -> object:
-        monkeypatch.setattr(rewriting, "_exchange", exchange)
+        monkeypatch.setattr(rewriting, "_replace_files", exchange)
         rewrite_data_files(other, TARGET)
         return exchange(table, pending, report)
 
-    monkeypatch.setattr(rewriting, "_exchange", exchange_second)
+    monkeypatch.setattr(rewriting, "_replace_files", exchange_second)
     report = rewrite_data_files(table, TARGET)
     assert (report.files_replaced, report.files_conflicting) == (0, 8)
     assert rows_of(scan(archive.open())) == before

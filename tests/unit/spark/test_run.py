@@ -9,10 +9,9 @@ import pytest
 
 from mansio.errors import TopicRecreated
 from mansio.spark.jobs import progress_listener
-from mansio.spark.jobs.checkpoint_binding import CheckpointBinding, CheckpointMismatch, check
 from mansio.spark.jobs.pipeline_file import PipelineFileError, builder, load
 from mansio.spark.jobs.progress_listener import offsets_in
-from mansio.spark.jobs.run import lag_of, reason
+from mansio.spark.jobs.run import CheckpointBinding, CheckpointMismatch, check, lag_of, reason
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:

@@ -9,12 +9,11 @@ import pytest
 from pyspark.sql.types import StringType, StructField, StructType
 
 from mansio.errors import ConfigError, InvalidRecord
-from mansio.spark.sink.columns import by_topic, check_columns
-from mansio.spark.sink.commit_protocol import NOTHING_WRITTEN, TaskReport, WrittenRange
-from mansio.spark.sink.writers import BatchWriter, SinkCommitMessage, StreamWriter
+from mansio.spark.sink.task_sender import NOTHING_WRITTEN, TaskReport, WrittenRange
+from mansio.spark.sink.writers import BatchWriter, SinkCommitMessage, StreamWriter, by_topic, check_columns
 
 VALUE = {"value": "binary"}
-OPTIONS = {"broker": "127.0.0.1:9092", "topic": "t"}
+OPTIONS = {"kafka.bootstrap.servers": "127.0.0.1:9092", "topic": "t"}
 SCHEMA = StructType([StructField("value", StringType())])
 
 
@@ -49,7 +48,7 @@ def test_what_was_read_from_a_topic_can_be_written_as_it_is() -> None:
         (OPTIONS, True, "cannot be overwritten"),
         ({**OPTIONS, "acks": "0"}, False, "option acks is 0"),
         ({**OPTIONS, "kafka.transactional.id": "a"}, False, "without transactions"),
-        ({"topic": "t"}, False, "option broker is missing"),
+        ({"topic": "t"}, False, "option kafka.bootstrap.servers is missing"),
     ],
 )
 def test_writers_refuse_modes_and_options_on_the_driver(

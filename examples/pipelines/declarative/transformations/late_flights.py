@@ -8,12 +8,16 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 spark = SparkSession.active()
-broker = spark.conf.get("spark.mansio.broker")
+bootstrap_servers = spark.conf.get("spark.mansio.bootstrap.servers")
 FLIGHT = (
     "line int, year int, month int, day int, dep_time int, sched_dep_time int, dep_delay double, rest string"
 )
 
-dp.create_sink("late_flights_topic", "mansio", {"broker": broker, "topic": spark.conf.get("spark.mansio.to")})
+dp.create_sink(
+    "late_flights_topic",
+    "mansio",
+    {"kafka.bootstrap.servers": bootstrap_servers, "topic": spark.conf.get("spark.mansio.to")},
+)
 
 
 @dp.temporary_view
@@ -21,7 +25,7 @@ def flights() -> DataFrame:
     """The lines of CSV as columns; the topic is read from its beginning."""
     records = (
         spark.readStream.format("mansio")
-        .option("broker", broker)
+        .option("kafka.bootstrap.servers", bootstrap_servers)
         .option("subscribe", spark.conf.get("spark.mansio.from"))
         .option("startingOffsets", "earliest")
         .load()

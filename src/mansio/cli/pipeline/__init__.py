@@ -1,1 +1,87 @@
-"""`mansio pipeline`: jobs on Spark."""
+"""`mansio pipeline`: Spark jobs and the commands that belong to them.
+
+Each module of this package adds its commands by `register(app)`.
+
+Invariants:
+* The modules are imported when a job or the list of jobs is requested, not for `mansio --help`.
+* No module imports Spark before its command runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pkgutil
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+SAFE_PATH = "PYTHONSAFEPATH"
+
+MasterOption = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        envvar="MANSIO_SPARK_MASTER",
+        metavar="URL",
+        help="Where Spark runs: local[*] (this machine, the default), spark://..., k8s://..., yarn.",
+    ),
+]
+
+
+def start_session(master: str | None, name: str, **settings: str) -> SparkSession:
+    """A Spark session for a command.
+
+    Sets PYTHONSAFEPATH, so that Spark's Python workers import nothing from the current directory: a file `random.py`
+    there would shadow Python's module.
+    """
+    from mansio.spark.session import session
+
+    before = os.environ.get(SAFE_PATH)
+    os.environ[SAFE_PATH] = "1"
+    try:
+        return session(master, name, **settings)
+    finally:
+        if before is None:
+            del os.environ[SAFE_PATH]
+        else:
+            os.environ[SAFE_PATH] = before
+
+
+class LazyCommandGroup(TyperGroup):
+    """Command group that imports its commands at the first use."""
+
+    _loaded: dict[str, Any] | None = None
+
+    @property
+    def commands(self) -> MutableMapping[str, Any]:
+        """Commands by name; imports all jobs."""
+        if self._loaded is None:
+            self._loaded = dict(typer.main.get_group(load_commands()).commands)
+        return self._loaded
+
+    @commands.setter
+    def commands(self, _commands: MutableMapping[str, Any]) -> None:
+        """Ignored: all commands are jobs."""
+
+
+def load_commands() -> typer.Typer:
+    """All jobs as commands of one app."""
+    found = typer.Typer(rich_markup_mode=None)
+    found.callback()(command_group)
+    for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
+        importlib.import_module(f"{__name__}.{module.name}").register(found)
+    return found
+
+
+app = typer.Typer(cls=LazyCommandGroup, no_args_is_help=True, help="Run data pipelines on Spark.")
+
+
+@app.callback()
+def command_group() -> None:
+    """Run data pipelines on Spark."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.pipeline.command_group import MasterOption, start_session
+from mansio.cli.pipeline import MasterOption, start_session
 from mansio.cli.support.archive_options import CatalogOption, WarehouseOption
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption
 from mansio.cli.support.formatting import Output, OutputOption, show_json

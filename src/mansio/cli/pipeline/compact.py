@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mansio.cli.pipeline.command_group import MasterOption, start_session
+from mansio.cli.pipeline import MasterOption, start_session
 from mansio.cli.support.archive_options import CatalogOption, WarehouseOption, open_archive
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.pipeline.command_group import MasterOption, start_session
+from mansio.cli.pipeline import MasterOption, start_session
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption, connect, run
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_table, text_or_base64
 
@@ -50,8 +50,7 @@ def hot_keys(
     partition_count = run(partitions())
 
     spark = start_session(master, f"mansio hot-keys {topic}")
-    from mansio.spark.jobs.charts import svg
-    from mansio.spark.jobs.hot_keys import assess_skew, charts, count_topic
+    from mansio.spark.jobs.hot_keys import assess_skew, charts, count_topic, svg
 
     found = count_topic(spark, topic, bootstrap_servers, partition_count, top=top, is_by_bytes=by_bytes)
     assessment = assess_skew(found)
@@ -83,8 +82,7 @@ def _as_json(topic: str, found: HotKeys, assessment: SkewAssessment) -> dict[str
 
 
 def _show(found: HotKeys, assessment: SkewAssessment, top: int) -> None:
-    from mansio.spark.jobs.charts import text_lines
-    from mansio.spark.jobs.hot_keys import charts
+    from mansio.spark.jobs.hot_keys import charts, text_lines
 
     for chart in charts(found, assessment, top):
         print("\n".join(text_lines(chart)))

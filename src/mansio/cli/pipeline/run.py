@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mansio.cli.pipeline.command_group import MasterOption, start_session
+from mansio.cli.pipeline import MasterOption, start_session
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
     BootstrapServersOption,

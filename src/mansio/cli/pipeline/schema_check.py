@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.pipeline.command_group import MasterOption, start_session
+from mansio.cli.pipeline import MasterOption, start_session
 from mansio.cli.support.common import DEFAULT_BOOTSTRAP_SERVERS, BootstrapServersOption, usage_error
 from mansio.cli.support.formatting import Output, OutputOption, show_json, show_rows, show_table
 from mansio.spark.jobs.schema_compatibility import Compatibility, breaking_changes

@@ -36,7 +36,7 @@ from mansio.spark.iceberg import table_format
 from mansio.spark.iceberg.commit import FlatTransaction, added_records, commit_files, skip_to_log_start
 from mansio.spark.iceberg.data_files import live_files
 from mansio.spark.iceberg.errors import CatalogLocked, CatalogUnavailable, NotAnArchiveTable, TableNotFound
-from mansio.spark.iceberg.offset_history import parse_history
+from mansio.spark.iceberg.table_format import parse_history
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
-    from mansio.spark.iceberg.offset_history import HistoryEntry
     from mansio.spark.iceberg.table_format import (
         BatchPlan,
         Commit,
+        HistoryEntry,
         LiveFile,
         LostRange,
         Outcome,

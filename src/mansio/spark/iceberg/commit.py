@@ -28,18 +28,21 @@ from pyiceberg.table import Transaction
 from pyiceberg.table.update import RemoveSnapshotsUpdate, update_table_metadata
 
 from mansio.spark.iceberg.errors import ArchiveGap, CommitConflict, ConcurrentArchive, InvalidDataFiles
-from mansio.spark.iceberg.offset_history import HistoryEntry, add_entry, history_text, parse_history
 from mansio.spark.iceberg.table_format import (
     BATCH_PROPERTY,
     HISTORY_PROPERTY,
     LOST_PROPERTY,
     QUERY_PROPERTY,
     Commit,
+    HistoryEntry,
     LostRange,
     Outcome,
+    add_entry,
     commit_properties,
+    history_text,
     lost_text,
     offsets_text,
+    parse_history,
     read_commit,
     read_lost,
 )

@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from mansio.spark.iceberg.errors import InvalidDataFiles
-from mansio.spark.iceberg.fsync_file import fsync_file
 from mansio.spark.iceberg.table_format import (
     HEADERS,
     LANE,
@@ -235,3 +234,25 @@ def file_system(location: str) -> tuple[fs.FileSystem, str]:
         return system, str(place)
     os.makedirs(parts.path, exist_ok=True)
     return fs.LocalFileSystem(), parts.path
+
+
+# -- fsync --------
+
+
+def fsync_directory_entry(path: str) -> None:
+    """The directory entry of a file, to the disk."""
+    descriptor = os.open(os.path.dirname(path) or ".", os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_file(path: str) -> None:
+    """A file that somebody else has written and closed, and its name, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    fsync_directory_entry(path)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 FORMAT = "1"
 HEADERS = "headers"
@@ -221,3 +221,73 @@ def lost_text(lost: Iterable[LostRange]) -> str:
     return json.dumps(
         [[one.partition, one.start, one.end] for one in lost][-LOST_MAX:], separators=(",", ":")
     )
+
+
+# -- offset history --------
+
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+ENTRIES_MAX = 400
+NUMBERS_MAX = 20_000
+"""Offsets in all marks together; then the oldest go."""
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryEntry:
+    """At `at_ms` (milliseconds since the epoch, UTC) the table held everything below `offsets`."""
+
+    at_ms: int
+    offsets: dict[int, int]
+
+
+def add_entry(
+    history: Sequence[HistoryEntry], at_ms: int, offsets: dict[int, int], before: HistoryEntry | None = None
+) -> tuple[HistoryEntry, ...]:
+    """The marks after a commit at `at_ms`. `before`: the commit before it, since which the table stood so; None: there
+    is none. The first commit of an hour makes a mark of how the hour began; a clock set back makes none."""
+    full_hour_ms = at_ms if before is None else (before.at_ms // HOUR_MS + 1) * HOUR_MS
+    if full_hour_ms > at_ms or (history and full_hour_ms <= history[-1].at_ms):
+        return tuple(history)
+    kept: list[HistoryEntry] = []
+    for entry in history:
+        # Of a day gone by, midnight at its end included, the last mark stays. So does the first of all.
+        is_recent = entry.at_ms > at_ms - DAY_MS
+        if not is_recent and len(kept) > 1 and _day(kept[-1]) == _day(entry):
+            kept[-1] = entry
+        else:
+            kept.append(entry)
+    kept.append(HistoryEntry(full_hour_ms, dict(offsets if before is None else before.offsets)))
+    count_max = max(1, min(ENTRIES_MAX, NUMBERS_MAX // max(1, len(offsets))))
+    return tuple(kept[-count_max:])
+
+
+def _day(entry: HistoryEntry) -> int:
+    return (entry.at_ms - 1) // DAY_MS
+
+
+def entry_at(history: Sequence[HistoryEntry], at_ms: int) -> HistoryEntry | None:
+    """The last mark at or before a time; None if the marks begin later."""
+    found = None
+    for entry in history:
+        if entry.at_ms > at_ms:
+            break
+        found = entry
+    return found
+
+
+def history_text(history: Sequence[HistoryEntry]) -> str:
+    """Marks as the property has them: `[[ms, {partition: offset}], ...]`."""
+    return "[" + ",".join(f"[{entry.at_ms},{offsets_text(entry.offsets)}]" for entry in history) + "]"
+
+
+def parse_history(text: str) -> tuple[HistoryEntry, ...]:
+    """The inverse of `history_text`.
+
+    Raises:
+        ValueError: The text is something else.
+    """
+    value = json.loads(text)
+    if not isinstance(value, list):
+        raise ValueError(f"marks must be a list, not {text[:80]!r}")
+    return tuple(HistoryEntry(int(at_ms), parse_offsets(json.dumps(offsets))) for at_ms, offsets in value)

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.table.refs import SnapshotRefType
 
 from mansio.spark.iceberg.errors import ArchiveError
-from mansio.spark.iceberg.offset_history import entry_at
-from mansio.spark.iceberg.table_format import OFFSETS_PROPERTY, parse_offsets
+from mansio.spark.iceberg.table_format import OFFSETS_PROPERTY, entry_at, parse_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,7 +36,7 @@ from mansio.spark.options import DEAD_LETTER, SUSPEND, SourceOptions
 from mansio.spark.session.temp_dirs import make_directory, remove_directory
 from mansio.spark.sink.iceberg_sink import IcebergSink, sink_options
 from mansio.spark.source.offsets import earliest_offsets, find_partitions, latest_offsets
-from mansio.spark.source.range_source import RangeSource
+from mansio.spark.source.readers import RangeSource
 from mansio.spark.sync_client import sync_client
 from mansio.wire.internal_records.hold_metadata import (
     encode_hold_metadata,
@@ -183,7 +183,9 @@ class _ArchiveRun:
 
     def _find(self) -> tuple[list[TopicPartition], str]:
         """The topic's partitions and its id (hex)."""
-        options = SourceOptions.parse({"broker": self._job.bootstrap_servers, "subscribe": self._job.topic})
+        options = SourceOptions.parse(
+            {"kafka.bootstrap.servers": self._job.bootstrap_servers, "subscribe": self._job.topic}
+        )
         found = find_partitions(self._client, options)
         return list(found.partitions), found.topic_ids[self._job.topic].hex()
 
@@ -253,7 +255,7 @@ class _ArchiveRun:
         if job.on_unreadable == DEAD_LETTER:
             dead_letter_table = open_dead_letters(self._table, create=True)
         source = {
-            "broker": job.bootstrap_servers,
+            "kafka.bootstrap.servers": job.bootstrap_servers,
             "subscribe": job.topic,
             "startingOffsets": f'{{"{job.topic}":{offsets_text(start)}}}',
             "topicIds": json.dumps({job.topic: self._topic_id}),

@@ -13,8 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from mansio.spark.iceberg.fsync_file import fsync_file
-from mansio.spark.iceberg.parquet_writer import file_system
+from mansio.spark.iceberg.parquet_writer import file_system, fsync_file
 from mansio.spark.iceberg.table_format import TABLE_SCHEMA
 
 if TYPE_CHECKING:

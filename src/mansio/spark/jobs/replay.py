@@ -26,25 +26,26 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from mansio.errors import InvalidRequest, UnknownTopicOrPartition
+from mansio.errors import InvalidRequest, PolicyViolation, UnknownTopicOrPartition
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
+from mansio.net.retry import raise_for
 from mansio.spark.arrow.decode import decode_batches
 from mansio.spark.arrow.schema import HEADERS_TYPE
 from mansio.spark.arrow.schema import TIMESTAMP_TYPE as TIME
 from mansio.spark.iceberg.table_format import PARTITION, TIMESTAMP
 from mansio.spark.iceberg.table_scan import ALL_RECORDS, Selection, files_of, scan
 from mansio.spark.iceberg.time_travel import is_archive_of
-from mansio.spark.jobs.replay_target import check_target
-from mansio.spark.jobs.topics import KEEP_FOR_EVER, ensure_topic
 from mansio.spark.options import SinkOptions
 from mansio.spark.sink.task_sender import TaskSender
 from mansio.spark.source.fetch import fetch_range
-from mansio.spark.sync_client import sync_client
+from mansio.spark.sync_client import KEEP_FOR_EVER, ensure_topic, sync_client
+from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from mansio.net.cluster import Cluster
     from mansio.net.metadata import TopicView
     from mansio.spark.iceberg.catalog import ArchiveTable
     from mansio.spark.iceberg.table_format import LiveFile
@@ -305,3 +306,62 @@ def _headers(column: Any) -> list[tuple[tuple[str, bytes | None], ...]]:
         () if headers is None else tuple((one["key"], one["value"]) for one in headers)
         for headers in column.to_pylist()
     ]
+
+
+# -- target topic --------
+
+
+TOPIC_RESOURCE: Final = 2
+
+
+def check_target(
+    client: SyncClient, view: TopicView, partitions: Sequence[int], *, oldest_us: int | None
+) -> None:
+    """Whether records of these partitions, the oldest of them from `oldest_us`, stay in the topic as they are.
+
+    Raises:
+        InvalidRequest: It has too few partitions, or stamps records with its own clock.
+        PolicyViolation: It would compact them, or delete them for their age or their size.
+    """
+    name = view.name
+    if max(partitions) >= len(view.partitions):
+        raise InvalidRequest(
+            f"topic {name} has {len(view.partitions)} partitions, but partition {max(partitions)} is to be replayed: "
+            "grow it (mansio topic alter --partitions), or replay into a new topic"
+        )
+    settings = client.run(_settings(client.cluster, name))
+    if settings.get("message.timestamp.type") == "LogAppendTime":
+        raise InvalidRequest(
+            f"topic {name} stamps records with its own clock (message.timestamp.type): the replayed ones would lose "
+            "their timestamps; replay into another topic"
+        )
+    if "compact" in (settings.get("cleanup.policy") or ""):
+        raise PolicyViolation(
+            f"topic {name} is compacted: replayed records would not stay; replay into another topic"
+        )
+    deletes = "delete" in (settings.get("cleanup.policy") or "delete")
+    retention_bytes = int(settings.get("retention.bytes") or -1)
+    if deletes and retention_bytes >= 0:
+        raise PolicyViolation(
+            f"topic {name} deletes what is more than {retention_bytes} bytes (retention.bytes), replayed records with"
+            " it: set retention.bytes=-1 for it, or replay into a new topic"
+        )
+    retention_ms = int(settings.get("retention.ms") or -1)
+    age_ms = 0 if oldest_us is None else int(time.time() * 1000) - oldest_us // 1000
+    if deletes and 0 <= retention_ms < age_ms:
+        raise PolicyViolation(
+            f"topic {name} deletes records older than {retention_ms} ms (retention.ms), and the oldest to be replayed "
+            f"is {age_ms} ms old: set retention.ms=-1 for it, or replay into a new topic"
+        )
+
+
+async def _settings(cluster: Cluster, name: str) -> dict[str, str | None]:
+    resource = {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configuration_keys": None}
+    fields = {"resources": [resource], "include_synonyms": False, "include_documentation": False}
+
+    def check(answer: Any) -> None:
+        for entry in answer.results:
+            raise_for(entry.error_code, entry.error_message)
+
+    answer = await cluster.request(ApiKey.DESCRIBE_CONFIGS, fields, check=check, retry_unknown=False)
+    return {entry.name: entry.value for entry in answer.results[0].configs}

@@ -4,7 +4,7 @@ Spark's checkpoint is the truth: a run that was killed goes on from there with t
 three ways: to the caller batch by batch, in the query's progress, and as the group `mansio.pipeline.<name>`, which
 holds back deletion of what was not read yet.
 
-Into a topic each record is written at least once (see `mansio.spark.sink.commit_protocol`): the batch under way
+Into a topic each record is written at least once (see `mansio.spark.sink.task_sender`): the batch under way
 when the process died is written again. Into a table, a directory of Parquet files that Spark keeps a log of,
 exactly once.
 
@@ -13,21 +13,20 @@ Always true: topics, file and checkpoint are looked at before anything is read; 
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.errors import PySparkException, StreamingQueryException
 
-from mansio.errors import ConfigError, MansioError
+from mansio.errors import ConfigError, MansioError, TopicRecreated
 from mansio.logs import fields
-from mansio.spark.jobs.checkpoint_binding import CheckpointBinding, bind
 from mansio.spark.jobs.pipeline_file import builder
 from mansio.spark.jobs.progress_listener import ProgressListener, offsets_in
-from mansio.spark.jobs.topics import ensure_topic, find_topic
-from mansio.spark.sync_client import sync_client
+from mansio.spark.sync_client import ensure_topic, find_topic, sync_client
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -171,7 +170,7 @@ class _PipelineInputs:
             self.partitions = max(self.partitions, len(view.partitions))
         job = self._job
         chosen = {
-            "broker": job.bootstrap_servers,
+            "kafka.bootstrap.servers": job.bootstrap_servers,
             "subscribe": topic,
             "startingOffsets": job.starting,
             "pipeline": job.name,
@@ -206,7 +205,7 @@ def _writer(job: PipelineJob, result: DataFrame) -> DataStreamWriter:
         writer = (
             as_records(result)
             .writeStream.format("mansio")
-            .options(broker=job.bootstrap_servers, topic=job.topic)
+            .options(**{"kafka.bootstrap.servers": job.bootstrap_servers}, topic=job.topic)
         )
     else:
         writer = result.writeStream.format("parquet").option("path", job.table)
@@ -302,3 +301,105 @@ def reason(text: str) -> str:
         return str(ours[-1]).partition(": ")[2].strip()
     others = _ANY_ERROR.findall(text.partition("\n\nJVM stacktrace")[0])
     return " ".join((others[-1] if others else text).split())[:REASON_CHARACTERS_MAX]
+
+
+# -- checkpoint binding --------
+
+
+FILE = "mansio.json"
+PARTIAL = ".partial"
+
+
+class CheckpointMismatch(MansioError):
+    """The checkpoint belongs to another pipeline."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointBinding:
+    """`topics`: topic -> id in hex. `target`: what is written, as people name it."""
+
+    name: str
+    topics: dict[str, str]
+    target: str
+
+
+def check(bound: CheckpointBinding, wanted: CheckpointBinding, checkpoint: str) -> None:
+    """Whether a pipeline may go on from this checkpoint. Raises `CheckpointMismatch` and `TopicRecreated`."""
+    restart_hint = "give another checkpoint, or remove this one to begin anew"
+    if bound.topics.keys() != wanted.topics.keys():
+        raise CheckpointMismatch(
+            f"checkpoint {checkpoint} is of {', '.join(sorted(bound.topics))}, not of "
+            f"{', '.join(sorted(wanted.topics))}: {restart_hint}"
+        )
+    for topic, found in sorted(wanted.topics.items()):
+        if bound.topics[topic] != found:
+            raise TopicRecreated(
+                f"topic {topic} was deleted and created again since checkpoint {checkpoint} was begun, so its offsets "
+                f"mean other records now: {restart_hint}"
+            )
+    if bound.target != wanted.target:
+        raise CheckpointMismatch(
+            f"checkpoint {checkpoint} is of writing {bound.target}, not {wanted.target}: {restart_hint}"
+        )
+
+
+def bind(spark: SparkSession, checkpoint: str, wanted: CheckpointBinding) -> None:
+    """Compare with what the checkpoint belongs to, or write it down there if it is new."""
+    files = _Directory(spark, checkpoint)
+    text = files.read(FILE)
+    if text is None:
+        if files.has_entries():
+            raise CheckpointMismatch(
+                f"{checkpoint} holds something, but nothing that `mansio pipeline run` has written: give another "
+                "checkpoint, or remove this one"
+            )
+        files.write(FILE, json.dumps(asdict(wanted), indent=1, sort_keys=True))
+        return
+    check(_parse(text, checkpoint), wanted, checkpoint)
+
+
+def _parse(text: str, checkpoint: str) -> CheckpointBinding:
+    try:
+        found = json.loads(text)
+        return CheckpointBinding(found["name"], dict(found["topics"]), found["target"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointMismatch(
+            f"{checkpoint}/{FILE} cannot be read ({error}): remove the checkpoint"
+        ) from error
+
+
+class _Directory:
+    """A directory of any file system that Spark knows, by Hadoop's classes."""
+
+    def __init__(self, spark: SparkSession, location: str) -> None:
+        assert spark._jvm is not None
+        self._jvm: Any = spark._jvm
+        self._path = self._jvm.org.apache.hadoop.fs.Path(location)
+        self._files = self._path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf())
+
+    def has_entries(self) -> bool:
+        """Whether there is more than what an earlier start of ours left when it was killed while it wrote."""
+        if not self._files.exists(self._path):
+            return False
+        names = [str(one.getPath().getName()) for one in self._files.listStatus(self._path)]
+        return any(PARTIAL not in name for name in names)
+
+    def read(self, name: str) -> str | None:
+        path = self._jvm.org.apache.hadoop.fs.Path(self._path, name)
+        if not self._files.exists(path):
+            return None
+        stream = self._files.open(path)
+        try:
+            return str(self._jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8"))
+        finally:
+            stream.close()
+
+    def write(self, name: str, text: str) -> None:
+        """Whole or not at all: under another name first."""
+        partial = self._jvm.org.apache.hadoop.fs.Path(self._path, f".{name}{PARTIAL}")
+        stream = self._files.create(partial, True)
+        try:
+            stream.write(bytearray(text.encode()))
+        finally:
+            stream.close()
+        self._files.rename(partial, self._jvm.org.apache.hadoop.fs.Path(self._path, name))

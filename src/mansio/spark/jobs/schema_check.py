@@ -24,8 +24,7 @@ from pyspark import StorageLevel
 from pyspark.sql import Observation, functions
 
 from mansio.errors import ConfigError
-from mansio.spark.jobs.topics import KEEP_FOR_EVER, ensure_topic, find_topic
-from mansio.spark.sync_client import sync_client
+from mansio.spark.sync_client import KEEP_FOR_EVER, ensure_topic, find_topic, sync_client
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -85,7 +84,11 @@ def check_topic(
     if quarantine is not None:
         client = sync_client(bootstrap_servers)
         ensure_topic(client, quarantine, len(find_topic(client, topic).partitions), KEEP_FOR_EVER)
-    reader = spark.read.format("mansio").option("broker", bootstrap_servers).option("subscribe", topic)
+    reader = (
+        spark.read.format("mansio")
+        .option("kafka.bootstrap.servers", bootstrap_servers)
+        .option("subscribe", topic)
+    )
     rows = reader.option("columns", ",".join(COLUMNS)).load()
     seen = Observation("seen")
     observed = rows.observe(
@@ -97,9 +100,9 @@ def check_topic(
     try:
         groups = _groups(invalid)
         if quarantine is not None and groups:
-            to_quarantine_rows(invalid).write.format("mansio").option("broker", bootstrap_servers).option(
-                "topic", quarantine
-            ).mode("append").save()
+            to_quarantine_rows(invalid).write.format("mansio").option(
+                "kafka.bootstrap.servers", bootstrap_servers
+            ).option("topic", quarantine).mode("append").save()
         count = invalid.count()
     finally:
         invalid.unpersist()

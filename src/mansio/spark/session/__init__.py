@@ -12,14 +12,14 @@ killed.
 from __future__ import annotations
 
 import atexit
+import importlib.util
 import os
 import sys
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mansio.errors import MansioError
 from mansio.spark.session.java import find_java
-from mansio.spark.session.spark_home import use_linked_home
 from mansio.spark.session.temp_dirs import make_directory, remove_directory
 
 if TYPE_CHECKING:
@@ -135,3 +135,50 @@ def _clean_up(directory: str) -> None:
             if running is not None:
                 running.stop()
     remove_directory(directory)
+
+
+# -- SPARK_HOME without pyspark.zip --------
+
+
+SPARK_HOME_VARIABLE: Final = "SPARK_HOME"
+PYSPARK_PYTHON_VARIABLE: Final = "PYSPARK_PYTHON"
+EXCLUDED_ENTRY: Final = "python"
+LINKED_HOME_NAME: Final = "mansio-spark-home"
+
+
+def use_linked_home(directory: str) -> None:
+    """Tell Spark, by the environment, which Python its workers run on, and where it lives: in links in `directory`."""
+    python = os.environ.setdefault(PYSPARK_PYTHON_VARIABLE, sys.executable)
+    installed = _installed()
+    if (
+        python == sys.executable
+        and installed is not None
+        and _is_set_by_mansio(os.environ.get(SPARK_HOME_VARIABLE))
+    ):
+        os.environ[SPARK_HOME_VARIABLE] = create_linked_home(installed, directory)
+
+
+def create_linked_home(installed: str, directory: str) -> str:
+    """Links in a new directory within this one to all of Spark but `python`; where they are."""
+    home = os.path.join(directory, LINKED_HOME_NAME)
+    os.mkdir(home)
+    for name in os.listdir(installed):
+        if name != EXCLUDED_ENTRY:
+            os.symlink(os.path.join(installed, name), os.path.join(home, name))
+    return home
+
+
+def _is_set_by_mansio(home: str | None) -> bool:
+    """Whether nobody else has set it: at most a session did, perhaps of the process that started this one."""
+    return home is None or os.path.basename(home) == LINKED_HOME_NAME
+
+
+def _installed() -> str | None:
+    """PySpark's directory, where it brings Spark with it."""
+    package = importlib.util.find_spec("pyspark")
+    for directory_with_jars in (package.submodule_search_locations or ()) if package else ():
+        if os.path.isdir(os.path.join(directory_with_jars, "jars")) and os.path.isdir(
+            os.path.join(directory_with_jars, "bin")
+        ):
+            return directory_with_jars
+    return None

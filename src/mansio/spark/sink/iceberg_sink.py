@@ -35,9 +35,8 @@ from mansio.spark.iceberg.table_format import (
     parse_offsets,
 )
 from mansio.spark.options import ERROR_COLUMN, SourceOptions, columns_of
-from mansio.spark.source.bad_records import parse_error_offsets, parse_error_reason
-from mansio.spark.source.range_source import from_rows
-from mansio.spark.source.task_reader import read_range
+from mansio.spark.source.readers import from_rows
+from mansio.spark.source.task_reader import parse_error_offsets, parse_error_reason, read_range
 from mansio.wire.batch.record_batch import iterate_batches
 
 if TYPE_CHECKING:

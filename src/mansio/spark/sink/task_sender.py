@@ -12,15 +12,17 @@ because nobody looks after it while the task waits for its next rows; memory is 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mansio.errors import MansioError, RequestTimedOut
+from mansio.logs import fields
 from mansio.net.cluster import check_top_level
 from mansio.net.offsets import STALE_METADATA
 from mansio.net.retry import error_for
 from mansio.spark.arrow.encode import EncodedBatch, ProducerSequences, encode_batches
-from mansio.spark.sink.commit_protocol import NOTHING_WRITTEN, TaskReport, WrittenRange
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce
 from mansio.wire.batch.compression import Codec
@@ -232,3 +234,63 @@ class TaskSender:
 
 async def _finished(task: asyncio.Task[None]) -> None:
     await asyncio.wait((task,))
+
+
+logger = logging.getLogger(__name__)
+
+BATCH_WRITE = -1
+"""The batch id of a write that is no stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenRange:
+    """Where records of one task lie in one partition. Others may have written in between: `rows` counts this task's.
+
+    The offsets are -1 where the broker did not say, because it knew a batch of a retry already.
+    """
+
+    topic: str
+    partition: int
+    first_offset: int
+    last_offset: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """What one attempt of one task wrote, all of it acknowledged. `producer_id` is -1 where the producer was not
+    idempotent, or had nothing to write."""
+
+    producer_id: int
+    producer_epoch: int
+    ranges: tuple[WrittenRange, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(written.rows for written in self.ranges)
+
+
+NOTHING_WRITTEN = TaskReport(-1, -1, ())
+
+
+class SinkProtocol:
+    """The driver's side of one write."""
+
+    def commit(self, query_id: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
+        """All tasks of a batch have reported. May be called again with the same batch: tasks that Spark ran again after
+        a crash have reported anew, and what the first ones wrote is there as well."""
+        logger.debug(
+            "sink batch written",
+            extra=fields(
+                query=query_id, batch=batch_id, tasks=len(reports), rows=sum(one.rows for one in reports)
+            ),
+        )
+
+    def abort(self, query_id: str, batch_id: int, reports: Sequence[TaskReport]) -> None:
+        """The batch failed. What its tasks had written stays; a later attempt writes it again."""
+        rows = sum(one.rows for one in reports)
+        if rows:
+            logger.warning(
+                "sink batch failed after records were written",
+                extra=fields(query=query_id, batch=batch_id, tasks=len(reports), rows=rows),
+            )

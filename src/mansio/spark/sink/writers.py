@@ -14,8 +14,9 @@ only be added to.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
+import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
     DataSourceArrowWriter,
@@ -23,11 +24,9 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from mansio.errors import ConfigError
+from mansio.errors import ConfigError, InvalidRecord
 from mansio.spark.options import SinkOptions
-from mansio.spark.sink.columns import by_topic, check_columns
-from mansio.spark.sink.commit_protocol import BATCH_WRITE, SinkProtocol, TaskReport
-from mansio.spark.sink.task_sender import TaskSender
+from mansio.spark.sink.task_sender import BATCH_WRITE, SinkProtocol, TaskReport, TaskSender
 from mansio.spark.sync_client import sync_client
 
 if TYPE_CHECKING:
@@ -124,3 +123,67 @@ def _reports(messages: Sequence[WriterCommitMessage | None]) -> list[TaskReport]
 
 def _query_id(messages: Sequence[WriterCommitMessage | None]) -> str:
     return next((message.query_id for message in messages if isinstance(message, SinkCommitMessage)), "")
+
+
+# -- columns --------
+
+
+TEXT: Final = ("string", "binary")
+HEADERS: Final = ("array<struct<key:string,value:binary>>",)
+ACCEPTED: Final = {
+    "value": TEXT,
+    "key": TEXT,
+    "topic": ("string",),
+    "partition": ("int",),
+    "headers": HEADERS,
+    "timestamp": ("timestamp",),
+}
+"""Column -> the types it may have, in Spark's words."""
+BROKER_ASSIGNED_COLUMNS: Final = frozenset({"offset", "timestampType", "lane"})
+WRITTEN: Final = ("key", "value", "partition", "timestamp", "headers")
+
+
+def check_columns(types: Mapping[str, str], topic: str | None) -> None:
+    """`types`: column -> type as Spark writes it. Raises `ConfigError`, which says what to select instead."""
+    for name, found in types.items():
+        if name in BROKER_ASSIGNED_COLUMNS:
+            continue
+        if name not in ACCEPTED:
+            raise ConfigError(
+                f"column {name!r} cannot be written into a topic: select {', '.join(ACCEPTED)}, and put the rest into "
+                "value, for instance with to_json(struct(*))"
+            )
+        if found not in ACCEPTED[name]:
+            raise ConfigError(
+                f"column {name} is {found}, and has to be {' or '.join(ACCEPTED[name])}: cast it"
+            )
+    if "value" not in types:
+        raise ConfigError(f"a topic needs the column value, and there are only {', '.join(types) or 'none'}")
+    if topic is None and "topic" not in types:
+        raise ConfigError(
+            "which topic to write into is not said: give the option topic, or a column of that name"
+        )
+
+
+def by_topic(batch: pa.RecordBatch, topic: str | None) -> Iterator[tuple[str, pa.RecordBatch]]:
+    """The rows of a batch for each topic, in their order, as columns of records. `topic`, if given, is that of all.
+
+    Raises `InvalidRecord` for a row without a topic.
+    """
+    if not batch.num_rows:
+        return
+    if topic is not None:
+        yield topic, as_records(batch)
+        return
+    topics = batch.column(batch.schema.get_field_index("topic"))
+    if topics.null_count:
+        raise InvalidRecord(
+            f"{topics.null_count} rows have no topic: the column is null, and the option is not given"
+        )
+    for one in pc.unique(topics):
+        yield one.as_py(), as_records(batch.filter(pc.equal(topics, one)))
+
+
+def as_records(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Only the columns that are written."""
+    return batch.select([name for name in WRITTEN if name in batch.schema.names])

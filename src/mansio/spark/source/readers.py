@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -31,6 +31,7 @@ from pyspark.sql.streaming.datasource import (
 from mansio.errors import ConfigError, MansioError, UnknownTopicOrPartition
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import CommittedOffset, commit_offsets
+from mansio.spark.options import SourceOptions
 from mansio.spark.source import data_loss
 from mansio.spark.source.offsets import (
     FIRST_BATCH_START,
@@ -42,6 +43,7 @@ from mansio.spark.source.offsets import (
     from_json,
     is_fixed,
     latest_offsets,
+    resolve,
     resolve_position,
     to_json,
 )
@@ -54,8 +56,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     import pyarrow as pa
+    from pyspark.sql.types import StructType
 
-    from mansio.spark.options import SourceOptions
     from mansio.wire.topic_partition import TopicPartition
 
 Json = dict[str, dict[str, int]]
@@ -287,3 +289,80 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         waited_ms = (time.monotonic() - self._last_batch_s) * 1000
         backlog = sum(latest[partition] - begin[partition] for partition in latest)
         return backlog < lowest and waited_ms < self._options.trigger_delay_ms_max
+
+
+class BatchReader(DataSourceReader):
+    """Reads topics between two offsets of each partition."""
+
+    def __init__(self, options: SourceOptions, columns: Sequence[str]) -> None:
+        self._options = options
+        self._columns = tuple(columns)
+
+    def partitions(self) -> list[InputPartition]:
+        """One for each task. Raises `ConfigError` and `DataLoss`; see `offsets.resolve`."""
+        wanted = resolve(sync_client(self._options.bootstrap_servers), self._options)
+        return list(
+            plan_ranges(
+                wanted,
+                partitions_min=self._options.partitions_min,
+                records_max=self._options.records_per_partition_max,
+            )
+        )
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The records of one task, as Arrow batches."""
+        if not isinstance(partition, TaskRange):  # Spark's own, when there is nothing to read
+            return iter(())
+        from mansio.spark.source.task_reader import read_range
+
+        return read_range(self._options, self._columns, partition)
+
+
+SCHEMA: Final = "topic string, partition int, start bigint, end bigint, topic_id binary"
+
+
+class RangeSource(DataSource):
+    """`readStream` of stretches, with the options of `format("mansio")`; the session must `dataSource.register` it."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format."""
+        return "mansio_ranges"
+
+    def schema(self) -> str:
+        """The fields of `TaskRange`."""
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> RangeReader:  # noqa: ARG002  # as Spark calls it
+        """Raises `ConfigError` for a wrong option."""
+        return RangeReader(SourceOptions.parse(self.options, streaming=True), ())
+
+
+class RangeReader(StreamReader):
+    """Plans as the reader of records does, and reads none."""
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The one row of a task."""
+        if isinstance(partition, TaskRange):
+            yield as_row(partition)
+
+
+def as_row(one: TaskRange) -> pa.RecordBatch:
+    """A stretch as Spark gets it."""
+    import pyarrow as pa  # not where it is planned
+
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([one.topic], pa.string()),
+            pa.array([one.partition], pa.int32()),
+            pa.array([one.start], pa.int64()),
+            pa.array([one.end], pa.int64()),
+            pa.array([one.topic_id], pa.binary()),
+        ],
+        ["topic", "partition", "start", "end", "topic_id"],
+    )
+
+
+def from_rows(rows: pa.RecordBatch) -> list[TaskRange]:
+    """The stretches that Spark hands on."""
+    return [TaskRange(**row) for row in rows.to_pylist()]
