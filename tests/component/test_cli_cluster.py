@@ -23,7 +23,7 @@ COUNTS = {"flights": 3, "gates": 2}
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
     directory = tmp_path_factory.mktemp("cluster") / "data"
-    with mansio.Broker(directory, listeners="127.0.0.1:0", node_id=7, rack="east") as started:
+    with mansio.Broker(directory, listeners="127.0.0.1:0", node_id=7, broker_rack="east") as started:
         with mansio.blocking.connect(started.address) as client:
             for name, count in COUNTS.items():
                 client.admin.create_topic(name, partitions=count)

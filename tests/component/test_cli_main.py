@@ -213,14 +213,20 @@ def test_a_setting_that_is_wrong_elsewhere_is_one_clear_line(
 
 def test_config_show_names_the_origin_of_each_value(tmp_path: Path):
     path = tmp_path / "mansio.yaml"
-    path.write_text("num_partitions: 7\nrack: from-file\n")
+    path.write_text("num_partitions: 7\nbroker_rack: from-file\n")
     done = mansio(
-        "config", "show", "--config", str(path), "--kafka", "127.0.0.1:9999", MANSIO_RACK="from-environment"
+        "config",
+        "show",
+        "--config",
+        str(path),
+        "--kafka",
+        "127.0.0.1:9999",
+        MANSIO_BROKER_RACK="from-environment",
     )
     assert done.returncode == 0, done.stderr
     rows = {line.split()[0]: line.split() for line in done.stdout.splitlines()}
     assert rows["num_partitions"][1::2] == ["7", "file"]
-    assert (rows["rack"][1], rows["rack"][-1]) == ("from-environment", "environment")
+    assert (rows["broker_rack"][1], rows["broker_rack"][-1]) == ("from-environment", "environment")
     assert (rows["listeners"][1], rows["listeners"][-1]) == ("127.0.0.1:9999", "flag")
     assert rows["node_id"][-1] == "default"
 

@@ -58,7 +58,7 @@ def settings_of(node_id: int, **more: int) -> Settings:
     return Settings(
         data_dir="data",
         node_id=node_id,
-        etcd="http://etcd:2379",
+        etcd_endpoints="http://etcd:2379",
         broker_session_timeout_ms=TTL_MS,
         replica_lag_time_max_ms=LAG_MS_MAX,
         retention_hold_disk_free_bytes_min=0,

@@ -137,7 +137,7 @@ class Member:
         self.topics = TopicService(
             store=self.store_client,
             state=self.state,
-            settings=Settings(node_id=node_id, etcd="http://127.0.0.1:2379"),
+            settings=Settings(node_id=node_id, etcd_endpoints="http://127.0.0.1:2379"),
             scheduler=self.scheduler,
             random=self.random,
             open_partitions=self.host.open_partitions,

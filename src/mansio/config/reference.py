@@ -1,7 +1,7 @@
-"""The reference of all settings, written from the tables: docs/CONFIGURATION.md and config.example.yaml.
+"""Generator of the reference of all settings: docs/CONFIGURATION.md and config.example.yaml.
 
-`python -m mansio.config.reference` writes both files into the current directory's tree; a test holds them to the
-tables, so that the documentation cannot lag behind.
+`python -m mansio.config.reference` writes both files into the current directory's tree; a test compares them with the
+definitions.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ COLUMNS: Final = 110
 _INTRODUCTION: Final = """\
 # Configuration
 
-Written from the tables in `mansio.config.settings` and `mansio.config.topic_config` by `python -m
-mansio.config.reference`.
+Generated from `mansio.config.settings` and `mansio.config.topic_config` by `python -m mansio.config.reference`.
 
-## Where a value comes from
+## Sources and names
 
-Later ones win: the default; the file (`mansio serve --config FILE`, YAML, or TOML if its name ends in `.toml`); the
-environment (`MANSIO_` and the name in capitals, such as `MANSIO_LISTENERS`); a flag. `mansio config show` prints
-every value with its origin. A name nobody knows, or a value that cannot be, ends the start with one line that says
-which key, what is wrong and where it stands.
+Later sources override earlier ones: the default; the file (`mansio serve --config FILE`, YAML, or TOML if its name ends
+in `.toml`); the environment (`MANSIO_` and the name in capitals, such as `MANSIO_LISTENERS`); a flag. `mansio config
+show` prints every value with its origin. An unknown name or an invalid value ends the start with one line that contains
+the key, the problem and the origin.
 
-Bytes may be written as `64 MiB` (b, kB, MB, GB, KiB, MiB, GiB), times as `5 s` (ms, s, min, h, d); a bare number is
-bytes or milliseconds. `config.example.yaml` shows every setting with its default.
+A setting with the meaning of a broker setting of Kafka has Kafka's name with underscores. The file and `--set` accept
+Kafka's name, too: `log.flush.interval.ms` is `log_flush_interval_ms`.
+
+Bytes may be written as `64 MiB` (b, kB, MB, GB, KiB, MiB, GiB), times as `5 s` (ms, s, min, h, d); a plain number is
+bytes or milliseconds. `config.example.yaml` contains every setting with its default.
 
 ## Settings of the broker
 """
@@ -41,22 +43,22 @@ bytes or milliseconds. `config.example.yaml` shows every setting with its defaul
 _TOPICS: Final = """
 ## Settings of a topic
 
-Kafka's own names and values, set when a topic is created, changed with `mansio topic alter` or any Kafka tool, and
-shown by `mansio topic describe`. `topic_defaults` in the broker's settings sets them for all topics that do not; in the
-environment that is JSON: `MANSIO_TOPIC_DEFAULTS='{"retention.ms": 86400000}'`. Values are plain numbers here, as
-everywhere in Kafka; an unknown setting or a value that cannot be is refused with `INVALID_CONFIG` and the reason.
-Names that begin with `mansio.` are our own: what pipelines may hold back is told in [PIPELINES.md](PIPELINES.md).
+Kafka's names and values. They are set when a topic is created, changed with `mansio topic alter` or any Kafka tool, and
+shown by `mansio topic describe`. `topic_defaults` in the broker's settings sets them for all topics without a value of
+their own; in the environment it is JSON: `MANSIO_TOPIC_DEFAULTS='{"retention.ms": 86400000}'`. Values are plain
+numbers, as in Kafka; an unknown setting or an invalid value is refused with `INVALID_CONFIG` and the reason. Names that
+begin with `mansio.` are extensions; for retention holds see [PIPELINES.md](PIPELINES.md).
 """
 
 _NOT_OFFERED: Final = """
 ## Topic settings of Kafka that are refused
 
-A setting that would do nothing is refused rather than accepted in silence.
+A setting without an effect is refused instead of being ignored.
 """
 
 
 def document() -> str:
-    """The whole of docs/CONFIGURATION.md."""
+    """The content of docs/CONFIGURATION.md."""
     rows = [
         (f"`{name}`", _default(name) or "(empty)", _range(name), _cell(specification.meaning))
         for name, specification in SPECIFICATIONS.items()
@@ -85,10 +87,10 @@ def document() -> str:
 
 
 def example() -> str:
-    """The whole of config.example.yaml: every setting at its default, with its meaning."""
+    """The content of config.example.yaml: every setting with its default and its meaning."""
     lines = [
-        "# Every setting of a Mansio broker, at its default. Keep what you change and delete the rest.",
-        "# docs/CONFIGURATION.md tells more.",
+        "# Every setting of a Mansio broker with its default. Keep the ones you change and delete the others.",
+        "# See docs/CONFIGURATION.md.",
     ]
     for name, specification in SPECIFICATIONS.items():
         allowed = _range(name)

@@ -1,13 +1,15 @@
-"""Every setting of a broker: name, default, unit, bounds, meaning, and where its value came from.
+"""Settings of a broker: name, default, unit, bounds, meaning, and the origin of each value.
 
-`Settings` is a frozen dataclass, so that an embedded broker costs no import beyond the standard library.
-Files and the environment are read by pydantic-settings in `mansio.config.sources`, imported by
-`load_settings` only.
+Names: a setting with the meaning of a broker setting of Kafka has Kafka's name with underscores
+(`log.flush.interval.ms` is `log_flush_interval_ms`); files and `--set` accept Kafka's name as well. Settings of one
+topic have Kafka's own names and are defined in `mansio.config.topic_config`; `topic_defaults` sets them for topics
+without a value of their own.
 
-Always true: a `Settings` that exists is valid as a whole (checked when it is made); `origin(name)` tells
-where each value came from; flags win over the environment, the environment over the file, the file over the
-defaults. What concerns one topic has Kafka's own name and lives in `mansio.config.topic_config`;
-`topic_defaults` sets it for topics that do not say otherwise.
+`Settings` is a frozen dataclass, so that an embedded broker needs no import beyond the standard library. Files and the
+environment are read with pydantic-settings in `mansio.config.sources`.
+
+Invariants: a `Settings` object is valid as a whole (checked on creation); `origin(name)` is the origin of each value;
+flags override the environment, the environment overrides the file, the file overrides the defaults.
 """
 
 from __future__ import annotations
@@ -18,7 +20,15 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mansio.config import cluster, topic_config
+from mansio.config import topic_config
+from mansio.config.cluster import (
+    WILDCARD_HOSTS,
+    MemberAddress,
+    is_loopback,
+    parse_endpoints,
+    parse_member,
+    parse_members,
+)
 from mansio.errors import ConfigError, InvalidConfig
 
 if TYPE_CHECKING:
@@ -35,7 +45,7 @@ DAY_MS: Final = 24 * HOUR_MS
 
 
 class Origin(StrEnum):
-    """Where a value came from; later ones win."""
+    """Origin of a value; later ones override earlier ones."""
 
     DEFAULT = "default"
     FILE = "file"
@@ -44,7 +54,7 @@ class Origin(StrEnum):
 
 
 class Address(NamedTuple):
-    """A host and a port; port 0 asks the system for a free one."""
+    """A host and a port; port 0: the system assigns a free one."""
 
     host: str
     port: int
@@ -55,7 +65,11 @@ class Address(NamedTuple):
 
 
 class Specification(NamedTuple):
-    """What a setting is, beside its name, type and default (which the dataclass field knows)."""
+    """Definition of a setting, except its name, type and default, which the dataclass field holds.
+
+    `kafka`: Kafka has a broker setting with the same name and meaning. `kafka_name` is Kafka's name, also where it
+    differs ("" if Kafka has no such setting); `kafka_unit` is the number of our units in one of Kafka's.
+    """
 
     meaning: str
     unit: str = ""
@@ -63,8 +77,9 @@ class Specification(NamedTuple):
     maximum: int | None = None
     choices: tuple[str, ...] = ()
     address: str = ""  # "required" or "optional": the value is host:port
-    kafka_name: str = ""  # the broker setting of Kafka that means the same
-    kafka_unit: int = 1  # how many of ours make one of Kafka's, where it counts in another unit
+    kafka: bool = False
+    kafka_name: str = ""
+    kafka_unit: int = 1
 
 
 def _setting(default: Any, meaning: str, **more: Any) -> Any:
@@ -72,291 +87,298 @@ def _setting(default: Any, meaning: str, **more: Any) -> Any:
 
 
 def _count(
-    default: int, meaning: str, *, minimum: int = 1, maximum: int = INT32_MAX, kafka_name: str = ""
+    default: int, meaning: str, *, minimum: int = 1, maximum: int = INT32_MAX, kafka: bool = False
 ) -> Any:
-    return _setting(default, meaning, minimum=minimum, maximum=maximum, kafka_name=kafka_name)
+    return _setting(default, meaning, minimum=minimum, maximum=maximum, kafka=kafka)
 
 
 def _bytes(
-    default: int, meaning: str, *, minimum: int = KIB, maximum: int = 1 << 40, kafka_name: str = ""
+    default: int, meaning: str, *, minimum: int = KIB, maximum: int = 1 << 40, kafka: bool = False
 ) -> Any:
-    return _setting(default, meaning, unit="bytes", minimum=minimum, maximum=maximum, kafka_name=kafka_name)
+    return _setting(default, meaning, unit="bytes", minimum=minimum, maximum=maximum, kafka=kafka)
 
 
-def _ms(default: int, meaning: str, *, minimum: int = 0, maximum: int = 365 * DAY_MS, **kafka: Any) -> Any:
-    return _setting(default, meaning, unit="ms", minimum=minimum, maximum=maximum, **kafka)
+def _ms(default: int, meaning: str, *, minimum: int = 0, maximum: int = 365 * DAY_MS, **more: Any) -> Any:
+    return _setting(default, meaning, unit="ms", minimum=minimum, maximum=maximum, **more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of one broker. Raises `ConfigError`, one line that names the setting, when made with a
-    bad value.
-    """
+    """The settings of one broker. Raises `ConfigError`, one line that names the setting, for an invalid value."""
 
-    # Who and where
-    data_dir: str = _setting(
-        "mansio-data", "Directory that holds everything this broker keeps.", kafka_name="log.dirs"
-    )
-    node_id: int = _count(1, "Number of this broker in its cluster.", minimum=0, kafka_name="node.id")
+    # Identity and listeners
+    # Not `log_dirs`: it is one directory, for metadata as well as for logs.
+    data_dir: str = _setting("mansio-data", "Directory of all data of this broker.", kafka_name="log.dirs")
+    node_id: int = _count(1, "Number of this broker in its cluster.", minimum=0, kafka=True)
     cluster_id: str = _setting(
         "",
-        "Id of the cluster. Empty: made at the first start and kept with the data; another one is refused.",
+        "Id of the cluster. Empty: generated at the first start and stored with the data; a different one is refused.",
     )
-    rack: str = _setting(
-        "", "Where this broker stands, told to clients. Empty: not told.", kafka_name="broker.rack"
+    broker_rack: str = _setting(
+        "", "Rack of this broker, which is sent to clients. Empty: none is sent.", kafka=True
     )
     listeners: str = _setting(
         "127.0.0.1:9092",
-        "host:port of the Kafka protocol. Port 0: a free one. Only loopback unless you say otherwise.",
+        "host:port of the Kafka protocol. Port 0: a free one. The default accepts local connections only.",
         address="required",
-        kafka_name="listeners",
+        kafka=True,
     )
     advertised_listeners: str = _setting(
         "",
-        "host:port that clients are told to connect to. Empty: the one listened on.",
+        "host:port that clients connect to. Empty: the address of the listener.",
         address="optional",
-        kafka_name="advertised.listeners",
+        kafka=True,
     )
     http_listener: str = _setting(
-        "127.0.0.1:8080", "host:port of health and metrics. Empty: off.", address="optional"
+        "127.0.0.1:9080", "host:port of health and metrics. Empty: off.", address="optional"
     )
     log_level: str = _setting(
-        "info", "How much is written to standard error.", choices=("debug", "info", "warning", "error")
+        "info",
+        "Lowest level of the log lines on standard error.",
+        choices=("debug", "info", "warning", "error"),
     )
     log_format: str = _setting(
         "text",
-        "How lines on standard error look: for people, or one JSON object each.",
+        "Format of the log lines on standard error: text, or one JSON object each.",
         choices=("text", "json"),
     )
     metrics_partitions_max: int = _count(
         1000,
-        "With more partitions than this, /metrics shows sums per topic and no single partitions.",
+        "With more partitions than this, /metrics has sums per topic and no series of single partitions.",
         minimum=0,
         maximum=100_000,
     )
     metrics_series_max: int = _count(
         1000,
-        "Topics, and pairs of group and topic, that /metrics shows at most; how many were left out is shown.",
+        "Maximum number of topics, and of pairs of group and topic, in /metrics; the number of omitted ones is shown.",
         minimum=0,
         maximum=100_000,
     )
     disk_free_warn_bytes: int = _bytes(
-        GIB, "With less than this free where the data is, health and metrics warn. 0: never.", minimum=0
+        GIB,
+        "With less free space than this in the data directory's file system, health and metrics warn. 0: never.",
+        minimum=0,
     )
 
     # Topics
     num_partitions: int = _count(
-        1, "Partitions of a topic created without a number.", maximum=100_000, kafka_name="num.partitions"
+        1, "Partitions of a topic created without a partition count.", maximum=100_000, kafka=True
     )
     auto_create_topics_enable: bool = _setting(
-        False, "Create a topic when a client asks for its metadata.", kafka_name="auto.create.topics.enable"
+        False, "Create a topic when a client asks for its metadata.", kafka=True
     )
-    partitions_max: int = _count(10_000, "Partitions this broker holds at most, all topics together.")
+    partitions_max: int = _count(10_000, "Maximum number of partitions on this broker, all topics together.")
     topic_defaults: Mapping[str, str] = field(
         default_factory=dict,
         metadata={
             "specification": Specification(
-                "Topic settings, by Kafka's names, for topics that do not set them."
+                "Topic settings, with Kafka's names, for topics that do not set them."
             )
         },
     )
 
     # Connections and requests
-    max_connections: int = _count(4096, "Open client connections at most.", kafka_name="max.connections")
+    max_connections: int = _count(4096, "Maximum number of open client connections.", kafka=True)
     max_connections_per_ip: int = _count(
         0,
-        "Open connections from one address at most. 0: as many as max_connections allows.",
+        "Maximum number of open connections from one address. 0: limited by max_connections only.",
         minimum=0,
-        kafka_name="max.connections.per.ip",
+        kafka=True,
     )
     connections_max_idle_ms: int = _ms(
         10 * MINUTE_MS,
         "A connection without a request for this long is closed. 0: never.",
-        kafka_name="connections.max.idle.ms",
+        kafka=True,
     )
     socket_request_max_bytes: int = _bytes(
         100 * MIB,
-        "Largest request accepted.",
+        "Maximum size of a request.",
         minimum=64 * KIB,
         maximum=INT32_MAX,
-        kafka_name="socket.request.max.bytes",
+        kafka=True,
     )
     in_flight_requests_per_connection_max: int = _count(
         128,
-        "Requests of one connection being worked on at a time; the connection is not read further meanwhile.",
+        "Maximum number of requests of one connection in progress; with more the connection is not read.",
     )
     in_flight_bytes_per_connection_max: int = _bytes(
         32 * MIB,
-        "Bytes of requests and unsent answers one connection may hold before it is not read further.",
+        "Maximum bytes of requests and unsent responses of one connection; with more it is not read.",
     )
     queued_max_request_bytes: int = _bytes(
         256 * MIB,
-        "The same, all connections together.",
+        "The same limit for all connections together.",
         minimum=MIB,
-        kafka_name="queued.max.request.bytes",
+        kafka=True,
     )
     fetch_max_bytes: int = _bytes(
         55 * MIB,
-        "Bytes in one answer to a fetch at most (one batch always fits).",
-        kafka_name="fetch.max.bytes",
+        "Maximum bytes of one fetch response (at least one batch is returned).",
+        kafka=True,
     )
     quota_burst_ms: int = _ms(
         10 * SECOND_MS,
-        "A client that was quiet may take so much of its byte rate quota at once. Kafka's quota.window.num - 1 times "
+        "Time for which a client may accumulate unused byte rate quota. In Kafka: quota.window.num - 1 times "
         "quota.window.size.seconds.",
         minimum=1,
     )
-    fetch_wait_ms_max: int = _ms(30 * SECOND_MS, "Longest wait for data a fetch may ask for.")
+    fetch_wait_ms_max: int = _ms(30 * SECOND_MS, "Maximum wait for data that a fetch may request.")
     produce_wait_ms_max: int = _ms(
-        MINUTE_MS, "Longest wait for durability (acks=all), whatever the client asks for.", minimum=1
+        MINUTE_MS, "Maximum wait for durability (acks=all), whatever the client requests.", minimum=1
     )
 
     # Storage
     log_flush_interval_ms: int = _ms(
         100,
-        "Data written with acks=0 or 1 is synced this soon. It is delivered to consumers only then.",
+        "Data written with acks=0 or 1 is synced within this time. Consumers receive it only after the sync.",
         maximum=MINUTE_MS,
+        kafka=True,
     )
     log_flush_offset_checkpoint_interval_ms: int = _ms(
-        SECOND_MS, "How old the note on disk of what is durable may be; recovery starts there.", minimum=10
+        SECOND_MS,
+        "Interval of the recovery-point checkpoint of a log that is written to; recovery starts there.",
+        minimum=10,
+        kafka=True,
     )
-    open_files_max: int = _count(4096, "Segment files held open at a time.", minimum=16)
+    open_files_max: int = _count(4096, "Maximum number of open segment files.", minimum=16)
     log_retention_check_interval_ms: int = _ms(
         5 * MINUTE_MS,
-        "How often every partition is looked at for records that its retention.ms and retention.bytes let go.",
+        "Interval at which every partition is checked for segments that retention.ms or retention.bytes delete.",
         minimum=1,
-        kafka_name="log.retention.check.interval.ms",
+        kafka=True,
     )
     retention_hold_disk_free_bytes_min: int = _bytes(
         512 * MIB,
-        "With less than this free where the data is, nothing that pipelines hold back is kept for them any more. "
+        "With less free space than this in the data directory's file system, retention holds of pipelines are "
+        "released. "
         "0: never.",
         minimum=0,
     )
     log_cleaner_backoff_ms: int = _ms(
         15 * SECOND_MS,
-        "How often partitions are looked at for records that compaction should remove.",
+        "Interval at which partitions are checked for records that compaction should remove.",
         minimum=1,
-        kafka_name="log.cleaner.backoff.ms",
+        kafka=True,
     )
     log_cleaner_dedupe_buffer_size: int = _bytes(
         32 * MIB,
-        "Memory for the keys of one compaction, 24 bytes each. What does not fit is compacted by the next one.",
+        "Bytes of memory for the keys of one compaction, 24 each. What does not fit is left to the next compaction.",
         minimum=64 * KIB,
         maximum=4 * GIB,
-        kafka_name="log.cleaner.dedupe.buffer.size",
+        kafka=True,
     )
     log_cleaner_io_max_bytes_per_second: int = _bytes(
         16 * MIB,
-        "Bytes that compaction reads and writes per second at most.",
-        kafka_name="log.cleaner.io.max.bytes.per.second",
+        "Maximum bytes per second that compaction reads and writes.",
+        kafka=True,
     )
     producer_id_expiration_ms: int = _ms(
         DAY_MS,
-        "An idempotent producer that has written nothing for this long is forgotten.",
+        "The state of an idempotent producer that has written nothing for this long is removed.",
         minimum=1,
-        kafka_name="producer.id.expiration.ms",
+        kafka=True,
     )
 
     # Consumer groups
     group_min_session_timeout_ms: int = _ms(
         6 * SECOND_MS,
-        "Shortest session timeout a member may ask for.",
+        "Minimum session timeout that a member may request.",
         minimum=1,
-        kafka_name="group.min.session.timeout.ms",
+        kafka=True,
     )
     group_max_session_timeout_ms: int = _ms(
         30 * MINUTE_MS,
-        "Longest session timeout a member may ask for.",
+        "Maximum session timeout that a member may request.",
         minimum=1,
-        kafka_name="group.max.session.timeout.ms",
+        kafka=True,
     )
     group_initial_rebalance_delay_ms: int = _ms(
         500,
-        "How long the first member of an empty group waits for others before partitions are assigned.",
-        kafka_name="group.initial.rebalance.delay.ms",
+        "Time that the first member of an empty group waits for others before partitions are assigned.",
+        kafka=True,
     )
-    group_max_size: int = _count(1000, "Members of one group at most.", kafka_name="group.max.size")
+    group_max_size: int = _count(1000, "Maximum number of members of one group.", kafka=True)
     group_consumer_session_timeout_ms: int = _ms(
         45 * SECOND_MS,
-        "After this long without a heartbeat a member of the new group protocol is removed. A group may have its own.",
+        "Time without a heartbeat after which a member of the consumer group protocol is removed. Default of the group "
+        "setting.",
         minimum=1,
-        kafka_name="group.consumer.session.timeout.ms",
+        kafka=True,
     )
     group_consumer_heartbeat_interval_ms: int = _ms(
         500,
-        "How often members of the new group protocol are to be heard of; so long may what one leaves behind wait for "
-        "another. A group may have its own.",
+        "Heartbeat interval of members of the consumer group protocol, and upper bound on how long a released "
+        "partition "
+        "waits for its new owner. Default of the group setting.",
         minimum=1,
-        kafka_name="group.consumer.heartbeat.interval.ms",
+        kafka=True,
     )
     group_consumer_assignors: str = _setting(
         "uniform,range",
-        "Assignors offered to groups of the new protocol, by name, with commas between; the first one is for groups "
-        "that ask for none. Others than these two are installed as entry points of mansio.assignors.",
-        kafka_name="group.consumer.assignors",
+        "Names of the assignors of the consumer group protocol, separated by commas; the first one is used by groups "
+        "that "
+        "request none. Other assignors are installed as entry points of mansio.assignors.",
+        kafka=True,
     )
     group_share_session_timeout_ms: int = _ms(
         45 * SECOND_MS,
-        "After this long without a heartbeat a member of a share group is removed. A group may have its own.",
+        "Time without a heartbeat after which a member of a share group is removed. Default of the group setting.",
         minimum=1,
-        kafka_name="group.share.session.timeout.ms",
+        kafka=True,
     )
     group_share_heartbeat_interval_ms: int = _ms(
         5 * SECOND_MS,
-        "How often members of share groups are to be heard of. A group may have its own.",
+        "Heartbeat interval of members of share groups. Default of the group setting.",
         minimum=1,
-        kafka_name="group.share.heartbeat.interval.ms",
+        kafka=True,
     )
-    group_share_max_size: int = _count(
-        200, "Members of one share group at most.", kafka_name="group.share.max.size"
-    )
+    group_share_max_size: int = _count(200, "Maximum number of members of one share group.", kafka=True)
     group_share_max_share_sessions: int = _count(
         2000,
-        "Share sessions on this broker at most: one for each member of a share group that fetches from it.",
-        kafka_name="group.share.max.share.sessions",
+        "Maximum number of share sessions on this broker: one for each member of a share group that fetches from it.",
+        kafka=True,
     )
     offsets_topic_num_partitions: int = _count(
         16,
         "Partitions of the internal topic of group offsets; fixed once it exists.",
         maximum=1000,
-        kafka_name="offsets.topic.num.partitions",
+        kafka=True,
     )
     share_coordinator_state_topic_num_partitions: int = _count(
         50,
-        "Partitions of the internal topic of share groups' state; fixed once it exists. On a single node no more than "
-        "4, because each is synced by itself.",
+        "Partitions of the internal topic of share group state; fixed once it exists. A single node uses at most 4, "
+        "because each is synced by itself.",
         maximum=1000,
-        kafka_name="share.coordinator.state.topic.num.partitions",
+        kafka=True,
     )
     share_coordinator_snapshot_update_records_per_snapshot: int = _count(
         500,
-        "After so many changes the state of a share partition is written as a whole.",
-        kafka_name="share.coordinator.snapshot.update.records.per.snapshot",
+        "Number of update records after which a snapshot of a share partition's state is written.",
+        kafka=True,
     )
     share_coordinator_state_topic_prune_interval_ms: int = _ms(
         5 * MINUTE_MS,
-        "How often the log of share groups' state is let go of as far as no state needs it; states that keep it from "
-        "that for as long are written anew.",
+        "Interval at which obsolete records of share group state are deleted; states whose old snapshot prevents that "
+        "for this long get a new one.",
         minimum=1,
-        kafka_name="share.coordinator.state.topic.prune.interval.ms",
+        kafka=True,
     )
     errors_deadletterqueue_topic_name_prefix: str = _setting(
         "dlq.",
-        "What the name of a topic's dead-letter topic begins with, in front of the topic's own. A group may name "
-        "another topic.",
-        kafka_name="errors.deadletterqueue.topic.name.prefix",
+        "Prefix of the name of a topic's dead-letter topic, before the topic's own name. A group may configure another "
+        "topic.",
+        kafka=True,
     )
     offset_metadata_max_bytes: int = _bytes(
         4 * KIB,
-        "Longest note a client may attach to a committed offset.",
+        "Maximum size of the metadata that a client attaches to a committed offset.",
         minimum=0,
-        kafka_name="offset.metadata.max.bytes",
+        kafka=True,
     )
 
     offsets_retention_ms: int = _ms(
         7 * DAY_MS,
-        "How long the offsets of a group without members are kept.",
+        "Time for which the offsets of a group without members are kept.",
         minimum=1,
         maximum=100 * 365 * DAY_MS,
         kafka_name="offsets.retention.minutes",
@@ -364,94 +386,97 @@ class Settings:
     )
 
     # Cluster
-    etcd: str = _setting(
+    etcd_endpoints: str = _setting(
         "",
-        "URLs of etcd, with commas: http://10.0.0.1:2379,http://10.0.0.2:2379. Given, this broker is one of a cluster "
-        "and etcd decides who leads; empty, it is alone and keeps its metadata itself.",
+        "URLs of etcd, separated by commas: http://10.0.0.1:2379,http://10.0.0.2:2379. With it this broker is a member "
+        "of a cluster whose metadata and leaders are in etcd; empty: a single broker that stores its metadata itself.",
     )
-    etcd_user: str = _setting("", "User that etcd knows this broker as. Empty: etcd asks nobody.")
+    etcd_user: str = _setting("", "User name of this broker in etcd. Empty: etcd has no authentication.")
     etcd_password_file: str = _setting("", "File whose first line is that user's password.")
-    etcd_ca_file: str = _setting("", "Certificates (PEM) that vouch for etcd, where its URLs are https.")
+    etcd_ca_file: str = _setting("", "CA certificates (PEM) for etcd with https URLs.")
     etcd_cert_file: str = _setting(
-        "", "This broker's own certificate (PEM) towards etcd. Of an own member: what it shows to everybody."
+        "",
+        "Client certificate (PEM) of this broker for etcd; also the server certificate of its own etcd member.",
     )
-    etcd_key_file: str = _setting("", "The key (PEM) of etcd_cert_file.")
+    etcd_key_file: str = _setting("", "Private key (PEM) of etcd_cert_file.")
     etcd_join: str = _setting(
         "",
-        "Instead of etcd: the members of an etcd that brokers run themselves, with commas, the same list on each of "
-        "them. HOST, HOST:PEER_PORT or HOST:PEER_PORT/CLIENT_PORT (2380 and 2379). This broker then starts the one "
-        "that is its own and looks after it.",
+        "Instead of etcd_endpoints: the members of an etcd cluster that the brokers run themselves, separated by "
+        "commas, "
+        "the same list on each broker. HOST, HOST:PEER_PORT or HOST:PEER_PORT/CLIENT_PORT (2380 and 2379). This broker "
+        "then starts and supervises its own member.",
     )
     etcd_member: str = _setting(
-        "", "Which entry of etcd_join is this broker's. Empty: the one with the host that clients are told."
+        "",
+        "The entry of etcd_join that this broker runs. Empty: the one with the host of advertised_listeners.",
     )
     etcd_listen_host: str = _setting(
-        "", "Address the own member listens on. Empty: what its host in etcd_join stands for."
+        "", "Address on which this broker's etcd member listens. Empty: its host in etcd_join."
     )
     etcd_initial_cluster_state: str = _setting(
         "new",
-        "How a member without data begins: with all the others, or in the place of one that was removed.",
+        "How a member without data starts: new, with all others, or existing, as the replacement of a removed one.",
         choices=("new", "existing"),
     )
     etcd_binary: str = _setting(
         "",
-        "The etcd program of an own member. Empty: the one in PATH, else the one that `make setup` unpacked.",
+        "Path of the etcd program. Empty: the one in PATH, else the one that `make setup` unpacked.",
     )
     etcd_start_timeout_ms: int = _ms(
         MINUTE_MS,
-        "How long a start waits for the own member, and with it for a majority of all.",
+        "Maximum wait at the start for the own etcd member, which needs a majority of all members.",
         minimum=SECOND_MS,
         maximum=HOUR_MS,
     )
     broker_session_timeout_ms: int = _ms(
         6 * SECOND_MS,
-        "A broker that etcd has not heard of for this long is dead to the others, and its partitions get other "
-        "leaders. etcd counts in whole seconds.",
+        "A broker whose session is not renewed for this long is considered dead, and its partitions get other leaders. "
+        "etcd rounds it up to whole seconds.",
         minimum=2 * SECOND_MS,
         maximum=5 * MINUTE_MS,
-        kafka_name="broker.session.timeout.ms",
+        kafka=True,
     )
     default_replication_factor: int = _count(
         3,
-        "Copies of each partition of a topic created without a number, the broker's own topics included; refused while "
-        "the cluster has never had so many brokers. A broker that is alone keeps one.",
+        "Replicas of each partition of a topic created without a replication factor, including internal topics; "
+        "refused "
+        "while the cluster has never had that many brokers. A single broker uses 1.",
         maximum=1000,
-        kafka_name="default.replication.factor",
+        kafka=True,
     )
     replica_lag_time_max_ms: int = _ms(
         30 * SECOND_MS,
-        "A replica that has not caught up with its leader for this long leaves the in-sync set.",
+        "A replica that has not caught up with its leader for this long is removed from the in-sync replicas.",
         minimum=SECOND_MS,
-        kafka_name="replica.lag.time.max.ms",
+        kafka=True,
     )
     replica_fetch_wait_max_ms: int = _ms(
         500,
-        "Longest wait for data in one fetch of a replica.",
+        "Maximum wait for data in one fetch of a follower.",
         maximum=MINUTE_MS,
-        kafka_name="replica.fetch.wait.max.ms",
+        kafka=True,
     )
     replica_fetch_max_bytes: int = _bytes(
         MIB,
-        "Bytes of one partition in one fetch of a replica (one batch always fits).",
+        "Maximum bytes of one partition in one fetch of a follower (at least one batch is returned).",
         maximum=GIB,
-        kafka_name="replica.fetch.max.bytes",
+        kafka=True,
     )
     replica_fetch_response_max_bytes: int = _bytes(
         10 * MIB,
-        "Bytes of all partitions in one fetch of a replica (one batch always fits).",
+        "Maximum bytes of all partitions in one fetch of a follower (at least one batch is returned).",
         maximum=GIB,
-        kafka_name="replica.fetch.response.max.bytes",
+        kafka=True,
     )
     replica_throttle_bytes_per_second: int = _bytes(
         0,
-        "Bytes per second that replicas of this broker which are not in sync copy at most, all together. 0: as fast "
-        "as the disks go.",
+        "Maximum bytes per second that all replicas of this broker which are not in sync fetch together. 0: unlimited.",
         minimum=0,
     )
 
     # Stopping
     shutdown_drain_ms: int = _ms(
-        5 * SECOND_MS, "How long requests being worked on may take to finish when stopping."
+        5 * SECOND_MS, "Maximum time for requests in progress to finish at shutdown."
     )
 
     origins: Mapping[str, Origin] = field(default_factory=dict, compare=False, repr=False)
@@ -468,10 +493,10 @@ class Settings:
             raise ConfigError(
                 "group_consumer_heartbeat_interval_ms is not less than group_consumer_session_timeout_ms"
             )
-        cluster.check(self)
+        self._check_cluster()
 
     def origin(self, name: str) -> Origin:
-        """Where the value of `name` came from. `topic_defaults.retention.ms` names one topic default."""
+        """Origin of the value of `name`. `topic_defaults.retention.ms` names one topic default."""
         known = self.origins.get(name)
         if known is not None:
             return known
@@ -482,12 +507,12 @@ class Settings:
 
     @property
     def listener_address(self) -> Address:
-        """Where the Kafka protocol is listened on."""
+        """Address of the Kafka protocol listener."""
         return parse_address("listeners", self.listeners)
 
     @property
     def advertised_address(self) -> Address | None:
-        """What clients are told; None: what is listened on."""
+        """Address that clients connect to; None: the address of the listener."""
         return (
             parse_address("advertised_listeners", self.advertised_listeners)
             if self.advertised_listeners
@@ -496,32 +521,132 @@ class Settings:
 
     @property
     def http_address(self) -> Address | None:
-        """Where HTTP is listened on; None: off."""
+        """Address of the HTTP listener; None: off."""
         return parse_address("http_listener", self.http_listener) if self.http_listener else None
 
     @property
     def clustered(self) -> bool:
-        """Whether this broker is one of a cluster, with etcd deciding."""
-        return bool(self.etcd or self.etcd_join)
+        """Whether this broker is a member of a cluster with etcd."""
+        return bool(self.etcd_endpoints or self.etcd_join)
 
     @property
     def etcd_urls(self) -> tuple[str, ...]:
-        """The URLs of etcd, the one to try first in front; none for a broker that is alone."""
-        return cluster.endpoints(self)
+        """The URLs of etcd, in the order in which they are tried; empty for a single broker."""
+        if self.etcd_endpoints:
+            return parse_endpoints(self.etcd_endpoints)
+        if not self.etcd_join:
+            return ()
+        own = self.own_etcd_member()
+        others = [one for one in parse_members(self.etcd_join) if one != own]
+        return tuple(one.client_url(self.etcd_scheme) for one in (own, *others))
+
+    @property
+    def etcd_scheme(self) -> str:
+        """URL scheme of the own etcd member and its peers: https if there is a certificate."""
+        return "https" if self.etcd_cert_file else "http"
+
+    def own_etcd_member(self) -> MemberAddress:
+        """The entry of `etcd_join` that this broker runs. Raises `ConfigError`."""
+        members = parse_members(self.etcd_join)
+        if self.etcd_member:
+            wanted = parse_member("etcd_member", self.etcd_member)
+            own = [one for one in members if (one.host, one.peer_port) == (wanted.host, wanted.peer_port)]
+            if not own:
+                raise ConfigError(f"etcd_member: {self.etcd_member} is not in etcd_join")
+            return own[0]
+        host = (self.advertised_address or self.listener_address).host.lower()
+        own = [one for one in members if one.host == host]
+        if len(own) == 1:
+            return own[0]
+        if own:
+            raise ConfigError(
+                f"etcd_join: {len(own)} members are on {host}; set etcd_member to the one that this broker runs"
+            )
+        urls = ",".join(one.client_url() for one in members)
+        raise ConfigError(
+            f"etcd_join: no member is on {host}, the host of advertised_listeners; set etcd_member, or "
+            f"etcd_endpoints={urls} to use those members without one on this broker"
+        )
 
     @property
     def replication_factor(self) -> int:
-        """Copies of each partition of a topic created without a number."""
+        """Replicas of each partition of a topic created without a replication factor."""
         return self.default_replication_factor if self.clustered else 1
+
+    def _check_cluster(self) -> None:
+        """Check the settings of a cluster against each other. Raises `ConfigError`."""
+        if not self.clustered:
+            for name in (
+                "etcd_user",
+                "etcd_password_file",
+                "etcd_ca_file",
+                "etcd_cert_file",
+                "etcd_key_file",
+                "etcd_member",
+            ):
+                if getattr(self, name):
+                    raise ConfigError(f"{name}: it requires etcd_endpoints or etcd_join")
+            return
+        if self.etcd_endpoints and self.etcd_join:
+            raise ConfigError("etcd_join: it excludes etcd_endpoints; set one of them")
+        self._check_advertised_address()
+        if bool(self.etcd_user) != bool(self.etcd_password_file):
+            raise ConfigError("etcd_user: it requires etcd_password_file, and the other way round")
+        if bool(self.etcd_cert_file) != bool(self.etcd_key_file):
+            raise ConfigError("etcd_cert_file: it requires etcd_key_file, and the other way round")
+        if self.etcd_endpoints:
+            self._check_endpoints()
+        else:
+            self._check_own_member()
+
+    def _check_advertised_address(self) -> None:
+        address = self.advertised_address or self.listener_address
+        if address.host in WILDCARD_HOSTS:
+            raise ConfigError(
+                f"advertised_listeners: {address.host} is no address to connect to; set the address of this broker "
+                "that clients and other brokers can reach"
+            )
+        if self.advertised_address is not None and address.port == 0:
+            raise ConfigError("advertised_listeners: port 0 is no port to connect to")
+
+    def _check_endpoints(self) -> None:
+        urls = parse_endpoints(self.etcd_endpoints)
+        if not urls:
+            raise ConfigError("etcd_endpoints: it contains no URL")
+        if self.etcd_member:
+            raise ConfigError("etcd_member: it requires etcd_join")
+        secure = urls[0].startswith("https:")
+        for name in ("etcd_ca_file", "etcd_cert_file"):
+            if getattr(self, name) and not secure:
+                raise ConfigError(f"{name}: the URLs in etcd_endpoints are not https")
+        if self.etcd_user and not secure and not all(is_loopback(url) for url in urls):
+            raise ConfigError(
+                "etcd_user: the password would be sent unencrypted; use https URLs in etcd_endpoints"
+            )
+
+    def _check_own_member(self) -> None:
+        self.own_etcd_member()
+        if self.etcd_user:
+            raise ConfigError("etcd_user: members that brokers run have no users; use certificates")
+        if bool(self.etcd_ca_file) != bool(self.etcd_cert_file):
+            raise ConfigError(
+                "etcd_ca_file: an own member needs etcd_cert_file, etcd_key_file and etcd_ca_file, or none of them"
+            )
+
+
+def _specification(name: str, defined: Specification) -> Specification:
+    return defined._replace(kafka_name=name.replace("_", ".")) if defined.kafka else defined
 
 
 SPECIFICATIONS: Final[dict[str, Specification]] = {
-    one.name: one.metadata["specification"] for one in fields(Settings) if "specification" in one.metadata
+    one.name: _specification(one.name, one.metadata["specification"])
+    for one in fields(Settings)
+    if "specification" in one.metadata
 }
 
 
 def default_of(name: str) -> Any:
-    """The default of a setting (for `topic_defaults`: nothing set)."""
+    """The default of a setting (for `topic_defaults`: empty)."""
     return {} if name == "topic_defaults" else _DEFAULTS[name]
 
 
@@ -529,7 +654,7 @@ _DEFAULTS: Final[dict[str, Any]] = {one.name: one.default for one in fields(Sett
 
 
 def parse_address(name: str, text: str) -> Address:
-    """`host:port` or `[ipv6]:port`. Raises `ConfigError` naming the setting."""
+    """Parse `host:port` or `[ipv6]:port`. Raises `ConfigError` with the name of the setting."""
     host, separator, port = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]
@@ -541,23 +666,11 @@ def parse_address(name: str, text: str) -> Address:
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean ...?" for a near miss, or nothing."""
+    """ "; did you mean ...?" for a similar known word, or ""."""
     import difflib  # only for an error: it costs a tenth of an embedded broker's start
 
     near = difflib.get_close_matches(word, list(known), n=1, cutoff=0.6)
     return f"; did you mean {near[0]}?" if near else ""
-
-
-def load_settings(
-    file: str | None = None, flags: Mapping[str, Any] | None = None, *, environment: bool = True
-) -> Settings:
-    """Settings from a YAML or TOML file, the environment (`MANSIO_<NAME>`) and flags (None means: not given).
-
-    Raises `ConfigError`, one line that names the key and where it was found.
-    """
-    from mansio.config.sources import read_sources  # costs 0.2 s: pydantic
-
-    return read_sources(file, flags or {}, environment=environment)
 
 
 def _check(name: str, value: Any, specification: Specification) -> None:
@@ -572,9 +685,9 @@ def _check(name: str, value: Any, specification: Specification) -> None:
         parse_address(name, value)
     unit = f" {specification.unit}" if specification.unit else ""
     if specification.minimum is not None and value < specification.minimum:
-        raise ConfigError(f"{name}: {value} is below the least, {specification.minimum}{unit}")
+        raise ConfigError(f"{name}: {value} is below the minimum, {specification.minimum}{unit}")
     if specification.maximum is not None and value > specification.maximum:
-        raise ConfigError(f"{name}: {value} is above the most, {specification.maximum}{unit}")
+        raise ConfigError(f"{name}: {value} is above the maximum, {specification.maximum}{unit}")
     if name == "data_dir" and not value:
         raise ConfigError("data_dir: must not be empty")
     if name == "cluster_id" and not re.fullmatch(r"[A-Za-z0-9_-]{0,64}", value):  # it is part of every key

@@ -1,9 +1,9 @@
 """Settings from a file, the environment and flags, read with pydantic-settings.
 
-Apart from `mansio.config.settings` because pydantic takes longer to import than an embedded broker takes to start.
+Separate from `mansio.config.settings` because importing pydantic takes longer than starting an embedded broker.
 
-Always true: an unknown key is an error wherever it stands, with the nearest known one suggested; every error
-is one line that says which key, what was wrong, and whether it came from the file, the environment or a flag.
+Invariants: an unknown key is an error in every source, with a suggestion of the nearest known one; every error is one
+line with the key, the problem and the origin (file, environment or flag).
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ OTHER_PREFIXES: Final = ("MANSIO_TEST_", "MANSIO_BENCH_")
 # Kubernetes sets these in every container beside a service that is named mansio or mansio-something.
 _SERVICE_LINK: Final = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)(_\w+)?)?)$")
 
+_NAMES_BY_KAFKA_NAME: Final = {one.kafka_name: name for name, one in SPECIFICATIONS.items() if one.kafka_name}
+
 _UNITS: Final = {
     "bytes": {
         "": 1,
@@ -53,9 +55,7 @@ _UNITS: Final = {
 
 
 def parse_quantity(value: Any, unit: str) -> Any:
-    """A number with its unit, such as `64 MiB` or `5 s`, in bytes or ms. Anything else is returned as it
-    came.
-    """
+    """Convert a number with a unit, such as `64 MiB` or `5 s`, to bytes or ms. Other values are returned unchanged."""
     if not isinstance(value, str):
         return value
     match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", value)
@@ -66,8 +66,14 @@ def parse_quantity(value: Any, unit: str) -> Any:
     return int(match[1]) * factor
 
 
-def read_sources(file: str | None, flags: Mapping[str, Any], *, environment: bool) -> Settings:
-    """See `mansio.config.settings.load_settings`."""
+def load_settings(
+    file: str | None = None, flags: Mapping[str, Any] | None = None, *, environment: bool = True
+) -> Settings:
+    """Read settings from a YAML or TOML file, the environment (`MANSIO_<NAME>`) and flags (None: not given).
+
+    Files and flags may use Kafka's name of a setting (`log.flush.interval.ms`). Raises `ConfigError`, one line with the
+    name of the key and its origin.
+    """
     values: dict[str, Any] = {}
     origins: dict[str, Origin] = dict.fromkeys(SPECIFICATIONS, Origin.DEFAULT)
     topic_defaults: dict[str, Any] = {}
@@ -76,7 +82,7 @@ def read_sources(file: str | None, flags: Mapping[str, Any], *, environment: boo
         sources.append((Origin.FILE, _from_file(file)))
     if environment:
         sources.append((Origin.ENVIRONMENT, _from_environment()))
-    sources.append((Origin.FLAG, _from_flags(flags)))
+    sources.append((Origin.FLAG, _from_flags(flags or {})))
     for origin, raw in sources:
         where = f"file {file}" if origin is Origin.FILE else str(origin)
         read = _validated(raw, where)
@@ -103,17 +109,19 @@ def read_sources(file: str | None, flags: Mapping[str, Any], *, environment: boo
 def _from_file(file: str) -> dict[str, Any]:
     kind = TomlConfigSettingsSource if file.endswith(".toml") else YamlConfigSettingsSource
     if not os.path.isfile(file):
-        raise ConfigError(f"configuration file {file}: not there")
+        raise ConfigError(f"configuration file {file}: not found")
     try:
-        return dict(kind(_Sources, file)())
+        return _with_own_names(dict(kind(_Sources, file)()), f"file {file}")
     except (yaml.YAMLError, tomllib.TOMLDecodeError, UnicodeDecodeError, TypeError, ValueError) as error:
         raise ConfigError(f"configuration file {file}: {' '.join(str(error).split())}") from error
 
 
 def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
-    given = {name: value for name, value in flags.items() if value is not None}
+    given = _with_own_names(
+        {name: value for name, value in flags.items() if value is not None}, str(Origin.FLAG)
+    )
     table = given.get("topic_defaults")
-    if isinstance(table, str):  # on a command line everything is text
+    if isinstance(table, str):  # on a command line every value is text
         try:
             given["topic_defaults"] = json.loads(table)
         except ValueError as error:
@@ -121,6 +129,18 @@ def _from_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
                 'topic_defaults: not JSON, such as {"retention.ms": 60000} (from the flag)'
             ) from error
     return given
+
+
+def _with_own_names(given: dict[str, Any], where: str) -> dict[str, Any]:
+    """Replace Kafka's setting names by ours, with the value in our unit."""
+    renamed: dict[str, Any] = {}
+    for key, value in given.items():
+        name = _NAMES_BY_KAFKA_NAME.get(key, key)
+        if name in renamed:
+            raise ConfigError(f"{key}: it is given as {name}, too (from the {where})")
+        unit = SPECIFICATIONS[name].kafka_unit if name != key else 1
+        renamed[name] = int(value) * unit if unit > 1 and str(value).isdecimal() else value
+    return renamed
 
 
 def _from_environment() -> dict[str, Any]:

@@ -249,7 +249,7 @@ class ClusterMember:
             ttl_s=settings.broker_session_timeout_ms / 1000,
             host=host,
             port=port,
-            rack=settings.rack or None,
+            rack=settings.broker_rack or None,
             lost_logs=replica_manager.lost_logs,
         )
         self._membership.on_session(lambda _: replica_manager.apply_all())

@@ -34,8 +34,8 @@ class EmbeddedBroker:
 
     `directory` holds everything it keeps. Further keywords are settings (`num_partitions=3`), see
     `mansio.config.settings`. With
-    `etcd=` and `node_id=` it is one of a cluster; a program that does not let it run for seconds (one long call into C)
-    costs it its session, as a pause would.
+    `etcd_endpoints=` and `node_id=` it is one of a cluster; a program that does not let it run for seconds (one long
+    call into C) costs it its session, as a pause would.
     """
 
     def __init__(self, directory: str | os.PathLike[str], **settings: Any) -> None:
@@ -67,7 +67,7 @@ class EmbeddedBroker:
             return self
         if self.settings.etcd_join:
             raise ConfigError(
-                "etcd_join: an embedded broker runs no member of etcd; name those that run with etcd=http://HOST:2379"
+                "etcd_join: an embedded broker runs no etcd member; set etcd_endpoints=http://HOST:2379"
             )
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="mansio-broker", daemon=True)

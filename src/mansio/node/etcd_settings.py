@@ -10,7 +10,7 @@ import ipaddress
 import socket
 from typing import TYPE_CHECKING
 
-from mansio.config import cluster
+from mansio.config.cluster import parse_members
 from mansio.errors import ConfigError
 from mansio.metadata.etcd.config import EtcdConfig
 from mansio.node.etcd_member.command import MemberPlan, TlsFiles
@@ -35,10 +35,10 @@ def etcd_config(settings: Settings) -> EtcdConfig:
 
 async def own_member(settings: Settings) -> EtcdMember:
     """The member that `etcd_join` says is this broker's, not started yet. Raises `ConfigError`."""
-    own = cluster.own_member(settings)
+    own = settings.own_etcd_member()
     plan = MemberPlan(
         own=own,
-        members=cluster.parse_members(settings.etcd_join),
+        members=parse_members(settings.etcd_join),
         directory=f"{settings.data_dir}/etcd",
         listen_host=await _address_of(settings.etcd_listen_host or own.host),
         state=settings.etcd_initial_cluster_state,

@@ -27,7 +27,10 @@ def test_three_in_one_program_keep_copies_hand_over_and_come_back(
 
         def broker(node_id: int) -> mansio.Broker:
             made = mansio.Broker(
-                tmp_path / str(node_id), etcd=etcd.url, node_id=node_id, default_replication_factor=3
+                tmp_path / str(node_id),
+                etcd_endpoints=etcd.url,
+                node_id=node_id,
+                default_replication_factor=3,
             )
             return stack.enter_context(made)
 
@@ -70,7 +73,7 @@ def test_a_directory_of_a_single_broker_and_one_of_a_cluster_are_not_taken_for_e
     with mansio.Broker(tmp_path / "single"):
         pass
     with pytest.raises(ConfigError, match="holds the topics of a single broker"):
-        mansio.Broker(tmp_path / "single", etcd="http://127.0.0.1:1").start()
+        mansio.Broker(tmp_path / "single", etcd_endpoints="http://127.0.0.1:1").start()
     (tmp_path / "clustered").mkdir()
     (tmp_path / "clustered" / CLUSTERED).write_text("{}")
     with pytest.raises(ConfigError, match="start it with --etcd or --join"):

@@ -267,7 +267,7 @@ def test_what_a_broker_is_told_makes_the_settings_it_should(tmp_path: Path) -> N
     [
         (["--etcd-members", "2"], "2 survive no more failures than 1"),
         (["--set", "node_id=3"], "node_id: it is different for each broker"),
-        (["--set", "num_partitions=0"], "num_partitions: 0 is below the least"),
+        (["--set", "num_partitions=0"], "num_partitions: 0 is below the minimum"),
     ],
 )
 def test_a_wrong_command_line_is_refused_before_anything_is_made(

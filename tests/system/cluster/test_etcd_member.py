@@ -293,7 +293,7 @@ def test_from_settings_to_the_member_and_the_client(tmp_path: Path) -> None:
     password = tmp_path / "password"
     password.write_text("open sesame\n")
     config = etcd_config(
-        Settings(etcd="http://127.0.0.1:2379", etcd_user="broker", etcd_password_file=str(password))
+        Settings(etcd_endpoints="http://127.0.0.1:2379", etcd_user="broker", etcd_password_file=str(password))
     )
     assert (config.endpoints, config.user, config.password) == (
         ("http://127.0.0.1:2379",),
@@ -302,7 +302,9 @@ def test_from_settings_to_the_member_and_the_client(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="etcd_password_file: cannot read"):
         etcd_config(
-            Settings(etcd="http://127.0.0.1:1", etcd_user="x", etcd_password_file=str(tmp_path / "no"))
+            Settings(
+                etcd_endpoints="http://127.0.0.1:1", etcd_user="x", etcd_password_file=str(tmp_path / "no")
+            )
         )
     settings = Settings(
         etcd_join="localhost:2480/2479,elsewhere",

@@ -63,7 +63,7 @@ class Member:
         self.host = Host()
         self.topics = TopicService(
             **shared,
-            settings=Settings(node_id=self.node_id, etcd=self.config.endpoints[0]),
+            settings=Settings(node_id=self.node_id, etcd_endpoints=self.config.endpoints[0]),
             open_partitions=self.host.open_partitions,
             close_partitions=self.host.close_partitions,
             broker_epoch=lambda: self.membership.epoch,

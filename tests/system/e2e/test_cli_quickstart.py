@@ -40,7 +40,7 @@ def test_every_block_of_the_quick_start_works_as_pasted(served_broker: ServedBro
     printed = []
     for language, block in blocks():
         script = block.replace("127.0.0.1:9092", served_broker.bootstrap_servers)
-        script = script.replace("http://127.0.0.1:8080", served_broker.http_url)
+        script = script.replace("http://127.0.0.1:9080", served_broker.http_url)
         command = ["sh", "-e", "-c", script] if language == "sh" else [sys.executable, "-c", script]
         done = subprocess.run(command, capture_output=True, text=True, timeout=scaled(60), env=environment)
         assert (done.returncode, done.stderr) == (0, ""), block

@@ -188,7 +188,7 @@ EXAMPLES = dict(
 def run_example(name: str, broker: ServedBroker, directory: Path) -> subprocess.CompletedProcess[str]:
     """A command of the document as it stands, but for the paths and the port."""
     code = EXAMPLES[name].replace("/var/lib/mansio-restored", str(directory / "restored"))
-    code = code.replace("/var/lib/mansio", str(broker.data)).replace("http://127.0.0.1:8080", broker.http_url)
+    code = code.replace("/var/lib/mansio", str(broker.data)).replace("http://127.0.0.1:9080", broker.http_url)
     commands = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     return subprocess.run(
         ["sh", "-euc", code],
@@ -369,7 +369,7 @@ def test_compose_file_is_sound_and_names_settings_that_exist() -> None:
 
 def test_health_check_of_the_container_tells_alive_from_dead(served_broker: ServedBroker) -> None:
     (command,) = re.findall(r'\["python", "-c", "(.+)"\]', CONTAINER.read_text())
-    code = command.replace("http://127.0.0.1:8080", served_broker.http_url)
+    code = command.replace("http://127.0.0.1:9080", served_broker.http_url)
 
     def check() -> int:
         return subprocess.run(

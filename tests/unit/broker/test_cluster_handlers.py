@@ -62,7 +62,7 @@ class World:
         self.put(Topic(name, UUID(int=5), tuple(partitions), 3, {}, False, LIVE, 1))
         self.clock = VirtualScheduler()
         self.controller = PlanController(self)
-        self.settings = Settings(node_id=OWN, rack="own-rack")
+        self.settings = Settings(node_id=OWN, broker_rack="own-rack")
         self.holds = OWN in alive
         self.cluster = SimpleNamespace(holds=lambda: self.holds)
         self.topics = SimpleNamespace(state=self.state, encoder=TopicEncoder(), find=self.find)

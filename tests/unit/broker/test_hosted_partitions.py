@@ -40,7 +40,7 @@ class Broker:
         thread = SimulatedBackground(scheduler, lambda: 1.0)
         self.disk.make_directory("data")
         self.partitions = PartitionSet(
-            settings=Settings(data_dir="data", node_id=NODE, etcd="http://etcd:2379"),
+            settings=Settings(data_dir="data", node_id=NODE, etcd_endpoints="http://etcd:2379"),
             disk=self.disk,
             clock=clock,
             scheduler=scheduler,

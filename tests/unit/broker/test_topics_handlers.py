@@ -117,7 +117,7 @@ def test_metadata_of_all_topics(version: int) -> None:
             assert topic.topic_id == first.topic_id.bytes
         assert topic.topic_authorized_operations == OPERATIONS_OMITTED
 
-    run(check, rack="r1")
+    run(check, broker_rack="r1")
 
 
 @each_version(ApiKey.METADATA)

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from mansio.config import reference
-from mansio.config.settings import SPECIFICATIONS, Origin, Settings, default_of, load_settings, parse_address
+from mansio.config.settings import SPECIFICATIONS, Origin, Settings, default_of, parse_address
+from mansio.config.sources import load_settings
 from mansio.errors import ConfigError
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
@@ -116,10 +117,10 @@ def test_times_with_units(text: str, value: int) -> None:
         ),
         ({"xyzzy": 1}, "xyzzy: no such setting (from the flag)"),
         ({"num_partitions": "many"}, "num_partitions: input should be a valid integer"),
-        ({"num_partitions": 0}, "num_partitions: 0 is below the least, 1 (from the flag)"),
+        ({"num_partitions": 0}, "num_partitions: 0 is below the minimum, 1 (from the flag)"),
         (
             {"socket_request_max_bytes": "9 GiB"},
-            "socket_request_max_bytes: 9663676416 is above the most, 2147483647 bytes",
+            "socket_request_max_bytes: 9663676416 is above the maximum, 2147483647 bytes",
         ),
         ({"socket_request_max_bytes": "9 s"}, "socket_request_max_bytes: '9 s' is not a number of bytes"),
         ({"socket_request_max_bytes": "-1"}, "socket_request_max_bytes: '-1' is not a number of bytes"),
@@ -129,7 +130,7 @@ def test_times_with_units(text: str, value: int) -> None:
         ({"log_level": "loud"}, "log_level: 'loud' is not one of debug, info, warning, error"),
         ({"data_dir": ""}, "data_dir: must not be empty"),
         ({"cluster_id": "a/b"}, "cluster_id: 'a/b' is not at most 64 letters"),
-        ({"node_id": 1 << 31}, "node_id: 2147483648 is above the most"),
+        ({"node_id": 1 << 31}, "node_id: 2147483648 is above the maximum"),
         ({"topic_defaults": "retention.ms=1"}, "topic_defaults: not JSON, such as"),
         ({"topic_defaults": "[1]"}, "topic_defaults: input should be a valid dictionary (from the flag)"),
         (
@@ -173,7 +174,7 @@ def test_file_that_is_no_configuration(tmp_path: Path, text: str, name: str) -> 
 
 
 def test_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="not there"):
+    with pytest.raises(ConfigError, match="not found"):
         load_settings(f"{tmp_path}/none.yaml")
 
 
@@ -264,6 +265,22 @@ def test_every_setting_has_a_meaning_and_every_number_a_bound() -> None:
             assert (specification.unit == "bytes") == (
                 "_bytes" in name or name == "log_cleaner_dedupe_buffer_size"
             ), name
+
+
+def test_files_and_flags_accept_the_names_of_kafka(tmp_path: Path) -> None:
+    file = written(tmp_path, "log.flush.interval.ms: 7\noffsets.retention.minutes: 3\nlog.dirs: d\n")
+    settings = load_settings(file, {"num.partitions": "5"})
+    assert (settings.log_flush_interval_ms, settings.num_partitions, settings.data_dir) == (7, 5, "d")
+    assert settings.offsets_retention_ms == 3 * 60_000
+    assert settings.origin("num_partitions") is Origin.FLAG
+    with pytest.raises(ConfigError, match=r"num\.partitions: it is given as num_partitions, too"):
+        load_settings(flags={"num_partitions": "5", "num.partitions": "5"})
+
+
+def test_names_of_settings_are_those_of_kafka_with_underscores() -> None:
+    named = {name: one.kafka_name for name, one in SPECIFICATIONS.items() if one.kafka_name}
+    others = {name: kafka for name, kafka in named.items() if kafka != name.replace("_", ".")}
+    assert others == {"data_dir": "log.dirs", "offsets_retention_ms": "offsets.retention.minutes"}
 
 
 def test_making_settings_in_a_program_imports_no_pydantic() -> None:

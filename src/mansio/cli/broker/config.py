@@ -55,8 +55,8 @@ def show(
         "http_listener": http,
         "node_id": node_id,
         "advertised_listeners": advertise,
-        "rack": rack,
-        "etcd": etcd,
+        "broker_rack": rack,
+        "etcd_endpoints": etcd,
         "etcd_join": join,
     }
     settings = settings_from_flags(named, config, set_)

@@ -23,8 +23,8 @@ FLAGS = {
     "advertised_listeners": "--advertise",
     "http_listener": "--http",
     "node_id": "--node-id",
-    "rack": "--rack",
-    "etcd": "--etcd",
+    "broker_rack": "--rack",
+    "etcd_endpoints": "--etcd",
     "etcd_join": "--join",
 }
 """Settings with a flag of their own."""
@@ -42,7 +42,7 @@ KafkaOption = Annotated[
 HttpOption = Annotated[
     str | None,
     typer.Option(
-        "--http", metavar="HOST:PORT", help="Health and metrics; empty: off. [default: 127.0.0.1:8080]"
+        "--http", metavar="HOST:PORT", help="Health and metrics; empty: off. [default: 127.0.0.1:9080]"
     ),
 ]
 ConfigOption = Annotated[
@@ -97,7 +97,8 @@ def settings_from_flags(named: Mapping[str, Any], config: str | None, set_: list
 
     A flag that is wrong is a wrong command line (exit code 2); `ConfigError` says what is wrong with the others.
     """
-    from mansio.config.settings import Origin, load_settings
+    from mansio.config.settings import Origin
+    from mansio.config.sources import load_settings
 
     flags: dict[str, Any] = dict(key_values(set_ or (), "--set"))
     flags.update({name: value for name, value in named.items() if value is not None})

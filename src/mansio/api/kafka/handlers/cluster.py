@@ -209,7 +209,7 @@ async def _find(
 def _brokers(service: BrokerServices, context: RequestContext) -> list[BrokerState]:
     """The brokers that are there. A client that has reached this one is never told that nobody is."""
     own, state = service.settings.node_id, service.topics.state
-    here = BrokerState(own, *context.listener, service.settings.rack or None)
+    here = BrokerState(own, *context.listener, service.settings.broker_rack or None)
     known = dict(state.brokers)
     if own in known or not known:
         known[own] = here

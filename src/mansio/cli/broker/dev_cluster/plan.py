@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.config.cluster import MemberAddress
-from mansio.config.settings import load_settings
+from mansio.config.sources import load_settings
 from mansio.errors import ConfigError, Unavailable
 from mansio.node.etcd_member.command import MemberPlan
 
@@ -35,7 +35,7 @@ OWN_SETTINGS: Final = frozenset(
         "listeners",
         "http_listener",
         "advertised_listeners",
-        "etcd",
+        "etcd_endpoints",
         "etcd_join",
         "etcd_member",
     }
@@ -143,7 +143,7 @@ def check_settings(settings: Mapping[str, str]) -> None:
     for name in settings:
         if name in OWN_SETTINGS:
             raise ConfigError(f"{name}: it is different for each broker, so dev-cluster chooses it")
-    load_settings(None, {**settings, "etcd": "http://127.0.0.1:2379"}, environment=False)
+    load_settings(None, {**settings, "etcd_endpoints": "http://127.0.0.1:2379"}, environment=False)
 
 
 class _PortAllocator:
