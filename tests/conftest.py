@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 
-OPTIONAL_PACKAGES = {"spark": ("pyspark", "pyarrow", "pyiceberg")}
-"""Packages that the tests of a directory import and that a development install may lack."""
+OPTIONAL_PACKAGES = {"spark": ("pyspark", "pyarrow", "pyiceberg"), "test_stops.py": ("py4j",)}
+"""Packages that a test module, or those of a directory, import and that a development install may lack."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -75,7 +75,8 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     """Skip modules whose optional packages are missing; with CI set, importing them fails instead."""
     if os.environ.get("CI"):
         return None
-    for name in OPTIONAL_PACKAGES.get(module_path.parent.name, ()):
+    names = OPTIONAL_PACKAGES.get(module_path.name) or OPTIONAL_PACKAGES.get(module_path.parent.name, ())
+    for name in names:
         if importlib.util.find_spec(name) is None:
             module = ModuleWithMissingPackage.from_parent(parent, path=module_path)
             module.missing = name

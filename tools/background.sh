@@ -21,6 +21,7 @@ if ! mkdir "$running" 2>/dev/null; then
     fi
     echo "What was begun as '$name' before was cut short; beginning again" >&2
     mkdir -p "$running"
+    rm -f "$running/pid" # of the process that is gone: who waits would take it for the new one
 fi
 rm -f ".venv/.$name.exit"
 

