@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from support.process import ServedBroker
 
 
+@pytest.mark.full
 def test_archive_goes_on_where_the_table_ends_with_partitions_added_since_and_keeps_every_field(
     spark: SparkSession, broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_archive_goes_on_where_the_table_ends_with_partitions_added_since_and_ke
     assert archive_once(spark, broker_process, topic, tmp_path).records == 0
 
 
+@pytest.mark.full
 def test_records_deleted_before_they_were_archived_are_an_error(
     spark: SparkSession, broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:

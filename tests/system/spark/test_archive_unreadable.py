@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from support.process import ServedBroker
 
 
+@pytest.mark.full
 def test_records_that_cannot_be_read_are_an_error_or_are_listed_and_kept_apart(
     spark: SparkSession, broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_path: Path
 ) -> None:

@@ -63,6 +63,7 @@ def number(text: str) -> float | None:
     return None if text == "NA" else float(text)
 
 
+@pytest.mark.full
 def test_late_flights_are_those_that_left_a_quarter_of_an_hour_late(example: Example) -> None:
     found = example("late_flights", inputs=("flights",))
     late = [row for row in flights() if (number(row["dep_delay"]) or 0) >= 15]
@@ -74,6 +75,7 @@ def test_late_flights_are_those_that_left_a_quarter_of_an_hour_late(example: Exa
     assert {one["outcome"] for _, one in found} == {"made up", "arrived late"}
 
 
+@pytest.mark.full
 def test_carrier_delays_are_the_means_of_each_day_and_carrier_where_the_weather_is_known(
     example: Example,
 ) -> None:
@@ -97,6 +99,7 @@ def test_carrier_delays_are_the_means_of_each_day_and_carrier_where_the_weather_
         assert one["mean_wind_mph"] == pytest.approx(sum(winds[place]) / len(winds[place]), abs=0.001)
 
 
+@pytest.mark.full
 def test_knock_on_delays_are_found_across_batches(example: Example) -> None:
     found = example("knock_on_delays", inputs=("flights",), records_max=1_500)
     last: dict[str, tuple[str, float]] = {}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 PARTITIONS = 4
 
 
+@pytest.mark.full
 def test_heaviest_keys_of_a_zipf_topic_are_found_and_even_keys_are_no_alarm(
     spark: SparkSession, broker_process: ServedBroker, topic_name: Callable[[str], str]
 ) -> None:
@@ -56,6 +57,7 @@ def test_heaviest_keys_of_a_zipf_topic_are_found_and_even_keys_are_no_alarm(
     assert not assess_skew(counted[1]).is_alarm
 
 
+@pytest.mark.full
 @pytest.mark.row("S12")
 def test_bad_records_are_counted_by_what_is_wrong_and_put_apart_with_the_reason(
     spark: SparkSession, broker_process: ServedBroker, topic_name: Callable[[str], str]
@@ -113,6 +115,7 @@ def folded(rows: Iterable[dict[str, Any]]) -> dict[bytes, dict[str, Any]]:
     return {key: one for key, one in latest.items() if one["value"] is not None}
 
 
+@pytest.mark.full
 def test_compacted_table_is_the_fold_of_the_archive(spark: SparkSession, tmp_path: Path) -> None:
     chance = random.Random(4)
     archive = Archive(tmp_path / "warehouse")

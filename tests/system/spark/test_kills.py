@@ -161,6 +161,7 @@ def jobs(
         process.kill()
 
 
+@pytest.mark.full
 @pytest.mark.timeout(TIMEOUT_S)
 def test_archive_and_run_killed_in_the_middle_go_on_with_the_same_command(
     spark: SparkSession, jobs: tuple[Archive, Copy], monkeypatch: pytest.MonkeyPatch

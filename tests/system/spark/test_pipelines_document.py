@@ -76,6 +76,7 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("handlers")
 @pytest.mark.row("S0", "S1", "S3", "S4", "S5", "S8", "S9", "S11")
 def test_the_examples_of_the_document_work_in_their_order(
@@ -126,6 +127,7 @@ def command(line: str) -> str:
     return str(done.output)
 
 
+@pytest.mark.full
 def test_the_example_of_the_readme_reads_a_stream(spark: SparkSession, broker_process: ServedBroker) -> None:
     language, code = examples("README.md")["spark"]
     assert language == "python"

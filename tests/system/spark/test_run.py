@@ -76,6 +76,7 @@ def fill(job: PipelineJob, begin: int, end: int) -> None:
     )
 
 
+@pytest.mark.full
 def test_pipeline_goes_on_where_it_ended_and_shows_as_a_group_without_lag(
     spark: SparkSession, job: PipelineJob
 ) -> None:
@@ -104,6 +105,7 @@ def test_pipeline_goes_on_where_it_ended_and_shows_as_a_group_without_lag(
     assert set(committed) == {TopicPartition(job.inputs[0], index) for index in (0, 1)}
 
 
+@pytest.mark.full
 def test_stream_runs_until_it_is_told_to_stop_and_into_a_table_it_writes_exactly_once(
     spark: SparkSession, job: PipelineJob, tmp_path: Path
 ) -> None:
@@ -121,6 +123,7 @@ def test_stream_runs_until_it_is_told_to_stop_and_into_a_table_it_writes_exactly
     assert sorted(row.said for row in rows) == sorted(f"NO {n}!" for n in range(100))
 
 
+@pytest.mark.full
 def test_start_that_was_killed_while_it_bound_its_checkpoint_is_repeated(
     spark: SparkSession, job: PipelineJob, tmp_path: Path
 ) -> None:
@@ -137,6 +140,7 @@ def test_start_that_was_killed_while_it_bound_its_checkpoint_is_repeated(
         bind(spark, str(checkpoint), dataclasses.replace(own, topics={"other": "bb"}))
 
 
+@pytest.mark.full
 def test_checkpoint_of_something_else_is_refused_and_a_topic_made_anew_is_noticed(
     spark: SparkSession, job: PipelineJob, broker_process: ServedBroker, topic_name: TopicName
 ) -> None:
@@ -156,6 +160,7 @@ def test_checkpoint_of_something_else_is_refused_and_a_topic_made_anew_is_notice
         run(spark, job)
 
 
+@pytest.mark.full
 def test_what_fails_in_the_users_function_is_one_line(
     spark: SparkSession, job: PipelineJob, tmp_path: Path
 ) -> None:

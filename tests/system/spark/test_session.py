@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
+
 from mansio.spark import session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
+@pytest.mark.full
 def test_session_counts_through_jvm_and_python_with_the_settings_that_source_and_sink_rely_on(
     spark: SparkSession,
 ) -> None:

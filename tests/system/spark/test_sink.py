@@ -78,6 +78,7 @@ def run_once(frame: DataFrame, bootstrap_servers: str, topic: str, checkpoint: P
     return query
 
 
+@pytest.mark.full
 def test_stream_writes_each_record_once_until_a_batch_has_to_be_run_again_and_then_at_least_once(
     spark: SparkSession, broker_process: ServedBroker, topic_name: TopicName, tmp_path: Path
 ) -> None:
@@ -111,6 +112,7 @@ def test_stream_writes_each_record_once_until_a_batch_has_to_be_run_again_and_th
     assert query.exception() is None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("columns", "topic", "said"),
     [

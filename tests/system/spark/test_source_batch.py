@@ -34,6 +34,7 @@ def read(spark: SparkSession, broker_process: ServedBroker) -> Callable[..., Dat
     return reading
 
 
+@pytest.mark.full
 def test_all_that_a_record_holds_arrives_in_sparks_types(
     read: Callable[..., DataFrame], broker_process: ServedBroker, topic_name: Callable[[str], str]
 ) -> None:
@@ -71,6 +72,7 @@ def test_all_that_a_record_holds_arrives_in_sparks_types(
     assert {bytes(row.value) for row in read(topic, "value binary").dropna().collect()} == {b"v", b""}
 
 
+@pytest.mark.full
 def test_a_large_partition_is_read_by_several_tasks_and_filters_are_sparks_own(
     read: Callable[..., DataFrame], broker_process: ServedBroker, topic_name: Callable[[str], str]
 ) -> None:
@@ -93,6 +95,7 @@ def test_a_large_partition_is_read_by_several_tasks_and_filters_are_sparks_own(
         read(topic, pushdown="true").count()
 
 
+@pytest.mark.full
 def test_what_is_wrong_is_said_in_one_line(
     read: Callable[..., DataFrame],
     broker_process: ServedBroker,

@@ -116,6 +116,7 @@ def test_available_now_reads_what_is_there_in_bounded_batches_and_a_lost_commit_
         streams.to_end(topic)
 
 
+@pytest.mark.full
 def test_a_running_stream_finds_new_partitions_and_shows_its_lag_as_a_group(
     streams: Streams, broker_process: ServedBroker, topic_name: Callable[[str], str]
 ) -> None:

@@ -120,6 +120,7 @@ def case(broker_process: ServedBroker, topic_name: Callable[[str], str], tmp_pat
     return Case(broker_process.bootstrap_servers, topic_name("union"), tmp_path / "ware{house} 1")
 
 
+@pytest.mark.full
 def test_the_read_equals_the_whole_log_at_every_cut_while_the_archive_moves_on(
     spark: SparkSession, case: Case
 ) -> None:
@@ -182,6 +183,7 @@ def test_the_two_halves_meet_without_a_gap_or_an_overlap_wherever_the_cut_is(cas
             assert sorted(found) == wanted, f"cut {cut}, {selection}"
 
 
+@pytest.mark.full
 def test_a_selection_opens_only_the_files_and_the_log_it_needs(spark: SparkSession, case: Case) -> None:
     for end in (10, 20, 25):
         case.archive_up_to({0: end, 1: end})
@@ -204,6 +206,7 @@ def test_a_selection_opens_only_the_files_and_the_log_it_needs(spark: SparkSessi
     assert case.read(spark, Selection(from_us=(FIRST_MS + 10**9) * 1000)).count() == 0
 
 
+@pytest.mark.full
 def test_columns_can_be_chosen_and_filters_come_on_top(spark: SparkSession, case: Case) -> None:
     case.archive_up_to({0: 15, 1: 15})
     frame = case.read(spark, includeHeaders="false", columns="offset,partition,value")
@@ -213,6 +216,7 @@ def test_columns_can_be_chosen_and_filters_come_on_top(spark: SparkSession, case
     assert frame.groupBy("partition").count().orderBy("partition").collect() == [(0, 30), (1, 30)]
 
 
+@pytest.mark.full
 def test_records_that_neither_half_has_are_an_error_unless_that_is_wanted(
     spark: SparkSession, case: Case
 ) -> None:
@@ -241,6 +245,7 @@ def test_what_neither_half_has_is_told_also_where_times_are_chosen(case: Case) -
         assert ranges[1].start > 15, "nothing is missing here"
 
 
+@pytest.mark.full
 def test_a_topic_that_was_made_anew_is_not_taken_for_the_archived_one(
     spark: SparkSession, case: Case
 ) -> None:
@@ -275,6 +280,7 @@ def test_a_topic_made_anew_does_not_go_on_an_archive_though_losses_are_accepted(
         _unarchived_ranges(case.table, options, Selection())
 
 
+@pytest.mark.full
 def test_partitions_added_since_the_last_batch_are_read_from_their_beginning(
     spark: SparkSession, case: Case
 ) -> None:
@@ -286,6 +292,7 @@ def test_partitions_added_since_the_last_batch_are_read_from_their_beginning(
     assert case.read(spark).count() == RECORDS + 3
 
 
+@pytest.mark.full
 def test_options_that_choose_records_are_refused(spark: SparkSession, case: Case) -> None:
     for name in ("startingOffsets", "endingTimestamp", "assign"):
         with pytest.raises(ConfigError, match=f"option {name} is not for"):
