@@ -20,6 +20,7 @@ SEEDS = (0, 5, SEED, 200_002)
 with members of groups to which the broker assigns."""
 
 
+@pytest.mark.full
 def test_the_same_seed_is_the_same_history_also_in_another_process() -> None:
     """With other hashes of strings, and other addresses of objects: a set of either has another order there."""
     first, second = run_seed(SEED), run_seed(SEED)

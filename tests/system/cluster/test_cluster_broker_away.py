@@ -12,6 +12,8 @@ from support.cluster import cluster
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.full
+
 SESSION_MS = 4000
 
 

@@ -100,6 +100,7 @@ def test_leader_paused_beyond_its_session_acknowledges_nothing_when_it_wakes_and
     assert late not in [value for _, value in read_values(one, prober.topic)]
 
 
+@pytest.mark.full
 @pytest.mark.row("C2")
 def test_two_of_three_killed_acks_all_is_refused_reads_go_on_and_all_is_there_when_they_are_back(
     one: Cluster, prober: Prober
@@ -131,6 +132,7 @@ def test_all_three_killed_at_once_keep_what_they_acknowledged(one: Cluster, prob
     one.wait_in_sync(prober.topic)
 
 
+@pytest.mark.full
 @pytest.mark.row("C2")
 def test_leader_that_lost_its_data_comes_back_empty_and_copies_everything(
     one: Cluster, prober: Prober
@@ -151,6 +153,7 @@ def test_leader_that_lost_its_data_comes_back_empty_and_copies_everything(
     one.start(*(node_id for node_id in one.brokers if node_id != loser))
 
 
+@pytest.mark.full
 @pytest.mark.row("C1")
 def test_topic_made_anew_while_a_broker_was_away_has_nothing_of_the_old_one(
     one: Cluster, prober: Prober
@@ -179,6 +182,7 @@ def test_topic_made_anew_while_a_broker_was_away_has_nothing_of_the_old_one(
     assert not {value for _, value in read_values(one, topic)} & {answer.value for answer in old.told}
 
 
+@pytest.mark.full
 @pytest.mark.row("C1")
 def test_second_broker_under_the_same_number_waits_says_so_and_stops_when_told(
     one: Cluster, tmp_path: Path

@@ -90,6 +90,7 @@ def goes_on(one: Cluster, load: ShareLoad, accepted: int = 40) -> None:
     assert not load.failures, load.failures
 
 
+@pytest.mark.full
 @pytest.mark.row("C5", "D1", "D3", "D5")
 @pytest.mark.timeout(240)
 def test_deliveries_outlive_whoever_leads_and_whoever_keeps_their_state(one: Cluster) -> None:

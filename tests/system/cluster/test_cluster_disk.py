@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from support.cluster import Cluster
 
+pytestmark = pytest.mark.full
+
 DISK_BYTES = 24 << 20
 FULL = 3
 """The broker with the small disk."""

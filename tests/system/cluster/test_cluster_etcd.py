@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from support.cluster import Cluster
     from support.etcd import Etcd
 
+pytestmark = pytest.mark.full
+
 SESSION_MS = 3000
 DEADLINE_S = 0.7 * SESSION_MS / 1000
 """Until when a broker may act on the last renewal of its session that it knows of."""

@@ -104,6 +104,7 @@ def one(tmp_path: Path) -> Iterator[Cluster]:
         one.check_logs()
 
 
+@pytest.mark.full
 @pytest.mark.row("C5", "G4")
 def test_group_goes_on_after_its_coordinators_broker_is_killed(one: Cluster) -> None:
     """Members of two clients share a group; what was committed stays committed, and all that was sent is received."""

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
     from support.cluster import Cluster
 
+pytestmark = pytest.mark.full
+
 SESSION_MS = 6000
 """Long enough to look around while a dead broker is still listed, on a machine that is busy."""
 

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
     from support.cluster import Cluster
 
+pytestmark = pytest.mark.full
+
 SESSION_MS = 3000
 LAG_MS = 2000
 numbers = itertools.count()

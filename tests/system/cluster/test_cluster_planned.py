@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from support.cluster import Cluster
 
+pytestmark = pytest.mark.full
+
 PAUSE_S_MAX = 4.0
 """A second is what an operator is promised; here clients, brokers and etcd share the processors with other tests. Where
 leadership is not handed over, it takes the session to end, six seconds."""

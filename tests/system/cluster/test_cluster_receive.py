@@ -20,6 +20,8 @@ from system.cluster.test_cluster_groups import one
 if TYPE_CHECKING:
     from support.cluster import Cluster
 
+pytestmark = pytest.mark.full
+
 __all__ = ["one"]  # the fixture
 
 RECORDS = 600

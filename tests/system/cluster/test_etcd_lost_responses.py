@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import TransactionResult
     from support.etcd import Etcd
 
+pytestmark = pytest.mark.full
+
 DEADLINE_S = 90
 CALL_S_MIN = 0.9 * CALL_DEADLINE_S
 GIVEN_UP_S_MAX = CALLS_DEADLINE_S + CALL_DEADLINE_S + 4

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mansio.metadata.etcd.client import Member
     from support.etcd import Etcd
 
+pytestmark = pytest.mark.full
+
 DEADLINE_S = 120
 GIVEN_UP_S_MAX = CALLS_DEADLINE_S + CALL_DEADLINE_S + 4
 """All attempts of a call, on a machine that is busy."""

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import Event
     from support.etcd import Etcd
 
+pytestmark = pytest.mark.full
+
 DEADLINE_S = 90
 numbers = itertools.count()
 

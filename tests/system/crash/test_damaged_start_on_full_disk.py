@@ -27,6 +27,8 @@ from system.crash.test_real_faults import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.full
+
 BEFORE, AFTER = 5, 8
 VALUE_BYTES = 30_000
 

@@ -49,6 +49,7 @@ def test_batch_sent_again_after_a_kill_is_known_and_not_stored_twice(tmp_path: P
             assert (following.error_code, following.base_offset) == (0, 10)
 
 
+@pytest.mark.full
 @pytest.mark.row("P3")
 def test_producer_ids_are_never_given_out_twice(tmp_path: Path) -> None:
     given = []

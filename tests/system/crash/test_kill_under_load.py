@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 KILLS = 20
+FEW_KILLS = 4
 KILLS_WHILE_STARTING = 3
 PROGRESS_RECORDS = 25
 PROGRESS_S_MAX = 60
@@ -94,17 +95,18 @@ def note(verdict: Verdict, kills: int) -> None:
     )
 
 
-def kill_and_judge(data: Path, seed: int, *, noted: bool = False) -> None:
-    """One life of a broker: `KILLS` kills at random moments under load, then the verdict over all of it."""
+def kill_and_judge(data: Path, seed: int, *, kills: int = KILLS, noted: bool = False) -> None:
+    """One life of a broker: `kills` kills at random moments under load, then the verdict over all of it."""
     chance = random.Random(seed)
+    kills_while_starting = min(KILLS_WHILE_STARTING, kills // 2)
     early = 0
     with served(data, arguments=SETTINGS, http=False) as broker:
         load = Load(broker.bootstrap_servers, "killed")
         load.create_topic(segment_bytes="200000")
         load.start(idempotent=2, plain=1)
-        starts_to_spoil = set(chance.sample(range(KILLS), KILLS_WHILE_STARTING))
+        starts_to_spoil = set(chance.sample(range(kills), kills_while_starting))
         try:
-            for kill in range(KILLS):
+            for kill in range(kills):
                 if chance.random() < 0.8:
                     wait_for_progress(load)
                 time.sleep(chance.uniform(0, LOAD_S_MAX))  # the random moment is the point
@@ -124,23 +126,27 @@ def kill_and_judge(data: Path, seed: int, *, noted: bool = False) -> None:
         read = {name: len(seen) for name, seen in load.history.reads.items()}
         commits = sum(acknowledged for acknowledged, _ in load.history.commits.values())
         print(
-            f"kills {KILLS + KILLS_WHILE_STARTING + 1} ({early} before ready), read {read}, commits {commits}"
+            f"kills {kills + kills_while_starting + 1} ({early} before ready), read {read}, commits {commits}"
         )
         print(verdict)
         if noted:
-            note(verdict, KILLS + KILLS_WHILE_STARTING + 1)
+            note(verdict, kills + kills_while_starting + 1)
         assert not verdict.violations, str(verdict)
-        assert verdict.acknowledged > KILLS * len(load.progress) * PROGRESS_RECORDS / 2
+        assert verdict.acknowledged > kills * len(load.progress) * PROGRESS_RECORDS / 2
         assert min(read.values()) > verdict.acknowledged / 2, "the readers took part"
         assert "Traceback" not in broker.text()
 
 
 @pytest.mark.row("L4", "L5", "P3", "G4")
 @pytest.mark.timeout(900)
-def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_moments(tmp_path: Path) -> None:
-    kill_and_judge(tmp_path / "data", chosen_seed())
+@pytest.mark.parametrize("kills", [FEW_KILLS, pytest.param(KILLS, marks=pytest.mark.full)])
+def test_nothing_acknowledged_is_lost_or_moved_or_doubled_by_kills_at_random_moments(
+    tmp_path: Path, kills: int
+) -> None:
+    kill_and_judge(tmp_path / "data", chosen_seed(), kills=kills)
 
 
+@pytest.mark.full
 @pytest.mark.row("L4", "L5", "P3", "G4")
 def test_sigterm_under_load_drains_within_5_s_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
     with served(tmp_path / "data", arguments=SETTINGS, http=False) as broker:

@@ -139,6 +139,7 @@ def test_a_disk_that_is_really_full_refuses_by_name_and_goes_on_when_there_is_ro
         assert broker.stop() == 0
 
 
+@pytest.mark.full
 @pytest.mark.row("L5", "L10")
 def test_a_disk_that_fills_while_it_is_written_to_loses_nothing_it_acknowledged(tmp_path: Path) -> None:
     """The write that meets the end is cut short by the system; it is taken back, and the next starts are clean."""

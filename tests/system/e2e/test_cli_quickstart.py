@@ -30,6 +30,7 @@ def blocks() -> list[tuple[str, str]]:
     return [found for found in BLOCK.findall(PAGE.read_text()) if not found[1].startswith(ELSEWHERE)]
 
 
+@pytest.mark.full
 @pytest.mark.row("A6")
 def test_every_block_of_the_quick_start_works_as_pasted(served_broker: ServedBroker):
     environment = {

@@ -129,6 +129,7 @@ def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES_MAX
 
 
+@pytest.mark.full
 def test_the_examples_about_delivery_work_in_their_order(bench: Bench) -> None:
     expected = {
         "prepare": "",

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
     from system.e2e.other_client import Watched
 
+pytestmark = pytest.mark.full
+
 LONG_BYTES = 512 * MIB
 RECORDS = 1_500_000
 """Sound ones, and within what may be opened in bytes; as objects they are hundreds of megabytes."""

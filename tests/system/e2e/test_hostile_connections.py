@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from system.e2e.other_client import Watched
 
+pytestmark = pytest.mark.full
+
 IDLE_CONNECTIONS = 5_000
 IDLE_BYTES_EACH = 8 * 1024
 """Two descriptors' worth of objects, a transport, a protocol, a way out: 4.6 KiB when this was written."""

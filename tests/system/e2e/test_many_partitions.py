@@ -93,6 +93,7 @@ def descriptors(broker: ServedBroker) -> int:
     return len(os.listdir(f"/proc/{broker.pid}/fd"))
 
 
+@pytest.mark.full
 @pytest.mark.row("L5")
 def test_a_broker_with_five_hundred_partitions_starts_and_serves_after_a_kill(broker: ServedBroker) -> None:
     asyncio.run(work(broker, 250))

@@ -201,6 +201,7 @@ def run_example(name: str, broker: ServedBroker, directory: Path) -> subprocess.
     )
 
 
+@pytest.mark.full
 @pytest.mark.row("O2")
 def test_backup_restore_and_doctor_work_as_the_document_says(tmp_path: Path) -> None:
     import mansio

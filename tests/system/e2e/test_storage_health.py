@@ -64,6 +64,7 @@ def fetch_error(peer: RawPeer, topic: str, offset: int) -> int:
     return int(fetch.decode_response(12, answer).topics[0][2][0].error_code)
 
 
+@pytest.mark.full
 @pytest.mark.row("L5", "T5")
 def test_damage_that_readers_meet_is_one_line_a_number_and_a_reason_in_health(tmp_path: Path) -> None:
     with served(tmp_path / "data") as broker, RawPeer(broker.kafka_port) as peer:
@@ -93,6 +94,7 @@ def test_damage_that_readers_meet_is_one_line_a_number_and_a_reason_in_health(tm
         assert warned(broker, "corrupt_batch") == [], "it went with the topic"
 
 
+@pytest.mark.full
 @pytest.mark.row("L10", "T5")
 def test_a_refused_write_says_whether_the_disk_is_full_or_the_log_failed_or_is_damaged(
     tmp_path: Path,
@@ -184,6 +186,7 @@ def test_full_disk_shows_at_once_and_a_new_group_reads_when_there_is_room(tmp_pa
         wait_until(lambda: not warned(broker, "disk_full"), 8, "room shows too")
 
 
+@pytest.mark.full
 @pytest.mark.row("T5")
 def test_what_the_start_cut_is_in_health_and_numbers(tmp_path: Path) -> None:
     with served(tmp_path / "data") as broker:

@@ -235,7 +235,7 @@ def test_with_the_settings_as_they_are_partitions_move_within_a_second(
 
 
 @pytest.mark.row("G2", "L5")
-@pytest.mark.parametrize("way", ["stop", "kill"])
+@pytest.mark.parametrize("way", [pytest.param("stop", marks=pytest.mark.full), "kill"])
 def test_members_go_on_after_a_restart_of_the_broker_without_losing_a_partition(
     tmp_path: Path, members: ExitStack, way: str
 ) -> None:

@@ -165,6 +165,7 @@ def test_a_share_group_is_described_with_its_leases_and_what_is_dead(
     assert found["members"][0]["member"] in shown
 
 
+@pytest.mark.full
 @pytest.mark.row("D4")
 def test_each_is_there_once_when_the_broker_is_killed_on_the_way(tmp_path: Path) -> None:
     """Killed a moment after the last rejection was answered, whatever of the way the letters have behind them."""

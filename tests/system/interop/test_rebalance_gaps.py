@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+pytestmark = pytest.mark.full
+
 PARTITIONS = 12
 ATTEMPTS = 3
 INTERVAL_S = 0.05

@@ -41,7 +41,7 @@ def _quiet_clients() -> Iterator[None]:
 @pytest.mark.row("L5", "G4", "P3", "A1")
 @pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.usefixtures("_quiet_clients")
-@pytest.mark.parametrize("way", ["stop", "kill"])
+@pytest.mark.parametrize("way", [pytest.param("stop", marks=pytest.mark.full), "kill"])
 def test_members_and_producers_of_all_clients_go_on_after_a_restart(tmp_path: Path, way: str) -> None:
     with served(tmp_path / "data", arguments=ARGUMENTS, http=False) as broker:
         topic = create_topic(broker.bootstrap_servers, "restarted", PARTITIONS)
@@ -103,6 +103,7 @@ def test_members_and_producers_of_all_clients_go_on_after_a_restart(tmp_path: Pa
         assert "Traceback" not in broker.text()
 
 
+@pytest.mark.full
 @pytest.mark.row("L2", "L3", "L5")
 def test_everything_is_read_after_a_restart_as_it_was_before(tmp_path: Path) -> None:
     with served(tmp_path / "data", arguments=ARGUMENTS, http=False) as broker:

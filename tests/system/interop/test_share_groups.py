@@ -217,6 +217,7 @@ def test_what_a_member_had_is_free_at_once_when_it_goes(
             assert [(each.offset, each.deliveries) for each in stays.poll(5)] == [(n, 2) for n in range(5)]
 
 
+@pytest.mark.full
 @pytest.mark.row("D5")
 def test_acks_and_leases_and_counts_outlive_a_broker_that_is_killed(tmp_path: Path) -> None:
     with served(tmp_path / "data", arguments=ARGUMENTS, http=False) as broker:

@@ -39,6 +39,7 @@ def whole(ends: dict[int, int]) -> list[tuple[int, int]]:
     return [(partition, offset) for partition in sorted(ends) for offset in range(ends[partition])]
 
 
+@pytest.mark.full
 def test_archive_readers_and_maintenance_do_not_disturb_each_other(archive: Archive) -> None:
     table = archive.open()
     archive.add(table, {0: 9, 1: 4})
