@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 TESTS = Path(__file__).parent
 
-OPTIONAL_PACKAGES = {"spark": ("pyspark", "pyarrow", "pyiceberg"), "test_stops.py": ("py4j",)}
+OPTIONAL_PACKAGES = {"spark": ("pyspark", "pyarrow", "pyiceberg"), "test_signals.py": ("py4j",)}
 """Packages that a test module, or those of a directory, import and that a development install may lack."""
 
 

@@ -11,12 +11,12 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.places import required_package
 
 import mansio
 from mansio.cli.records.consume_shares import Disposition, ShareConsumeCommand
 from mansio.cli.support.message_formatting import Printer
 from support.machine import scaled
+from support.paths import required_package
 from support.waiting import wait_until
 from system.e2e.test_cli import Shell
 

@@ -10,12 +10,12 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from support.places import ROOT
 
 from mansio.errors import StorageError
 from mansio.metadata.metadata_store import Put
 from mansio.metadata.sqlite.store import SqliteStore
 from support.metadata import sqlite_store
+from support.paths import ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path

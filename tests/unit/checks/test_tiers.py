@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from support.places import ROOT
+from support.paths import ROOT
 
 CHECKS = ROOT / "tests" / "unit" / "checks"
 STARTS_SOMETHING = re.compile(
     r"^\s*(?:import subprocess\b|import multiprocessing\b"
-    r"|from support\.(?:process|client_world|cluster|etcd|forked_serve) import"
+    r"|from support\.(?:process|client_fixtures|cluster|etcd|forked_serve) import"
     r"|.*\b(?:EmbeddedBroker|mansio\.Broker)\()",
     re.MULTILINE,
 )

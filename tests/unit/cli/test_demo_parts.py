@@ -7,12 +7,12 @@ import zipfile
 from typing import TYPE_CHECKING
 
 import pytest
-from support.places import required_package
 
 from mansio.errors import MansioError
 from mansio_demo import flights
 from mansio_demo.console_output import mansio_command
 from mansio_demo.record_checker import Checker
+from support.paths import required_package
 
 if TYPE_CHECKING:
     from pathlib import Path
