@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch, produce
 from mansio.wire.codec import messages
-from mansio.wire.codec.schemas import Struct
+from mansio.wire.codec.schema_compiler import Struct
 from support.raw_peer import RawPeer
 
 if TYPE_CHECKING:

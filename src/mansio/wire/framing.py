@@ -1,14 +1,16 @@
-"""Frames out of a byte stream: a 4-byte length, then that many bytes.
+"""Framing: a 4-byte length, then that many bytes.
 
-The bytes are read into a scratch buffer that all connections of a port share, and frames are handed out as views into
-it: a frame that arrives in one read is never copied, and a connection between two frames holds no memory. What is left
-of a read, the beginning of the next frame, is copied out of the scratch; a frame that takes several reads grows a
-buffer of its connection's own, which is kept while large frames go on. Owns the limit on a frame's size and on what a
-connection may hold while it is idle.
+Bytes are read into a scratch buffer shared by all connections of a listener, and frames are returned as views of it: a
+frame that arrives in one read is not copied, and an idle connection holds no memory. The start of the next frame that
+remains after a read is copied out of the scratch buffer; a frame that takes several reads grows a private buffer of the
+connection, which is kept while large frames continue to arrive.
 
-Always true: memory follows what was received, not what was announced (a peer that announces 100 MB and sends
-10 bytes costs 10 bytes); feeding bytes one at a time gives the same frames as feeding them at once; a view is valid
-until the next `get_buffer` of any reader that shares the scratch, that is, until the next read.
+Invariants:
+* Memory follows the received bytes, not the announced length: a peer that announces 100 MB and sends 10 bytes costs 10
+  bytes.
+* Bytes fed one at a time give the same frames as bytes fed at once.
+* A view is valid until the next `get_buffer` of any reader that shares the scratch buffer, that is, until the next
+  read.
 """
 
 from __future__ import annotations
@@ -19,73 +21,75 @@ from typing import Final
 from mansio.errors import FrameTooLarge
 
 SCRATCH_BYTES: Final = 64 * 1024
-"""Size of the scratch buffer; and the least that is read at a time into a buffer of one's own."""
+"""Size of the scratch buffer, and minimum read size into a private buffer."""
 PARTIAL_FRAME_BYTES_MAX: Final = 16 * 1024
-"""The beginning of a frame up to this size goes back into the scratch before the next read; a longer one gets a buffer
-of its own."""
+"""An incomplete frame up to this size is copied back into the scratch buffer before the next read; a longer one gets a
+private buffer."""
 IDLE_BUFFER_BYTES_MAX: Final = 2 * 1024 * 1024
-"""The largest buffer a connection keeps between two frames."""
+"""Largest private buffer that a connection keeps between two frames."""
 SHRINK_AFTER_READS: Final = 64
-"""A buffer that was mostly empty for so many reads is given back."""
+"""A private buffer that was mostly empty for this many reads is released."""
 
 _LENGTH: Final = Struct(">i")
 
 
 def new_scratch() -> memoryview:
-    """A scratch buffer for the readers of one loop."""
+    """A scratch buffer for the readers of one event loop."""
     return memoryview(bytearray(SCRATCH_BYTES))
 
 
 class FrameReader:
-    """Cuts one connection's bytes into frames of at most `max_frame_bytes` (the length not counted).
+    """Splits one connection's byte stream into frames of at most `max_frame_bytes`, without the length.
 
-    `scratch` comes from `new_scratch` and is shared with other readers on the same loop; None: one of its own.
+    `scratch` comes from `new_scratch` and is shared with other readers on the same loop; None: a private one.
     """
 
-    __slots__ = ("_end", "_held", "_quiet_reads", "_scratch", "_start", "_view", "max_frame_bytes")
+    __slots__ = ("_end", "_partial", "_scratch", "_start", "_underused_reads", "_view", "max_frame_bytes")
 
     def __init__(self, max_frame_bytes: int, scratch: memoryview | None = None) -> None:
         self.max_frame_bytes = max_frame_bytes
         self._scratch = new_scratch() if scratch is None else scratch
-        self._view = self._scratch  # or a buffer of its own
-        self._held = b""  # received, and to be put back before the next read; only with the scratch
-        self._start = 0  # of the first byte not yet handed out
-        self._end = 0  # of what was received
-        self._quiet_reads = 0
+        self._view = self._scratch  # or a private buffer
+        self._partial = (
+            b""  # incomplete frame, copied back before the next read; only with the scratch buffer
+        )
+        self._start = 0  # position of the first byte not yet returned
+        self._end = 0  # end of the received bytes
+        self._underused_reads = 0
 
     @property
     def buffered(self) -> int:
-        """Bytes received that are not yet a whole frame."""
+        """Number of received bytes that are not a complete frame yet."""
         return self._end - self._start
 
     @property
     def frame_bytes(self) -> int:
-        """Size of the frame that is being received, as announced, with its length; 0 between frames."""
+        """Announced size of the frame being received, including its length field; 0 between frames."""
         if self._end - self._start < 4:
             return 0
-        return 4 + int(_LENGTH.unpack_from(self._held or self._view, self._start)[0])
+        return 4 + int(_LENGTH.unpack_from(self._partial or self._view, self._start)[0])
 
     @property
     def capacity(self) -> int:
-        """Bytes of memory that this reader holds for itself alone."""
-        return len(self._held) if self._view is self._scratch else len(self._view)
+        """Private memory of this reader in bytes."""
+        return len(self._partial) if self._view is self._scratch else len(self._view)
 
     def get_buffer(self, size_hint: int = -1) -> memoryview:  # noqa: ARG002 - asyncio's signature
-        """Room for the next bytes of the stream, at least one. Ends the life of the views from before."""
+        """Buffer for the next read, at least one byte. Invalidates earlier views."""
         view = self._view
         if view is self._scratch:
-            held = self._held
-            if not held:
+            partial = self._partial
+            if not partial:
                 return view
-            view[: len(held)] = held
-            return view[len(held) :]
-        return self._get_own()
+            view[: len(partial)] = partial
+            return view[len(partial) :]
+        return self._get_private()
 
     def received(self, count: int) -> list[memoryview]:
-        """The frames that are whole now that `count` more bytes stand in the buffer, without their lengths.
+        """The frames completed by `count` more bytes in the buffer, without their lengths.
 
-        Raises `FrameTooLarge` when the next length is negative or above the limit; the stream cannot be
-        followed from there, and frames of the same read are lost with it.
+        Raises `FrameTooLarge` if the next length is negative or above the limit; the stream cannot be continued, and
+        frames of the same read are dropped.
         """
         view = self._view
         start = self._start
@@ -102,72 +106,74 @@ class FrameReader:
             start = stop
         if view is self._scratch:
             if start == end:
-                self._held = b""
+                self._partial = b""
                 start = end = 0
             else:
-                end = self._keep_rest(view[start:end])
+                end = self._save_partial(view[start:end])
                 start = 0
         self._start = start
         self._end = end
         return frames
 
     def release_memory(self) -> None:
-        """Nothing came for a while: hold no more than what was received of a frame. Ends the life of the views
-        handed out before."""
+        """Release unused memory of an idle connection. Invalidates earlier views."""
         if self._view is self._scratch:
             return
-        rest = self._view[self._start : self._end]
-        if len(rest) <= PARTIAL_FRAME_BYTES_MAX:
-            self._back_to_scratch(bytes(rest))
-        elif len(rest) < len(self._view) // 2:
-            self._own(rest, len(rest))
+        partial = self._view[self._start : self._end]
+        if len(partial) <= PARTIAL_FRAME_BYTES_MAX:
+            self._use_scratch(bytes(partial))
+        elif len(partial) < len(self._view) // 2:
+            self._allocate_private(partial, len(partial))
         else:
             return
-        self._start, self._end = 0, len(rest)
+        self._start, self._end = 0, len(partial)
 
-    def _keep_rest(self, rest: memoryview) -> int:
-        """Take the beginning of a frame out of the scratch; its size."""
-        size = len(rest)
+    def _save_partial(self, partial: memoryview) -> int:
+        """Copy an incomplete frame out of the scratch buffer. Returns its size."""
+        size = len(partial)
         if size <= PARTIAL_FRAME_BYTES_MAX:
-            self._held = bytes(rest)
+            self._partial = bytes(partial)
         else:
-            (length,) = _LENGTH.unpack_from(rest)
-            self._held = b""
-            self._own(rest, max(min(2 * size, 4 + length), SCRATCH_BYTES))
+            (length,) = _LENGTH.unpack_from(partial)
+            self._partial = b""
+            self._allocate_private(partial, max(min(2 * size, 4 + length), SCRATCH_BYTES))
         return size
 
-    def _get_own(self) -> memoryview:
+    def _get_private(self) -> memoryview:
         start, end = self._start, self._end
         view = self._view
         if start == end:
             self._start = self._end = 0
-            if self._is_useless(end):
-                self._back_to_scratch(b"")
+            if self._should_release(end):
+                self._use_scratch(b"")
             return self._view
         if start:
             view[: end - start] = view[start:end]
             self._start, self._end = 0, end - start
             end = self._end
         if end == len(view):
-            # Double, but not beyond the frame that is being received.
+            # Double the size, but not beyond the frame being received.
             (length,) = _LENGTH.unpack_from(view)
-            self._own(view, min(max(2 * end, SCRATCH_BYTES), 4 + length))
+            self._allocate_private(view, min(max(2 * end, SCRATCH_BYTES), 4 + length))
         return self._view[end:]
 
-    def _is_useless(self, used: int) -> bool:
-        """Between frames, the last of which ended at `used`: whether the buffer is not worth keeping."""
+    def _should_release(self, used: int) -> bool:
+        """Whether the private buffer should be released, between frames; the last one ended at `used`."""
         capacity = len(self._view)
-        self._quiet_reads = self._quiet_reads + 1 if used * 4 < capacity else 0
-        return not SCRATCH_BYTES < capacity <= IDLE_BUFFER_BYTES_MAX or self._quiet_reads > SHRINK_AFTER_READS
+        self._underused_reads = self._underused_reads + 1 if used * 4 < capacity else 0
+        return (
+            not SCRATCH_BYTES < capacity <= IDLE_BUFFER_BYTES_MAX
+            or self._underused_reads > SHRINK_AFTER_READS
+        )
 
-    def _own(self, content: memoryview, capacity: int) -> None:
-        """A buffer of its own that begins with `content`. A new object each time, because the old one cannot change
-        its size while views into it are alive."""
+    def _allocate_private(self, content: memoryview, capacity: int) -> None:
+        """Allocate a private buffer that starts with `content`. Always a new object, because a buffer cannot be resized
+        while views of it exist."""
         self._view = memoryview(bytearray(capacity))
         self._view[: len(content)] = content
-        self._quiet_reads = 0
+        self._underused_reads = 0
 
-    def _back_to_scratch(self, held: bytes) -> None:
+    def _use_scratch(self, partial: bytes) -> None:
         self._view = self._scratch
-        self._held = held
-        self._quiet_reads = 0
+        self._partial = partial
+        self._underused_reads = 0

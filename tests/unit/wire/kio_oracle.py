@@ -14,7 +14,7 @@ from kio.serial import entity_reader, entity_writer
 from mansio.wire.api_versions import OFFERED
 from mansio.wire.apis.mansio_apis import is_mansio_api
 from mansio.wire.codec.messages import REQUEST, RESPONSE
-from mansio.wire.codec.schemas import Field, fields_of
+from mansio.wire.codec.schema_compiler import Field, fields_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

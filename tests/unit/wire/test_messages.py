@@ -10,7 +10,7 @@ import pytest
 
 from mansio.errors import WireError
 from mansio.wire.api_versions import OFFERED, ApiKey
-from mansio.wire.codec import messages, schema_readers
+from mansio.wire.codec import messages, schema_compiler
 from mansio.wire.codec.messages import (
     Struct,
     decode_request,
@@ -237,9 +237,9 @@ def test_message_of_many_tiny_structures_is_refused(monkeypatch: pytest.MonkeyPa
         if count == 1000:
             assert len(messages.decode_response(3, 9, frame).topics) == 1000
         else:
-            with pytest.raises(WireError, match="structures"):
+            with pytest.raises(WireError, match="structs"):
                 messages.decode_response(3, 9, frame)
-    assert schema_readers.MAX_STRUCTS * 600 < 512 << 20
+    assert schema_compiler.MAX_STRUCTS * 600 < 512 << 20
 
 
 TINY_ITEMS = {
@@ -253,7 +253,7 @@ TINY_ITEMS = {
 def test_request_of_many_tiny_items_is_refused(kind: str) -> None:
     """Each is answered with hundreds of bytes in memory, on the loop that everybody shares."""
     api_key, version, body = TINY_ITEMS[kind]
-    most = schema_readers.MAX_REQUEST_ITEMS
+    most = schema_compiler.MAX_REQUEST_ITEMS
     decode_request(api_key, version, unsigned_varint(most + 1) + body(most))
     with pytest.raises(WireError, match="items in one request"):
         decode_request(api_key, version, unsigned_varint(most + 2) + body(most + 1))

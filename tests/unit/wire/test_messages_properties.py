@@ -14,7 +14,7 @@ from mansio.wire.api_versions import OFFERED, ApiKey, is_flexible
 from mansio.wire.apis import mansio_apis
 from mansio.wire.codec import messages
 from mansio.wire.codec.messages import REQUEST, RESPONSE
-from mansio.wire.codec.schemas import Struct, fields_of
+from mansio.wire.codec.schema_compiler import Struct, fields_of
 from unit.wire.kio_oracle import every_version, kio_bytes, kio_reads, random_message, to_kio
 
 KAFKAS = [api for api in OFFERED.values() if not mansio_apis.is_mansio_api(api.key)]

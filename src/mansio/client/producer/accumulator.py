@@ -16,7 +16,7 @@ import asyncio
 from collections import deque
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from mansio.client.types import RecordMetadata
 from mansio.errors import InvalidRecord, MansioError
@@ -24,8 +24,10 @@ from mansio.errors import InvalidRecord, MansioError
 if TYPE_CHECKING:
     from collections.abc import Generator, Mapping, Sequence
 
-    from mansio.client.producer.produce_request import ProducerIdentity, Route
     from mansio.client.types import Headers
+    from mansio.net.connection import Connection
+    from mansio.net.metadata import TopicView
+    from mansio.wire.apis.produce import SinglePartitionProduce
 
     Stamped = tuple[int, bytes | None, bytes | None, Headers]
 
@@ -223,6 +225,26 @@ def _is_done(batch: Batch) -> bool:
     if batch.halves is not None:
         return all(_is_done(half) for half in batch.halves)
     return batch.is_completed
+
+
+class ProducerIdentity(NamedTuple):
+    """Producer id and first epoch of an idempotent producer."""
+
+    producer_id: int
+    first_epoch: int
+
+
+NO_IDENTITY = ProducerIdentity(-1, -1)
+
+
+class Route(NamedTuple):
+    """Encoding of the last request of a queue, valid while connection and metadata are unchanged."""
+
+    connection: Connection
+    view: TopicView | None
+    version: int
+    single: SinglePartitionProduce
+    names: dict[bytes, str]
 
 
 class PartitionQueue:

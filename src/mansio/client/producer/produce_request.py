@@ -10,8 +10,9 @@ Invariants:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, cast
 
+from mansio.client.producer.accumulator import NO_IDENTITY, Route
 from mansio.errors import MansioError
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.wire.api_versions import ApiKey
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from mansio.client.producer.accumulator import Batch
     from mansio.net.cluster import Cluster
     from mansio.net.connection import Connection
-    from mansio.net.metadata import TopicView
     from mansio.ports import Buffer
     from mansio.wire.batch.compression import Codec
 
@@ -34,26 +34,6 @@ if TYPE_CHECKING:
 HIGHEST_VERSION_WITH_NAMES = 12
 TEMPLATES_MAX = 1_000
 """Bound on the cached request templates, one per topic; a full cache is cleared."""
-
-
-class ProducerIdentity(NamedTuple):
-    """Producer id and first epoch of an idempotent producer."""
-
-    producer_id: int
-    first_epoch: int
-
-
-NO_IDENTITY = ProducerIdentity(-1, -1)
-
-
-class Route(NamedTuple):
-    """Encoding of the last request of a queue, valid while connection and metadata are unchanged."""
-
-    connection: Connection
-    view: TopicView | None
-    version: int
-    single: SinglePartitionProduce
-    names: dict[bytes, str]
 
 
 class PendingRequest:

@@ -30,12 +30,8 @@ from functools import partial
 from typing import TYPE_CHECKING, cast
 
 from mansio.client.leader_cache import LeaderCache
-from mansio.client.producer.produce_request import (
-    NO_IDENTITY,
-    PendingRequest,
-    ProducerIdentity,
-    RequestWriter,
-)
+from mansio.client.producer.accumulator import NO_IDENTITY, ProducerIdentity
+from mansio.client.producer.produce_request import PendingRequest, RequestWriter
 from mansio.client.tasks import Tasks, client_failed
 from mansio.errors import (
     ConnectionLost,

@@ -18,7 +18,7 @@ Invariants:
 from __future__ import annotations
 
 from enum import IntEnum
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import repeat
 from struct import Struct
 from typing import TYPE_CHECKING, Final, NamedTuple
@@ -30,7 +30,7 @@ from mansio.wire.batch.compression import Codec, compress
 from mansio.wire.batch.varints import varint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from mansio.ports import Buffer
 
@@ -401,33 +401,31 @@ def _interleave_fields(
 
 
 class _VarintTable(dict[int, bytes]):
-    """Cache of number -> prefix, varint, suffix. Bounded: a full table is cleared."""
+    """Cache of number -> prefix and varint of the number, or of `encoded(number)`. Bounded: a full table is cleared."""
 
-    def __init__(self, prefix: bytes, extra: int = 0, suffix: bytes = b"") -> None:
+    def __init__(self, prefix: bytes, encoded: Callable[[int], int] | None = None) -> None:
         super().__init__()
-        self._prefix, self._extra, self._suffix = prefix, extra, suffix
+        self._prefix, self._encoded = prefix, encoded
 
     def __missing__(self, number: int) -> bytes:
         if len(self) >= _CACHED_LENGTHS_MAX:
             self.clear()
-        encoded = self[number] = b"".join((self._prefix, varint(self._body(number)), self._suffix))
-        return encoded
-
-    def _body(self, number: int) -> int:
-        return number
+        value = number if self._encoded is None else self._encoded(number)
+        self[number] = found = self._prefix + varint(value)
+        return found
 
 
-class _RecordLengths(_VarintTable):
-    """Cache of value length -> encoded record length; the offset delta takes `extra` bytes."""
-
-    def _body(self, number: int) -> int:
-        # attributes, timestamp delta, offset delta, no key, value length, value, no headers
-        return 4 + self._extra + len(varint(number)) + number
+def _record_length(offset_delta_bytes: int, value_length: int) -> int:
+    """Length of a record: attributes, timestamp delta, offset delta, no key, value length, value, no headers."""
+    return 4 + offset_delta_bytes + len(varint(value_length)) + value_length
 
 
 _TIMESTAMP_DELTAS: Final = _VarintTable(b"\0")
 _VALUE_LENGTHS: Final = _VarintTable(_NULL)
-_RECORD_LENGTHS: Final = [_RecordLengths(b"\0", extra=size) for size in range(len(_SPAN_ENDS) + 1)]
+_RECORD_LENGTHS: Final = [
+    _VarintTable(b"\0", partial(_record_length, size)) for size in range(len(_SPAN_ENDS) + 1)
+]
+"""By size of the offset delta: value length -> empty headers of the previous record and the record's length."""
 
 
 @lru_cache(maxsize=64)

@@ -1,21 +1,20 @@
-"""Every API but Produce and Fetch: bytes <-> `Struct`, in any version, through kio's schemas.
+"""Codec of all APIs without a hand-written one: bytes <-> `Struct`, in any version, compiled from kio's schemas.
 
-A handler sees one shape per API, whatever version the client speaks: the fields of the newest schema kio
-knows, and the few that only older versions have. Where the version at hand lacks a field, a reader gives its
-default and a writer drops it. So a handler is written once, and looks at the version only where the meaning
-differs.
+A handler uses one shape per API for all versions: the fields of the newest schema, and those that only older versions
+have. A reader sets the default of a field that the version lacks, a writer drops it. So a handler is written once, and
+checks the version only where the meaning differs.
 
-Values are plain: times are ints in milliseconds under Kafka's own name in snake case (`session_timeout_ms`),
-error codes are ints, uuids are 16 bytes (a zero uuid is None; `uuid.UUID` is accepted when writing), arrays
-are lists (None where null), structures are `Struct`. A nullable field without a default of its own defaults
-to None.
+Values are plain: times are ints in milliseconds under Kafka's name in snake case (`session_timeout_ms`), error codes
+are ints, uuids are 16 bytes (None for the zero uuid; `uuid.UUID` is accepted when writing), arrays are lists (None for
+null), structs are `Struct`. The default of a nullable field is None unless it has one.
 
-Schemas are imported and compiled on first use: all of them take over a second, most brokers need few.
+Schemas are imported and compiled on first use: all of them take more than a second, and most brokers need few.
 `preload_schemas` does it beforehand, step by step.
 
-Always true: bytes that are not the message raise `WireError` and nothing else, in time and memory bounded by
-`MAX_BODY_BYTES`, `schema_readers.MAX_STRUCTS` and `MAX_REQUEST_ITEMS` (bytes after the end of a request are let pass,
-after that of a response not); mistakes of the caller raise `TypeError` or `ValueError`.
+Invariants:
+* Bytes that are not the message raise `WireError` and nothing else, in time and memory bounded by `MAX_BODY_BYTES`,
+  `MAX_STRUCTS` and `MAX_REQUEST_ITEMS`. Bytes after the end of a request are ignored, of a response refused.
+* A caller's mistake raises `TypeError` or `ValueError`.
 """
 
 from __future__ import annotations
@@ -27,17 +26,24 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.errors import WireError
 from mansio.wire.api_versions import OFFERED, ApiKey
 from mansio.wire.apis import mansio_apis
-from mansio.wire.codec.schema_readers import MAX_REQUEST_ITEMS, MAX_STRUCTS, Body, struct_reader
-from mansio.wire.codec.schema_writers import struct_writer
-from mansio.wire.codec.schemas import Shape, Struct, default_maker, fields_of
+from mansio.wire.codec.schema_compiler import (
+    MAX_REQUEST_ITEMS,
+    MAX_STRUCTS,
+    Body,
+    Shape,
+    Struct,
+    default_maker,
+    fields_of,
+    struct_reader,
+    struct_writer,
+)
 from mansio.wire.headers import framed_response, read_response_header, request_header
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from mansio.ports import Buffer
-    from mansio.wire.codec.schema_readers import Reader
-    from mansio.wire.codec.schema_writers import Writer
+    from mansio.wire.codec.schema_compiler import Reader, Writer
 
 __all__ = [
     "MAX_BODY_BYTES",
@@ -51,7 +57,7 @@ __all__ = [
 ]
 
 MAX_BODY_BYTES: Final = 16 * 1024 * 1024
-"""The largest message read here. Produce and Fetch, which carry data, do not pass this way."""
+"""Size limit of a message. Produce and Fetch, which carry data, have their own codecs."""
 
 REQUEST: Final = "request"
 RESPONSE: Final = "response"
@@ -77,22 +83,22 @@ REMOVED_FIELDS: Final[dict[tuple[int, str, str], dict[str, int]]] = {
     (ApiKey.LEAVE_GROUP, REQUEST, ""): {"member_id": 2},
     (ApiKey.DELETE_TOPICS, REQUEST, ""): {"topic_names": 5},
 }
-"""(API, direction, path of the structure) -> the fields the newest schema has no more, with the last version
-that had them. Checked against all of kio's schemas in the tests."""
+"""(API, direction, path of the struct) -> fields that the newest schema lacks, with the last version that has them.
+The tests compare it with all of kio's schemas."""
 
 
 def decode_request(api_key: int, version: int, body: Buffer) -> Struct:
-    """The request in `body` (what follows the header). Raises `WireError`."""
+    """The request in `body` (without the header). Raises `WireError`."""
     return _decode(api_key, version, REQUEST, body)
 
 
 def encode_response(
     api_key: int, version: int, correlation_id: int, fields: Mapping[str, Any] | Struct
 ) -> bytes:
-    """The whole response: frame length, header, body.
+    """The framed response: length, header, body.
 
-    `fields` are nested mappings (or `Struct`) of plain values; what is left out takes its default. Raises
-    `TypeError` for a name that no version of this API knows.
+    `fields` are nested mappings (or `Struct`) of plain values; missing fields get their default. Raises `TypeError` for
+    a name unknown to all versions of the API.
     """
     out = bytearray()
     _writer(api_key, version, RESPONSE)(out, fields)
@@ -102,7 +108,7 @@ def encode_response(
 def encode_request(
     api_key: int, version: int, correlation_id: int, client_id: str | None, fields: Mapping[str, Any] | Struct
 ) -> bytes:
-    """The whole request: frame length, header, body. `fields` as in `encode_response`."""
+    """The framed request: length, header, body. `fields` as in `encode_response`."""
     out = bytearray(4)
     out += request_header(api_key, version, correlation_id, client_id)
     _writer(api_key, version, REQUEST)(out, fields)
@@ -111,18 +117,18 @@ def encode_request(
 
 
 def decode_response(api_key: int, version: int, body: Buffer) -> Struct:
-    """The response in `body` (what follows the header). Raises `WireError`."""
+    """The response in `body` (without the header). Raises `WireError`."""
     return _decode(api_key, version, RESPONSE, body)
 
 
 def decode_response_frame(api_key: int, version: int, frame: Buffer) -> tuple[int, Struct]:
-    """(correlation id, response) of a whole response frame. Raises `WireError`."""
+    """(correlation id, response) of a response frame. Raises `WireError`."""
     correlation_id, position = read_response_header(api_key, version, frame)
     return correlation_id, _decode(api_key, version, RESPONSE, frame[position:])
 
 
 def preload_schemas() -> Iterator[None]:
-    """Import and compile everything offered; each step of the iterator takes some milliseconds."""
+    """Import and compile all supported APIs; each step of the iterator takes some milliseconds."""
     for api in OFFERED.values():
         if api.handler is None or api.raw:
             continue
@@ -139,15 +145,15 @@ def _decode(api_key: int, version: int, direction: str, buffer: Buffer) -> Struc
     read = _reader(api_key, version, direction)
     body = Body(buffer)
     body.is_request = direction == REQUEST
-    body.room = MAX_REQUEST_ITEMS if body.is_request else MAX_STRUCTS
+    body.remaining = MAX_REQUEST_ITEMS if body.is_request else MAX_STRUCTS
     try:
         message, end = read(body, 0)
     except (struct.error, IndexError) as error:
         raise WireError("the message ends too early") from error
     except UnicodeDecodeError as error:
-        raise WireError("a text that is not UTF-8") from error
+        raise WireError("a string that is not UTF-8") from error
     if end != len(body) and direction == RESPONSE:
-        # A request may be longer than its schema: librdkafka's Metadata for all topics is, and brokers let it pass.
+        # A request may be longer than its schema: librdkafka's Metadata for all topics is, and brokers ignore the rest.
         raise WireError(f"{len(body) - end} bytes after the end of the message")
     result: Struct = message
     return result
@@ -164,8 +170,7 @@ def _writer(api_key: int, version: int, direction: str) -> Writer:
 
 
 def _schema(api_key: int, version: int, direction: str) -> Any:
-    """kio's class of a message, or ours. Raises `ValueError` for what there is not: the caller checks versions
-    first."""
+    """The schema class of a message. Raises `ValueError` for an unknown version; callers check versions first."""
     if mansio_apis.is_mansio_api(api_key):
         return mansio_apis.schema(api_key, version, direction)
     from kio import index
@@ -179,7 +184,7 @@ def _schema(api_key: int, version: int, direction: str) -> Any:
 
 @cache
 def shape_of(api_key: int, direction: str) -> Shape:
-    """The one shape of an API's request or response."""
+    """The shape of an API's request or response."""
     if mansio_apis.is_mansio_api(api_key):
         return _shape(api_key, direction, "", mansio_apis.schema(api_key, 0, direction))
     from kio.schema.index import api_key_map, schema_name_map
@@ -191,7 +196,7 @@ def shape_of(api_key: int, direction: str) -> Shape:
 def _shape(api_key: int, direction: str, path: str, entity: Any) -> Shape:
     fields = fields_of(entity)
     for name, version in REMOVED_FIELDS.get((api_key, direction, path), {}).items():
-        older = _inside(_schema(api_key, version, direction), path)
+        older = _struct_at(_schema(api_key, version, direction), path)
         fields += [field for field in fields_of(older) if field.name == name]
     children = {
         field.name: _shape(api_key, direction, f"{path}.{field.name}", field.entity)
@@ -201,8 +206,8 @@ def _shape(api_key: int, direction: str, path: str, entity: Any) -> Shape:
     return Shape({field.name: default_maker(field, children.get(field.name)) for field in fields}, children)
 
 
-def _inside(entity: Any, path: str) -> Any:
-    """The structure at `path` (".topics.partitions") inside a message."""
+def _struct_at(entity: Any, path: str) -> Any:
+    """The struct at `path` (".topics.partitions") of a message."""
     for name in path.split(".")[1:]:
         entity = next(field.entity for field in fields_of(entity) if field.name == name)
     return entity
