@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mansio.wire import compatibility
-from tools import features, file_map, share_states
+from tools import compatibility, features, file_map, share_states
 
 if TYPE_CHECKING:
     from collections.abc import Callable

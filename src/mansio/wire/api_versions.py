@@ -1,12 +1,10 @@
-"""The one table of what Mansio speaks: API key, versions offered, the handler that answers, and what is left
-out.
+"""Supported APIs: key, versions, handler, and the reasons for versions and APIs that are not supported.
 
-Everything that asks "which versions?" asks here: the ApiVersions answer, the server's dispatch, the client's
-negotiation, the codecs, the fuzzers and docs/COMPATIBILITY.md. A version stands in the table only when it is
-implemented and tested; what Kafka has and Mansio has not stands beside it with the reason.
+The only source for the ApiVersions response, the request router, the client's negotiation, the codecs, the fuzzers and
+docs/COMPATIBILITY.md. A version is listed only when it is implemented and tested.
 
-Always true: the table is constant; a handler is named by a string (`module.function` under the broker's
-handlers), so that this module depends on nothing.
+Invariant: the table is constant; a handler is named by a string (`module.function` under the broker's handlers), so
+that this module has no imports of the project.
 
 Source: https://kafka.apache.org/protocol.html#protocol_api_keys and Kafka's message definitions.
 """
@@ -18,7 +16,7 @@ from typing import Final, NamedTuple
 
 
 class ApiKey(IntEnum):
-    """The APIs Mansio offers, by Kafka's number."""
+    """Supported APIs, with Kafka's keys."""
 
     PRODUCE = 0
     FETCH = 1
@@ -88,21 +86,19 @@ class Api(NamedTuple):
     highest: int
     handler: str | None = None
     """`module.function` under the broker's handlers; None for Produce, Fetch, ShareFetch and ShareAcknowledge, which
-    the server answers itself."""
+    the connection calls directly."""
     note: str = ""
-    """What is particular about Mansio's answer."""
+    """Remarks on Mansio's behaviour."""
     skipped: str = ""
-    """Why Kafka's newer versions are not offered; empty where there are none."""
+    """Why newer versions of Kafka are not supported; empty if there are none."""
     advertised_lowest: int | None = None
-    """The lowest version ApiVersions announces, where it is not `lowest`."""
+    """The lowest version in ApiVersions responses, if it is not `lowest`."""
     raw: bool = False
-    """The handler reads the request's bytes itself."""
+    """Whether the handler decodes the request itself."""
 
 
-_BROKERS_ONLY: Final = (
-    "Brokers of a cluster among each other; anybody else gets CLUSTER_AUTHORIZATION_FAILED."
-)
-_NO_AUTHORIZER: Final = "Every operation is allowed: SECURITY_DISABLED, as Kafka without an authorizer."
+_BROKERS_ONLY: Final = "Between brokers of a cluster only; other clients get CLUSTER_AUTHORIZATION_FAILED."
+_NO_AUTHORIZER: Final = "SECURITY_DISABLED, as in Kafka without an authorizer: every operation is allowed."
 
 _ROWS: Final = (
     Api(
@@ -110,8 +106,8 @@ _ROWS: Final = (
         3,
         13,
         note=(
-            "Versions 0-2 are announced, as Kafka 4 does, because old librdkafka looks for them before it "
-            "compresses (KAFKA-18659); a request in them gets UNSUPPORTED_VERSION."
+            "Versions 0-2 are advertised, as by Kafka 4, because old librdkafka requires them for "
+            "compression (KAFKA-18659); a request in them gets UNSUPPORTED_VERSION."
         ),
         advertised_lowest=0,
     ),
@@ -119,15 +115,15 @@ _ROWS: Final = (
         ApiKey.FETCH,
         4,
         17,
-        note="Sessions are not kept: every answer carries session 0 and is complete (KIP-227 allows it).",
-        skipped="18 carries a follower's high watermark (KIP-1166), for replicated metadata logs.",
+        note="No fetch sessions: every response has session id 0 and is complete, as KIP-227 allows.",
+        skipped="18 adds a follower's high watermark (KIP-1166), for replicated metadata logs.",
     ),
     Api(
         ApiKey.LIST_OFFSETS,
         1,
         10,
         "records.list_offsets",
-        skipped="11 asks for the earliest offset that waits for tiered upload; there is no tiered storage.",
+        skipped="11 adds the earliest pending upload offset of tiered storage, which does not exist.",
     ),
     Api(ApiKey.METADATA, 0, 13, "cluster.metadata"),
     Api(
@@ -165,7 +161,7 @@ _ROWS: Final = (
         0,
         2,
         "records.delete_records",
-        note="Answered when every in-sync replica has the new start on disk: deleted records stay deleted.",
+        note="Responds when every in-sync replica has stored the new start offset: deletions are permanent.",
     ),
     Api(
         ApiKey.INIT_PRODUCER_ID,
@@ -185,7 +181,7 @@ _ROWS: Final = (
         0,
         2,
         "configs.alter_configs",
-        note="Topics and groups. What is not named goes back to its default, as in Kafka.",
+        note="Topics and groups. Settings not named are reset to their defaults, as in Kafka.",
     ),
     Api(ApiKey.DESCRIBE_LOG_DIRS, 1, 5, "log_dirs.describe_log_dirs", note="One directory: the broker's."),
     Api(ApiKey.CREATE_PARTITIONS, 0, 3, "topics.create_partitions"),
@@ -195,7 +191,7 @@ _ROWS: Final = (
         0,
         2,
         "replicas.elect_leaders",
-        note="On a single node a partition has one replica, which leads it: ELECTION_NOT_NEEDED.",
+        note="On a single node the only replica is the leader: ELECTION_NOT_NEEDED.",
     ),
     Api(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, "configs.incremental_alter_configs"),
     Api(
@@ -203,14 +199,14 @@ _ROWS: Final = (
         0,
         1,
         "replicas.alter_partition_reassignments",
-        note="Partitions stay where they are: any other place gets INVALID_REPLICA_ASSIGNMENT.",
+        note="Partitions cannot be moved: any other assignment gets INVALID_REPLICA_ASSIGNMENT.",
     ),
     Api(
         ApiKey.LIST_PARTITION_REASSIGNMENTS,
         0,
         0,
         "replicas.list_partition_reassignments",
-        note="There are never any.",
+        note="Always empty.",
     ),
     Api(ApiKey.OFFSET_DELETE, 0, 0, "offsets.offset_delete"),
     Api(ApiKey.DESCRIBE_CLIENT_QUOTAS, 0, 1, "quotas.describe_client_quotas"),
@@ -221,7 +217,7 @@ _ROWS: Final = (
         "quotas.alter_client_quotas",
         note=(
             "`producer_byte_rate` and `consumer_byte_rate` of client ids and of users; other keys are refused. "
-            "Without authentication everybody is the user ANONYMOUS, the only one that can be named."
+            "Without authentication every client is the user ANONYMOUS, the only valid name."
         ),
     ),
     Api(
@@ -229,7 +225,7 @@ _ROWS: Final = (
         0,
         0,
         "acls.describe_user_scram_credentials",
-        note="There are no users; tools ask when they show the quotas of users.",
+        note="Always empty; tools request it to show the quotas of users.",
     ),
     Api(ApiKey.DESCRIBE_CLUSTER, 0, 2, "cluster.describe_cluster"),
     Api(ApiKey.DESCRIBE_PRODUCERS, 0, 0, "producers.describe_producers", note="Idempotent producers."),
@@ -238,15 +234,15 @@ _ROWS: Final = (
         0,
         0,
         "producers.describe_transactions",
-        note="There are none: TRANSACTIONAL_ID_NOT_FOUND.",
+        note="Always TRANSACTIONAL_ID_NOT_FOUND.",
     ),
-    Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "producers.list_transactions", note="There are none."),
+    Api(ApiKey.LIST_TRANSACTIONS, 0, 2, "producers.list_transactions", note="Always empty."),
     Api(
         ApiKey.CONSUMER_GROUP_HEARTBEAT,
         0,
         1,
         "consumer_groups.consumer_group_heartbeat",
-        note="KIP-848. Regular expressions (version 1) are RE2's and match whole names; internal topics never match.",
+        note="KIP-848. Regular expressions (version 1) are RE2 and match whole names; internal topics never match.",
     ),
     Api(ApiKey.CONSUMER_GROUP_DESCRIBE, 0, 1, "consumer_groups.consumer_group_describe"),
     Api(
@@ -254,7 +250,7 @@ _ROWS: Final = (
         0,
         1,
         "configs.list_config_resources",
-        note="Topics, this broker, and groups with settings of their own. Version 0 asks for client metrics: none.",
+        note="Topics, this broker, and groups with own settings. Version 0 lists client metrics: always empty.",
     ),
     Api(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, "cluster.describe_topic_partitions"),
     Api(ApiKey.SHARE_GROUP_HEARTBEAT, 1, 1, "share_groups.share_group_heartbeat", note="KIP-932."),
@@ -263,7 +259,7 @@ _ROWS: Final = (
         ApiKey.SHARE_FETCH,
         1,
         2,
-        note="KIP-932, with the record limit of KIP-1206. A batch is finished when its rest is no more than asked for.",
+        note="KIP-932, with the record limit of KIP-1206. The last batch is completed if its rest fits the limit.",
     ),
     Api(ApiKey.SHARE_ACKNOWLEDGE, 1, 2, note="KIP-932, with the renewals of KIP-1222."),
     Api(ApiKey.INITIALIZE_SHARE_GROUP_STATE, 0, 0, "share_state.initialize", note=_BROKERS_ONLY, raw=True),
@@ -279,7 +275,7 @@ _ROWS: Final = (
         0,
         0,
         "leases.acknowledge_records",
-        note="Ours. ShareAcknowledge without a session, with a delay for releases and a reason for rejections.",
+        note="Mansio's own. ShareAcknowledge without a session, with a delay for releases and a reason for rejections.",
         raw=True,
     ),
     Api(
@@ -287,23 +283,23 @@ _ROWS: Final = (
         0,
         0,
         "leases.describe_leases",
-        note="Ours. Who has leased what, and since when.",
+        note="Mansio's own. Leases of share partitions: member, offsets, age.",
     ),
     Api(
         ApiKey.REDRIVE_RECORDS,
         0,
         0,
         "leases.redrive_records",
-        note="Ours. Offers dead records to their group again, once for each redrive's id.",
+        note="Mansio's own. Makes dead-lettered records available to their group again; idempotent per redrive id.",
     ),
 )
 
 OFFERED: Final[dict[ApiKey, Api]] = {row.key: row for row in _ROWS}
-"""Every API a client may use, in the order of the keys."""
+"""All supported APIs, in the order of their keys."""
 
-_TRANSACTIONS: Final = "transactions are not there yet"
-_SECURITY: Final = "there is no authentication on this listener yet"
-_RAFT: Final = "brokers talk to a metadata store, not to a KRaft quorum"
+_TRANSACTIONS: Final = "transactions are not implemented yet"
+_SECURITY: Final = "authentication is not implemented yet"
+_RAFT: Final = "brokers use a metadata store, not a KRaft quorum"
 _STREAMS: Final = "streams groups (KIP-1071) are not planned"
 
 SKIPPED: Final[dict[str, str]] = {
@@ -313,10 +309,10 @@ SKIPPED: Final[dict[str, str]] = {
     "AddPartitionsToTxn (24) to WriteTxnMarkers (27), TxnOffsetCommit (28)": _TRANSACTIONS,
     "AlterReplicaLogDirs (34)": "a broker has one data directory",
     "DescribeQuorum (55), UpdateFeatures (57), UnregisterBroker (64), AddRaftVoter (80) and on": _RAFT,
-    "GetTelemetrySubscriptions (71), PushTelemetry (72)": "clients keep their metrics (KIP-714 is optional)",
+    "GetTelemetrySubscriptions (71), PushTelemetry (72)": "client metrics are not collected (KIP-714 is optional)",
     "StreamsGroupHeartbeat (88), StreamsGroupDescribe (89)": _STREAMS,
 }
-"""What Kafka's clients may ask for and Mansio does not offer, with the reason."""
+"""APIs of Kafka that Mansio does not support, with the reason."""
 
 _FIRST_FLEXIBLE: Final[dict[int, int]] = {
     ApiKey.PRODUCE: 9,
@@ -381,18 +377,18 @@ _NEVER_FLEXIBLE: Final = 1 << 15
 
 
 def is_flexible(api_key: int, version: int) -> bool:
-    """Whether this version of an API uses compact lengths and tagged fields (KIP-482). Unknown APIs: no."""
+    """Whether this version of an API uses compact lengths and tagged fields (KIP-482); False for unknown APIs."""
     return version >= _FIRST_FLEXIBLE.get(api_key, _NEVER_FLEXIBLE)
 
 
 def is_offered(api_key: int, version: int) -> bool:
-    """Whether a request in this version is answered. `api_key` may be any number."""
+    """Whether requests in this version are supported. `api_key` may be any number."""
     api = OFFERED.get(api_key)  # type: ignore[call-overload]  # an IntEnum equals its number
     return api is not None and api.lowest <= version <= api.highest
 
 
-def announced() -> list[tuple[int, int, int]]:
-    """What ApiVersions says: (API key, lowest, highest) of every API offered."""
+def advertised_versions() -> list[tuple[int, int, int]]:
+    """(API key, lowest, highest) of every API, as advertised by ApiVersions."""
     return [
         (int(row.key), row.lowest if row.advertised_lowest is None else row.advertised_lowest, row.highest)
         for row in _ROWS

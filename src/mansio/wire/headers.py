@@ -1,12 +1,12 @@
-"""Request and response headers: the few bytes before every body.
+"""Request and response headers.
 
-Written by hand, because every request of every kind passes here. Owns: which header version goes with which
-API version (KIP-482), and the two exceptions of ApiVersions (KIP-511): its responses always carry header
-version 0, so that a client can read them before it knows the broker, and a request in a version from the
-future is still given a header, so that the broker can answer "not that one".
+Header versions depend on the API version (KIP-482), with two exceptions for ApiVersions (KIP-511): its responses always
+have header version 0, so that a client can read them before it knows the broker; and a request in an unknown version
+still has a readable header, so that the broker can respond with UNSUPPORTED_VERSION.
 
-Always true: positions are bytes from the start of the frame (the 4-byte length is not part of it); client ids
-in headers keep the old string format even in header version 2.
+Invariants:
+* Positions are bytes from the start of the frame, without the 4-byte length.
+* Client ids in headers have the old string format even in header version 2.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ _FRAMED_RESPONSE_START: Final = Struct(">ii")
 
 
 class RequestHeader(NamedTuple):
-    """What a request says before its body."""
+    """Header of a request."""
 
     api_key: int
     api_version: int
     correlation_id: int
     client_id: str | None
     body: int
-    """Position in the frame where the body starts."""
+    """Position of the body in the frame."""
 
 
 def read_request_header(frame: Buffer) -> RequestHeader:
-    """Read the header of one request frame. Raises `WireError` on anything that is not one.
+    """Decode the header of one request frame. Raises `WireError` if it is not one.
 
     The API key and version may be unknown to Mansio: the caller decides what to answer.
     """
@@ -66,7 +66,7 @@ def read_request_header(frame: Buffer) -> RequestHeader:
 
 
 def request_header(api_key: int, api_version: int, correlation_id: int, client_id: str | None) -> bytes:
-    """The header of a request, without the frame's length."""
+    """An encoded request header, without the frame length."""
     tail = b"\x00" if is_flexible(api_key, api_version) else b""
     if client_id is None:
         return _REQUEST_START.pack(api_key, api_version, correlation_id, -1) + tail
@@ -75,33 +75,32 @@ def request_header(api_key: int, api_version: int, correlation_id: int, client_i
 
 
 def has_flexible_response_header(api_key: int, api_version: int) -> bool:
-    """Whether the response header carries tagged fields; never in the answer to ApiVersions."""
+    """Whether the response header has tagged fields; never for ApiVersions."""
     return api_key != ApiKey.API_VERSIONS and is_flexible(api_key, api_version)
 
 
 def response_header(api_key: int, api_version: int, correlation_id: int) -> bytes:
-    """The header of a response, without the frame's length."""
+    """An encoded response header, without the frame length."""
     start = _RESPONSE_START.pack(correlation_id)
     return start + b"\x00" if has_flexible_response_header(api_key, api_version) else start
 
 
 def framed_response(api_key: int, api_version: int, correlation_id: int, body: Buffer) -> bytes:
-    """A whole response: length, header, body."""
+    """A framed response: length, header, body."""
     if has_flexible_response_header(api_key, api_version):
         return b"".join((_FRAMED_RESPONSE_START.pack(len(body) + 5, correlation_id), b"\x00", body))
     return _FRAMED_RESPONSE_START.pack(len(body) + 4, correlation_id) + body
 
 
 def read_correlation_id(frame: Buffer) -> int:
-    """The correlation id of a response frame, which says which request it answers."""
+    """The correlation id of a response frame."""
     if len(frame) < 4:
         raise WireError("a response shorter than its header")
     return int(_RESPONSE_START.unpack_from(frame)[0])
 
 
 def read_response_header(api_key: int, api_version: int, frame: Buffer) -> tuple[int, int]:
-    """(correlation id, position where the body starts) of a response frame to a request of that API and
-    version."""
+    """(correlation id, position of the body) of a response frame for a request of that API and version."""
     correlation_id = read_correlation_id(frame)
     position = 4
     if has_flexible_response_header(api_key, api_version):
@@ -133,7 +132,7 @@ _ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
 
 
 def unsigned_varint(value: int) -> bytes:
-    """An unsigned varint, as KIP-482 writes lengths and tags."""
+    """Encoded unsigned varint, as used for lengths and tags (KIP-482)."""
     if value < 0x80:
         return _ONE_BYTE[value]
     if value < 0x4000:
@@ -149,10 +148,10 @@ def unsigned_varint(value: int) -> bytes:
 
 
 def skip_tagged_fields(buffer: Buffer, position: int) -> int:
-    """Position after a section of tagged fields, none of which matters here. Raises `WireError`."""
+    """Position after a section of tagged fields. Raises `WireError`."""
     count, position = read_unsigned_varint(buffer, position)
     for _ in range(count):
-        # Each field takes two bytes at least, so a lying count ends at the end of the buffer.
+        # Each field takes at least two bytes, so a wrong count ends at the end of the buffer.
         _, position = read_unsigned_varint(buffer, position)
         length, position = read_unsigned_varint(buffer, position)
         position += length

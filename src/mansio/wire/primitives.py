@@ -1,11 +1,10 @@
-"""The small pieces Produce and Fetch are read and written with: counts, texts, topics.
+"""Primitive types of hand-written codecs: counts, strings, topics.
 
-Readers are `(frame, position, ...) -> (value, position after it)` over memoryviews. They raise `WireError`,
-or let `IndexError`, `struct.error` and `UnicodeDecodeError` through where a message ends too early or is not
-text: the callers turn those into `WireError` once for the whole message, which keeps the hot path free of
-checks.
+Readers are `(frame, position, ...) -> (value, position after it)` over memoryviews. They raise `WireError`, or let
+`IndexError`, `struct.error` and `UnicodeDecodeError` pass for a message that ends too early or is not text; the callers
+convert these to `WireError` once per message, which keeps the hot path free of checks.
 
-Always true: a count that is accepted is not larger than the caller's bound, nor than the bytes that are left.
+Invariant: an accepted count is at most the caller's limit and the number of remaining bytes.
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from mansio.errors import WireError
 from mansio.wire.headers import read_unsigned_varint, unsigned_varint
 
 DECODE_ERRORS: Final = (struct.error, IndexError, UnicodeDecodeError)
-"""What the readers let through when the bytes are not the message."""
+"""Exceptions that readers raise for bytes that are not the message, besides `WireError`."""
 MAX_ENTRIES: Final = 100_000
-"""Topics and partitions in one message, in all."""
+"""Limit on the topics and partitions of one message, in total."""
 
 _INT: Final = Struct(">i")
 _SHORT: Final = Struct(">h")
 
 
 def read_compact_count(frame: memoryview, position: int, most: int) -> tuple[int, int]:
-    """A count of items, written as one more than it is (KIP-482); null is refused."""
+    """A compact item count (KIP-482), at most `most`; null is refused."""
     count = frame[position]
     if count < 0x80:
         position += 1
@@ -40,7 +39,7 @@ def read_compact_count(frame: memoryview, position: int, most: int) -> tuple[int
 
 
 def read_count(frame: memoryview, position: int, most: int) -> tuple[int, int]:
-    """A count of items as an int32; null is refused."""
+    """An int32 item count, at most `most`; null is refused."""
     (count,) = _INT.unpack_from(frame, position)
     position += 4
     if not 0 <= count <= most or count > len(frame) - position:
@@ -49,7 +48,7 @@ def read_count(frame: memoryview, position: int, most: int) -> tuple[int, int]:
 
 
 def read_compact_string(frame: memoryview, position: int) -> tuple[str | None, int]:
-    """A text behind its length plus one; 0 is None."""
+    """A compact string; length 0 is None."""
     length = frame[position]
     if length < 0x80:
         position += 1
@@ -59,21 +58,21 @@ def read_compact_string(frame: memoryview, position: int) -> tuple[str | None, i
         return None, position
     end = position + length - 1
     if end > len(frame):
-        raise WireError("a text is longer than the message")
+        raise WireError("a string is longer than the message")
     return str(frame[position:end], "utf-8"), end
 
 
 def read_string(frame: memoryview, position: int) -> tuple[str | None, int]:
-    """A text behind its length as an int16; -1 is None."""
+    """A string with an int16 length; -1 is None."""
     (length,) = _SHORT.unpack_from(frame, position)
     position += 2
     if length < 0:
         if length != -1:
-            raise WireError(f"a text of {length} bytes")
+            raise WireError(f"a string of {length} bytes")
         return None, position
     end = position + length
     if end > len(frame):
-        raise WireError("a text is longer than the message")
+        raise WireError("a string is longer than the message")
     return str(frame[position:end], "utf-8"), end
 
 
@@ -94,12 +93,12 @@ def read_topic(
 
 
 def pack_compact_count(count: int) -> bytes:
-    """A count or a length as KIP-482 writes it; -1 is null."""
+    """Encoded compact count or length (KIP-482); -1 is null."""
     return unsigned_varint(count + 1)
 
 
 def pack_count(count: int) -> bytes:
-    """A count or a length as an int32; -1 is null."""
+    """Encoded int32 count or length; -1 is null."""
     return _INT.pack(count)
 
 
@@ -118,7 +117,7 @@ def pack_string(text: str | None) -> bytes:
 
 
 def pack_topic(name: str | None, topic_id: bytes | None, *, by_id: bool, flexible: bool) -> bytes:
-    """The topic's id (zeros for None) or its name."""
+    """Encoded topic id (zeros for None) or name."""
     if by_id:
         return topic_id or bytes(16)
     return pack_compact_string(name or "") if flexible else pack_string(name or "")

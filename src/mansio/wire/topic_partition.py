@@ -1,4 +1,4 @@
-"""The name of a partition, as everybody says it."""
+"""Name of a partition: topic and index."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from mansio.api.kafka.handlers.cluster import ALL_OF_CLUSTER, ALL_OF_TOPIC, OPER
 from mansio.api.kafka.server.request_context import RequestContext
 from mansio.broker.services.topics import NewTopic
 from mansio.config.settings import Settings
-from mansio.wire.api_versions import OFFERED, ApiKey, announced
+from mansio.wire.api_versions import OFFERED, ApiKey, advertised_versions
 from mansio.wire.codec import messages
 from support.machine import scaled
 from support.metadata import DEADLINE_SECONDS, sqlite_store, topic_admin
@@ -239,7 +239,7 @@ def test_api_versions_tells_the_table(version: int) -> None:
         response = await peer.ask(ApiKey.API_VERSIONS, version, fields)
         assert response.error_code == OK
         shown = [(one.api_key, one.min_version, one.max_version) for one in response.api_keys]
-        assert shown == announced()
+        assert shown == advertised_versions()
 
     run(check)
 

@@ -11,7 +11,7 @@ import inspect
 from typing import TYPE_CHECKING, Any, Self
 
 from mansio.wire import headers
-from mansio.wire.api_versions import OFFERED, ApiKey, announced
+from mansio.wire.api_versions import OFFERED, ApiKey, advertised_versions
 from mansio.wire.apis import fetch, produce
 from mansio.wire.codec import messages
 
@@ -34,7 +34,7 @@ class StubBroker:
             ApiKey.API_VERSIONS: self.api_versions,
             ApiKey.METADATA: self.metadata,
         }
-        self.offered = {key: (lowest, highest) for key, lowest, highest in announced()}
+        self.offered = {key: (lowest, highest) for key, lowest, highest in advertised_versions()}
         self.produce: Callable[[produce.ProduceRequest], Any] | None = None
         self.fetch: Callable[[fetch.FetchRequest], Any] | None = None
         self.connections = 0

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from kio.schema.index import api_key_map
+from tools.compatibility import render
 
-from mansio.wire.api_versions import OFFERED, SKIPPED, ApiKey, announced, is_flexible, is_offered
+from mansio.wire.api_versions import OFFERED, SKIPPED, ApiKey, advertised_versions, is_flexible, is_offered
 from mansio.wire.apis import mansio_apis
-from mansio.wire.compatibility import render
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,11 +30,11 @@ def test_every_api_has_its_row_and_kafkas_name() -> None:
 
 def test_produce_is_announced_from_0_for_old_librdkafka_but_not_served() -> None:
     """KAFKA-18659."""
-    assert (0, 0, 13) in announced()
+    assert (0, 0, 13) in advertised_versions()
     assert not is_offered(ApiKey.PRODUCE, 2)
     assert is_offered(ApiKey.PRODUCE, 3)
-    assert (1, 4, 17) in announced()
-    assert len(announced()) == len(OFFERED)
+    assert (1, 4, 17) in advertised_versions()
+    assert len(advertised_versions()) == len(OFFERED)
 
 
 def test_unknown_keys_and_versions_are_not_offered() -> None:

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from mansio.errors import WireError
-from mansio.wire.api_versions import OFFERED, ApiKey, announced, is_flexible
+from mansio.wire.api_versions import OFFERED, ApiKey, advertised_versions, is_flexible
 from mansio.wire.apis import mansio_apis
 from mansio.wire.codec import messages
 from mansio.wire.codec.messages import REQUEST, RESPONSE, Struct
@@ -52,7 +52,11 @@ def test_the_bytes_of_a_request_to_settle_leases() -> None:
 
 
 def test_they_are_announced_with_numbers_of_their_own() -> None:
-    assert [key for key in announced() if key[0] >= 20_000] == [(20100, 0, 0), (20101, 0, 0), (20102, 0, 0)]
+    assert [key for key in advertised_versions() if key[0] >= 20_000] == [
+        (20100, 0, 0),
+        (20101, 0, 0),
+        (20102, 0, 0),
+    ]
     assert all(is_flexible(key, 0) for key in NATIVE)
 
 

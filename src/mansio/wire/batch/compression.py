@@ -1,21 +1,18 @@
-"""The codecs of record batches: gzip, snappy, lz4, zstd. What a batch may become when opened is bounded
-beforehand.
+"""Compression codecs of record batches: gzip, snappy, lz4, zstd, with bounded decompression.
 
-A small batch can claim to become gigabytes. So `decompress` learns an upper bound of the output from the
-compressed bytes themselves (lengths and block headers) before it allocates, or decompresses in steps (gzip),
-and refuses with `InvalidRecord` above the caller's limit. What cannot be decompressed is `CorruptMessage`.
+A small batch can claim to decompress to gigabytes. `decompress` therefore computes an upper bound of the output size
+from the compressed bytes (lengths and block headers) before it allocates, or decompresses in steps (gzip), and raises
+`InvalidRecord` above the caller's limit. Bytes that cannot be decompressed raise `CorruptMessage`.
 
-Framings, as Kafka's clients write and read them:
-  gzip    RFC 1952, members may follow each other.
-  snappy  written as the Java client does ("xerial": a header, then raw blocks of 32 KiB behind a length);
-          read in that framing and as one raw block (librdkafka).
-  lz4     one LZ4 frame; written with independent blocks and without content size, because the Java client
-  reads
-          nothing else. Read with and without content size, checksums, linked blocks.
+Framings, as Kafka's clients use them:
+  gzip    RFC 1952; several members are allowed.
+  snappy  written as by the Java client ("xerial": a header, then raw blocks of 32 KiB, each with its length); read in
+          that framing and as one raw block (librdkafka).
+  lz4     one LZ4 frame, written with independent blocks and without content size, because the Java client supports
+          nothing else; read with and without content size, checksums and linked blocks.
   zstd    frames with or without content size, skippable frames between them.
 
-Always true: the result of `decompress` is never longer than `max_output_bytes`, and nothing much longer than
-that was allocated on the way.
+Invariant: the result of `decompress` is at most `max_output_bytes` long, and nothing much longer was allocated.
 """
 
 from __future__ import annotations
@@ -52,17 +49,16 @@ _LITTLE_64: Final = Struct("<Q")
 _BIG_32: Final = Struct(">I")
 
 _GZIP_PIECE_BYTES: Final = 64 * 1024
-"""What comes behind a member is copied when it ends, so no more than this is given to it at a time."""
+"""Input per step: zlib copies the bytes behind the end of a member, so steps must be small."""
 _GZIP_MEMBERS_MAX: Final = 10_000
-"""Clients write one. Each takes some microseconds and twenty bytes, and may hold nothing."""
+"""Clients write one member. Each takes some microseconds and at least twenty bytes, even if it is empty."""
 
 _XERIAL_MAGIC: Final = b"\x82SNAPPY\x00"
 _XERIAL_HEADER: Final = _XERIAL_MAGIC + b"\x00\x00\x00\x01\x00\x00\x00\x01"
 _XERIAL_BLOCK_BYTES: Final = 32 * 1024
 
 _LZ4_MAGIC: Final = b"\x04\x22\x4d\x18"
-# Version 1, independent blocks, no checksums, no content size; blocks of at most 64 KiB; and the checksum of
-# that.
+# Version 1, independent blocks, no checksums, no content size; blocks of at most 64 KiB; header checksum.
 _LZ4_HEADER: Final = _LZ4_MAGIC + b"\x60\x40\x82"
 _LZ4_BLOCK_BYTES: Final = 64 * 1024
 _LZ4_UNCOMPRESSED: Final = 0x8000_0000
@@ -76,7 +72,7 @@ _ZSTD_LEVEL: Final = 3
 
 
 def compress(codec: Codec, data: Buffer) -> bytes:
-    """`data` in the codec's framing, readable by every Kafka client."""
+    """Compressed `data`, in a framing that every Kafka client reads."""
     if codec == Codec.NONE:
         return bytes(data)
     if codec == Codec.GZIP:
@@ -89,16 +85,16 @@ def compress(codec: Codec, data: Buffer) -> bytes:
 
 
 def decompress(codec: int, data: Buffer, max_output_bytes: int) -> bytes:
-    """What `data` was before `compress`, at most `max_output_bytes` long.
+    """Decompressed `data`, at most `max_output_bytes` long.
 
-    Raises `InvalidRecord` when it would be longer, `CorruptMessage` when it cannot be decompressed,
-    `UnsupportedCompression` for a codec that does not exist.
+    Raises `InvalidRecord` if it would be longer, `CorruptMessage` if it cannot be decompressed,
+    `UnsupportedCompression` for an unknown codec.
     """
-    opener = _OPENERS.get(codec)
-    if opener is None:
+    decompressor = _DECOMPRESSORS.get(codec)
+    if decompressor is None:
         raise UnsupportedCompression(f"there is no compression codec {codec}")
     try:
-        return opener(data, max_output_bytes)
+        return decompressor(data, max_output_bytes)
     except (cramjam.DecompressionError, zlib.error, struct.error, IndexError) as error:
         raise CorruptMessage(
             f"the records cannot be decompressed ({Codec(codec).name.lower()}): {error}"
@@ -109,17 +105,17 @@ def _too_long(max_output_bytes: int) -> InvalidRecord:
     return InvalidRecord(f"the records take more than {max_output_bytes} bytes when decompressed")
 
 
-def _open_none(data: Buffer, max_output_bytes: int) -> bytes:
+def _decompress_none(data: Buffer, max_output_bytes: int) -> bytes:
     if len(data) > max_output_bytes:
         raise _too_long(max_output_bytes)
     return bytes(data)
 
 
-def _open_gzip(data: Buffer, max_output_bytes: int) -> bytes:
+def _decompress_gzip(data: Buffer, max_output_bytes: int) -> bytes:
     view = memoryview(data)
     parts: list[bytes] = []
     members = position = 0
-    room = max_output_bytes
+    remaining = max_output_bytes
     while position < len(view):
         members += 1
         if members > _GZIP_MEMBERS_MAX:
@@ -129,10 +125,10 @@ def _open_gzip(data: Buffer, max_output_bytes: int) -> bytes:
             piece = view[position : position + _GZIP_PIECE_BYTES]
             if not piece:
                 raise CorruptMessage("the gzip stream ends too early")
-            # One byte more than allowed tells "exactly full" from "too long".
-            part = member.decompress(piece, room + 1)
-            room -= len(part)
-            if room < 0:
+            # One byte more than allowed distinguishes "exactly full" from "too long".
+            part = member.decompress(piece, remaining + 1)
+            remaining -= len(part)
+            if remaining < 0:
                 raise _too_long(max_output_bytes)
             parts.append(part)
             position += len(piece) - len(member.unused_data)
@@ -141,14 +137,14 @@ def _open_gzip(data: Buffer, max_output_bytes: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _open_snappy(data: Buffer, max_output_bytes: int) -> bytes:
+def _decompress_snappy(data: Buffer, max_output_bytes: int) -> bytes:
     if bytes(data[:8]) != _XERIAL_MAGIC:
         if cramjam.snappy.decompress_raw_len(data) > max_output_bytes:
             raise _too_long(max_output_bytes)
         return bytes(cramjam.snappy.decompress_raw(data))
     view = memoryview(data)
     parts: list[bytes] = []
-    room = max_output_bytes
+    remaining = max_output_bytes
     position = len(_XERIAL_HEADER)
     if len(view) < position:
         raise CorruptMessage("the snappy header is incomplete")
@@ -159,31 +155,31 @@ def _open_snappy(data: Buffer, max_output_bytes: int) -> bytes:
         if len(block) < length or not length:
             raise CorruptMessage("a snappy block is longer than the batch, or empty")
         position += length
-        room -= cramjam.snappy.decompress_raw_len(block)
-        if room < 0:
+        remaining -= cramjam.snappy.decompress_raw_len(block)
+        if remaining < 0:
             raise _too_long(max_output_bytes)
         parts.append(bytes(cramjam.snappy.decompress_raw(block)))
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def _open_lz4(data: Buffer, max_output_bytes: int) -> bytes:
+def _decompress_lz4(data: Buffer, max_output_bytes: int) -> bytes:
     stated, bound = _lz4_output_bytes(memoryview(data))
-    return _open_into(cramjam.lz4.decompress_into, data, stated, bound, max_output_bytes)
+    return _decompress_into(cramjam.lz4.decompress_into, data, stated, bound, max_output_bytes)
 
 
-def _open_zstd(data: Buffer, max_output_bytes: int) -> bytes:
+def _decompress_zstd(data: Buffer, max_output_bytes: int) -> bytes:
     stated, bound = _zstd_output_bytes(memoryview(data))
-    return _open_into(cramjam.zstd.decompress_into, data, stated, bound, max_output_bytes)
+    return _decompress_into(cramjam.zstd.decompress_into, data, stated, bound, max_output_bytes)
 
 
-def _open_into(
+def _decompress_into(
     decompress_into: Callable[[Buffer, bytearray], int],
     data: Buffer,
     stated: int | None,
     bound: int,
     max_output_bytes: int,
 ) -> bytes:
-    """Decompress into a buffer of the right size: what the data itself states, or else the upper bound."""
+    """Decompress into a buffer of the stated size, or else of the upper bound."""
     if stated is not None and stated > max_output_bytes:
         raise _too_long(max_output_bytes)
     out = bytearray(min(bound if stated is None else stated, bound, max_output_bytes))
@@ -197,7 +193,7 @@ def _open_into(
 
 
 def _lz4_output_bytes(view: memoryview) -> tuple[int | None, int]:
-    """(size as the frame states it, or None; upper bound of it) of the one LZ4 frame that fills `view`."""
+    """(stated content size or None, upper bound) of the single LZ4 frame in `view`."""
     if bytes(view[:4]) != _LZ4_MAGIC:
         raise CorruptMessage("the records do not begin with an LZ4 frame")
     flags, descriptor = view[4], view[5]
@@ -228,7 +224,7 @@ def _lz4_output_bytes(view: memoryview) -> tuple[int | None, int]:
 
 
 def _zstd_output_bytes(view: memoryview) -> tuple[int | None, int]:
-    """(size as all the frames state it, or None; upper bound of it) of the zstd frames that fill `view`."""
+    """(stated content size or None, upper bound) of the zstd frames in `view`."""
     position = 0
     stated: int | None = 0
     bound = 0
@@ -252,7 +248,7 @@ def _zstd_output_bytes(view: memoryview) -> tuple[int | None, int]:
 
 
 def _zstd_frame_header(view: memoryview, position: int) -> tuple[int | None, int, bool]:
-    """(content size if stated, position of the first block, whether a checksum follows): RFC 8878, 3.1."""
+    """(content size or None, position of the first block, whether a checksum follows): RFC 8878, 3.1."""
     descriptor = view[position]
     single_segment = descriptor & 0x20
     position += 1 + (0 if single_segment else 1) + (0, 1, 2, 4)[descriptor & 3]
@@ -270,7 +266,7 @@ def _zstd_frame_header(view: memoryview, position: int) -> tuple[int | None, int
 
 
 def _zstd_blocks(view: memoryview, position: int) -> tuple[int, int]:
-    """(upper bound of what the blocks of one frame become, position after the last of them)."""
+    """(upper bound of the content of one frame's blocks, position after the last block)."""
     bound = 0
     while True:
         header = view[position] | view[position + 1] << 8 | view[position + 2] << 16
@@ -278,7 +274,7 @@ def _zstd_blocks(view: memoryview, position: int) -> tuple[int, int]:
         position += 3
         if kind == 3 or position > len(view):
             raise CorruptMessage("a zstd block of an unknown kind")
-        if kind == 2:  # compressed: may become a full block
+        if kind == 2:  # compressed: at most a full block
             bound += _ZSTD_BLOCK_BYTES
             position += length
         else:  # raw, or one byte repeated `length` times
@@ -312,10 +308,10 @@ def _compress_lz4(data: Buffer) -> bytes:
     return b"".join(parts)
 
 
-_OPENERS: Final[dict[int, Callable[[Buffer, int], bytes]]] = {
-    Codec.NONE: _open_none,
-    Codec.GZIP: _open_gzip,
-    Codec.SNAPPY: _open_snappy,
-    Codec.LZ4: _open_lz4,
-    Codec.ZSTD: _open_zstd,
+_DECOMPRESSORS: Final[dict[int, Callable[[Buffer, int], bytes]]] = {
+    Codec.NONE: _decompress_none,
+    Codec.GZIP: _decompress_gzip,
+    Codec.SNAPPY: _decompress_snappy,
+    Codec.LZ4: _decompress_lz4,
+    Codec.ZSTD: _decompress_zstd,
 }

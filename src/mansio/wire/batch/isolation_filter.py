@@ -1,11 +1,13 @@
-"""Which batches of a fetch answer a reader may see: the judgement every reader makes before it opens one.
+"""Isolation filter: which batches of a Fetch response a consumer may read (KIP-98).
 
-A broker hands out its log as it is: batches from before the offset that was asked for, transaction markers, batches of
-transactions that were aborted (KIP-98). Here each batch's CRC-32C is checked and its place in the log, and it is said
-whether its records are for the reader.
+A broker returns its log unchanged: batches before the requested offset, control batches, and batches of aborted
+transactions. Every reader passes its fetched batches through `visible_batches`, which checks the CRC-32C and the order
+of offsets of each batch.
 
-Always true: offsets only grow; what is not for the reader is named as well, because a reader's position passes over it;
-a batch cut off at the end of an answer is left for the next one.
+Invariants:
+* Offsets only increase.
+* Invisible batches are returned as well, because the reader's position moves past them.
+* An incomplete batch at the end of a response is ignored; the next fetch returns it.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ if TYPE_CHECKING:
     from mansio.wire.batch.record_batch import BatchHeader
 
 _CRC_START: Final = 21
-_MARKER_BYTES_MAX: Final = 1 << 20
-"""A batch of transaction markers takes less than a hundred bytes; as little as this is opened of one."""
+_CONTROL_BATCH_BYTES_MAX: Final = 1 << 20
+"""Limit on the decompressed size of a control batch, which normally takes less than a hundred bytes."""
 
 
 def visible_batches(
@@ -36,14 +38,14 @@ def visible_batches(
     aborted: Sequence[tuple[int, int]] = (),
     read_committed: bool = True,
 ) -> Iterator[tuple[int, BatchHeader, bool]]:
-    """(position, header, whether its records are for the reader) of each whole batch not below `first_offset`.
+    """(position, header, is visible) of each complete batch that does not end below `first_offset`.
 
-    `partition` is (topic, number), for messages. `aborted` are (producer id, first offset) of the aborted transactions,
-    as the answer says them; without `read_committed` their records are for the reader too. Markers never are.
-    Raises `CorruptMessage`, and what `records.iterate_batches` raises.
+    `partition` is (topic, index), for error messages. `aborted` are (producer id, first offset) of aborted
+    transactions, as in the response; without `read_committed` their records are visible. Control batches never are.
+    Raises `CorruptMessage`, and the errors of `iterate_batches`.
     """
-    beginnings = [(first, producer) for producer, first in aborted] if read_committed else []
-    heapq.heapify(beginnings)
+    pending_aborts = [(first, producer) for producer, first in aborted] if read_committed else []
+    heapq.heapify(pending_aborts)
     aborting: set[int] = set()
     next_offset = 0
     for position, header in iterate_batches(batches):
@@ -58,8 +60,8 @@ def visible_batches(
             raise CorruptMessage(
                 f"{partition[0]}-{partition[1]} at offset {header.base_offset}: the CRC-32C does not match"
             )
-        while beginnings and beginnings[0][0] <= header.last_offset:
-            aborting.add(heapq.heappop(beginnings)[1])
+        while pending_aborts and pending_aborts[0][0] <= header.last_offset:
+            aborting.add(heapq.heappop(pending_aborts)[1])
         if header.is_control:
             if header.producer_id in aborting and _is_abort(batches[position : position + header.size]):
                 aborting.discard(header.producer_id)
@@ -69,6 +71,6 @@ def visible_batches(
 
 
 def _is_abort(batch: memoryview) -> bool:
-    """The key of a control record is version and type, 16 bits each (KIP-98)."""
-    records = read_records(batch, max_output_bytes=_MARKER_BYTES_MAX)
+    """Whether a control batch is an abort marker. The key is version and type, 16 bits each (KIP-98)."""
+    records = read_records(batch, max_output_bytes=_CONTROL_BATCH_BYTES_MAX)
     return any(record.key is not None and record.key[2:4] == b"\x00\x00" for record in records)

@@ -1,7 +1,8 @@
-"""The signed numbers of variable length inside record batches (zigzag, as in Protocol Buffers).
+"""Signed varints of record batches (zigzag, as in Protocol Buffers). The varints of messages are unsigned: see
+`headers`.
 
-Those of messages are unsigned: see `headers`. Always true: a number that is read has at most 64 bits, otherwise
-`InvalidRecord`; bytes that end too early are an `IndexError`, for the caller to name.
+Invariant: a decoded number has at most 64 bits, otherwise `InvalidRecord`; bytes that end too early raise `IndexError`,
+which the caller converts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Final
 
 from mansio.errors import InvalidRecord
 
-_KEPT_MAX: Final = 1 << 14
+_CACHED_MAX: Final = 1 << 14
 _ONE_BYTE: Final = tuple(bytes((number,)) for number in range(0x80))
 
 
@@ -34,9 +35,9 @@ def read_varint(data: bytes, position: int) -> tuple[int, int]:
             raise InvalidRecord("a number in a record has more than 64 bits")
 
 
-@lru_cache(maxsize=_KEPT_MAX)
+@lru_cache(maxsize=_CACHED_MAX)
 def varint(value: int) -> bytes:
-    """The bytes of a number. Kept, as lengths and deltas are the same small numbers again and again."""
+    """Encoded number. Cached, because lengths and deltas are mostly the same small numbers."""
     number = value << 1 if value >= 0 else ~(value << 1)
     if number < 0x80:
         return _ONE_BYTE[number]

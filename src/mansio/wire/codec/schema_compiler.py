@@ -62,8 +62,7 @@ class Struct:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Shape:
-    """Fields of a struct in any version: name -> function that returns the default, and the shapes of nested structs.
-    """
+    """Fields of a struct in any version: name -> function returning the default, and the shapes of nested structs."""
 
     defaults: Mapping[str, Callable[[], Any]]
     children: Mapping[str, Shape]

@@ -1,8 +1,8 @@
-"""The bytes that members of a classic consumer group tell each other through the broker.
+"""Kafka's "consumer" embedded protocol: subscriptions and assignments of classic consumer groups.
 
-Owns the two structures of Kafka's "consumer" embedded protocol: Subscription (what a member wants and has) and
-Assignment (what the leader gives it). Versions 0-3 are written by hand because they are small, not flexible, and
-meant to be read by other clients: a reader takes a newer version as the newest it knows, and ignores what follows.
+Subscription (topics and owned partitions of a member) and Assignment (the leader's result for a member), versions 0-3,
+written by hand: they are small, not flexible, and read by other clients. A reader treats a newer version as the newest
+it knows and ignores the following bytes.
 
 Sources: ConsumerProtocolSubscription.json and ConsumerProtocolAssignment.json; KIP-429 (owned partitions, v1),
 KIP-792 (generation, v2), KIP-881 (rack, v3).
@@ -28,7 +28,7 @@ _INT32 = struct.Struct(">i")
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What a member wants: its topics; and has: the partitions it owned in `generation` (-1: never had any)."""
+    """Topics of a member, and the partitions it owned in `generation` (-1: none yet)."""
 
     topics: tuple[str, ...]
     owned: tuple[TopicPartition, ...] = ()
@@ -40,14 +40,14 @@ class Subscription:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What the leader of the group gives to one member."""
+    """Partitions that the group leader assigned to one member."""
 
     partitions: tuple[TopicPartition, ...] = ()
     user_data: bytes | None = field(default=None)
 
 
 def encode_subscription(subscription: Subscription) -> bytes:
-    """The metadata of a JoinGroup protocol. Fields the version does not know are left out."""
+    """Encoded metadata of a JoinGroup protocol. Fields that the version lacks are dropped."""
     parts = [_INT16.pack(subscription.version), _INT32.pack(len(subscription.topics))]
     parts += [_string(topic) for topic in subscription.topics]
     parts.append(_nullable_bytes(subscription.user_data))
@@ -61,7 +61,7 @@ def encode_subscription(subscription: Subscription) -> bytes:
 
 
 def decode_subscription(data: bytes) -> Subscription:
-    """The reverse. `WireError` on anything that is not a Subscription."""
+    """The decoded subscription. Raises `WireError`."""
     reader = _Reader(data)
     version = reader.int16()
     if version < 0:
@@ -75,13 +75,13 @@ def decode_subscription(data: bytes) -> Subscription:
 
 
 def encode_assignment(assignment: Assignment, *, version: int = NEWEST_VERSION) -> bytes:
-    """One member's assignment for SyncGroup. All versions so far look the same."""
+    """Encoded assignment of one member for SyncGroup. All versions have the same layout."""
     user_data = _nullable_bytes(assignment.user_data)
     return _INT16.pack(version) + _partitions(assignment.partitions) + user_data
 
 
 def decode_assignment(data: bytes) -> Assignment:
-    """The reverse; no bytes at all mean no partitions (a member that came too late gets that)."""
+    """The decoded assignment; empty bytes mean no partitions (as for a member that joined too late)."""
     if not data:
         return Assignment()
     reader = _Reader(data)
@@ -120,7 +120,7 @@ def _partitions(partitions: Iterable[TopicPartition]) -> bytes:
 
 
 class _Reader:
-    """Reads forward through one message; every step checks that the bytes are there."""
+    """Reader of one message that checks the remaining bytes at every step."""
 
     __slots__ = ("_data", "_position")
 
@@ -143,7 +143,7 @@ class _Reader:
         return int(_INT32.unpack(self.take(4))[0])
 
     def count(self, item_bytes_min: int) -> range:
-        """An array's length, refused when the bytes left cannot hold that many items."""
+        """An array length, refused if the remaining bytes cannot hold that many items."""
         count = self.int32()
         if count < 0 or count * item_bytes_min > len(self._data) - self._position:
             raise WireError(f"an array announces {count} items, more than there are bytes")

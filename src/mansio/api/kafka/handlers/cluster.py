@@ -23,7 +23,7 @@ from mansio.logs import fields
 from mansio.metadata.metadata_response import encode_metadata, encode_missing_topic
 from mansio.metadata.model import NO_LEADER, BrokerState
 from mansio.metadata.topic_plan import INTERNAL_TOPICS, check_topic_name
-from mansio.wire.api_versions import announced
+from mansio.wire.api_versions import advertised_versions
 
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_context import RequestContext
@@ -52,7 +52,7 @@ async def api_versions(service: BrokerServices, request: Struct, context: Reques
     return {
         "api_keys": [
             {"api_key": key, "min_version": lowest, "max_version": highest}
-            for key, lowest, highest in announced()
+            for key, lowest, highest in advertised_versions()
         ]
     }
 

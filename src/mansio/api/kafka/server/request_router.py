@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mansio.errors import MansioError, WireError
 from mansio.logs import fields as fields_of_event
-from mansio.wire.api_versions import OFFERED, ApiKey, announced
+from mansio.wire.api_versions import OFFERED, ApiKey, advertised_versions
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class RequestRouter:
         """KIP-511: whatever version was asked for, answer in version 0 with the list and the error."""
         api_keys = [
             {"api_key": key, "min_version": lowest, "max_version": highest}
-            for key, lowest, highest in announced()
+            for key, lowest, highest in advertised_versions()
         ]
         fields = {"error_code": UNSUPPORTED_VERSION, "api_keys": api_keys}
         pending_response.answer(

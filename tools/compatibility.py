@@ -1,7 +1,4 @@
-"""docs/COMPATIBILITY.md, made from the one table: what is offered, in which versions, and what is left out and why.
-
-Always true: `render` is a pure function of `versions`; the file in docs/ is its output, and a test compares them.
-"""
+"""docs/COMPATIBILITY.md, generated from `mansio.wire.api_versions`: supported and unsupported APIs and versions."""
 
 from __future__ import annotations
 
@@ -15,37 +12,36 @@ if TYPE_CHECKING:
 _INTRODUCTION: Final = """\
 # Compatibility with Kafka
 
-Mansio speaks Kafka's protocol; a client finds out with ApiVersions what this broker offers. Generated from
-the table in `src/mansio/wire/api_versions.py` by `make format`: a version stands here only when it is implemented
-and tested.
+Mansio implements Kafka's protocol; clients request the supported versions with ApiVersions. Generated from
+`src/mansio/wire/api_versions.py` by `make format`: a version is listed only when it is implemented and tested.
 
-Only record batch format 2 (Kafka 0.11 and newer) is accepted and stored; it is stored as it was sent.
+Only record batch format 2 (Kafka 0.11 and newer) is supported; batches are stored unchanged.
 
-## Offered
+## Supported
 
 | API | key | versions | remarks |
 |---|---|---|---|
 """
 
 _NOT_OFFERED: Final = """
-## Not offered
+## Not supported
 
-| API | why |
+| API | reason |
 |---|---|
 """
 
 _WEB_UI: Final = """
 ## Web UIs
 
-Run for real against this broker: the Kafka pages of the Quarkus Dev UI 3.27.2, which work through Apache Kafka's Java
-client 4.0.0. Every call its pages make is made in `make nightly` (`tests/nightly/interop/test_web_ui.py`); what it sent
-on the wire then is sent again in `make test` (`tests/system/interop/test_web_ui_replay.py`).
+Tested with this broker: the Kafka pages of the Quarkus Dev UI 3.27.2, which use Apache Kafka's Java client 4.0.0.
+`make nightly` makes every call of its pages (`tests/nightly/interop/test_web_ui.py`); `make test` replays the recorded
+requests (`tests/system/interop/test_web_ui_replay.py`).
 
-| page | what it asks | answer |
+| page | requests | result |
 |---|---|---|
 | Nodes | DescribeCluster 2, Metadata 13 | works |
 | Topics: list, partitions, number of records | Metadata 13, DescribeTopicPartitions 0, ListOffsets 10 | works |
-| Topics: create, delete | CreateTopics 7, DeleteTopics 6 | works; more copies than there are brokers: \
+| Topics: create, delete | CreateTopics 7, DeleteTopics 6 | works; a replication factor above the number of brokers: \
 INVALID_REPLICATION_FACTOR, as in Kafka, which this page does not show |
 | Messages: newest of every partition | Metadata 13, ListOffsets 10, Fetch 17 | works, also for compacted topics |
 | Messages: write one | InitProducerId 5, Produce 12 | works |
@@ -53,14 +49,14 @@ INVALID_REPLICATION_FACTOR, as in Kafka, which this page does not show |
 | Access control list | DescribeCluster 2, DescribeAcls 3 | refused: SECURITY_DISABLED, as in Kafka without an \
 authorizer; the page shows an empty list |
 
-It has no pages for settings, quotas, log directories, transactions, moves or offsets; those APIs are tested with client
-libraries, most of them also with Apache Kafka's command line tools. Redpanda Console, AKHQ and Kafdrop have not been
-run.
+It has no pages for settings, quotas, log directories, transactions, reassignments or offsets; those APIs are tested with
+client libraries, most of them also with Apache Kafka's command line tools. Redpanda Console, AKHQ and Kafdrop have not
+been tested.
 """
 
 
 def render() -> str:
-    """The whole document, in Markdown."""
+    """The document in Markdown."""
     offered = "".join(map(_row, OFFERED.values()))
     skipped = "".join(f"| {name} | {reason} |\n" for name, reason in SKIPPED.items())
     return _INTRODUCTION + offered + _NOT_OFFERED + skipped + _WEB_UI
@@ -68,11 +64,11 @@ def render() -> str:
 
 def _row(api: Api) -> str:
     versions = str(api.lowest) if api.lowest == api.highest else f"{api.lowest}-{api.highest}"
-    newer = f"Newer versions are not offered: {api.skipped}" if api.skipped else ""
+    newer = f"Newer versions are not supported: {api.skipped}" if api.skipped else ""
     remarks = " ".join(filter(None, (api.note, newer)))
     return f"| {_name(api)} | {int(api.key)} | {versions} | {remarks} |\n"
 
 
 def _name(api: Api) -> str:
-    """Kafka's own spelling: OFFSET_FOR_LEADER_EPOCH -> OffsetForLeaderEpoch."""
+    """Kafka's spelling: OFFSET_FOR_LEADER_EPOCH -> OffsetForLeaderEpoch."""
     return "".join(word.capitalize() for word in api.key.name.split("_"))
