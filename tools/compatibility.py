@@ -49,9 +49,9 @@ INVALID_REPLICATION_FACTOR, as in Kafka, which this page does not show |
 | Access control list | DescribeCluster 2, DescribeAcls 3 | refused: SECURITY_DISABLED, as in Kafka without an \
 authorizer; the page shows an empty list |
 
-It has no pages for settings, quotas, log directories, transactions, reassignments or offsets; those APIs are tested with
-client libraries, most of them also with Apache Kafka's command line tools. Redpanda Console, AKHQ and Kafdrop have not
-been tested.
+It has no pages for settings, quotas, log directories, transactions, reassignments or offsets; those APIs are tested
+with client libraries, most of them also with Apache Kafka's command line tools. Redpanda Console, AKHQ and Kafdrop have
+not been tested.
 """
 
 
