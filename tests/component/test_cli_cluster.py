@@ -72,7 +72,7 @@ def test_a_single_broker_is_told_as_it_is(shell: Shell, broker: mansio.Broker) -
         "state": "ok",
     }
     assert shell.json("cluster", "partitions", "--only", "troubled") == []
-    assert "UNDER MIN IN SYNC" in shell("cluster", "status")
+    assert "UNDER MIN ISR" in shell("cluster", "status")
 
 
 @pytest.mark.row("A6")

@@ -14,7 +14,7 @@ import pytest
 
 import mansio
 from mansio.cli.records.consume_shares import Disposition, ShareConsumeCommand
-from mansio.cli.support.message_formatting import Printer
+from mansio.cli.support.formatting import Printer
 from support.machine import scaled
 from support.paths import required_package
 from support.waiting import wait_until

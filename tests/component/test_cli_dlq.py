@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import mansio
-from mansio.cli.admin.dead_letters import Filter, parse_filter, parse_position
-from mansio.cli.admin.dlq_redrive import ranges_of
+from mansio.cli.admin.dead_letters import Filter, parse_filter, parse_position, ranges_of
 from mansio.state.share_partition.types import REJECT
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 import mansio
-from mansio.cli.admin import group_shares
+from mansio.cli.admin import group as group_shares
 from support.machine import scaled
 from support.process import served
 from support.waiting import wait_until
@@ -146,8 +146,8 @@ def test_a_share_group_is_described_with_its_leases_and_what_is_dead(
 
     async def describe() -> dict[str, Any] | None:
         async with mansio.connect(bootstrap_servers) as client:
-            assert await group_shares.description(client, "nobody") is None
-            return await group_shares.description(client, unique)
+            assert await group_shares.describe_share_group(client, "nobody") is None
+            return await group_shares.describe_share_group(client, unique)
 
     with member(bootstrap_servers, unique, topic, explicit=True, **{"max.poll.records": 2}) as one:
         take(one, 2, "REJECT")
@@ -159,7 +159,7 @@ def test_a_share_group_is_described_with_its_leases_and_what_is_dead(
     assert (partition["leased"], partition["dead"], partition["lag"]) == (len(held), 2, 3)
     assert [each["leased"] for each in partition["holders"]] == [len(held)]
     assert partition["holders"][0]["member"] == found["members"][0]["member"]
-    group_shares.show(found)
+    group_shares.show_share_group(found)
     shown = capsys.readouterr().out
     assert "LEASED" in shown
     assert found["members"][0]["member"] in shown

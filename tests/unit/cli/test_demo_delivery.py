@@ -6,7 +6,7 @@ import pytest
 
 from mansio.cli.admin.dead_letters import DeadLetter
 from mansio.client import Message
-from mansio_demo.delivery_attempts import Attempt, Attempts, wrong_dead_letters
+from mansio_demo.delivery_demo import Attempt, Attempts, wrong_dead_letters
 from mansio_demo.flights import Flight
 from mansio_demo.read_gaps import Read, chart_lines, first_reads, gaps, longest_s, moved
 from mansio_demo.rebalance_demo import PARTITIONS, RebalanceRun

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.cli.records import input as source
-from mansio.cli.records.input import RecordFormat, RecordSplitter, key_and_value
+from mansio.cli.records import produce as source
+from mansio.cli.records.produce import RecordFormat, RecordSplitter, key_and_value
 from mansio.errors import InvalidRecord
 from support.machine import scaled
 

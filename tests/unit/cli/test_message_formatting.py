@@ -9,8 +9,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.cli.support.formatting import Output
-from mansio.cli.support.message_formatting import Printer
+from mansio.cli.support.formatting import Output, Printer
 from mansio.client.types import Message
 
 NASTY = Message("t", 1, 7, 1384992000000, b"\xff\x00", b"line\n\x1b[31m\xfe", (("h", b"\x80"), ("h", None)))

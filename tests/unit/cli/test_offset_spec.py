@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mansio.cli.support.offset_spec import OffsetSpec, parse_offset_spec, timestamp_hint
+from mansio.cli.support.common import OffsetSpec, parse_offset_spec, timestamp_hint
 
 
 @pytest.mark.parametrize(

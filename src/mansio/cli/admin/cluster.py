@@ -76,7 +76,7 @@ def status(
 ) -> None:
     """Show the cluster in a few lines: brokers, partitions, and how many of them are in trouble.
 
-    OFFLINE: without a leader. UNDER MIN IN SYNC: acks=all is refused. UNDER REPLICATED: a replica is not in sync.
+    OFFLINE: without a leader. UNDER MIN ISR: acks=all is refused. UNDER REPLICATED: a replica is not in sync.
     """
     cluster, partitions = run(_describe_cluster(bootstrap_servers))
     found = _summary(cluster, partitions)

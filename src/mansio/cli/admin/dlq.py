@@ -145,7 +145,7 @@ def peek(
 
 
 def _peek_row(dead_letter: DeadLetter) -> dict[str, Any]:
-    from mansio.cli.support.message_formatting import as_json
+    from mansio.cli.support.formatting import as_json
 
     record = as_json(dead_letter.message)
     return {
@@ -232,7 +232,7 @@ def redrive(
         usage_error("an id has up to 100 characters", "--id")
 
     async def work() -> list[dict[str, Any]]:
-        from mansio.cli.admin.dlq_redrive import RateLimit, redrive_to_groups, redrive_to_topic
+        from mansio.cli.admin.dead_letters import RateLimit, redrive_to_groups, redrive_to_topic
 
         async with connect(bootstrap_servers) as client:
             source = await resolve_dead_letter_topic(client, topic)
@@ -293,11 +293,11 @@ def purge(
     where = _before(before)
 
     async def work() -> list[dict[str, Any]]:
-        from mansio.cli.admin.record_deletion import delete_records
+        from mansio.cli.admin.topic import delete_partition_records
 
         async with connect(bootstrap_servers) as client:
             source = await resolve_dead_letter_topic(client, topic)
-            return await delete_records(client, source, where, partition or (), dry_run=dry_run)
+            return await delete_partition_records(client, source, where, partition or (), dry_run=dry_run)
 
     rows = run(work())
     show_rows(output, rows, PURGE_COLUMNS, empty="nothing to delete")

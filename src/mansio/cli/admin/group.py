@@ -10,23 +10,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.admin import group_shares
 from mansio.cli.support.common import (
     DEFAULT_BOOTSTRAP_SERVERS,
+    OFFSET_SPEC_HELP,
     BootstrapServersOption,
     DryRunOption,
+    OffsetSpec,
     PartitionsOption,
     connect,
     key_values,
+    parse_offset_spec,
     print_error,
     run,
     run_for_each,
+    timestamp_hint,
     usage_error,
 )
 from mansio.cli.support.formatting import Output, OutputOption, cell, show_json, show_rows, show_table
-from mansio.cli.support.offset_spec import OFFSET_SPEC_HELP, OffsetSpec, parse_offset_spec, timestamp_hint
 from mansio.errors import (
     GroupIdNotFound,
+    InconsistentGroupProtocol,
     InvalidRequest,
     NonEmptyGroup,
     RequestError,
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mansio.client import Client, GroupListings
+    from mansio.client.admin.admin_shares import ShareLeases
     from mansio.client.types import TopicPartition
 
 app = typer.Typer(no_args_is_help=True, help="See where consumer groups are, and move them.")
@@ -109,7 +113,7 @@ def describe(
 
     async def work() -> dict[str, Any]:
         async with connect(bootstrap_servers) as client:
-            shared = await group_shares.description(client, group)
+            shared = await describe_share_group(client, group)
             return shared or await _description(client, group)
 
     found = run(work())
@@ -117,7 +121,7 @@ def describe(
         show_json(found)
         return
     if found["type"] == "share":
-        group_shares.show(found)
+        show_share_group(found)
         return
     print(f"group    {group}  {found['state']}, {len(found['members'])} members{_epochs(found)}")
     for name, setting in found["configs"].items():
@@ -356,3 +360,93 @@ def delete(
             await run_for_each(groups, delete_one)
 
     run(work())
+
+
+# -- share groups --------
+
+
+COLUMNS = ("topic", "partition", "start", "end", "lag", "leased", "parked", "archiving", "dead")
+HOLDER_COLUMNS = ("topic", "partition", "member", "leased", "oldest")
+RANGES_MAX = 100
+"""Leased ranges of one partition in JSON."""
+
+
+async def describe_share_group(client: Client, group: str) -> dict[str, Any] | None:
+    """All there is to say about a share group; None if this is none."""
+    try:
+        described = await client.admin.shares.describe(group)
+    except (GroupIdNotFound, InconsistentGroupProtocol):
+        return None
+    offsets = await client.admin.shares.offsets(group)
+    assigned = {one for member in described.members for one in member.partitions}
+    partitions = sorted({*offsets, *assigned})
+    leases = await client.admin.shares.leases(group, partitions, ranges_max=RANGES_MAX)
+    return {
+        "group": group,
+        "type": "share",
+        "state": described.state,
+        "members": [
+            {
+                "member": member.member_id,
+                "client": member.client_id,
+                "host": member.client_host,
+                "partitions": [f"{topic}-{index}" for topic, index in member.partitions],
+            }
+            for member in described.members
+        ],
+        "partitions": [_partition(one, found) for one in partitions if (found := leases[one]) is not None],
+    }
+
+
+def _partition(one: TopicPartition, found: ShareLeases) -> dict[str, Any]:
+    return {
+        "topic": one.topic,
+        "partition": one.partition,
+        "start": found.start_offset,
+        "end": found.end_offset,
+        "lag": found.lag,
+        "leased": found.leased,
+        "parked": found.parked,
+        "withheld": found.withheld,
+        "archiving": found.archiving,
+        "dead": found.dead,
+        "trouble": found.trouble or None,
+        "holders": [
+            {"member": each.member_id, "leased": each.leased, "oldest_ms": each.oldest_ms}
+            for each in found.holders
+        ],
+        "leases": [
+            {
+                "first": each.first_offset,
+                "last": each.last_offset,
+                "member": each.member_id,
+                "delivery": each.delivery_count,
+                "age_ms": each.age_ms,
+            }
+            for each in found.ranges
+        ],
+    }
+
+
+def show_share_group(found: dict[str, Any]) -> None:
+    """The description as tables."""
+    print(f"share group  {found['group']}  {found['state']}, {len(found['members'])} members")
+    partitions = found["partitions"]
+    if partitions:
+        show_table(COLUMNS, [[cell(row[column]) for column in COLUMNS] for row in partitions])
+    holders = [
+        [row["topic"], cell(row["partition"]), each["member"], cell(each["leased"]), _age(each["oldest_ms"])]
+        for row in partitions
+        for each in row["holders"]
+    ]
+    if holders:
+        print()
+        show_table(HOLDER_COLUMNS, holders)
+    for row in partitions:
+        if row["trouble"]:
+            name = f"{row['topic']}-{row['partition']}"
+            print(f"\n{row['archiving']} dead letters of {name} wait: {row['trouble']}")
+
+
+def _age(milliseconds: int) -> str:
+    return f"{milliseconds / 1000:.1f}s"

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mansio.cli.broker.serve_options import (
-    AdvertiseOption,
-    ConfigOption,
-    DataOption,
-    EtcdOption,
-    HttpOption,
-    JoinOption,
-    KafkaOption,
-    NodeIdOption,
-    RackOption,
-    SetOption,
-    settings_from_flags,
-)
+from mansio.cli.support.common import key_values, usage_error
 from mansio.cli.support.formatting import Output, OutputOption, show_rows
+from mansio.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mansio.config.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, help="The settings of a broker.")
 
@@ -73,3 +67,98 @@ def show(
             }
         )
     show_rows(output, rows, ["name", "value", "unit", "origin"], empty="no settings")
+
+
+FLAGS = {
+    "data_dir": "--data",
+    "listeners": "--kafka",
+    "advertised_listeners": "--advertise",
+    "http_listener": "--http",
+    "node_id": "--node-id",
+    "broker_rack": "--rack",
+    "etcd_endpoints": "--etcd",
+    "etcd_join": "--join",
+}
+"""Settings with a flag of their own."""
+
+DataOption = Annotated[
+    str | None,
+    typer.Option("--data", metavar="DIR", help="Directory that holds everything. [default: mansio-data]"),
+]
+KafkaOption = Annotated[
+    str | None,
+    typer.Option(
+        "--kafka", metavar="HOST:PORT", help="Kafka protocol; port 0: a free one. [default: 127.0.0.1:9092]"
+    ),
+]
+HttpOption = Annotated[
+    str | None,
+    typer.Option(
+        "--http", metavar="HOST:PORT", help="Health and metrics; empty: off. [default: 127.0.0.1:9080]"
+    ),
+]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        envvar="MANSIO_CONFIG",
+        metavar="FILE",
+        help="Settings as YAML or TOML; see config.example.yaml.",
+    ),
+]
+NodeIdOption = Annotated[
+    int | None,
+    typer.Option("--node-id", metavar="N", help="Number of this broker in its cluster. [default: 1]"),
+]
+EtcdOption = Annotated[
+    str | None,
+    typer.Option(
+        "--etcd", metavar="URLS", help="Be one of a cluster, with this etcd: http://HOST:PORT, with commas."
+    ),
+]
+JoinOption = Annotated[
+    str | None,
+    typer.Option(
+        "--join",
+        metavar="HOSTS",
+        help="Be one of a cluster whose brokers run etcd themselves, on these hosts, with commas.",
+    ),
+]
+AdvertiseOption = Annotated[
+    str | None,
+    typer.Option(
+        "--advertise",
+        metavar="HOST:PORT",
+        help="Where clients and other brokers find this one. [default: where it listens]",
+    ),
+]
+RackOption = Annotated[
+    str | None,
+    typer.Option(
+        "--rack", metavar="NAME", help="Where it stands; copies of a partition go to different racks."
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="NAME=VALUE", help="Any setting by its name; may be given again."),
+]
+
+
+def settings_from_flags(named: Mapping[str, Any], config: str | None, set_: list[str] | None) -> Settings:
+    """The settings these flags, the environment and the file make. `named`: from flags of their own; None: not given.
+
+    A flag that is wrong is a wrong command line (exit code 2); `ConfigError` says what is wrong with the others.
+    """
+    from mansio.config.settings import Origin
+    from mansio.config.sources import load_settings
+
+    flags: dict[str, Any] = dict(key_values(set_ or (), "--set"))
+    flags.update({name: value for name, value in named.items() if value is not None})
+    try:
+        return load_settings(config, flags)
+    except ConfigError as error:
+        message = error.message.removesuffix(f" (from the {Origin.FLAG})")
+        if message != error.message:
+            name = message.partition(":")[0]
+            usage_error(message, "--set" if named.get(name) is None else FLAGS[name])
+        raise

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from mansio import logs
-from mansio.cli.broker.serve_options import (
+from mansio.cli.broker.config import (
     AdvertiseOption,
     ConfigOption,
     DataOption,

@@ -34,7 +34,7 @@ from mansio.cli.support.common import (
 from mansio.cli.support.formatting import Output
 
 if TYPE_CHECKING:
-    from mansio.cli.support.message_formatting import Printer
+    from mansio.cli.support.formatting import Printer
     from mansio.client import Client
 
 
@@ -142,7 +142,7 @@ def consume(
     The values are printed byte for byte. TIME is 2013-11-21T10:30:00Z (without a zone: local time), -15m, now, or
     milliseconds since the epoch. TEXT understands \\t, \\n, \\0 and \\xNN.
     """
-    from mansio.cli.support.message_formatting import Printer
+    from mansio.cli.support.formatting import Printer
 
     if sum((from_beginning, from_offset is not None, from_time is not None)) > 1:
         usage_error("only one of --from-beginning, --from-offset, --from-time", "--from-...")
@@ -214,7 +214,7 @@ class ConsumeCommand:
 
     async def perform(self, bootstrap_servers: str, printer: Printer) -> None:
         """Print to the end, or for ever."""
-        from mansio.cli.records.topic_watch import run_unless_deleted
+        from mansio.cli.support.common import run_unless_deleted
         from mansio.client.types import TopicPartition
 
         async with connect(bootstrap_servers) as client:

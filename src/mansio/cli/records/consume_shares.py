@@ -15,7 +15,7 @@ from mansio.cli.support.common import connect, print_error, usage_error
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mansio.cli.support.message_formatting import Printer
+    from mansio.cli.support.formatting import Printer
     from mansio.client import Client, Leased, Receiver
 
 POLL_MS: Final = 200
@@ -70,7 +70,7 @@ class ShareConsumeCommand:
 
     async def perform(self, bootstrap_servers: str, printer: Printer) -> int:
         """Print until the end, or for ever. Returns the exit code."""
-        from mansio.cli.records.topic_watch import run_unless_deleted
+        from mansio.cli.support.common import run_unless_deleted
 
         lost: list[Leased] = []
         async with connect(bootstrap_servers) as client:

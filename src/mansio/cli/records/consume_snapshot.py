@@ -18,7 +18,7 @@ from mansio.cli.support.common import connect, run, usage_error
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio.cli.support.message_formatting import Printer
+    from mansio.cli.support.formatting import Printer
     from mansio.client.types import Message
     from mansio.spark.iceberg.catalog import ArchiveTable
     from mansio.spark.iceberg.table_scan import Selection

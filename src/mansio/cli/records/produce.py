@@ -28,18 +28,17 @@ from mansio.cli.support.common import (
     usage_error,
 )
 from mansio.cli.support.formatting import Output
-from mansio.errors import MansioError
+from mansio.errors import InvalidRecord, MansioError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    import asyncio
+    from collections.abc import AsyncIterator, Iterator
 
     from rich.progress import Progress
 
-    from mansio.cli.records.input import RecordFormat
     from mansio.client.producer.accumulator import Delivery
     from mansio.client.producer.producer import Producer
     from mansio.client.types import Headers, RecordMetadata
-
 
 BAR: Any = 0  # rich numbers its tasks from 0
 
@@ -125,7 +124,7 @@ def produce(
     Lines are bytes and stay as they are. TEXT understands \\t, \\n, \\0 and \\xNN. Exit code 0 means that every record
     was acknowledged as --acks says.
     """
-    from mansio.cli.records.input import RecordFormat
+    from mansio.cli.records.produce import RecordFormat
 
     if key is not None and key_separator is not None:
         usage_error("give either one key for all or a separator, not both", "--key-separator")
@@ -171,7 +170,7 @@ class ProduceCommand(NamedTuple):
                     self._check_deliveries(pending)
 
     async def _send_all(self, producer: Producer, source: BinaryIO, pending: deque[Delivery]) -> None:
-        from mansio.cli.records.input import RecordSplitter, read_chunks
+        from mansio.cli.records.produce import RecordSplitter, read_chunks
 
         splitter = RecordSplitter(self.record_format.delimiter)
         async for chunk in read_chunks(source.fileno()):
@@ -180,7 +179,7 @@ class ProduceCommand(NamedTuple):
         await self._send(producer, splitter.end(), pending)
 
     async def _send(self, producer: Producer, records: list[bytes], pending: deque[Delivery]) -> None:
-        from mansio.cli.records.input import key_and_value
+        from mansio.cli.records.produce import key_and_value
 
         for number, record_bytes in enumerate(records, self.report.sent + 1):
             key, value = key_and_value(record_bytes, self.record_format, number)
@@ -248,3 +247,98 @@ class ProduceProgress:
             print(json.dumps(metadata._asdict()))
         elif self._output is Output.TABLE:
             print(f"{metadata.topic}\t{metadata.partition}\t{metadata.offset}\t{metadata.timestamp_ms}")
+
+
+# -- input --------
+
+
+CHUNK_BYTES = 256 * 1024
+RECORD_BYTES_MAX = 64 * 1024 * 1024
+
+
+class RecordFormat(NamedTuple):
+    """How input becomes records. `delimiter` ends one (empty: the whole input is one); `key_separator` (or
+    None)
+    stands between key and value; `empty_is_null` makes an empty value a null one (a tombstone)."""
+
+    delimiter: bytes = b"\n"
+    key: bytes | None = None
+    key_separator: bytes | None = None
+    empty_is_null: bool = False
+
+
+class RecordSplitter:
+    """Turns chunks into whole pieces between delimiters."""
+
+    def __init__(self, delimiter: bytes) -> None:
+        self._delimiter = delimiter
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The pieces that are complete now."""
+        delimiter = self._delimiter
+        if not delimiter or (len(delimiter) == 1 and delimiter not in chunk):
+            self._buffer(chunk)
+            return []
+        records = b"".join((*self._pending, chunk)).split(delimiter)
+        self._pending, self._pending_bytes = [], 0
+        self._buffer(records.pop())
+        return records
+
+    def end(self) -> list[bytes]:
+        """What stands after the last delimiter, if anything."""
+        pending = b"".join(self._pending)
+        self._pending, self._pending_bytes = [], 0
+        return [pending] if pending else []
+
+    def _buffer(self, chunk: bytes) -> None:
+        self._pending.append(chunk)
+        self._pending_bytes += len(chunk)
+        if self._pending_bytes > RECORD_BYTES_MAX:
+            raise InvalidRecord(f"no delimiter within {RECORD_BYTES_MAX:,} bytes")
+
+
+def key_and_value(
+    record_bytes: bytes, record_format: RecordFormat, number: int
+) -> tuple[bytes | None, bytes | None]:
+    """One piece as (key, value). `number` counts from 1, for the error when the separator is not there."""
+    key, value = record_format.key, record_bytes
+    if record_format.key_separator is not None:
+        key, separator, value = record_bytes.partition(record_format.key_separator)
+        if not separator:
+            raise InvalidRecord(
+                f"record {number} has no key separator {record_format.key_separator!r}: {record_bytes[:40]!r}"
+            )
+    return key, (None if record_format.empty_is_null and not value else value)
+
+
+async def read_chunks(descriptor: int) -> AsyncIterator[bytes]:
+    """What a file, pipe or terminal gives, until its end."""
+    while True:
+        await _readable(descriptor)
+        chunk = os.read(descriptor, CHUNK_BYTES)
+        if not chunk:
+            return
+        yield chunk
+
+
+async def _readable(descriptor: int) -> None:
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    ready = loop.create_future()
+    try:
+        loop.add_reader(descriptor, _set_ready, ready)
+    except (PermissionError, NotImplementedError):  # a regular file, which is always ready; or Windows
+        await asyncio.sleep(0)
+        return
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)
+
+
+def _set_ready(ready: asyncio.Future[None]) -> None:
+    if not ready.done():
+        ready.set_result(None)

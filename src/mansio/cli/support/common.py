@@ -11,9 +11,11 @@ import signal
 import sys
 import threading
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NamedTuple, NoReturn, TypeVar
 
 import typer
+
+from mansio.errors import MansioError, UnknownTopicOrPartition
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Coroutine, Iterable
@@ -205,3 +207,97 @@ def unescape(text: str) -> bytes:
 
 
 _ESCAPES = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"0": b"\0", b"\\": b"\\"}
+
+
+# -- offset specifications --------
+
+
+TIME_HELP = (
+    "a time (2013-11-21, -15m, or milliseconds since the epoch with an @ before them: @1384992000000)."
+)
+OFFSET_SPEC_HELP = f"earliest, latest, an offset (42), relative (+10, -10), or {TIME_HELP}"
+OFFSET_MAX = (1 << 63) - 1
+TIME_LIKE_MIN = 10**12
+"""As milliseconds a moment after 2001; offsets seldom come so far."""
+
+
+class OffsetSpec(NamedTuple):
+    """Where to go. `number` is an offset, a distance in records, or milliseconds since the epoch."""
+
+    kind: Literal["earliest", "latest", "offset", "relative", "time"]
+    number: int = 0
+
+    def arguments(self) -> dict[str, Any]:
+        """For `Admin.reset_offsets`."""
+        if self.kind == "relative":
+            return {"shift": self.number}
+        if self.kind == "time":
+            return {"to": datetime.fromtimestamp(self.number / 1000, UTC)}
+        return {"to": self.number if self.kind == "offset" else self.kind}
+
+
+def parse_offset_spec(text: str) -> OffsetSpec:
+    """Read one. A plain number is an offset, one after `@` milliseconds since the epoch. Raises `ValueError`."""
+    if text == "earliest":
+        return OffsetSpec("earliest")
+    if text == "latest":
+        return OffsetSpec("latest")
+    if re.fullmatch(r"[0-9]+", text):
+        if int(text) > OFFSET_MAX:
+            raise ValueError("no log is that long")
+        return OffsetSpec("offset", int(text))
+    if re.fullmatch(r"[+-][0-9]+", text):
+        return OffsetSpec("relative", int(text))
+    return OffsetSpec("time", parse_time(text.removeprefix("@")))
+
+
+def timestamp_hint(target: OffsetSpec) -> str | None:
+    """What to say when an offset was read that may have been meant as a time, the `@` forgotten."""
+    if target.kind != "offset" or not TIME_LIKE_MIN <= target.number <= TIME_MS_MAX:
+        return None
+    return f"{target.number} is taken as an offset; milliseconds since the epoch are written @{target.number}"
+
+
+# -- deletion of a topic that is read --------
+
+
+POLL_INTERVAL_S: Final = 2.0
+RECHECK_INTERVAL_S: Final = 0.25
+UNKNOWN_S_MAX: Final = 1.0
+"""A broker that has just learnt of a topic, or not yet, may not know it for a moment."""
+
+
+async def run_unless_deleted(client: Client, topic: str, work: Coroutine[Any, Any, None]) -> None:
+    """Does the reading to its end, or raises `UnknownTopicOrPartition` once the topic is gone."""
+    import asyncio
+
+    reader = asyncio.create_task(work, name="reading")
+    watch = asyncio.create_task(_until_deleted(client, topic), name="topic-watch")
+    try:
+        await asyncio.wait((reader, watch), return_when=asyncio.FIRST_COMPLETED)
+        if reader.done():
+            return reader.result()
+        watch.result()
+    finally:
+        reader.cancel()
+        watch.cancel()
+        await asyncio.gather(reader, watch, return_exceptions=True)
+    raise UnknownTopicOrPartition(f"topic {topic} was deleted while it was read")
+
+
+async def _until_deleted(client: Client, topic: str) -> None:
+    """Returns when the brokers have not known the topic for `UNKNOWN_S_MAX`."""
+    import asyncio
+
+    loop = asyncio.get_running_loop()
+    unknown_since: float | None = None
+    while unknown_since is None or loop.time() - unknown_since < UNKNOWN_S_MAX:
+        await asyncio.sleep(POLL_INTERVAL_S if unknown_since is None else RECHECK_INTERVAL_S)
+        try:
+            await client.admin.describe_topic(topic)
+        except UnknownTopicOrPartition:
+            unknown_since = loop.time() if unknown_since is None else unknown_since
+        except MansioError:
+            pass
+        else:
+            unknown_since = None
