@@ -20,6 +20,7 @@ from mansio.broker.coordinator.coordinator_lookup import ClusterCoordinatorLooku
 from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
 from mansio.broker.coordinator.group.settings import OFFSETS_TOPIC, group_settings
+from mansio.broker.coordinator.group.share_groups import ShareStateOperations
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
 from mansio.broker.coordinator.share.boot_id_file import BootIdFile
 from mansio.broker.coordinator.share.dead_letter_manager import dead_letters
@@ -164,7 +165,7 @@ class BrokerRuntime:
         )
         self._connect_groups_to_shares()
         # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.
-        self.partitions.holds.follow(lambda: cluster_member is not None or self.groups.topic.is_loaded)
+        self.partitions.holds.follow(lambda: cluster_member is not None or self.groups.runtime.is_loaded)
         self.service = self._service(records, group_configs)
 
     def _groups(self, overrides: Callable[[str], Mapping[str, str]]) -> GroupCoordinator:
@@ -174,24 +175,29 @@ class BrokerRuntime:
             self.state,
             self.cluster_member,
         )
-        subscriptions = TopicResolver(state.topics)
-        state.on_change(subscriptions.changed)
+        topic_resolver = TopicResolver(state.topics)
+        state.on_change(topic_resolver.changed)
         groups = GroupCoordinator(
             settings=group_settings(settings),
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
             random=host_ports.random,
             create_topic=partial(self._made, OFFSETS_TOPIC, settings.offsets_topic_num_partitions),
-            places=None if cluster_member is None else ClusterCoordinatorLookup(state),
+            lookup=None if cluster_member is None else ClusterCoordinatorLookup(state),
             end_offset=self._high_watermark,
             checkpoints=CheckpointStorage(
                 host_ports.disk, host_ports.file_thread, f"{settings.data_dir}/views"
             ),
             on_offset=self.partitions.holds.note if cluster_member is None else _ignore_offset,
-            subscriptions=subscriptions,
+            topic_resolver=topic_resolver,
             overrides=overrides,
+            share_state=ShareStateOperations(
+                delete=lambda key: self.shares.delete(key),
+                wait_for_dead_letters=lambda key: self.shares.wait_for_dead_letters(key),
+                initialize=lambda *start: self.shares.persister.initialize(*start),
+            ),
         )
-        state.on_group_config_change(groups.modern.settings_changed)
+        state.on_group_config_change(groups.settings_changed)
         return groups
 
     def _share_state(self, overrides: Callable[[str], Mapping[str, str]]) -> ShareCoordinator:
@@ -243,10 +249,6 @@ class BrokerRuntime:
                 load_partition=lambda key: self.shares.find(*key),
             )
             self.share_state.on_archiving = calls.call
-        self.groups.share.delete_state = self.shares.delete
-        self.groups.share.wait_for_dead_letters = self.shares.wait_for_dead_letters
-        self.groups.share.initialize_state = self.shares.persister.initialize
-        state.on_group_config_change(self.groups.share.settings_changed)
         state.on_group_config_change(self.shares.settings_changed)
         state.on_group_config_change(self.dead_letters.settings_changed)
         state.on_change(self.dead_letters.topic_changed)
@@ -383,9 +385,9 @@ class BrokerRuntime:
         """The offsets of a deleted topic mean nothing to the next one of its name."""
         before, after = change.before, change.after
         if before is not None and (after is None or after.topic_id != before.topic_id):
-            work = self.groups.offsets.forget_topic(before.name)
+            work = self.groups.offsets.delete_offsets_of_topic(before.name)
             self.host_ports.scheduler.spawn(work, name=f"forget offsets of {before.name}")
-            self.groups.share.resume(list(self.groups.store.entries.values()))
+            self.groups.topics_changed()
 
     def _high_watermark(self, topic: str, index: int) -> int | None:
         partition = self.partitions.get(topic, index)
@@ -394,7 +396,7 @@ class BrokerRuntime:
     def _tombstone_floor(self, partition: Partition) -> int | None:
         if partition.topic != OFFSETS_TOPIC:
             return None
-        return self.groups.topic.replay_start_offset(partition.index)
+        return self.groups.runtime.replay_start_offset(partition.index)
 
     async def _close_partitions_of(self, topic: Topic) -> None:
         await self.log_cleaner.leave(topic.topic_id)

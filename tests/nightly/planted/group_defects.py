@@ -81,8 +81,8 @@ MORE_GROUP_DEFECTS = (
     ),
     Defect(
         "a machine that could not be stored is kept",
-        "broker/coordinator/group/persisted_groups.py",
-        "if entry.gone or entry.group is not machine:",
+        "broker/coordinator/group/group_actions.py",
+        "if entry.is_unloaded or entry.group is not machine:",
         "if True:",
         (COORDINATOR,),
     ),

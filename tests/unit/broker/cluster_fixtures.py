@@ -71,8 +71,8 @@ class ClusterBroker(Broker):
             create_topic=self.create,
             end_offset=lambda *_: None,
             on_offset=lambda group, topic, index, what: self.told.__setitem__((group, topic, index), what),
-            places=cluster,
-            subscriptions=TopicResolver(cluster.live),
+            lookup=cluster,
+            topic_resolver=TopicResolver(cluster.live),
         )
         self.scheduler.run(self.groups.start(()))
 

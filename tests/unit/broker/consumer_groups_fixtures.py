@@ -86,7 +86,7 @@ class ConsumerBroker(Broker):
             random=Chance(),
             create_topic=self.create,
             end_offset=lambda *_: 100,
-            subscriptions=subscriptions,
+            topic_resolver=subscriptions,
             overrides=lambda group_id: self.overrides.get(group_id, {}),
         )
         self.scheduler.run(self.groups.start(self.partitions))
@@ -107,7 +107,7 @@ class ConsumerBroker(Broker):
     def stored(self, group_id: str = "g") -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
         """What the machine of a group says it is made of, and what is stored of it: to be the same."""
         entry = self.groups.store.entries[group_id]
-        return dict(entry.group.snapshot()), dict(entry.modern)  # type: ignore[union-attr]
+        return dict(entry.group.snapshot()), dict(entry.group_records)  # type: ignore[union-attr]
 
 
 class Member:

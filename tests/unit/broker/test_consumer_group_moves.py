@@ -97,5 +97,5 @@ def test_a_broker_that_leads_no_more_ends_no_sessions() -> None:
         cluster.partitions[HOME].__class__(cluster.scheduler, HOME, 9)
     )
     cluster.scheduler.pass_time(100_000)
-    assert entry.gone
+    assert entry.is_unloaded
     assert len(group.members) == len(members)  # type: ignore[union-attr]

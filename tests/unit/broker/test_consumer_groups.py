@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mansio.broker.coordinator.group.assignor_loading import load_assignors
+from mansio.broker.coordinator.group.group_factory import load_assignors
 from mansio.errors import ConfigError, NotEnoughReplicas, StorageError
 from mansio.wire.api_versions import ApiKey
 from unit.broker.consumer_groups_fixtures import (
@@ -182,7 +182,7 @@ def test_shorter_sessions_of_a_group_hold_from_the_next_heartbeat_on() -> None:
     broker = ConsumerBroker()
     first, second = two(broker)
     broker.overrides["g"] = {"consumer.session.timeout.ms": "6000", "consumer.heartbeat.interval.ms": "1000"}
-    broker.groups.modern.settings_changed("g")
+    broker.groups.settings_changed("g")
     first.beat()
     second.beat()
     assert first.interval_ms == 1_000
@@ -231,9 +231,9 @@ def test_a_topic_made_anew_is_another_topic() -> None:
 def test_a_change_of_leaders_computes_no_targets() -> None:
     broker = ConsumerBroker()
     first, second = two(broker)
-    view = broker.groups.subscriptions.topics()
+    view = broker.groups.topic_resolver.topics()
     broker.catalogue.set("t", 4)  # the same topic with other partition states
-    assert broker.groups.subscriptions.topics() is view
+    assert broker.groups.topic_resolver.topics() is view
     before = broker.stored_bytes()
     settle_down((first, second))
     assert broker.stored_bytes() == before
@@ -513,7 +513,7 @@ def test_an_assignor_that_fails_costs_its_request_and_nothing_else(monkeypatch: 
     first = Member(broker, "a")
     settle_down((first,))
     machine = broker.stored()[0]
-    assignor = broker.groups.modern._assignors["uniform"]
+    assignor = broker.groups._factory.assignors["uniform"]
     monkeypatch.setattr(type(assignor), "assign", lambda *_: 1 // 0)
     assert Member(broker, "b").beat() == 15
     assert broker.stored()[0] == machine

@@ -23,13 +23,15 @@ def test_a_classic_group_is_taken_over_by_the_first_member_of_the_new_protocol_a
     assert modern.beat() == 0
     group = broker.groups.store.entries["g"].group
     assert isinstance(group, ConsumerGroup)
-    assert broker.groups.store.entries["g"].stored is None  # the classic record is gone, in the same batch
+    assert (
+        broker.groups.store.entries["g"].classic_record is None
+    )  # the classic record is gone, in the same batch
     assert broker.restarted().stored()[0] == broker.stored()[0]
     assert broker.heartbeat(joined) in (0, REBALANCING)
     assert broker.committed() == {("t", 0): 5}
     modern.leave()
     assert isinstance(broker.groups.store.entries["g"].group, ClassicGroup)
-    assert broker.groups.store.entries["g"].modern == {}
+    assert broker.groups.store.entries["g"].group_records == {}
     assert broker.heartbeat(joined) == REBALANCING
     assert code(broker.commit(6, joined)) == 0  # it may say what it has done, before it joins
     assert broker.committed() == {("t", 0): 6}

@@ -218,7 +218,7 @@ def test_a_member_that_does_not_come_after_a_fail_over_is_put_out_when_its_sessi
     cluster.tell(HOME)
     cluster.scheduler.pass_time(10_500)  # nobody asks for anything meanwhile
     group = cluster.brokers[OTHER].groups.store.entries["g"].group
-    assert (str(group.state), len(group.roster)) == ("Empty", 0)
+    assert (str(group.state), len(group.members)) == ("Empty", 0)
 
 
 def test_what_the_new_leader_has_is_answered_only_when_it_is_committed_there() -> None:
@@ -332,7 +332,7 @@ def test_nothing_of_a_group_goes_on_where_it_was(caplog: pytest.LogCaptureFixtur
     cluster.scheduler.turn()
     assert syncing.result().error_code == NOT_COORDINATOR
     timers = [each for each in cluster.scheduler._timers if not each[2].cancelled]
-    assert not [each for each in timers if each[3] == old.groups.effects.timer_expired]
+    assert not [each for each in timers if each[3] == old.groups.actions.timer_expired]
     cluster.scheduler.pass_time(120_000)
     assert len(before.stored) == stored
     assert not old.groups.store.entries
@@ -399,7 +399,7 @@ def test_offsets_of_a_deleted_topic_are_forgotten_by_whoever_coordinates_the_gro
     cluster.scheduler.turn()
     cluster.topics.clear()
     for broker in cluster.brokers.values():
-        cluster.scheduler.run(broker.groups.offsets.forget_topic("t"))
+        cluster.scheduler.run(broker.groups.offsets.delete_offsets_of_topic("t"))
     assert cluster.brokers[LEADER].committed() == {}
     assert [len(each.stored) for each in cluster.partitions] == [
         2 if index == HOME else 0 for index in range(PARTITIONS)
@@ -414,7 +414,7 @@ def test_offsets_of_a_topic_made_again_are_not_forgotten_with_those_of_the_one_b
     for group in (first, second):
         broker.call(ApiKey.OFFSET_COMMIT, **{**commit_fields(9), "group_id": group})
     partition.holds = True
-    forgetting = cluster.scheduler.start(broker.groups.offsets.forget_topic("t"))
+    forgetting = cluster.scheduler.start(broker.groups.offsets.delete_offsets_of_topic("t"))
     assert not forgetting.done(), "the first group's are being forgotten"
     committing = broker.begin(ApiKey.OFFSET_COMMIT, **{**commit_fields(3), "group_id": second})
     partition.holds = False
@@ -433,7 +433,7 @@ def test_offsets_of_a_topic_that_was_deleted_while_nobody_led_are_forgotten_by_t
     cluster.move(HOME, OTHER)
     cluster.topics.clear()
     for broker in cluster.brokers.values():
-        cluster.scheduler.run(broker.groups.offsets.forget_topic("t"))
+        cluster.scheduler.run(broker.groups.offsets.delete_offsets_of_topic("t"))
     cluster.tell(HOME)
     cluster.scheduler.turn()
     cluster.topics.add("t")  # another one, of the same name
@@ -450,7 +450,7 @@ def test_one_group_that_cannot_be_written_does_not_keep_others_from_forgetting()
     for group in (second, first):
         broker.call(ApiKey.OFFSET_COMMIT, **{**commit_fields(9), "group_id": group})
     cluster.partitions[(HOME + 1) % PARTITIONS].refuses = CorruptLog("no")
-    cluster.scheduler.run(broker.groups.offsets.forget_topic("t"))
+    cluster.scheduler.run(broker.groups.offsets.delete_offsets_of_topic("t"))
     assert broker.committed(first) == {}
 
 

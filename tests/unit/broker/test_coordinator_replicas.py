@@ -58,7 +58,7 @@ class Groups:
             random=SimulatedRandom(self.simulation),
             create_topic=self.never,
             end_offset=lambda *_: None,
-            places=OnePartition(),
+            lookup=OnePartition(),
         )
         apply = node.replication.apply
 

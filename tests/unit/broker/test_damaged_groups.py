@@ -66,7 +66,7 @@ def test_a_record_of_the_new_protocol_that_cannot_be_read_stops_the_load_of_its_
         name for name in "abcdef" if broker.groups.store.index_of(name) != broker.groups.store.index_of("g")
     )
     Member(broker, "a", group_id=elsewhere).beat()
-    key = next(iter(broker.groups.store.entries["g"].modern))
+    key = next(iter(broker.groups.store.entries["g"].group_records))
     broker.home.append(build_batch([(0, key, b"\x00\x00\x7f", ())]), internal=True)
     broker.home.sync()
     again = broker.restarted()

@@ -339,7 +339,7 @@ def test_offsets_of_topics_that_are_read_are_not_deleted() -> None:
 def test_offsets_of_a_deleted_topic_are_forgotten() -> None:
     broker = Broker()
     code(broker.commit(5))
-    broker.scheduler.run(broker.groups.offsets.forget_topic("t"))
+    broker.scheduler.run(broker.groups.offsets.delete_offsets_of_topic("t"))
     assert broker.committed() == broker.restarted().committed() == {}
 
 

@@ -36,7 +36,7 @@ class Groups:
             end_offset=lambda topic, partition: 100 if topic == "t" else None,
             on_offset=self.holds.note,
         )
-        self.holds.follow(lambda: self.coordinator.topic.is_loaded)
+        self.holds.follow(lambda: self.coordinator.runtime.is_loaded)
 
     async def _create(self) -> list[MemoryPartition]:
         self.partitions = [MemoryPartition(self.scheduler) for _ in range(3)]
@@ -79,7 +79,7 @@ def test_commits_move_holds_and_deletions_end_them(groups: Groups) -> None:
 
 def test_a_deleted_topic_is_held_by_nobody(groups: Groups) -> None:
     groups.commit(pipeline_group("a"), (0, 5), (1, 6))
-    groups.scheduler.run(groups.coordinator.offsets.forget_topic("t"))
+    groups.scheduler.run(groups.coordinator.offsets.delete_offsets_of_topic("t"))
     assert groups.held() == {}
 
 

@@ -207,9 +207,9 @@ def test_a_silent_member_is_gone_after_its_session_and_the_others_rebalance() ->
     room.group.heartbeat(leader, None, 1, room.now_ms)
     assert room.group.next_deadline_ms() == room.now_ms + 1_000
     room.after(1_000)
-    assert list(room.group.roster.members) == [leader]
+    assert list(room.group.members.by_id) == [leader]
     assert room.group.state is PREPARING
-    assert other not in room.group.roster.members
+    assert other not in room.group.members.by_id
 
 
 def test_a_member_that_never_syncs_is_gone_after_the_rebalance_timeout() -> None:
@@ -223,10 +223,10 @@ def test_a_member_that_never_syncs_is_gone_after_the_rebalance_timeout() -> None
     room.stored()
     for _ in range(4):
         room.after(7_500)
-        if b in room.group.roster.members:
+        if b in room.group.members.by_id:
             room.group.heartbeat(b, None, 1, room.now_ms)
             room.group.heartbeat(a, None, 1, room.now_ms)
-    assert list(room.group.roster.members) == [a]
+    assert list(room.group.members.by_id) == [a]
 
 
 def test_older_generations_are_fenced() -> None:
@@ -365,7 +365,7 @@ def test_two_processes_with_one_instance_id_do_not_both_read() -> None:
     assert isinstance(room.answers["first"], FencedInstanceId)
     room.after(200)
     assert room.answers["second"].generation == 1
-    assert len(room.group.roster) == 1
+    assert len(room.group.members) == 1
 
 
 def test_a_static_member_may_be_away_during_a_rebalance() -> None:
@@ -373,12 +373,12 @@ def test_a_static_member_may_be_away_during_a_rebalance() -> None:
     leader, static = room.stable(None, "i")
     room.join("new", session_timeout_ms=60_000)
     room.join("again", leader, session_timeout_ms=60_000)
-    room.group.roster.members[static].session_timeout_ms = 60_000
+    room.group.members.by_id[static].session_timeout_ms = 60_000
     with pytest.raises(RebalanceInProgress):
         room.group.heartbeat(static, "i", 1, room.now_ms)
     room.after(30_000)
     assert room.answers["again"].generation == 2
-    assert static in room.group.roster.members
+    assert static in room.group.members.by_id
 
 
 def test_a_static_member_is_removed_by_its_instance_id_alone() -> None:
@@ -419,7 +419,7 @@ def test_a_member_whose_parked_sync_is_sent_back_has_a_whole_session_to_join_aga
     room.after(10_000)  # the leader is gone; b has been waiting for it and could not send heartbeats
     assert isinstance(room.answers["s"], RebalanceInProgress)
     room.after(9_999)
-    assert b in room.group.roster.members
+    assert b in room.group.members.by_id
 
 
 def test_a_stable_group_stays_stable_as_long_as_its_members_are_heard_of() -> None:
@@ -450,7 +450,7 @@ def test_the_eldest_that_is_left_leads_when_the_leader_leaves() -> None:
     room = Room()
     leader, second, third = room.stable(None, None, None)
     room.perform(room.group.leave(leader, None, room.now_ms))
-    assert room.group.roster.leader == second
+    assert room.group.members.leader == second
     room.join("third", third)
     room.join("second", second)
     assert room.answers["third"].leader == second

@@ -102,12 +102,12 @@ class GroupMachine(RuleBasedStateMachine):
         client.generation = answer.generation
         client.answer = answer
         client.stage = "sync"
-        if answer.leader not in self.group.roster.members:
+        if answer.leader not in self.group.members.by_id:
             return  # an old client of a static member that came back: it is told the id that was
         fact = self.facts.setdefault(answer.generation, (answer.protocol, answer.leader))
         assert fact[0] == answer.protocol
         if answer.member_id == answer.leader:
-            assert {each.member_id for each in answer.members} == set(self.group.roster.members)
+            assert {each.member_id for each in answer.members} == set(self.group.members.by_id)
         else:
             assert answer.members == ()
 
@@ -120,12 +120,12 @@ class GroupMachine(RuleBasedStateMachine):
     def attempt(self, kind: str, client: Client, call: Any) -> None:
         waiter = next(self.ids)
         self.waiting[waiter] = (kind, client)
-        before = (self.group.state, self.group.generation, len(self.group.roster))
+        before = (self.group.state, self.group.generation, len(self.group.members))
         try:
             effects = call(waiter)
         except MansioError:
             del self.waiting[waiter]
-            assert before == (self.group.state, self.group.generation, len(self.group.roster))
+            assert before == (self.group.state, self.group.generation, len(self.group.members))
             return
         self.perform(effects)
 
@@ -198,7 +198,7 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(number=NUMBERS)
     def heartbeat_and_commit(self, number: int) -> None:
         client = self.clients[number]
-        member = self.group.roster.members.get(client.member_id)
+        member = self.group.members.by_id.get(client.member_id)
         mine = member is not None and member.instance_id == client.instance_id
         current = mine and client.generation == self.group.generation
         for call in (self.group.heartbeat, self.group.check_commit):
@@ -252,13 +252,13 @@ class GroupMachine(RuleBasedStateMachine):
         stable = self.group.state is STABLE and not self.writes
         if not stable:
             return
-        before = {each.member_id: each.assignment for each in self.group.roster}
+        before = {each.member_id: each.assignment for each in self.group.members}
         write = self.group._persist(before)
         self.group = ClassicGroup("g", initial_delay_ms=200, size_max=SIZE_MAX)
         self.group.restore(write.metadata, self.now_ms)
         self.waiting.clear()
-        assert {each.member_id: each.assignment for each in self.group.roster} == before
-        for member in self.group.roster:
+        assert {each.member_id: each.assignment for each in self.group.members} == before
+        for member in self.group.members:
             self.group.heartbeat(member.member_id, member.instance_id, write.metadata.generation, self.now_ms)
 
     # What must hold
@@ -270,19 +270,19 @@ class GroupMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_roster_agrees_with_itself(self) -> None:
-        roster = self.group.roster
-        assert roster.joined_count == sum(each.join_waiter is not None for each in roster)
-        assert (roster.surviving_count() if self.group.state is PREPARING else len(roster)) <= SIZE_MAX
-        assert (roster.leader in roster.members) if len(roster) else roster.leader is None
-        assert roster.static_members == {
-            each.instance_id: each.member_id for each in roster if each.instance_id
+        members = self.group.members
+        assert members.joined_count == sum(each.join_waiter is not None for each in members)
+        assert (members.surviving_count() if self.group.state is PREPARING else len(members)) <= SIZE_MAX
+        assert (members.leader in members.by_id) if len(members) else members.leader is None
+        assert members.static_members == {
+            each.instance_id: each.member_id for each in members if each.instance_id
         }
-        assert (self.group.state is EMPTY) <= (len(roster) == 0)
+        assert (self.group.state is EMPTY) <= (len(members) == 0)
 
     @invariant()
     def whoever_waits_is_known_to_the_group(self) -> None:
-        parked = {each.join_waiter for each in self.group.roster} | {
-            each.sync_waiter for each in self.group.roster
+        parked = {each.join_waiter for each in self.group.members} | {
+            each.sync_waiter for each in self.group.members
         }
         assert set(self.waiting) == parked - {None}
 

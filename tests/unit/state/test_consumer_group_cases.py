@@ -308,7 +308,7 @@ def test_a_classic_group_whose_members_cannot_be_read_stays_what_it_is() -> None
     classic.protocol_type = "connect"
     with pytest.raises(InconsistentGroupProtocol):
         ConsumerGroup.from_classic(classic, **arguments)
-    assert [each.join_waiter for each in classic.roster] == ["waiter"]
+    assert [each.join_waiter for each in classic.members] == ["waiter"]
 
 
 def test_a_classic_member_that_does_not_fit_is_refused() -> None:

@@ -170,7 +170,7 @@ class GroupMachine(RuleBasedStateMachine):
             now_ms=self.now_ms,
         )
         assert all(isinstance(each.value, RebalanceInProgress) for each in answers)
-        for each in self.classic.roster:
+        for each in self.classic.members:
             generation = self.classic.generation_of(each)
             group.check_commit(each.member_id, each.instance_id, generation, self.now_ms)
         self.group, self.classic = group, None
@@ -445,7 +445,7 @@ class GroupMachine(RuleBasedStateMachine):
         assert classic is not None
         living = {}
         for client in self.clients:
-            if client.is_classic and client.member_id in classic.roster.members:
+            if client.is_classic and client.member_id in classic.members.by_id:
                 client.owned = frozenset()
                 living[client.member_id] = client
         effects = []

@@ -85,10 +85,10 @@ class ClassicGroup:
         "generation",
         "group_id",
         "join_phase",
+        "members",
         "pending",
         "protocol",
         "protocol_type",
-        "roster",
         "size_max",
         "state",
         "sync_deadline_ms",
@@ -101,7 +101,7 @@ class ClassicGroup:
         self.generation = 0
         self.protocol_type: str | None = None
         self.protocol: str | None = None
-        self.roster = GroupMembers()
+        self.members = GroupMembers()
         self.pending: dict[str, float] = {}  # ids given out (KIP-394) -> when they lapse
         self.join_phase = JoinPhase(initial_delay_ms)
         self.sync_deadline_ms = math.inf
@@ -128,16 +128,16 @@ class ClassicGroup:
             return self._join_without_id(request, waiter, new_member_id, now_ms)
         if request.member_id in self.pending and request.instance_id is None:
             return self._add(request, waiter, request.member_id, now_ms)
-        member = self.roster.validated(request.member_id, request.instance_id)
+        member = self.members.validated(request.member_id, request.instance_id)
         told_before = self.state is COMPLETING or (
-            self.state is STABLE and member.member_id != self.roster.leader
+            self.state is STABLE and member.member_id != self.members.leader
         )
         if told_before and member.protocols == request.protocols:
             # The answer got lost, or a member of a stable group reconnected: tell it again, disturb nobody.
             member.extend_session(now_ms)
             return [Response(waiter, self._join_response(member))]
-        self.roster.update(member, request)
-        return [*self.roster.park_join(member, waiter), *self._rebalance(now_ms)]
+        self.members.update(member, request)
+        return [*self.members.park_join(member, waiter), *self._rebalance(now_ms)]
 
     def sync(self, request: Sync, waiter: Any, now_ms: float) -> list[Effect]:
         """A member asks for its assignment; the leader brings everyone's.
@@ -146,7 +146,7 @@ class ClassicGroup:
         `InconsistentGroupProtocol`, `RebalanceInProgress`.
         """
         self._check_alive()
-        member = self.roster.validated(request.member_id, request.instance_id)
+        member = self.members.validated(request.member_id, request.instance_id)
         self._check_generation(member, request.generation)
         if request.protocol_type not in (None, self.protocol_type):
             raise InconsistentGroupProtocol(f"the group does {self.protocol_type}")
@@ -159,8 +159,8 @@ class ClassicGroup:
             member.extend_session(now_ms)
             return [Response(waiter, self._sync_response(member))]
         effects: list[Effect] = [*park_sync(member, waiter)]
-        if member.member_id == self.roster.leader and self._assignment_write is None:
-            assignments = {each: request.assignments.get(each, b"") for each in self.roster.members}
+        if member.member_id == self.members.leader and self._assignment_write is None:
+            assignments = {each: request.assignments.get(each, b"") for each in self.members.by_id}
             persist = self._persist(assignments)
             self._assignment_write = (persist.token, assignments)
             effects.append(persist)
@@ -169,7 +169,7 @@ class ClassicGroup:
     def heartbeat(self, member_id: str, instance_id: str | None, generation: int, now_ms: float) -> None:
         """A member is alive. Raises `RebalanceInProgress` when it has to join again, and as `sync` does."""
         self._check_alive()
-        member = self.roster.validated(member_id, instance_id)
+        member = self.members.validated(member_id, instance_id)
         self._check_generation(member, generation)
         member.extend_session(now_ms)
         if self.state is PREPARING:
@@ -179,11 +179,11 @@ class ClassicGroup:
         """A member goes (a static one may be named by its instance id alone: KIP-345)."""
         self._check_alive()
         if not member_id and instance_id is not None:
-            member_id = self.roster.static_members.get(instance_id, "")
+            member_id = self.members.static_members.get(instance_id, "")
         elif member_id in self.pending and instance_id is None:
             del self.pending[member_id]
             return self._try_complete_join(now_ms)
-        return self._remove(self.roster.validated(member_id, instance_id), now_ms)
+        return self._remove(self.members.validated(member_id, instance_id), now_ms)
 
     def check_commit(self, member_id: str, instance_id: str | None, generation: int, now_ms: float) -> None:
         """Whether this sender may commit offsets now. Without a generation (-1), only to a group that has no
@@ -193,7 +193,7 @@ class ClassicGroup:
             return
         if generation < 0 and not member_id and instance_id is None:
             raise UnknownMember(f"group {self.group_id} has members; only they may commit")
-        member = self.roster.validated(member_id, instance_id)
+        member = self.members.validated(member_id, instance_id)
         self._check_generation(member, generation)
         if self.state is COMPLETING:
             raise RebalanceInProgress
@@ -207,7 +207,7 @@ class ClassicGroup:
             self.join_phase.deadline_ms,
             self.sync_deadline_ms,
             min(self.pending.values(), default=math.inf),
-            min((each.deadline_ms for each in self.roster if each.may_expire()), default=math.inf),
+            min((each.deadline_ms for each in self.members if each.may_expire()), default=math.inf),
         )
 
     def tick(self, now_ms: float) -> list[Effect]:
@@ -215,8 +215,8 @@ class ClassicGroup:
         effects: list[Effect] = []
         for member_id in [each for each, lapse_ms in self.pending.items() if lapse_ms <= now_ms]:
             del self.pending[member_id]
-        for member in self.roster:
-            still_here = self.roster.members.get(member.member_id) is member
+        for member in self.members:
+            still_here = self.members.by_id.get(member.member_id) is member
             if still_here and member.deadline_ms <= now_ms and member.may_expire():
                 effects += self._remove(member, now_ms)
         effects += self._try_complete_join(now_ms)
@@ -232,13 +232,13 @@ class ClassicGroup:
             assignments = self._assignment_write[1]
             self._assignment_write = None
             if error is not None:
-                return [*self.roster.fail_syncs(error, now_ms), *self._rebalance(now_ms)]
+                return [*self.members.fail_syncs(error, now_ms), *self._rebalance(now_ms)]
             return self._become_stable(assignments, now_ms)
         if token in self._static_writes:
             member_id, waiter, answer = self._static_writes.pop(token)
-            member = self.roster.members.get(member_id)
+            member = self.members.by_id.get(member_id)
             if member is not None and member.join_waiter is waiter and self.state is STABLE:
-                self.roster.take_join_waiter(member)
+                self.members.take_join_waiter(member)
                 member.extend_session(now_ms)
                 return [Response(waiter, answer if error is None else error)]
         return []
@@ -247,7 +247,7 @@ class ClassicGroup:
         """Close the group for good: only an empty one. Raises `NonEmptyGroup`."""
         self._check_alive()
         if self.state is not EMPTY:
-            raise NonEmptyGroup(f"group {self.group_id} has {len(self.roster)} members")
+            raise NonEmptyGroup(f"group {self.group_id} has {len(self.members)} members")
         self._transition(DEAD)
 
     def undelete(self) -> None:
@@ -272,10 +272,10 @@ class ClassicGroup:
                 stored.assignment,
                 is_new=False,
             )
-            self.roster.add(member)
-        if metadata.leader in self.roster.members:
-            self.roster.leader = metadata.leader
-        if self.roster.members:
+            self.members.add(member)
+        if metadata.leader in self.members.by_id:
+            self.members.leader = metadata.leader
+        if self.members.by_id:
             self.state = STABLE
 
     def restore_converted(
@@ -313,13 +313,13 @@ class ClassicGroup:
     def _check_capacity(self, request: Join) -> None:
         """A full group takes nobody new. In a rebalance those who have joined count, and the static members that
         may still come back; the first to join keep their places."""
-        member_id = request.member_id or self.roster.static_members.get(request.instance_id or "", "")
-        member = self.roster.members.get(member_id)
+        member_id = request.member_id or self.members.static_members.get(request.instance_id or "", "")
+        member = self.members.by_id.get(member_id)
         if self.state is PREPARING:
-            has_place = member is not None and self.roster.survives_join_phase(member)
-            full = not has_place and self.roster.surviving_count() >= self.size_max
+            has_place = member is not None and self.members.survives_join_phase(member)
+            full = not has_place and self.members.surviving_count() >= self.size_max
         else:
-            full = member is None and len(self.roster) >= self.size_max
+            full = member is None and len(self.members) >= self.size_max
         if not request.member_id and request.must_know_member_id and request.instance_id is None:
             full = full or len(self.pending) >= self.size_max
         if full:
@@ -329,8 +329,8 @@ class ClassicGroup:
     def _check_protocols(self, request: Join) -> None:
         """A member fits if it has the group's protocol type, and all members can do one of its protocols."""
         fits = bool(request.protocol_type and request.protocols)
-        if self.roster.members:
-            fits = request.protocol_type == self.protocol_type and self.roster.has_common_protocol(
+        if self.members.by_id:
+            fits = request.protocol_type == self.protocol_type and self.members.has_common_protocol(
                 request.protocols
             )
         if not fits:
@@ -339,9 +339,9 @@ class ClassicGroup:
     # ------------------------------------------------------------------ members come and go
 
     def _join_without_id(self, request: Join, waiter: Any, new_member_id: str, now_ms: float) -> list[Effect]:
-        previous = self.roster.static_members.get(request.instance_id or "")
+        previous = self.members.static_members.get(request.instance_id or "")
         if previous is not None:
-            return self._replace_static(self.roster.members[previous], request, waiter, new_member_id, now_ms)
+            return self._replace_static(self.members.by_id[previous], request, waiter, new_member_id, now_ms)
         if request.instance_id is None and request.must_know_member_id:
             self.pending[new_member_id] = now_ms + request.session_timeout_ms
             return [Response(waiter, JoinResponse(new_member_id, must_rejoin=True))]
@@ -349,33 +349,33 @@ class ClassicGroup:
 
     def _add(self, request: Join, waiter: Any, member_id: str, now_ms: float) -> list[Effect]:
         self.pending.pop(member_id, None)
-        if not self.roster.members:
+        if not self.members.by_id:
             self.protocol_type = request.protocol_type
         if self.state is PREPARING and self.generation == 0:
             self.join_phase.member_joined()
         member = _member(request, member_id, now_ms + NEW_MEMBER_JOIN_TIMEOUT_MS)
-        self.roster.add(member)
-        return [*self.roster.park_join(member, waiter), *self._rebalance(now_ms)]
+        self.members.add(member)
+        return [*self.members.park_join(member, waiter), *self._rebalance(now_ms)]
 
     def _replace_static(
         self, old: Member, request: Join, waiter: Any, member_id: str, now_ms: float
     ) -> list[Effect]:
         """A static member came back under a new member id: it takes over the old one's place (KIP-345)."""
-        leader_before = self.roster.leader or ""
+        leader_before = self.members.leader or ""
         fenced = FencedInstanceId(f"instance id {request.instance_id} joined again")
-        effects: list[Effect] = [*self.roster.remove(old, fenced)]
+        effects: list[Effect] = [*self.members.remove(old, fenced)]
         self._unsynced.discard(old.member_id)
         patience_ms = NEW_MEMBER_JOIN_TIMEOUT_MS if old.is_new else request.session_timeout_ms
         member = _member(request, member_id, now_ms + patience_ms)
         member.assignment = old.assignment
         member.is_new = old.is_new
-        self.roster.add(member)
+        self.members.add(member)
         if leader_before == old.member_id:
-            self.roster.leader = member_id
-        effects += self.roster.park_join(member, waiter)
-        if self.state is not STABLE or self.roster.select_protocol() != self.protocol:
+            self.members.leader = member_id
+        effects += self.members.park_join(member, waiter)
+        if self.state is not STABLE or self.members.select_protocol() != self.protocol:
             return effects + self._rebalance(now_ms)
-        persist = self._persist({each.member_id: each.assignment for each in self.roster})
+        persist = self._persist({each.member_id: each.assignment for each in self.members})
         answer = self._unchanged_response(member, request, leader_before)
         self._static_writes[persist.token] = (member_id, waiter, answer)
         return [*effects, persist]
@@ -385,7 +385,7 @@ class ClassicGroup:
         that it leads and may skip it; an older one is told the leader's old id, so it does not think it
         leads."""
         answer = self._join_response(member)
-        if member.member_id != self.roster.leader:
+        if member.member_id != self.members.leader:
             return answer
         if request.can_skip_assignment:
             return replace(answer, skip_assignment=True)
@@ -394,7 +394,7 @@ class ClassicGroup:
     def _remove(self, member: Member, now_ms: float) -> list[Effect]:
         gone = UnknownMember(f"member {member.member_id} was removed from group {self.group_id}")
         self._unsynced.discard(member.member_id)
-        return [*self.roster.remove(member, gone), *self._rebalance(now_ms)]
+        return [*self.members.remove(member, gone), *self._rebalance(now_ms)]
 
     # ------------------------------------------------------------------ the join phase
 
@@ -402,44 +402,44 @@ class ClassicGroup:
         """Make sure a rebalance is under way, and end it if everybody is there."""
         effects: list[Effect] = []
         if self.state is not PREPARING:
-            effects += self.roster.fail_syncs(RebalanceInProgress(), now_ms)
+            effects += self.members.fail_syncs(RebalanceInProgress(), now_ms)
             self._assignment_write = None
             self._unsynced.clear()
             self.sync_deadline_ms = math.inf
             begin = self.join_phase.begin_from_empty if self.state is EMPTY else self.join_phase.begin
-            begin(now_ms, self.roster.rebalance_timeout_ms())
+            begin(now_ms, self.members.rebalance_timeout_ms())
             self._transition(PREPARING)
         return effects + self._try_complete_join(now_ms)
 
     def _try_complete_join(self, now_ms: float) -> list[Effect]:
         if self.state is not PREPARING or self.join_phase.awaits_new_members or self.pending:
             return []
-        return self._complete_join(now_ms) if self.roster.all_joined() else []
+        return self._complete_join(now_ms) if self.members.all_joined() else []
 
     def _complete_join(self, now_ms: float) -> list[Effect]:
-        for member in self.roster:
+        for member in self.members:
             if member.join_waiter is None and member.instance_id is None:
-                self.roster.remove(member, UnknownMember())
-        if self.roster.members and not self.roster.elect_joined_leader():
+                self.members.remove(member, UnknownMember())
+        if self.members.by_id and not self.members.elect_joined_leader():
             # Only static members, and none of them is back yet: wait until one is, or its session ends.
-            self.join_phase.begin(now_ms, self.roster.rebalance_timeout_ms())
+            self.join_phase.begin(now_ms, self.members.rebalance_timeout_ms())
             return []
         self.generation += 1
         self._converted_generations.clear()
         self.join_phase.end()
-        if not self.roster.members:
+        if not self.members.by_id:
             self.protocol = None
             self._transition(EMPTY)
             return [self._persist({})]
-        self.protocol = self.roster.select_protocol()
+        self.protocol = self.members.select_protocol()
         self._transition(COMPLETING)
-        self.sync_deadline_ms = now_ms + self.roster.rebalance_timeout_ms()
-        self._unsynced = set(self.roster.members)
+        self.sync_deadline_ms = now_ms + self.members.rebalance_timeout_ms()
+        self._unsynced = set(self.members.by_id)
         effects: list[Effect] = []
-        for member in self.roster:
+        for member in self.members:
             member.extend_session(now_ms)
             member.is_new = False
-            if (waiter := self.roster.take_join_waiter(member)) is not None:
+            if (waiter := self.members.take_join_waiter(member)) is not None:
                 effects.append(Response(waiter, self._join_response(member)))
         return effects
 
@@ -448,7 +448,7 @@ class ClassicGroup:
     def _become_stable(self, assignments: dict[str, bytes], now_ms: float) -> list[Effect]:
         self._transition(STABLE)
         effects: list[Effect] = []
-        for member in self.roster:
+        for member in self.members:
             member.assignment = assignments.get(member.member_id, b"")
             if (waiter := take_sync_waiter(member)) is not None:
                 member.extend_session(now_ms)
@@ -461,14 +461,14 @@ class ClassicGroup:
         if not self._unsynced:
             return []
         for member_id in self._unsynced:
-            self.roster.remove(self.roster.members[member_id], UnknownMember())
+            self.members.remove(self.members.by_id[member_id], UnknownMember())
         return self._rebalance(now_ms)
 
     # ------------------------------------------------------------------ answers and records
 
     def _join_response(self, member: Member) -> JoinResponse:
-        leader = self.roster.leader or ""
-        listed = self.roster.listed(self.protocol) if member.member_id == leader else ()
+        leader = self.members.leader or ""
+        listed = self.members.listed(self.protocol) if member.member_id == leader else ()
         return JoinResponse(
             member.member_id, self.generation, self.protocol_type, self.protocol, leader, listed
         )
@@ -478,11 +478,11 @@ class ClassicGroup:
 
     def _persist(self, assignments: dict[str, bytes]) -> Persist:
         self._tokens += 1
-        members = self.roster.stored(self.protocol, assignments)
+        members = self.members.stored(self.protocol, assignments)
         return Persist(
             self._tokens,
             GroupMetadata(
-                self.protocol_type or "", self.generation, self.protocol, self.roster.leader, -1, members
+                self.protocol_type or "", self.generation, self.protocol, self.members.leader, -1, members
             ),
         )
 

@@ -27,24 +27,24 @@ if TYPE_CHECKING:
 class GroupMembers:
     """The members of one group, in the order they came."""
 
-    __slots__ = ("_supported", "joined_count", "leader", "members", "static_members")
+    __slots__ = ("_supported", "by_id", "joined_count", "leader", "static_members")
 
     def __init__(self) -> None:
-        self.members: dict[str, Member] = {}
+        self.by_id: dict[str, Member] = {}
         self.static_members: dict[str, str] = {}  # instance id -> member id
         self.leader: str | None = None
         self.joined_count = 0
         self._supported: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self.members)
+        return len(self.by_id)
 
     def __iter__(self) -> Iterator[Member]:
         """The members as they are now; they may come and go meanwhile."""
-        return iter(list(self.members.values()))
+        return iter(list(self.by_id.values()))
 
     def add(self, member: Member) -> None:
-        self.members[member.member_id] = member
+        self.by_id[member.member_id] = member
         self._supported.update(each.name for each in member.protocols)
         if member.instance_id is not None:
             self.static_members[member.instance_id] = member.member_id
@@ -54,12 +54,12 @@ class GroupMembers:
     def remove(self, member: Member, error: MansioError) -> list[Response]:
         """Take a member out; whatever it waited for is answered with `error`."""
         waiters = (self.take_join_waiter(member), take_sync_waiter(member))
-        del self.members[member.member_id]
+        del self.by_id[member.member_id]
         self._supported.subtract(each.name for each in member.protocols)
         if member.instance_id is not None:
             del self.static_members[member.instance_id]
         if self.leader == member.member_id:
-            self.leader = next(iter(self.members), None)
+            self.leader = next(iter(self.by_id), None)
         return [Response(waiter, error) for waiter in waiters if waiter is not None]
 
     def update(self, member: Member, request: Join) -> None:
@@ -79,7 +79,7 @@ class GroupMembers:
                 raise UnknownMember(f"the group has no member with instance id {instance_id}")
             if current != member_id:
                 raise FencedInstanceId(f"instance id {instance_id} belongs to another member now")
-        member = self.members.get(member_id)
+        member = self.by_id.get(member_id)
         if member is None:
             raise UnknownMember(f"the group has no member {member_id!r}")
         return member
@@ -87,7 +87,7 @@ class GroupMembers:
     # ------------------------------------------------------------------ protocols and leader
 
     def all_support(self, protocol: str) -> bool:
-        return self._supported[protocol] == len(self.members)
+        return self._supported[protocol] == len(self.by_id)
 
     def has_common_protocol(self, protocols: tuple[Protocol, ...]) -> bool:
         """Whether all members can do one of `protocols`."""
@@ -97,15 +97,15 @@ class GroupMembers:
         """Each member votes for the first of its protocols that everyone can do; a tie goes to the eldest."""
         votes = Counter(
             next(each.name for each in member.protocols if self.all_support(each.name))
-            for member in self.members.values()
+            for member in self.by_id.values()
         )
         return votes.most_common(1)[0][0]
 
     def elect_joined_leader(self) -> bool:
         """Make sure the leader is one who has joined; False if nobody has."""
-        if self.leader is not None and self.members[self.leader].join_waiter is not None:
+        if self.leader is not None and self.by_id[self.leader].join_waiter is not None:
             return True
-        for member in self.members.values():
+        for member in self.by_id.values():
             if member.join_waiter is not None:
                 self.leader = member.member_id
                 return True
@@ -113,19 +113,19 @@ class GroupMembers:
 
     def rebalance_timeout_ms(self) -> int:
         """The longest any member may take to join again."""
-        return max((each.rebalance_timeout_ms for each in self.members.values()), default=0)
+        return max((each.rebalance_timeout_ms for each in self.by_id.values()), default=0)
 
     # ------------------------------------------------------------------ waiters
 
     def all_joined(self) -> bool:
-        return self.joined_count == len(self.members)
+        return self.joined_count == len(self.by_id)
 
     def survives_join_phase(self, member: Member) -> bool:
         """Whether the end of the join phase leaves the member in: it has joined, or is static."""
         return member.join_waiter is not None or member.instance_id is not None
 
     def surviving_count(self) -> int:
-        return sum(self.survives_join_phase(each) for each in self.members.values())
+        return sum(self.survives_join_phase(each) for each in self.by_id.values())
 
     def park_join(self, member: Member, waiter: Any) -> list[Response]:
         """An older request of the same member is answered: its client has given up on it."""
@@ -144,7 +144,7 @@ class GroupMembers:
         """Answer every parked sync with `error`. While it was parked its member could not send heartbeats, so
         its session begins anew."""
         answers = []
-        for member in self.members.values():
+        for member in self.by_id.values():
             if (waiter := take_sync_waiter(member)) is not None:
                 member.extend_session(now_ms)
                 answers.append(Response(waiter, error))
@@ -156,7 +156,7 @@ class GroupMembers:
         """What the leader needs to compute an assignment."""
         return tuple(
             JoinedMember(each.member_id, each.instance_id, each.metadata_for(protocol))
-            for each in self.members.values()
+            for each in self.by_id.values()
         )
 
     def stored(self, protocol: str | None, assignments: dict[str, bytes]) -> tuple[MemberMetadata, ...]:
@@ -172,7 +172,7 @@ class GroupMembers:
                 each.metadata_for(protocol),
                 assignments.get(each.member_id, b""),
             )
-            for each in self.members.values()
+            for each in self.by_id.values()
         )
 
 

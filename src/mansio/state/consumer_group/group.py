@@ -448,7 +448,7 @@ class ConsumerGroup:
         )
         stored = group.stored
         responses: list[Response] = []
-        for each in classic.roster:
+        for each in classic.members:
             protocol = classic.protocol or each.protocols[0].name
             subscription = classic_bridge.read_subscription(codec, each.metadata_for(protocol))
             metadata = classic_bridge.metadata_of_member(each, subscription)

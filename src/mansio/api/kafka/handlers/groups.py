@@ -68,10 +68,10 @@ async def _group_coordinator(
 ) -> tuple[int, str, int]:
     """Who coordinates a group, and where clients reach that broker."""
     own, groups = service.settings.node_id, service.groups
-    if groups.places is None:
+    if groups.lookup is None:
         return own, *context.listener
     await groups.ready()
-    broker = groups.places.leader(groups.store.index_of(group_id))
+    broker = groups.lookup.leader(groups.store.index_of(group_id))
     if broker is None:
         raise CoordinatorNotAvailable(f"nobody leads the partition that group {group_id!r} lives in")
     if broker.node_id == own:

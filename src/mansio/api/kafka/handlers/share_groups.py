@@ -61,7 +61,7 @@ async def share_group_describe(service: BrokerServices, request: Struct, context
 def _describe(service: BrokerServices, group_id: str) -> Fields:
     try:
         check_group_id(group_id)
-        found = service.groups.share.describe(group_id)
+        found = service.groups.share_groups.describe(group_id)
     except MansioError as error:
         return describe_error(group_id, error)
     return {
@@ -75,7 +75,7 @@ def _describe(service: BrokerServices, group_id: str) -> Fields:
 
 
 def _described(service: BrokerServices, member: ShareGroupMember) -> Fields:
-    name_of = service.groups.subscriptions.name_of
+    name_of = service.groups.topic_resolver.name_of
     named = [
         {**each, "topic_name": name}
         for each in by_topic(sorted(member.current.assigned))

@@ -56,7 +56,7 @@ async def _described(service: BrokerServices, asked: Struct, *, once: bool) -> F
         check_group_id(asked.group_id)
         if not once:  # a few bytes ask for all that a group reads
             raise InvalidRequest(f"group {asked.group_id!r} is in the request more than once")
-        _, group = service.groups.share.find(asked.group_id)
+        _, group = service.groups.share_groups.find(asked.group_id)
         topics = [await _described_topic(service, group, *each) for each in _wanted(service, group, asked)]
     except MansioError as error:
         code, message = _told(error)
@@ -68,7 +68,7 @@ async def _described(service: BrokerServices, asked: Struct, *, once: bool) -> F
 def _wanted(service: BrokerServices, group: ShareGroup, asked: Struct) -> list[tuple[str, Sequence[int]]]:
     if asked.topics is not None:
         return [(each.topic_name, each.partitions) for each in asked.topics]
-    name_of = service.groups.subscriptions.name_of
+    name_of = service.groups.topic_resolver.name_of
     return [
         (name, each.partitions)
         for each in group.state_partitions.initialized
@@ -137,7 +137,7 @@ def _told(error: MansioError) -> tuple[int, str]:
 
 def _empty(service: BrokerServices, group_id: str) -> tuple[GroupEntry, ShareGroup]:
     check_group_id(group_id)
-    entry, group = service.groups.share.find(group_id)
+    entry, group = service.groups.share_groups.find(group_id)
     if group.members:
         raise NonEmptyGroup(f"group {group_id!r} has members")
     return entry, group
@@ -202,8 +202,8 @@ async def _noted(
     indexes: Sequence[int],
 ) -> None:
     """The group's records are to name what has state, so that it is deleted with the group."""
-    if not entry.gone and entry.group is group:
-        await service.groups.share.initialized(entry, group, topic_id, name, indexes)
+    if not entry.is_unloaded and entry.group is group:
+        await service.groups.share_groups.initialized(entry, group, topic_id, name, indexes)
 
 
 async def delete_share_group_offsets(
@@ -222,7 +222,7 @@ async def delete_share_group_offsets(
         try:
             if topic is None:
                 raise UnknownTopicOrPartition(f"there is no topic {asked.topic_name!r}")
-            await service.groups.share.forget_topics(entry, group, [topic_id])
+            await service.groups.share_groups.delete_topics(entry, group, [topic_id])
         except MansioError as error:
             error_code, message = _told(error)
         responses.append(

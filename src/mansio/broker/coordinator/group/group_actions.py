@@ -1,27 +1,38 @@
-"""What the state machines of groups ask for, performed: answers, records, and a timer for what is due next.
+"""Performs the effects of group state machines: writes, responses and timers.
 
-Owns the timers of the groups and the requests that wait in them.
+A request changes the state machine; the resulting records are appended in the same turn of the loop, and the client is
+answered once they are committed.
 
-Always true:
-* A group's timer is never later than its next deadline. Heartbeats only move deadlines back, so they set no
-  timer: it fires, finds nothing due, and is set again.
-* A timer that fires much too late means that we stood still, not the members: before anybody's session is
-  ended, the heartbeats that lie in the sockets get the chance to be read.
-* A machine is told how a write of its ended once it is committed, or has failed; never within the call that asked.
+Invariants:
+* The timer of a group is never later than its next deadline. Heartbeats only postpone deadlines, so they set no timer:
+  the timer fires, finds nothing due, and is set again.
+* A timer that fires much too late means that this process was stalled, not the members: before a session is ended, the
+  heartbeats in the socket buffers are given time to be read.
+* A classic group learns of the outcome of a write when the records are committed or have failed, never within the call
+  that requested the write.
+* A consumer or share group is never ahead of its records. If they cannot be appended or committed, or the state machine
+  fails halfway, it is dropped and rebuilt from the stored records; members notice with their next heartbeat.
+* An assignment that is not committed is never sent.
+* A heartbeat that changes nothing writes nothing and waits for nothing.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
-from mansio.errors import MansioError, NotCoordinator, RebalanceInProgress
+from mansio.errors import (
+    CoordinatorNotAvailable,
+    MansioError,
+    NotCoordinator,
+    RebalanceInProgress,
+    UnknownMember,
+)
 from mansio.logs import fields
 from mansio.state.classic_group.group import ClassicGroup
 from mansio.state.classic_group.types import Response
-from mansio.state.consumer_group.group import ConsumerGroup
 from mansio.state.share_group.group import ShareGroup
 from mansio.wire.internal_records.offset_and_group_records import (
     GroupKey,
@@ -30,43 +41,53 @@ from mansio.wire.internal_records.offset_and_group_records import (
 )
 
 if TYPE_CHECKING:
-    from mansio.broker.coordinator.group.consumer_groups import ConsumerGroups
+    from collections.abc import Callable
+
     from mansio.broker.coordinator.group.group_store import Group, GroupEntry, GroupStore
-    from mansio.broker.coordinator.group.share_groups import ShareGroups
-    from mansio.ports import Clock, Scheduler
+    from mansio.ports import Clock, Promise, Scheduler
     from mansio.state.classic_group.types import Effect, Persist
+    from mansio.state.consumer_group.group import ConsumerGroup
+    from mansio.state.consumer_group.types import HeartbeatResponse, Records
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
 
-class GroupActions:
-    """Of one coordinator. `modern` and `share` look after the timers of their groups themselves.
+class HeartbeatOutcome(NamedTuple):
+    """Response to a heartbeat, and the commit of its records; None if it changed nothing."""
 
-    `stall_ms`: a timer that is later than that means that we stood still.
+    response: HeartbeatResponse
+    committed: Promise[None] | None
+
+
+class GroupActions:
+    """Performs the effects of all groups of one coordinator.
+
+    `expire_members` handles the due deadlines of a consumer or share group. `stall_ms`: a timer that is later than this
+    indicates a stall of this process.
     """
 
     def __init__(
         self,
         store: GroupStore,
-        modern: ConsumerGroups,
-        share: ShareGroups,
         *,
         clock: Clock,
         scheduler: Scheduler,
         stall_ms: int,
+        expire_members: Callable[[GroupEntry], None],
     ) -> None:
         self._store = store
-        self._modern = modern
-        self._share = share
         self._clock = clock
         self._scheduler = scheduler
         self._stall_ms = stall_ms
+        self._expire_members = expire_members
         self.closed = False
         self.waiting: dict[Any, GroupEntry] = {}
         """Promises of parked joins and syncs."""
 
     def close(self) -> None:
-        """End all waits and all timers; there are no others."""
+        """End all waits and cancel all timers."""
         self.closed = True
         for entry in self._store.entries.values():
             if entry.timer is not None:
@@ -76,13 +97,15 @@ class GroupActions:
             _complete(promise, NotCoordinator("the broker is stopping"))
 
     def partition_unloaded(self, index: int) -> None:
-        """In a cluster: the groups of this partition live elsewhere from now on."""
+        """In a cluster: end the waits of groups whose partition has moved to another broker."""
         for promise, entry in list(self.waiting.items()):
             if entry.index == index:
-                _complete(promise, NotCoordinator("this broker does not coordinate the group any more"))
+                _complete(promise, NotCoordinator("this broker no longer coordinates the group"))
+
+    # ------------------------------------------------------------------ classic groups
 
     async def perform_and_wait(self, entry: GroupEntry, effects: list[Effect], promise: Any) -> Any:
-        """Perform them, and wait until one of them, or of those to come, keeps the promise."""
+        """Perform effects, and wait until one of them, or a later one, completes the promise."""
         self.waiting[promise] = entry
         if self.closed:
             _complete(promise, NotCoordinator("the broker is stopping"))
@@ -93,7 +116,7 @@ class GroupActions:
             del self.waiting[promise]
 
     def perform(self, entry: GroupEntry, effects: list[Effect]) -> None:
-        """Answer those who waited, store what is to be stored, and see to the timer."""
+        """Complete waiting requests, append records, and set the timer."""
         for effect in effects:
             if isinstance(effect, Response):
                 _complete(effect.waiter, effect.value)
@@ -102,7 +125,7 @@ class GroupActions:
         self.arm_timer(entry)
 
     def _persist(self, entry: GroupEntry, effect: Persist) -> None:
-        """Store the group's record and tell the machine how it went: once it is committed, never at once."""
+        """Append the group's record and report the outcome to the state machine, never within this call."""
         group = entry.group
         group_id = group.group_id
         value = encode_group_value(effect.metadata._replace(state_ms=self._clock.wall_ms()))
@@ -112,35 +135,127 @@ class GroupActions:
             self._scheduler.call_soon(self._persisted, entry, group, effect.token, error)
             return
 
-        def settled(kept: Any) -> None:
+        def done(committed: Any) -> None:
             try:
-                kept.result()
+                committed.result()
             except MansioError as error:
                 self._persisted(entry, group, effect.token, error)
             else:
                 self._persisted(entry, group, effect.token, None)
 
-        promise.add_done_callback(settled)
+        promise.add_done_callback(done)
 
     def _persisted(self, entry: GroupEntry, group: Group, token: int, error: MansioError | None) -> None:
-        if self.closed or entry.gone or entry.group is not group or not isinstance(group, ClassicGroup):
+        if (
+            self.closed
+            or entry.is_unloaded
+            or entry.group is not group
+            or not isinstance(group, ClassicGroup)
+        ):
             return
         if error is not None:
             logger.error("group not stored", extra=fields(group=entry.group.group_id, reason=error))
             error = as_coordinator_error(error)
         self.perform(entry, group.persisted(token, error, self._store.monotonic_ms()))
 
-    def rebuild(self, entry: GroupEntry) -> None:
-        """Something of the group could not be written: make it anew of what is stored. Whoever waits in it joins
-        again. Raises `CorruptLog`."""
+    # ------------------------------------------------------------------ consumer and share groups
+
+    async def heartbeat(
+        self, group_id: str, handle: Callable[[GroupEntry], HeartbeatOutcome], *, joins: bool
+    ) -> HeartbeatResponse:
+        """Apply a heartbeat to a group; `joins`: the group is created if it does not exist. Raises the errors of
+        `handle`, of the commit, `UnknownMember` (no such group), and those of the coordinator."""
+        entry = await self._store.find_or_create(group_id) if joins else self._store.find(group_id)
+        if entry is None:
+            raise UnknownMember(f"there is no group {group_id!r}")
+        try:
+            response, committed = handle(entry)
+        finally:
+            self._store.drop_if_unused(entry)
+        if committed is not None:
+            await committed
+        elif response.assignment is not None:
+            await self._store.committed(group_id)
+        return response
+
+    def apply_change(self, entry: GroupEntry, group: Group, change: Callable[[], Result]) -> Result:
+        """Call `change` on the state machine. A `MansioError` is raised unchanged; if the state machine fails halfway,
+        the group is rebuilt and `CoordinatorNotAvailable` raised."""
+        try:
+            return change()
+        except MansioError:
+            raise
+        except Exception as error:
+            raise self._failed(entry, group, error) from error
+
+    def remove_expired(self, entry: GroupEntry, group: Group, remove: Callable[[], object]) -> None:
+        """Call `remove`, which removes members whose deadlines have passed and appends that, after a timer fired."""
+        try:
+            remove()
+        except MansioError as error:  # the group is already rebuilt, and the sessions start again
+            logger.warning("members not removed", extra=fields(group=group.group_id, reason=error))
+        except Exception as error:  # noqa: BLE001 - no request waits for it, and the group continues as stored
+            self._failed(entry, group, error)
+        self.arm_timer(entry)
+
+    def heartbeat_unchanged(
+        self, entry: GroupEntry, group: ConsumerGroup | ShareGroup, now_ms: float
+    ) -> None:
+        """After a heartbeat without changes: the timer stays, unless the session timeout was shortened since."""
+        if now_ms + group.settings.session_timeout_ms < entry.timer_due_ms:
+            self.arm_timer(entry)
+
+    def write(
+        self, entry: GroupEntry, group: Group, records: Records, *, replacement: Group | None = None
+    ) -> Promise[None]:
+        """Append the changes of a state machine and make it, or its `replacement`, the group of the entry. Raises the
+        errors of the append; then a group whose own state machine has changed is rebuilt."""
+        machine = replacement or group
+        try:
+            written = self._store.append(group.group_id, records, whole=True)
+        except MansioError as error:
+            self._write_failed(entry, group, error)
+            raise
+        if machine is not entry.group:
+            protocol = _protocol_of(machine)
+            logger.info("group protocol changed", extra=fields(group=group.group_id, protocol=protocol))
+            entry.resolved_view = None
+            entry.group = machine
+        written.add_done_callback(lambda committed: self._written(entry, machine, committed))
+        self.arm_timer(entry)
+        return written
+
+    def _written(self, entry: GroupEntry, machine: Group, committed: Any) -> None:
+        try:
+            committed.result()
+        except MansioError as error:
+            self._write_failed(entry, machine, error)
+
+    def _write_failed(self, entry: GroupEntry, machine: Group, error: MansioError) -> None:
+        if entry.is_unloaded or entry.group is not machine:
+            return
+        logger.error("group not stored", extra=fields(group=machine.group_id, reason=error))
+        self._rebuild(entry)
+
+    def _failed(self, entry: GroupEntry, group: Group, error: Exception) -> MansioError:
+        """The state machine, or the assignor that it called, failed halfway."""
+        logger.error("group failed", extra=fields(group=group.group_id, reason=error), exc_info=error)
+        if entry.group is group and not entry.is_unloaded:
+            self._rebuild(entry)
+        return CoordinatorNotAvailable(f"group {group.group_id} cannot process this request: {error}")
+
+    def _rebuild(self, entry: GroupEntry) -> None:
+        """Rebuild a group from its stored records; its waiting members rejoin. Raises `CorruptLog`."""
         for promise, waits_in in list(self.waiting.items()):
             if waits_in is entry:
                 _complete(promise, RebalanceInProgress())
         self._store.rebuild(entry)
         self.arm_timer(entry)
 
+    # ------------------------------------------------------------------ timers
+
     def arm_timer(self, entry: GroupEntry) -> None:
-        """Have the group woken when its next deadline has passed, or before."""
+        """Make sure that the timer fires no later than the group's next deadline."""
         due_ms = max(entry.group.next_deadline_ms(), entry.grace_until_ms)
         if entry.timer is not None:
             if entry.timer_due_ms <= due_ms and due_ms != math.inf:
@@ -153,7 +268,7 @@ class GroupActions:
             entry.timer = self._scheduler.call_later(delay_ms, self.timer_expired, entry, due_ms)
 
     def timer_expired(self, entry: GroupEntry, due_ms: float) -> None:
-        """A timer fired: end what is over, unless it fired so late that the fault is ours."""
+        """Handle the due deadlines of a group, unless the timer fired so late that this process was stalled."""
         entry.timer = None
         now_ms = self._store.monotonic_ms()
         if now_ms - due_ms > self._stall_ms:
@@ -162,20 +277,24 @@ class GroupActions:
             entry.grace_until_ms = now_ms + self._stall_ms
             self.arm_timer(entry)
             return
-        if isinstance(entry.group, ConsumerGroup):
-            self._modern.tick(entry, entry.group)
-        elif isinstance(entry.group, ShareGroup):
-            self._share.tick(entry, entry.group)
-        else:
+        if isinstance(entry.group, ClassicGroup):
             self.perform(entry, entry.group.tick(now_ms))
+        else:
+            self._expire_members(entry)
         self._store.drop_if_unused(entry)
 
 
 def _complete(promise: Any, value: Any) -> None:
-    """Answer who waits; whoever has gone away meanwhile is not there to be answered."""
+    """Complete a promise unless its client has cancelled it."""
     if promise.done():
         return
     if isinstance(value, MansioError):
         promise.set_exception(value)
     else:
         promise.set_result(value)
+
+
+def _protocol_of(machine: Group) -> str:
+    if isinstance(machine, ClassicGroup):
+        return "classic"
+    return "share" if isinstance(machine, ShareGroup) else "consumer"

@@ -130,7 +130,7 @@ class GroupInspection:
         """The groups of this broker in one of `states` and of one of `types` (any case); empty filters let all pass.
         `led`: the partitions of `__consumer_offsets` that this broker leads by the metadata. Raises
         `CoordinatorLoadInProgress` while groups of one of them may be missing."""
-        self._store.topic.check_all_loaded(led)
+        self._store.runtime.check_all_loaded(led)
         wanted_states = {each.lower() for each in states}
         wanted_types = {each.lower() for each in types}
         return [
@@ -153,7 +153,7 @@ class GroupInspection:
             group.protocol_type or "",
             (group.protocol or "") if stable else "",
             group.generation,
-            tuple(_described(member, group.protocol if stable else None) for member in group.roster),
+            tuple(_described(member, group.protocol if stable else None) for member in group.members),
         )
 
     def describe_consumer(self, group_id: str) -> DescribedConsumerGroup:
@@ -235,7 +235,7 @@ class GroupInspection:
             }
         if isinstance(group, ShareGroup) or group.state is not STABLE:
             return {}
-        return {partition: member.member_id for member in group.roster for partition in _assigned(member)}
+        return {partition: member.member_id for member in group.members for partition in _assigned(member)}
 
 
 def _listed(entry: GroupEntry) -> ListedGroup:

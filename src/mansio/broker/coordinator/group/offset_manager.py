@@ -1,11 +1,14 @@
-"""Committed offsets: taking them, giving them out, deleting and expiring them.
+"""Committed offsets of groups: commit, fetch, delete and expire.
 
-Always true: a commit is checked against the group's generation, appended, and only then visible; it is
-answered when it is durable. Between the check and the append nothing can come in between (there is no
-`await`), so a member that has lost its partitions cannot commit over the one that has them now.
+Invariants:
+* A commit is checked against the generation or member epoch, appended, and only then visible; it is answered when it is
+  durable. There is no `await` between the check and the append, so a member that has lost its partitions cannot
+  overwrite the commit of their new owner.
+* Offsets that cannot be expired now (the partition is being loaded, has moved, or cannot be written) are expired at the
+  next interval.
 
-Source: Kafka's OffsetMetadataManager; KIP-211 (expiry), KIP-320 (leader epochs), KIP-447 (require stable:
-without transactions every committed offset is stable).
+Source: Kafka's OffsetMetadataManager; KIP-211 (expiration), KIP-320 (leader epochs), KIP-447 (require stable: without
+transactions every committed offset is stable).
 """
 
 from __future__ import annotations
@@ -17,11 +20,13 @@ from mansio.broker.coordinator.group.error_mapping import check_offsets_group_id
 from mansio.broker.coordinator.group.group_inspection import CONSUMER, topics_of_subscription
 from mansio.broker.partition.retention_holds import is_hold
 from mansio.errors import (
+    CoordinatorLoadInProgress,
     GroupIdNotFound,
     GroupSubscribedToTopic,
     IllegalGeneration,
     MansioError,
     NonEmptyGroup,
+    NotCoordinator,
     OffsetMetadataTooLarge,
     UnknownTopicOrPartition,
 )
@@ -39,18 +44,19 @@ from mansio.wire.internal_records.offset_and_group_records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Iterable, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 
+    from mansio.broker.coordinator.coordinator_lookup import CoordinatorLookup
     from mansio.broker.coordinator.group.group_store import GroupEntry, GroupStore
     from mansio.broker.coordinator.group.settings import GroupSettings
     from mansio.broker.coordinator.runtime import KeyValue
-    from mansio.ports import Clock
+    from mansio.ports import Clock, Scheduler
 
 logger = logging.getLogger(__name__)
 
 
 class OffsetToCommit(NamedTuple):
-    """One partition's new position. `leader_epoch` is -1 where the client knows none."""
+    """An offset to commit for one partition. `leader_epoch`: -1 if unknown."""
 
     topic: str
     partition: int
@@ -60,7 +66,7 @@ class OffsetToCommit(NamedTuple):
 
 
 class OffsetManager:
-    """The committed offsets of all groups."""
+    """The committed offsets of all groups of one coordinator."""
 
     def __init__(
         self,
@@ -69,7 +75,7 @@ class OffsetManager:
         clock: Clock,
         exists: Callable[[str, int], bool],
     ) -> None:
-        """`exists(topic, partition)`: is there such a partition, here or elsewhere?"""
+        """`exists(topic, partition)`: whether any broker has this partition."""
         self._store = store
         self._settings = settings
         self._clock = clock
@@ -84,11 +90,12 @@ class OffsetManager:
         instance_id: str | None = None,
         generation: int = -1,
     ) -> list[MansioError | None]:
-        """Commit what can be committed; says for each offset what was wrong with it, or None. Returns when
-        they are durable. Raises `InvalidGroupId`, and what `check_commit` of the group's machine raises, for all of
-        them. `generation`: that of the group, or the member's epoch.
+        """Commit the valid offsets. Returns the error of each offset, or None, when the others are durable. Raises
+        `InvalidGroupId` and the errors of the group's `check_commit`, which concern all offsets. `generation`: of the
+        group, or the member epoch.
 
-        Without member and generation: an assigned or admin client's commit, for a group without members.
+        Without member and generation: the commit of a client with manual assignment, or of an administrator, to a group
+        without members.
         """
         check_offsets_group_id(group_id)
         if generation >= 0 and self._store.find(group_id) is None:
@@ -123,9 +130,8 @@ class OffsetManager:
         member_id: str = "",
         member_epoch: int = -1,
     ) -> dict[tuple[str, int], CommittedOffset]:
-        """The committed offsets of a group, of the wanted partitions or of all. Those without one are left
-        out. A member of a group of the new protocol names itself and its epoch: raises `UnknownMember`,
-        `StaleMemberEpoch`.
+        """The committed offsets of a group, of the wanted partitions or of all; partitions without one are omitted.
+        A member of a consumer group passes its id and epoch: raises `UnknownMember`, `StaleMemberEpoch`.
         """
         check_offsets_group_id(group_id)
         entry = self._store.find(group_id)
@@ -142,20 +148,20 @@ class OffsetManager:
             for topic, partition in wanted:
                 if (committed := entry.offsets.get(topic, {}).get(partition)) is not None:
                     found[topic, partition] = committed
-        await self._store.committed(group_id)  # what is committed meanwhile may not be durable when this ends
+        await self._store.committed(group_id)  # later commits need not be durable when this returns
         return found
 
     async def delete(self, group_id: str, wanted: Sequence[tuple[str, int]]) -> list[MansioError | None]:
-        """Forget offsets (KIP-496): of a group without members, or of topics that none of them reads."""
+        """Delete offsets (KIP-496) of a group without members, or of topics that no member reads."""
         check_offsets_group_id(group_id)
         entry = self._store.find(group_id)
         if entry is None or entry.is_deleted:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
         subscribed = frozenset() if entry.group.state == EMPTY else subscribed_topics(entry)
         if subscribed is None:
-            raise NonEmptyGroup(f"group {group_id} has members, and it is unknown what they read")
+            raise NonEmptyGroup(f"group {group_id} has members with unknown subscriptions")
         results: list[MansioError | None] = []
-        gone: list[tuple[str, int]] = []
+        deletions: list[tuple[str, int]] = []
         for topic, partition in wanted:
             known = partition in entry.offsets.get(topic, {})
             if topic in subscribed:
@@ -165,63 +171,64 @@ class OffsetManager:
             else:
                 results.append(None)
                 if known:
-                    gone.append((topic, partition))
-        if gone:
-            promise = self._store.append(group_id, tombstones(entry, only=gone))
+                    deletions.append((topic, partition))
+        if deletions:
+            promise = self._store.append(group_id, tombstones(entry, only=deletions))
             self._store.drop_if_unused(entry)
             await promise
         return results
 
-    def forget_topic(self, topic: str) -> Coroutine[Any, Any, None]:
-        """The topic was deleted: its offsets would be wrong for another topic of that name. Each coordinator forgets
-        those of the groups it has. Which these are is noted now; what is awaited is that they are forgotten."""
-        return self._forget(_committed_of(list(self._store.entries.values()), lambda name: name == topic))
+    def delete_offsets_of_topic(self, topic: str) -> Coroutine[Any, Any, None]:
+        """Delete the offsets of a deleted topic, which would be wrong for a new topic with its name. Each coordinator
+        deletes those of its groups. The offsets are collected by this call; the coroutine deletes them."""
+        return self._delete(_committed_of(list(self._store.entries.values()), lambda name: name == topic))
 
     def delete_offsets_of_missing_topics(
-        self, entries: Iterable[GroupEntry], is_there: Callable[[str], bool]
+        self, entries: Iterable[GroupEntry], topic_exists: Callable[[str], bool]
     ) -> Coroutine[Any, Any, None]:
-        """Forget what these groups have committed of topics that are there no more: nobody may have coordinated them
-        when those were deleted."""
-        return self._forget(_committed_of(entries, lambda name: not is_there(name)))
+        """Delete the offsets of topics that do not exist any more: the groups may have had no coordinator when the
+        topics were deleted."""
+        return self._delete(_committed_of(entries, lambda name: not topic_exists(name)))
 
-    async def _forget(
+    async def _delete(
         self, deletions: list[tuple[GroupEntry, dict[tuple[str, int], CommittedOffset]]]
     ) -> None:
-        """What has been committed since stays: it is of another topic of that name."""
+        """Later commits stay: they belong to another topic with the same name."""
         for entry, known in deletions:
-            gone = [
+            unchanged = [
                 (topic, partition)
                 for (topic, partition), committed in known.items()
                 if entry.offsets.get(topic, {}).get(partition) is committed
             ]
-            if not gone or entry.gone:
+            if not unchanged or entry.is_unloaded:
                 continue
             group_id = entry.group.group_id
             try:
-                await self._store.append(group_id, tombstones(entry, only=gone))
-            except MansioError as error:  # whoever coordinates the group next looks again
-                known_topics = len({topic for topic, _ in gone})
+                await self._store.append(group_id, tombstones(entry, only=unchanged))
+            except MansioError as error:  # the next coordinator of the group checks again
+                topics = len({topic for topic, _ in unchanged})
                 logger.warning(
-                    "offsets of deleted topics not forgotten",
-                    extra=fields(group=group_id, topics=known_topics, reason=error),
+                    "offsets of deleted topics not deleted",
+                    extra=fields(group=group_id, topics=topics, reason=error),
                 )
 
     def expired(self, entry: GroupEntry, now_ms: int) -> list[tuple[str, int]]:
-        """The offsets of a group whose time is over (KIP-211): a group without members keeps them for the
-        retention time after its last member left or its last commit, whichever is later; one with members
-        keeps what they read for ever. What a pipeline holds back with (`mansio.broker.partition.retention_holds`)
-        has no such time: it would begin to lose records without anybody being told."""
+        """The expired offsets of a group (KIP-211). A group without members retains offsets for the retention time
+        after its last member left or its last commit, whichever is later; one with members retains the offsets of
+        subscribed topics without limit. The offsets of a retention hold
+        (`mansio.broker.partition.retention_holds`) never expire:
+        its pipeline would lose records without an error."""
         group = entry.group
         if group.is_idle() and not entry.is_deleted:
-            kept: frozenset[str] = frozenset()
+            retained: frozenset[str] = frozenset()
         elif group.state == STABLE and (subscribed := subscribed_topics(entry)) is not None:
-            kept = subscribed
+            retained = subscribed
         else:
             return []
         retention_ms = self._settings.offsets_retention_ms
         empty_since_ms = entry.state_timestamp_ms if group.is_idle() else -1
 
-        def is_over(committed: CommittedOffset) -> bool:
+        def is_expired(committed: CommittedOffset) -> bool:
             if committed.expire_ms >= 0:
                 return now_ms >= committed.expire_ms
             return now_ms - max(committed.commit_ms, empty_since_ms) >= retention_ms
@@ -229,7 +236,9 @@ class OffsetManager:
         return [
             (topic, partition)
             for topic, partition, committed in entry.each_offset()
-            if topic not in kept and is_over(committed) and not is_hold(group.group_id, committed.metadata)
+            if topic not in retained
+            and is_expired(committed)
+            and not is_hold(group.group_id, committed.metadata)
         ]
 
     def _problem(self, offset: OffsetToCommit) -> MansioError | None:
@@ -241,15 +250,15 @@ class OffsetManager:
 
 
 def _committed_of(
-    entries: Iterable[GroupEntry], is_gone: Callable[[str], bool]
+    entries: Iterable[GroupEntry], is_deleted: Callable[[str], bool]
 ) -> list[tuple[GroupEntry, dict[tuple[str, int], CommittedOffset]]]:
-    """What groups have committed, as of now, of topics that are gone."""
+    """The current committed offsets of deleted topics."""
     found = []
     for entry in entries:
         offsets = {
             (topic, partition): committed
             for topic, partitions in entry.offsets.items()
-            if is_gone(topic)
+            if is_deleted(topic)
             for partition, committed in partitions.items()
         }
         if offsets:
@@ -260,22 +269,22 @@ def _committed_of(
 def tombstones(
     entry: GroupEntry, *, only: Iterable[tuple[str, int]] | None = None, with_group: bool = False
 ) -> list[KeyValue]:
-    """Records that delete a group's offsets (all, or `only` some) and, if asked, its metadata."""
+    """Records that delete the offsets of a group (all, or `only` some) and, optionally, its metadata."""
     group_id = entry.group.group_id
     if only is None:
         only = [(topic, partition) for topic, partition, _ in entry.each_offset()]
     records: list[KeyValue] = [
         (encode_offset_key(OffsetKey(group_id, topic, partition)), None) for topic, partition in only
     ]
-    if with_group and entry.stored is not None:
+    if with_group and entry.classic_record is not None:
         records.append((encode_group_key(GroupKey(group_id)), None))
     if with_group:
-        records += [(key, None) for key in entry.modern]
+        records += [(key, None) for key in entry.group_records]
     return records
 
 
 def subscribed_topics(entry: GroupEntry) -> frozenset[str] | None:
-    """What the members of a group read; None if their bytes are not ours to read or make no sense."""
+    """The topics to which the members of a group subscribe; None if their metadata cannot be decoded."""
     group = entry.group
     if isinstance(group, ConsumerGroup):
         return frozenset(group.subscribed_topic_names())
@@ -284,9 +293,84 @@ def subscribed_topics(entry: GroupEntry) -> frozenset[str] | None:
     if group.protocol_type != CONSUMER or group.protocol is None:
         return None
     topics: set[str] = set()
-    for member in group.roster:
+    for member in group.members:
         subscription = topics_of_subscription(member.metadata_for(group.protocol))
         if subscription is None:
             return None
         topics.update(subscription)
     return frozenset(topics)
+
+
+class OffsetExpiration:
+    """Expires committed offsets at an interval, and deletes groups that hold nothing else.
+
+    `delete_group` deletes a group without members by its id. `lookup` is given in a cluster, where the offsets of
+    topics that were deleted while their group had no coordinator are deleted, too.
+    """
+
+    def __init__(
+        self,
+        store: GroupStore,
+        offsets: OffsetManager,
+        *,
+        interval_ms: int,
+        clock: Clock,
+        scheduler: Scheduler,
+        delete_group: Callable[[str], Awaitable[None]],
+        lookup: CoordinatorLookup | None,
+    ) -> None:
+        self._store = store
+        self._offsets = offsets
+        self._interval_ms = interval_ms
+        self._clock = clock
+        self._scheduler = scheduler
+        self._delete_group = delete_group
+        self._lookup = lookup
+        self._timer: Any = None
+
+    def start(self) -> None:
+        """Start; the first run is after one interval."""
+        self._timer = self._scheduler.call_later(self._interval_ms, self._run)
+
+    def stop(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _run(self) -> None:
+        self._scheduler.spawn(self.expire(), name="expire committed offsets")
+        self.delete_offsets_of_missing_topics(list(self._store.entries.values()))
+        self.start()
+
+    def delete_offsets_of_missing_topics(self, entries: Iterable[GroupEntry]) -> None:
+        """In a cluster: delete the offsets of deleted topics. The metadata by which this broker leads are newer
+        than any offset committed under previous leaders, so a topic that is missing in them was deleted. A single
+        broker handles each deletion itself."""
+        if self._lookup is not None:
+            work = self._offsets.delete_offsets_of_missing_topics(list(entries), self._lookup.has_topic)
+            self._scheduler.spawn(work, name="delete offsets of deleted topics")
+
+    async def expire(self) -> int:
+        """Delete expired offsets. Returns their number."""
+        now_ms = self._clock.wall_ms()
+        expired = 0
+        for group_id in list(self._store.entries):
+            try:
+                expired += await self._expire(group_id, now_ms)
+            except (CoordinatorLoadInProgress, NotCoordinator):
+                continue
+            except MansioError as error:
+                logger.warning("offsets not expired", extra=fields(group=group_id, reason=error))
+        return expired
+
+    async def _expire(self, group_id: str, now_ms: int) -> int:
+        entry = self._store.find(group_id)
+        if entry is None:
+            return 0
+        expired = self._offsets.expired(entry, now_ms)
+        has_others = sum(len(partitions) for partitions in entry.offsets.values()) > len(expired)
+        if not has_others and entry.group.is_idle() and not isinstance(entry.group, ShareGroup):
+            await self._delete_group(group_id)
+        elif expired:
+            await self._store.append(group_id, tombstones(entry, only=expired))
+        return len(expired)

@@ -1,18 +1,17 @@
-"""Share groups (KIP-932) in the coordinator: performs what `state.share_group.group` decides.
+"""Share groups (KIP-932) in the coordinator: requests to `state.share_group`, and the life cycle of share state.
 
-Members and what they fetch are records of `__consumer_offsets`, written as those of the other kinds of groups are. What
-each record of a topic is to the group is not kept here but by the share partitions' leaders; this only knows which
-topics have such state, and has it deleted when the group, or the topic, is gone. How a machine's changes are written,
-and what is always true of that: `persisted`.
+Members and their partitions are records of `__consumer_offsets`, written by `GroupActions` as those of other groups.
+The delivery state of the records is kept by the leaders of the share partitions; this module knows only which topics
+have such state, and has it deleted when the group or the topic is deleted.
 
-Always true:
-* A partition that is added to a topic which the group reads already is read from its beginning: state says so before a
-  member is told of it. (`share.auto.offset.reset` is for topics that are new to the group.)
-* State that is to be deleted is named in the group's records until it is gone; a coordinator that takes the group over
-  goes on with it.
+Invariants:
+* A partition that is added to a topic which the group already reads is read from its beginning: its state is
+  initialized before a member receives it. (`share.auto.offset.reset` applies to topics that are new to the group.)
+* State that is to be deleted is listed in the group's records until it is deleted; a coordinator that takes over the
+  group continues the deletion.
 
-Ours: a group id belongs to one kind of group until that group is deleted; only a group of the classic kind without
-members and offsets gives way.
+Deviation from Kafka: a group id belongs to one type of group until the group is deleted, except that a classic group
+without members and offsets is replaced.
 """
 
 from __future__ import annotations
@@ -21,9 +20,7 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.broker.coordinator.group.persisted_groups import HeartbeatOutcome
-from mansio.config.group_config import value_of
-from mansio.config.share_group_config import HEARTBEAT_INTERVAL, SESSION_TIMEOUT
+from mansio.broker.coordinator.group.group_actions import HeartbeatOutcome
 from mansio.errors import (
     CoordinatorNotAvailable,
     FencedStateEpoch,
@@ -33,17 +30,17 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.state.classic_group.group import ClassicGroup
-from mansio.state.consumer_group.types import JOIN_EPOCH, ConsumerGroupSettings
+from mansio.state.consumer_group.types import JOIN_EPOCH
 from mansio.state.share_group.group import ShareGroup
 from mansio.state.share_partition.types import ShareKey
 from mansio.wire.internal_records.offset_and_group_records import GroupKey, encode_group_key
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable
 
+    from mansio.broker.coordinator.group.group_actions import GroupActions
+    from mansio.broker.coordinator.group.group_factory import GroupFactory
     from mansio.broker.coordinator.group.group_store import GroupEntry, GroupStore
-    from mansio.broker.coordinator.group.persisted_groups import PersistedGroups
-    from mansio.broker.coordinator.group.settings import GroupSettings
     from mansio.broker.coordinator.group.topic_resolver import TopicResolver
     from mansio.ports import Promise, Scheduler
     from mansio.state.consumer_group.types import HeartbeatResponse, Records
@@ -53,7 +50,7 @@ logger = logging.getLogger(__name__)
 
 
 class DescribedShareGroup(NamedTuple):
-    """A group as `ShareGroupDescribe` shows it."""
+    """Description of a share group."""
 
     group_id: str
     state: str
@@ -62,88 +59,83 @@ class DescribedShareGroup(NamedTuple):
     members: tuple[ShareGroupMember, ...]
 
 
+class ShareStateOperations(NamedTuple):
+    """Operations on the delivery state of a share partition, performed by its coordinator and its leader."""
+
+    delete: Callable[[ShareKey], Awaitable[None]]
+    wait_for_dead_letters: Callable[[ShareKey], Awaitable[None]]
+    """Wait until its dead letters are written."""
+    initialize: Callable[[ShareKey, int, int], Awaitable[None]]
+    """With a state epoch and a start offset."""
+
+
 class ShareGroups:
-    """See the module. `store`, `persisted`, and of one share partition `delete_state`, `wait_for_dead_letters` and
-    `initialize_state`, are set by those who have them; `overrides`: the settings a group has of its own."""
+    """The share groups of one coordinator."""
 
     def __init__(
         self,
-        settings: GroupSettings,
+        *,
         scheduler: Scheduler,
-        subscriptions: TopicResolver,
-        overrides: Callable[[str], Mapping[str, str]],
+        factory: GroupFactory,
+        store: GroupStore,
+        actions: GroupActions,
+        topic_resolver: TopicResolver,
+        state: ShareStateOperations | None,
     ) -> None:
-        self.subscriptions = subscriptions
-        self._settings = settings
         self._scheduler = scheduler
-        self._overrides = overrides
-        self.store: GroupStore
-        self.persisted: PersistedGroups
-        self.delete_state: Callable[[ShareKey], Awaitable[None]] = _no_state
-        self.wait_for_dead_letters: Callable[[ShareKey], Awaitable[None]] = _no_state
-        self.initialize_state: Callable[[ShareKey, int, int], Awaitable[None]] = _no_initialization
+        self._factory = factory
+        self._store = store
+        self._actions = actions
+        self._topic_resolver = topic_resolver
+        self._state = state
         self._initializing: dict[str, Promise[None]] = {}
-
-    def empty_group(self, group_id: str) -> ShareGroup:
-        """A group without members, with the settings in force for it."""
-        return ShareGroup(group_id, settings=self._effective_settings(group_id))
-
-    def _effective_settings(self, group_id: str) -> ConsumerGroupSettings:
-        own, settings = self._overrides(group_id), self._settings
-        return ConsumerGroupSettings(
-            value_of(SESSION_TIMEOUT, own, settings.share_session_timeout_ms),
-            value_of(HEARTBEAT_INTERVAL, own, settings.share_heartbeat_interval_ms),
-            settings.share_members_max,
-        )
-
-    def settings_changed(self, group_id: str) -> None:
-        """The group's own settings are others now: they hold from each member's next heartbeat on."""
-        entry = self.store.entries.get(group_id)
-        if entry is not None and isinstance(entry.group, ShareGroup):
-            entry.group.settings = self._effective_settings(group_id)
 
     # ------------------------------------------------------------------ members
 
     async def heartbeat(self, group_id: str, request: ShareHeartbeat) -> HeartbeatResponse:
-        """A member joins, is alive, or leaves; returns once what that changed is committed. Raises the errors of
-        `ShareGroup.heartbeat`, `InconsistentGroupProtocol` (a group of another kind), those of the coordinator."""
-        answer = await self.persisted.heartbeat(
+        """Handle a heartbeat; returns once its changes are committed. Raises the errors of `ShareGroup.heartbeat`,
+        `InconsistentGroupProtocol` (a group of another type), and those of the coordinator."""
+        response = await self._actions.heartbeat(
             group_id, lambda entry: self._heartbeat(entry, request), joins=request.member_epoch == JOIN_EPOCH
         )
-        if (begun := self._initializing.get(group_id)) is not None:
-            await begun
-        return answer
+        if (initialized := self._initializing.get(group_id)) is not None:
+            await initialized
+        return response
 
     def _heartbeat(self, entry: GroupEntry, request: ShareHeartbeat) -> HeartbeatOutcome:
-        before, now_ms = entry.group, self.store.monotonic_ms()
+        before, now_ms = entry.group, self._store.monotonic_ms()
         records: Records = []
         group = before if isinstance(before, ShareGroup) else self._converted(entry, records)
-        topics = self.subscriptions.topics()
-        answer, more = self.persisted.step(entry, group, lambda: group.heartbeat(request, topics, now_ms))
+        topics = self._topic_resolver.topics()
+        response, more = self._actions.apply_change(
+            entry, group, lambda: group.heartbeat(request, topics, now_ms)
+        )
         if group is before and not more:
-            self.persisted.heartbeat_unchanged(entry, group, now_ms)
-            return HeartbeatOutcome(answer, None)
-        return HeartbeatOutcome(answer, self._write(entry, group, records + more))
+            self._actions.heartbeat_unchanged(entry, group, now_ms)
+            return HeartbeatOutcome(response, None)
+        return HeartbeatOutcome(response, self._write(entry, group, records + more))
 
     def _converted(self, entry: GroupEntry, records: Records) -> ShareGroup:
-        """The share group in the place of a classic one that holds nothing."""
+        """The share group that replaces a classic group without members and offsets."""
         classic = entry.group
         if entry.is_deleted:
             raise CoordinatorNotAvailable(f"group {classic.group_id} is being deleted")
         if not isinstance(classic, ClassicGroup) or not classic.is_idle() or entry.offsets:
             raise InconsistentGroupProtocol(f"group {classic.group_id!r} is not a share group")
-        if entry.stored is not None:
+        if entry.classic_record is not None:
             records.append((encode_group_key(GroupKey(classic.group_id)), None))
-        return self.empty_group(classic.group_id)
+        return self._factory.share_group(classic.group_id)
 
-    def tick(self, entry: GroupEntry, group: ShareGroup) -> None:
-        """The group's timer fired: whoever has not been heard of is removed."""
-        topics, now_ms = self.subscriptions.topics(), self.store.monotonic_ms()
-        self.persisted.tick(entry, group, lambda: self._write(entry, group, group.tick(topics, now_ms)))
+    def expire_members(self, entry: GroupEntry, group: ShareGroup) -> None:
+        """Remove members whose session has ended."""
+        topics, now_ms = self._topic_resolver.topics(), self._store.monotonic_ms()
+        self._actions.remove_expired(
+            entry, group, lambda: self._write(entry, group, group.tick(topics, now_ms))
+        )
 
     def find(self, group_id: str) -> tuple[GroupEntry, ShareGroup]:
-        """The share group of that id. Raises `GroupIdNotFound`, and those of the coordinator."""
-        entry = self.store.find(group_id)
+        """The share group with this id. Raises `GroupIdNotFound`, and the errors of the coordinator."""
+        entry = self._store.find(group_id)
         if entry is None or entry.is_deleted or not isinstance(entry.group, ShareGroup):
             raise GroupIdNotFound(f"there is no share group {group_id!r}")
         return entry, entry.group
@@ -159,71 +151,79 @@ class ShareGroups:
             tuple(group.members.values()),
         )
 
-    # ------------------------------------------------------------------ which topics have state
+    # ------------------------------------------------------------------ state of topics
 
     async def initialized(
         self, entry: GroupEntry, group: ShareGroup, topic_id: bytes, name: str, indexes: Iterable[int]
     ) -> None:
-        """These partitions have state, whether or not a member was ever given them; returns when that is committed."""
+        """Record that these partitions have state, whether or not a member ever had them; returns when that is
+        committed."""
         await self._written(entry, group, group.initialized(topic_id, name, indexes))
 
-    async def forget_topics(self, entry: GroupEntry, group: ShareGroup, topic_ids: Iterable[bytes]) -> None:
-        """Delete the state of these topics, which no member fetches from. Raises `NonEmptyGroup`, and what the state
-        could not be deleted for: then it is tried again when the group is loaded next."""
+    async def delete_topics(self, entry: GroupEntry, group: ShareGroup, topic_ids: Iterable[bytes]) -> None:
+        """Delete the state of topics that no member fetches. Raises `NonEmptyGroup`, and the error of a failed
+        deletion, which is retried when the group is loaded next."""
         wanted = list(topic_ids)
         indexes = {
             each.topic_id: each.partitions
             for each in group.state_partitions.initialized
             if each.topic_id in wanted
         }
-        counts = self.subscriptions.topics().partitions
-        # Of a topic that is gone nobody makes state again, and only what is initialized says how many there are.
+        counts = self._topic_resolver.topics().partitions
+        # No state of a deleted topic is initialized again, and the initialized partitions are the only known ones.
         for topic_id in wanted:
             if topic_id not in counts:
                 await self._delete(group.group_id, topic_id, indexes.get(topic_id, ()))
             for index in indexes.get(topic_id, ()) if topic_id in counts else ():
-                await self.wait_for_dead_letters(ShareKey(group.group_id, topic_id, index))
+                await self._wait_for_dead_letters(ShareKey(group.group_id, topic_id, index))
         await self._written(entry, group, group.deleting(wanted))
         for topic_id in wanted:
             if topic_id in counts:
-                everything = {*indexes.get(topic_id, ()), *range(counts[topic_id])}
-                await self._delete(group.group_id, topic_id, sorted(everything))
-        if not entry.gone and entry.group is group:
+                all_indexes = {*indexes.get(topic_id, ()), *range(counts[topic_id])}
+                await self._delete(group.group_id, topic_id, sorted(all_indexes))
+        if not entry.is_unloaded and entry.group is group:
             await self._written(entry, group, group.deleted(wanted))
 
     async def _delete(self, group_id: str, topic_id: bytes, indexes: Iterable[int]) -> None:
         for index in indexes:
-            await self.delete_state(ShareKey(group_id, topic_id, index))
+            if self._state is not None:
+                await self._state.delete(ShareKey(group_id, topic_id, index))
 
-    async def forget_all(self, entry: GroupEntry, group: ShareGroup) -> None:
-        """Delete all state of a group without members, which is about to be deleted."""
-        kept = group.state_partitions
-        await self.forget_topics(
-            entry, group, [each.topic_id for each in (*kept.initialized, *kept.deleting)]
+    async def _wait_for_dead_letters(self, key: ShareKey) -> None:
+        if self._state is not None:
+            await self._state.wait_for_dead_letters(key)
+
+    async def delete_all_topics(self, entry: GroupEntry, group: ShareGroup) -> None:
+        """Delete all state of a group without members that is about to be deleted."""
+        state = group.state_partitions
+        await self.delete_topics(
+            entry, group, [each.topic_id for each in (*state.initialized, *state.deleting)]
         )
 
     def resume(self, entries: Iterable[GroupEntry]) -> None:
-        """Go on with deletions that are under way, and begin those of topics that are gone: groups were loaded, or
-        topics changed."""
+        """Continue interrupted deletions, and start those for deleted topics, after groups were loaded or topics
+        changed."""
         found = [(entry, entry.group) for entry in entries if isinstance(entry.group, ShareGroup)]
         if not found:
             return
-        known = self.subscriptions.topics().partitions
+        known = self._topic_resolver.topics().partitions
         for entry, group in found:
-            kept = group.state_partitions
-            gone = [each.topic_id for each in kept.deleting]
-            gone += [each.topic_id for each in kept.initialized if each.topic_id not in known]
-            if gone:
-                self._scheduler.spawn(self._resume(entry, group, gone), name="delete share state")
+            state = group.state_partitions
+            deleted = [each.topic_id for each in state.deleting]
+            deleted += [each.topic_id for each in state.initialized if each.topic_id not in known]
+            if deleted:
+                self._scheduler.spawn(self._resume(entry, group, deleted), name="delete share state")
 
-    async def _resume(self, entry: GroupEntry, group: ShareGroup, gone: list[bytes]) -> None:
+    async def _resume(self, entry: GroupEntry, group: ShareGroup, deleted: list[bytes]) -> None:
         try:
             if group.members:
                 await self._written(
-                    entry, group, group.topics_changed(self.subscriptions.topics(), self.store.monotonic_ms())
+                    entry,
+                    group,
+                    group.topics_changed(self._topic_resolver.topics(), self._store.monotonic_ms()),
                 )
-            await self.forget_topics(entry, group, gone)
-        except MansioError as error:  # the next load, or the next look, tries again
+            await self.delete_topics(entry, group, deleted)
+        except MansioError as error:  # retried by the next load or topic change
             logger.warning("share state not deleted", extra=fields(group=group.group_id, reason=error))
 
     # ------------------------------------------------------------------ writing
@@ -234,34 +234,30 @@ class ShareGroups:
             await written
 
     def _write(self, entry: GroupEntry, group: ShareGroup, records: Records) -> Promise[None] | None:
-        """Append what a machine has changed and make it the group's. None if there is nothing to write. Raises what the
-        append raises, the machine being revived."""
+        """Append the changes of a group and make it the group of the entry. None if there is nothing to write. Raises
+        the errors of the append."""
         if not records:
             return None
-        written = self.persisted.write(entry, group, records)
+        written = self._actions.write(entry, group, records)
         if group.grown:
-            begun = self._initializing[group.group_id] = self._scheduler.promise()
-            self._scheduler.spawn(self._initialize_grown(group, begun), name="begin share state")
+            initialized = self._initializing[group.group_id] = self._scheduler.promise()
+            self._scheduler.spawn(self._initialize_grown(group, initialized), name="initialize share state")
         return written
 
-    async def _initialize_grown(self, group: ShareGroup, begun: Promise[None]) -> None:
+    async def _initialize_grown(self, group: ShareGroup, initialized: Promise[None]) -> None:
         grown, group.grown = group.grown, []
         try:
             for topic_id, index in grown:
-                with suppress(FencedStateEpoch):  # an operator said where it is to begin
-                    await self.initialize_state(ShareKey(group.group_id, topic_id, index), 0, 0)
+                with suppress(FencedStateEpoch):  # an administrator has set the start offset
+                    await self._initialize(ShareKey(group.group_id, topic_id, index), 0, 0)
         except MansioError as error:
             known = fields(group=group.group_id, partitions=len(grown), reason=error)
             logger.warning("new partitions not read from their beginning", extra=known)
         finally:
-            if self._initializing.get(group.group_id) is begun:
+            if self._initializing.get(group.group_id) is initialized:
                 del self._initializing[group.group_id]
-            begun.set_result(None)
+            initialized.set_result(None)
 
-
-async def _no_state(key: ShareKey) -> None:
-    del key
-
-
-async def _no_initialization(key: ShareKey, state_epoch: int, start_offset: int) -> None:
-    del key, state_epoch, start_offset
+    async def _initialize(self, key: ShareKey, state_epoch: int, start_offset: int) -> None:
+        if self._state is not None:
+            await self._state.initialize(key, state_epoch, start_offset)
