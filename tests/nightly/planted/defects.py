@@ -13,7 +13,7 @@ PARTITION = "tests/unit/broker/test_partition.py"
 CRASH_STATES = "tests/system/crash/test_crash_states.py"
 SURVIVE = f"{CRASH_STATES}::test_durable_records_survive_a_crash_after_any_change_of_the_disk"
 LOG_ROOM = (
-    "tests/unit/log",
+    "tests/unit/storage",
     "tests/unit/storage/test_log_model.py",
     "tests/system/crash/test_media_corruption.py",
     CRASH_STATES,
@@ -32,7 +32,7 @@ GROUP_ROOM = (
     "tests/unit/broker/test_coordinator_runtime.py",
     "tests/unit/state/test_classic_group_model.py",
 )
-METADATA_ROOM = ("tests/unit/cluster", "tests/component/test_metadata_store.py")
+METADATA_ROOM = ("tests/unit/metadata", "tests/component/test_metadata_store.py")
 
 DEFECTS = (
     Defect(
@@ -523,7 +523,7 @@ MORE = (
     Defect(
         "the condition of a transaction is not looked at",
         "metadata/sqlite/store.py",
-        "if not all(self._holds(compare) for compare in compares):",
+        "if not all(self._is_satisfied(compare) for compare in compares):",
         "if not all(True for compare in compares):",
         METADATA_ROOM,
     ),

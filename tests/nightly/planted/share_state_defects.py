@@ -43,8 +43,8 @@ SHARE_STATE_DEFECTS = (
     Defect(
         "moved share state not noticed",
         "broker/coordinator/share/state_store.py",
-        "if writing.session != share.session:",
-        "if writing.session < 0:",
+        "if write_token.session != share.session:",
+        "if write_token.session < 0:",
         (f"{CLUSTER}::test_a_write_after_the_state_moved_is_refused_and_what_may_be_leased_is_withheld",),
     ),
     Defect(
@@ -69,14 +69,14 @@ MORE_SHARE_STATE_DEFECTS = tuple(
         (
             "late write of a share state taken",
             "broker/coordinator/share/state_store.py",
-            "if writing.number <= share.numbers[durable]:",
-            "if writing.number < 0:",
+            "if write_token.number <= share.numbers[durable]:",
+            "if write_token.number < 0:",
         ),
         (
             "deleted share state comes back",
             "broker/coordinator/share/state_store.py",
-            "if writing.session <= self._deleted.get(index, 0):",
-            "if writing.session < 0:",
+            "if write_token.session <= self._deleted.get(index, 0):",
+            "if write_token.session < 0:",
         ),
         (
             "repeated initialize empties a share state",
@@ -99,32 +99,32 @@ MORE_SHARE_STATE_DEFECTS = tuple(
         (
             "uncertain share state certain after the next start",
             "broker/coordinator/share/share_coordinator.py",
-            "self._timers.append(self._scheduler.call_later(self.store.lock_ms_max(), self._keep_mark))",
-            "self._timers.append(self._scheduler.call_later(0, self._keep_mark))",
+            "self._timers.append(self._scheduler.call_later(self.store.lock_ms_max(), self._write_boot_id))",
+            "self._timers.append(self._scheduler.call_later(0, self._write_boot_id))",
         ),
         (
             "cut log of share states believed",
             "broker/coordinator/share/share_coordinator.py",
-            "return self._is_log_complete and index not in self._cut",
+            "return self._is_log_complete and index not in self._truncated",
             "return self._is_log_complete",
         ),
         (
             "write with an unknown outcome forgotten",
             "broker/coordinator/share/state_client.py",
-            "reading.session = 0",
+            "read_session.session = 0",
             "pass",
         ),
         (
             "share state made over one that is there",
             "broker/coordinator/share/state_client.py",
-            "if state is not None and reading is not None and reading.absent:",
-            "if state is not None and reading is not None and reading.number < 0:",
+            "if state is not None and read_session is not None and read_session.absent:",
+            "if state is not None and read_session is not None and read_session.number < 0:",
         ),
         (
             "ticket's sequence lost where a range is cut",
             "state/share_partition/snapshot_delta.py",
-            "return ticket._replace(sequence=(ticket.sequence + offset - change.first) & SEQUENCE_MASK)",
-            "return ticket",
+            "return reservation._replace(sequence=(reservation.sequence + offset - change.first) & SEQUENCE_MASK)",
+            "return reservation",
         ),
         (
             "fold leaves what is below the start",
@@ -135,8 +135,8 @@ MORE_SHARE_STATE_DEFECTS = tuple(
         (
             "lease horizon goes back",
             "state/share_partition/snapshot_delta.py",
-            "self.horizon = max(self.horizon, update.horizon)",
-            "self.horizon = update.horizon",
+            "self.lease_bound = max(self.lease_bound, update.lease_bound)",
+            "self.lease_bound = update.lease_bound",
         ),
     )
 )

@@ -126,7 +126,7 @@ DEFECTS = (
         21,
         "a lost log stays in sync",
         "metadata/lifecycle/broker_lifecycle.py",
-        "await self._leave_in_sync_sets()",
+        "await self._leave_isrs()",
         "pass",
     ),
     rule(
@@ -161,7 +161,7 @@ DEFECTS = (
         400008,
         "what may have been leased before a loss is not withheld",
         "state/share_partition/restore.py",
-        "_withhold(window, min(state.horizon, log_end), now_ms + max(state.withheld_ms, 0))",
+        "_withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0))",
         "pass",
     ),
 )
@@ -248,8 +248,8 @@ RARE = (
         0,
         "what may have been leased before a loss is given to others at once",
         "state/share_partition/restore.py",
-        "_withhold(window, min(state.horizon, log_end), now_ms + max(state.withheld_ms, 0))",
-        "_withhold(window, min(state.horizon, log_end), now_ms)",
+        "_withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0))",
+        "_withhold(in_flight, min(state.lease_bound, log_end), now_ms)",
     ),
 )
 """What takes many histories to be seen, or is seen only together with another fault of the program: searched for by

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from nightly.planted.defects import DEFECTS, MORE
-from nightly.planted.planted import Defect, caught, lines_of
+from nightly.planted.planted import Defect, caught
 from support.nightly_counts import leave
 
 if TYPE_CHECKING:
@@ -25,9 +25,3 @@ def test_a_planted_defect_is_found(defect: Defect, tmp_path: Path) -> None:
 def test_more_planted_defects_are_found_by_their_whole_room(defect: Defect, tmp_path: Path) -> None:
     print(caught(defect, tmp_path))
     leave("planted defects caught", by_night=1)
-
-
-def test_every_defect_still_has_its_line() -> None:
-    """Those of the night, too: a table that nobody can apply any more is found by day."""
-    for defect in (*DEFECTS, *MORE):
-        lines_of(defect)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from nightly.planted.planted import lines_of
-from nightly.planted.simulated_defects import DEFECTS, RARE, SEARCHED_MAX, SimulatedDefect, search
+from nightly.planted.simulated_defects import DEFECTS, SEARCHED_MAX, SimulatedDefect, search
 from support.nightly_counts import leave
 
 NEAR = 8
@@ -32,8 +31,3 @@ def test_a_planted_defect_is_found_afresh(planted: SimulatedDefect) -> None:
         "planted defects found in simulated histories",
         after_seeds={planted.defect.name: found.seed - first + 1},
     )
-
-
-def test_the_lines_of_the_defects_are_there() -> None:
-    for planted in (*DEFECTS, *RARE):
-        lines_of(planted.defect)
