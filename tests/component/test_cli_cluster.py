@@ -9,8 +9,8 @@ import pytest
 import mansio
 from mansio.cli.admin import cluster as commands
 from mansio.client import TopicPartition
-from mansio.client.admin import admin_cluster
-from mansio.client.admin.admin_cluster import BrokerStatus, ClusterStatus, PartitionStatus
+from mansio.client.admin import cluster as admin_cluster_module
+from mansio.client.admin.cluster import BrokerStatus, ClusterStatus, PartitionStatus
 from mansio.errors import UnknownTopicOrPartition
 from system.e2e.test_cli import Shell
 
@@ -103,7 +103,7 @@ def test_an_unclean_election_says_what_may_be_lost_and_wants_a_yes(shell: Shell)
 
 
 def test_pages_are_put_together(broker: mansio.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin_cluster, "PARTITIONS_PER_PAGE", 2)
+    monkeypatch.setattr(admin_cluster_module, "PARTITIONS_PER_PAGE", 2)
     with mansio.blocking.connect(broker.address) as client:
         found = client.admin.cluster.partitions()
         assert [(one.topic, one.partition) for one in found] == [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 import mansio
-from mansio.client.admin.admin_quotas import DEFAULT, Quota
+from mansio.client.admin.quotas import DEFAULT, Quota
 from mansio.errors import InvalidRequest
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch, produce

@@ -5,8 +5,7 @@
 
 from mansio.client import blocking
 from mansio.client.admin.admin import Admin, ClusterDescription, ConfigEntry, PartitionLag, TopicDescription
-from mansio.client.admin.group_description import GroupDescription, GroupMember
-from mansio.client.admin.group_listing import GroupListing, GroupListings
+from mansio.client.admin.groups import GroupDescription, GroupListing, GroupListings, GroupMember
 from mansio.client.client import Client, connect
 from mansio.client.consumer.consumer import Consumer
 from mansio.client.producer.accumulator import Delivery

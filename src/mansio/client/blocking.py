@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self
 
 from mansio.client import client as asyncio_client
 from mansio.client.admin import admin as asyncio_admin
-from mansio.client.admin import admin_cluster as asyncio_cluster
-from mansio.client.admin import admin_quotas as asyncio_quotas
-from mansio.client.admin import admin_shares as asyncio_shares
+from mansio.client.admin import cluster as asyncio_cluster
+from mansio.client.admin import quotas as asyncio_quotas
+from mansio.client.admin import shares as asyncio_shares
 from mansio.client.consumer import consumer as asyncio_consumer
 from mansio.client.producer import producer as asyncio_producer
 from mansio.client.share import receiver_blocking

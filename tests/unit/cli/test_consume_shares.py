@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mansio.cli.records.consume_shares import Disposition, ShareConsumeCommand
-from mansio.client.admin.admin_shares import LeaseHolder, ShareLeases
+from mansio.client.admin.shares import LeaseHolder, ShareLeases
 
 OURS = "me"
 AT_THE_END = ShareLeases(0, 10, 6, 3, 1, 1, 1, 4, "", (LeaseHolder("other", 3, 5),), ())

@@ -6,7 +6,7 @@ import asyncio
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from mansio.client.admin.group_listing import GroupListings, list_groups
+from mansio.client.admin.groups import GroupListings, list_groups
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
 from mansio.net.retry import Backoff

@@ -26,7 +26,7 @@ from mansio.cli.support.formatting import Output, OutputOption, cell, show_json,
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mansio.client.admin.admin_cluster import BrokerStatus, ClusterStatus, PartitionStatus
+    from mansio.client.admin.cluster import BrokerStatus, ClusterStatus, PartitionStatus
     from mansio.client.types import TopicPartition
 
 app = typer.Typer(no_args_is_help=True, help="Brokers, who leads what, and what is short of replicas.")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mansio.client import Client, GroupListings
-    from mansio.client.admin.admin_shares import ShareLeases
+    from mansio.client.admin.shares import ShareLeases
     from mansio.client.types import TopicPartition
 
 app = typer.Typer(no_args_is_help=True, help="See where consumer groups are, and move them.")

@@ -20,7 +20,7 @@ from mansio.cli.support.common import (
 from mansio.cli.support.formatting import Output, OutputOption, show_rows
 
 if TYPE_CHECKING:
-    from mansio.client.admin.admin_quotas import Default, Quota
+    from mansio.client.admin.quotas import Default, Quota
 
 app = typer.Typer(no_args_is_help=True, help="Limit how fast clients write and read.")
 
@@ -156,7 +156,7 @@ def delete(
 def _entity(
     client: str | None, user: str | None, *, default_client: bool, default_user: bool
 ) -> dict[str, Any]:
-    from mansio.client.admin.admin_quotas import DEFAULT
+    from mansio.client.admin.quotas import DEFAULT
 
     if client is not None and default_client:
         usage_error("a client is either named or the default", "--default-client")

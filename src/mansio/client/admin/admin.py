@@ -9,11 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mansio.client.admin.admin_cluster import ClusterAdmin
-from mansio.client.admin.admin_quotas import QuotaAdmin
-from mansio.client.admin.admin_shares import ShareAdmin
-from mansio.client.admin.group_description import GroupDescription, describe_group
-from mansio.client.admin.group_listing import GroupListings, list_groups
+from mansio.client.admin.cluster import ClusterAdmin
+from mansio.client.admin.groups import GroupDescription, GroupListings, describe_group, list_groups
+from mansio.client.admin.quotas import QuotaAdmin
+from mansio.client.admin.shares import ShareAdmin
 from mansio.client.consumer.offset_resolution import resolve_start_offsets
 from mansio.client.types import TopicPartition, milliseconds
 from mansio.errors import InvalidRequest, OffsetOutOfRange
@@ -370,10 +369,13 @@ class Admin:
     # -- groups --------
 
     async def list_groups(self, *, timeout_ms: float | None = None) -> GroupListings:
-        """The groups of all brokers, by id. While a broker does not answer, is still loading, or a partition of
-        `__consumer_offsets` has no leader, brokers are asked again for `timeout_ms` (as long as for any retry, unless
-        given). Then the groups found are returned; `unreachable` and `missing_partitions` of the listing report whose
-        groups are missing, and `is_complete` whether any are. Raises what failed if no broker answers."""
+        """The groups of all brokers, by id.
+
+        While a broker does not respond, is still loading, or a partition of `__consumer_offsets` has no leader, brokers
+        are asked again for `timeout_ms` (default: the retry timeout of the client). Then the groups found are returned;
+        `unreachable`, `missing_partitions` and `is_complete` of the listing report missing ones. Raises an error if no
+        broker responds.
+        """
         return await list_groups(self._cluster, timeout_ms)
 
     async def describe_group(self, group: str) -> GroupDescription:

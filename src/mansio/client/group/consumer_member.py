@@ -21,7 +21,7 @@ import logging
 import uuid
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.client.admin.group_description import describe_group
+from mansio.client.admin.groups import describe_group
 from mansio.client.group.classic_member import GroupOptions
 from mansio.errors import (
     FencedMemberEpoch,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mansio.client.admin.admin_shares import ShareAdmin
+from mansio.client.admin.shares import ShareAdmin
 from mansio.errors import GroupIdNotFound, InvalidConfig, UnsupportedVersion
 from mansio.net.retry import raise_for
 from mansio.wire.api_versions import ApiKey

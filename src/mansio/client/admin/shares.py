@@ -77,9 +77,11 @@ class LeasedRange:
 
 @dataclass(frozen=True, slots=True)
 class ShareLeases:
-    """One share partition, in records; `start_offset` to `end_offset` is what the group is at. `archiving`: on their
-    way to the dead-letter topic, and `trouble` why they wait, "" where nothing failed; `dead`: there, and not offered
-    again since."""
+    """State of one share partition, in records; the group's range is [`start_offset`, `end_offset`).
+
+    `archiving`: being copied to the dead-letter topic; `trouble`: why that is delayed, "" if nothing failed. `dead`:
+    dead-lettered and not redriven since.
+    """
 
     start_offset: int
     end_offset: int
@@ -96,8 +98,8 @@ class ShareLeases:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """What one step of a redrive did, in records: `offered` now, `done_before` under its id, `gone` from the log;
-    `dead` is what could be offered after it."""
+    """Result of one redrive request, in records: `offered` now, `done_before` with the same id, `gone` from the log;
+    `dead` records remain that can be redriven."""
 
     offered: int
     done_before: int
@@ -106,7 +108,7 @@ class Redriven:
 
 
 class ShareAdmin:
-    """The share groups of one cluster."""
+    """Share groups of one cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
