@@ -446,7 +446,7 @@ MORE = (
     Defect(
         "a group that is not loaded is a new one",
         "broker/coordinator/group/group_store.py",
-        "self.topic.check_loaded(self.index_of(group_id))",
+        "self.runtime.check_loaded(self.index_of(group_id))",
         "pass",
         GROUP_ROOM,
     ),
@@ -466,7 +466,7 @@ MORE = (
     ),
     Defect(
         "a damaged batch becomes an offset",
-        "broker/coordinator/loader.py",
+        "broker/coordinator/runtime.py",
         "check_stored_batch(batch)",
         "pass",
         GROUP_ROOM,

@@ -9,8 +9,13 @@ import pytest
 
 from mansio.broker.coordinator.checkpoint import CheckpointStorage
 from mansio.broker.coordinator.group.group_store import java_string_hash
-from mansio.broker.coordinator.loader import RECORDS_PER_YIELD, UPDATES_PER_YIELD
-from mansio.broker.coordinator.runtime import LOAD_ATTEMPTS_MAX, LOAD_BACKOFF_MS_MAX, CoordinatorRuntime
+from mansio.broker.coordinator.runtime import (
+    LOAD_ATTEMPTS_MAX,
+    LOAD_BACKOFF_MS_MAX,
+    RECORDS_PER_YIELD,
+    UPDATES_PER_YIELD,
+    CoordinatorRuntime,
+)
 from mansio.errors import (
     CoordinatorLoadInProgress,
     CoordinatorNotAvailable,

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.broker.coordinator.checkpoint import CheckpointStorage, decode_checkpoint, encode_checkpoint
-from mansio.broker.coordinator.loader import RECORDS_PER_YIELD
-from mansio.broker.coordinator.runtime import CoordinatorRuntime
+from mansio.broker.coordinator.runtime import RECORDS_PER_YIELD, CoordinatorRuntime
 from mansio.errors import CoordinatorLoadInProgress, CoordinatorNotAvailable, CorruptLog, StorageError
 from mansio.testing.disk import SimulatedDisk
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
@@ -108,7 +107,7 @@ def test_who_needs_a_topic_that_an_attempt_left_half_made_is_told_so_and_the_loo
         return []
 
     room.topic._create = there_already
-    with pytest.raises(CoordinatorNotAvailable, match="is being made"):
+    with pytest.raises(CoordinatorNotAvailable, match="is being created"):
         room.scheduler.run(room.topic.ready())
 
 

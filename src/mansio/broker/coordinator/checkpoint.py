@@ -1,10 +1,12 @@
-"""The checkpoint file of a view: its bytes, when it is written and how it gets onto the disk, and when it is believed.
+"""Checkpoints of coordinator views: file format, schedule and validation.
 
-One file per partition of an internal topic, `<directory>/<topic>-<partition>.checkpoint`: magic `MVIW`,
-version, the offset from which to replay, the number of pairs, then each key and value with its length, and a
-CRC-32 of all of it. It is written beside its place, synced, and renamed, off the loop.
+One file per partition of an internal topic, `<directory>/<topic>-<partition>.checkpoint`: magic `MVIW`, version, the
+offset from which to replay, the number of pairs, each key and value with its length, and a CRC-32 of all of it. It is
+written to a temporary file, flushed, and renamed, in a worker thread.
 
-Always true: a file that is not whole and sound is `CorruptLog`, never a shorter view. What is written was committed.
+Invariants:
+* An incomplete or damaged file raises `CorruptLog`; it never yields a partial view.
+* Only committed state is written.
 """
 
 from __future__ import annotations
@@ -15,7 +17,6 @@ import zlib
 from itertools import islice
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from mansio.broker.coordinator.loader import RECORDS_PER_YIELD
 from mansio.errors import CorruptLog
 from mansio.host.atomic_file import write_file_atomically
 from mansio.host.run_in_thread import run_in_thread
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
     from mansio.broker.coordinator.view import CoordinatorContext, CoordinatorView
     from mansio.ports import Background, Disk, Scheduler
 
-    Known = tuple[int, list[tuple[bytes, bytes]]]
-    """An offset, and what the log said below it: the newest value of each key."""
+    Checkpoint = tuple[int, list[tuple[bytes, bytes]]]
+    """An offset, and the latest value of each key below it."""
 
 logger = logging.getLogger(__name__)
+
+RECORDS_PER_YIELD: Final = 2000
+"""Loads and checkpoints yield to the loop after this number of records."""
 
 _MAGIC: Final = b"MVIW"
 _VERSION: Final = 1
@@ -40,22 +44,22 @@ _CHECKSUM = struct.Struct(">I")
 
 
 def encode_checkpoint(end_offset: int, pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
-    """`pairs` rebuild the view; the log's records from `end_offset` on are applied over them."""
-    pieces = [_HEAD.pack(_MAGIC, _VERSION, end_offset, len(pairs))]
+    """`pairs` are the view; records of the log from `end_offset` on are applied after them."""
+    parts = [_HEAD.pack(_MAGIC, _VERSION, end_offset, len(pairs))]
     for key, value in pairs:
-        pieces += (_LENGTHS.pack(len(key), len(value)), key, value)
-    body = b"".join(pieces)
+        parts += (_LENGTHS.pack(len(key), len(value)), key, value)
+    body = b"".join(parts)
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
 def decode_checkpoint(data: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
-    """The offset to replay from, and the pairs. Raises `CorruptLog`."""
+    """The offset from which to replay, and the pairs. Raises `CorruptLog`."""
     body = data[: -_CHECKSUM.size]
     if len(body) < _HEAD.size or zlib.crc32(body) != _CHECKSUM.unpack(data[-_CHECKSUM.size :])[0]:
         raise CorruptLog("the checkpoint is damaged")
     magic, version, end_offset, count = _HEAD.unpack_from(body)
     if magic != _MAGIC or version != _VERSION:
-        raise CorruptLog(f"the checkpoint has format {magic!r} version {version}, unknown here")
+        raise CorruptLog(f"the checkpoint has the unknown format {magic!r} version {version}")
     pairs: list[tuple[bytes, bytes]] = []
     position = _HEAD.size
     for _ in range(count):
@@ -67,14 +71,17 @@ def decode_checkpoint(data: bytes) -> tuple[int, list[tuple[bytes, bytes]]]:
         pairs.append((body[position:middle], body[middle : middle + value_length]))
         position = middle + value_length
     if len(pairs) != count or position != len(body):
-        raise CorruptLog(f"the checkpoint does not hold the {count} pairs it speaks of")
+        raise CorruptLog(f"the checkpoint does not contain its {count} pairs")
     return end_offset, pairs
 
 
 class CheckpointStorage(NamedTuple):
-    """Where checkpoints live, and the worker that writes them. `interval_bytes`: how much may be appended to a
-    partition before its checkpoint is written anew, and so how much a start has to read (1 MiB of small commits
-    take a few tenths of a second). A view larger than that is written only after as much again was appended."""
+    """Location of the checkpoints, and the worker that writes them.
+
+    `interval_bytes`: bytes appended to a partition between two checkpoints, which bounds what a start has to read
+    (1 MiB of small commits takes a few tenths of a second). A view larger than that is written only after as many
+    bytes as its size were appended.
+    """
 
     disk: Disk
     background: Background
@@ -83,7 +90,7 @@ class CheckpointStorage(NamedTuple):
 
 
 class CheckpointStore:
-    """The files of one internal topic and its view. `yield_to_loop` gives the loop back for a turn."""
+    """The checkpoints of one internal topic. `yield_to_loop` yields one turn to the event loop."""
 
     def __init__(
         self,
@@ -101,12 +108,12 @@ class CheckpointStore:
         self._sizes: dict[int, int] = {}
 
     def is_due(self, context: CoordinatorContext) -> bool:
-        """Whether enough was appended since the last one: writing them may at most double what is written."""
+        """Whether enough was appended since the last checkpoint: checkpoints at most double the written bytes."""
         due_bytes = max(self._storage.interval_bytes, self._sizes.get(context.index, 0))
         return context.appended_bytes >= due_bytes and not context.checkpointing
 
-    def read(self, context: CoordinatorContext) -> Known | None:
-        """What the file knows, and up to which offset; None if there is none, or none of this log."""
+    def read(self, context: CoordinatorContext) -> Checkpoint | None:
+        """The checkpoint of a partition; None if there is none, or it does not match the log."""
         partition = context.opened()
         disk, path = self._storage.disk, self._path(context.index)
         if not disk.exists(path):
@@ -121,20 +128,19 @@ class CheckpointStore:
             return None
         if not partition.log.start_offset <= end_offset <= partition.end_offset:
             logger.warning(
-                "view checkpoint is not of this log; reading the log instead",
+                "view checkpoint does not match the log; reading the log instead",
                 extra=fields(topic=self._topic, partition=context.index),
             )
-            disk.remove(path)  # the log must not grow up to it
+            disk.remove(path)  # it must not become valid when the log grows
             disk.sync_directory(self._storage.directory)
             return None
         return end_offset, pairs
 
     async def write(self, context: CoordinatorContext) -> None:
-        """Replace the file by what the view knows, unless that is under way; raises `StorageError`, and then the old
-        one is still there.
+        """Replace the checkpoint, unless that is in progress. Raises `StorageError`; then the old one is unchanged.
 
-        The snapshot is taken in slices while writes go on. It is labelled with the offset it began at: what came later
-        is either in it or replayed over it, with the same result.
+        The snapshot is taken in slices while writes continue. It is labelled with the offset at which it started: later
+        records are either in it or replayed after it, with the same result.
         """
         if context.checkpointing:
             return
@@ -145,12 +151,12 @@ class CheckpointStore:
             end_offset = partition.end_offset
             pairs: list[tuple[bytes, bytes]] = []
             snapshot = self._view.snapshot(context.index)
-            while piece := list(islice(snapshot, RECORDS_PER_YIELD)):
-                pairs += piece
+            while part := list(islice(snapshot, RECORDS_PER_YIELD)):
+                pairs += part
                 await self._yield_to_loop()
             await partition.committed(partition.end_offset)
             await self._replace(context.index, encode_checkpoint(end_offset, pairs))
-            context.tail = end_offset
+            context.replay_start_offset = end_offset
         finally:
             context.checkpointing = False
 

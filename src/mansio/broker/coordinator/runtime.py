@@ -1,25 +1,26 @@
-"""The one mechanism of every internal topic: append, then apply; load; checkpoint.
+"""Coordinator runtime: maintains a view of an internal topic by append, apply, load and checkpoint.
 
-A coordinator keeps what it knows as a view of an internal topic. It never changes the view itself: it appends
-records here, and each is applied to the view in the order of the log. After a start `load` applies the log
-again, so the view after a crash is the view before it, less what was never durable.
+A coordinator keeps its state as a view of an internal topic. It never changes the view itself: it appends records here,
+and each is applied to the view in the order of the log. A load applies the log again, so the view after a crash equals
+the view before, except for what was not durable.
 
-A single node has all partitions of the topic, from `start` on. In a cluster they come and go one by one, each with its
-leadership: `lead` loads what the log of the new leader says, `resign` takes exactly that out of the view again.
+A single node has all partitions of the topic from `start` on. In a cluster they are loaded and unloaded one by one with
+their leadership: `lead` loads the view from the log of the new leader, `resign` removes exactly that part of the view.
 
-Always true:
-* A record is applied right after its append, so the view's order is the log's order; it is *answered* only
-  when committed. Who reads the view for somebody else waits for `committed` first, so nobody is told of a
-  state that a power loss, or the next leader, could take back.
-* A checkpoint saves time, never data: it holds what the view holds, up to an offset that is committed. If it
-  is missing, torn, or beyond the log's end, the log is read from its start. In a cluster there are none: the next
-  leader is another broker, which could only have an old one; to believe one, its log would have to be proved the same
-  up to there; and every follower would have to keep all tombstones for whoever might.
-* What may be pruned of a log that is kept record by record (`replays_every_record`) is for the view's owner to
-  say: whatever is left must make the same view.
-* An unreadable record stops the load of its partition, and requests for it are refused: nothing is skipped. In a
-  cluster the load is tried again, ever more rarely, for as long as the leadership lasts.
-* What is loaded is applied only while this leadership lasts, however late the reading ends.
+Invariants:
+* A record is applied right after its append, so the view follows the order of the log; a request is *answered*
+  only when its records are committed. Readers wait for `committed` first, so no client sees state that a power
+  loss, or the next leader, could revert.
+* A checkpoint saves time, never data: it holds the view up to an offset that is committed. If it is missing, torn, or
+  beyond the end of the log, the log is read from its start. In a cluster there are no checkpoints: the next leader is
+  another broker and would only have an old one; to use it, its log would have to be proved identical up to that offset;
+  and every follower would have to retain all tombstones.
+* The owner of the view decides which records of a topic with `replays_every_record` are pruned: the remaining records
+  must produce the same view.
+* An unreadable record stops the load of its partition, and requests for it are rejected: nothing is skipped. In a
+  cluster the load is retried with exponential backoff as long as the leadership lasts.
+* Loaded records are applied only while the leadership lasts, however late reading ends.
+* A record whose bytes do not match its CRC is not applied.
 """
 
 from __future__ import annotations
@@ -28,12 +29,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from mansio.broker.coordinator.checkpoint import CheckpointStorage, CheckpointStore
-from mansio.broker.coordinator.loader import (
-    BATCH_OUTPUT_BYTES_MAX,
-    replay_every_record,
-    replay_latest_per_key,
-)
+from mansio.broker.coordinator.checkpoint import RECORDS_PER_YIELD, CheckpointStorage, CheckpointStore
 from mansio.broker.coordinator.view import CoordinatorContext, CoordinatorPartition, CoordinatorView
 from mansio.errors import (
     CoordinatorLoadInProgress,
@@ -44,35 +40,47 @@ from mansio.errors import (
     StorageError,
 )
 from mansio.logs import fields
-from mansio.wire.batch.record_batch import build_batch
+from mansio.wire.batch.record_batch import build_batch, check_stored_batch
+from mansio.wire.batch.record_reader import read_records
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Sequence
 
     from mansio.ports import Clock, Promise, Scheduler
+    from mansio.wire.batch.record_reader import Record
 
 logger = logging.getLogger(__name__)
 
 RECORDS_PER_BATCH: Final = 1000
 
+BATCH_OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Maximum uncompressed size of a batch of an internal topic. Only this broker writes them: guards against damage."""
+
+UPDATES_PER_YIELD: Final = 100
+"""As `RECORDS_PER_YIELD`, for a load that applies each record at once, which takes ten times as long: a loop that is
+blocked for longer than a session costs the broker its leaderships, and the next leader has to load the same records."""
+
 LOAD_ATTEMPTS_MAX: Final = 3
-"""In a cluster the log is read while compaction may put other segments into the place of those being read."""
+"""In a cluster the log is read while compaction may replace the segments that are being read."""
 
 LOAD_RETRY_MS: Final = 200
 
 LOAD_BACKOFF_MS: Final = 1000
-"""After those attempts, then twice as long: the disk may come to itself, and nobody else loads what is led here."""
+"""Backoff after those attempts, doubled each time: the disk may recover, and no other broker can load the view."""
 LOAD_BACKOFF_MS_MAX: Final = 60_000
 
 KeyValue = tuple[bytes, bytes | None]
 
 
 class CoordinatorRuntime:
-    """One internal topic and its view. All methods belong to the broker's loop.
+    """One internal topic and its view. All methods are to be called on the broker's loop.
 
-    `create` makes the topic if need be and returns its open partitions; it is called at most once at a time,
-    on the first write. `partition_count` is given in a cluster only: how many partitions the topic has by the metadata,
-    0 while there is none. Then what `create` returns does not count: partitions come by `lead`.
+    `create` creates the topic if it does not exist and returns its open partitions; it is called on the first write, at
+    most once at a time. `partition_count` is given in a cluster only: the number of partitions according to the
+    metadata, 0 while the topic does not exist. Then the result of `create` is ignored: partitions arrive by `lead`.
+
+    `replays_every_record`: a record may refer to earlier ones, so a load applies all records in order, and the log is
+    kept from the offset of `prune`. Such a view has no checkpoints.
     """
 
     def __init__(
@@ -87,15 +95,13 @@ class CoordinatorRuntime:
         partition_count: Callable[[], int] | None = None,
         replays_every_record: bool = False,
     ) -> None:
-        """`replays_every_record`: a record may change what one before it said, so all are applied in their order,
-        in a load too, and the log is kept from where `prune` says. There are no checkpoints of such a view."""
         self.name = name
-        self._every_record = replays_every_record
+        self._replays_every_record = replays_every_record
         self._view = view
         self._create = create
         self._scheduler = scheduler
         self._clock = clock
-        self._count = partition_count
+        self._cluster_partition_count = partition_count
         self._checkpoints: CheckpointStore | None = None
         if checkpoints is not None and partition_count is None and not replays_every_record:
             self._checkpoints = CheckpointStore(checkpoints, name, scheduler, view, self._yield_to_loop)
@@ -105,24 +111,26 @@ class CoordinatorRuntime:
         self._to_load: deque[CoordinatorContext] = deque()
         self._loading = False
 
-    # ------------------------------------------------------------------ opening and loading
+    # ------------------------------------------------------------------ creation and leadership
 
     @property
     def partition_count(self) -> int:
         """0 while the topic does not exist."""
-        return len(self._contexts) if self._count is None else self._count()
+        return (
+            len(self._contexts) if self._cluster_partition_count is None else self._cluster_partition_count()
+        )
 
     async def start(self, partitions: Sequence[CoordinatorPartition | StorageError]) -> None:
-        """On a single node: load what is there; none if the topic has not been created yet."""
-        if self._count is None:
+        """On a single node: load the given partitions; none if the topic does not exist yet."""
+        if self._cluster_partition_count is None:
             await self._adopt(partitions)
         self._started = True
 
     async def ready(self) -> None:
-        """Before a write: the topic exists. Creates it the first time. `CoordinatorNotAvailable` where an attempt
-        before this one is not undone yet; in a cluster also where it cannot be done now, or somebody else is at it.
+        """Create the topic if it does not exist; to be called before a write. Raises `CoordinatorNotAvailable` where an
+        earlier attempt is not rolled back yet; in a cluster also where creation fails or is in progress.
         """
-        if self._count is not None:
+        if self._cluster_partition_count is not None:
             await self._ready_in_cluster()
             return
         self.check_available()
@@ -132,7 +140,7 @@ class CoordinatorRuntime:
                 continue
             await self._create_once()
             if not self._contexts:
-                raise CoordinatorNotAvailable(f"{self.name} is being made")
+                raise CoordinatorNotAvailable(f"{self.name} is being created")
 
     async def _ready_in_cluster(self) -> None:
         if self.partition_count:
@@ -143,65 +151,65 @@ class CoordinatorRuntime:
             try:
                 await self._create_once()
             except MansioError as error:
-                logger.warning("internal topic not made", extra=fields(topic=self.name, reason=error))
-                raise CoordinatorNotAvailable(f"{self.name} cannot be made now: {error}") from error
+                logger.warning("internal topic not created", extra=fields(topic=self.name, reason=error))
+                raise CoordinatorNotAvailable(f"{self.name} cannot be created: {error}") from error
         if not self.partition_count:
-            raise CoordinatorNotAvailable(f"{self.name} is being made")
+            raise CoordinatorNotAvailable(f"{self.name} is being created")
 
     async def _create_once(self) -> None:
         self._creating = self._scheduler.promise()
         try:
             partitions = await self._create()
-            if self._count is None:
+            if self._cluster_partition_count is None:
                 await self._adopt(partitions)
         finally:
             creating, self._creating = self._creating, None
             _complete(creating)
 
     def lead(self, index: int, partition: CoordinatorPartition, leader_epoch: int) -> None:
-        """In a cluster: this broker leads partition `index` in a new epoch. Load its view, after those that were asked
-        for before; what there is of an earlier leadership is forgotten."""
+        """In a cluster: load the view of partition `index`, which this broker leads in a new epoch, after the
+        loads that were requested before. State of an earlier leadership is unloaded."""
         self.resign(index)
         context = self._contexts[index] = CoordinatorContext(index, partition, leader_epoch)
         self._schedule_load(context)
 
     def resign(self, index: int) -> None:
-        """In a cluster: this broker does not lead partition `index` any more, if it did."""
+        """In a cluster: unload partition `index`, which this broker does not lead any more."""
         context = self._contexts.pop(index, None)
         if context is not None:
-            context.gone = True
+            context.has_ended = True
             self._view.unload(index)
 
     def is_leader(self, index: int, partition: CoordinatorPartition, leader_epoch: int) -> bool:
-        """Whether the view of this partition is here, or on its way, for this leadership."""
+        """Whether the view of this partition is loaded, or being loaded, for this leadership."""
         context = self._contexts.get(index)
         return context is not None and context.partition is partition and context.leader_epoch == leader_epoch
 
     def check_available(self) -> None:
-        """Raise `CoordinatorLoadInProgress` or `NotCoordinator` while nobody here can know whether the topic exists."""
-        if self._count is not None:
-            if not self._count():
-                raise NotCoordinator(f"this broker knows of no {self.name}")
+        """Raise `CoordinatorLoadInProgress` or `NotCoordinator` unless it is known whether the topic exists."""
+        if self._cluster_partition_count is not None:
+            if not self._cluster_partition_count():
+                raise NotCoordinator(f"{self.name} is unknown to this broker")
         elif not self._started:
             raise CoordinatorLoadInProgress(f"{self.name} is being loaded")
 
     def check_loaded(self, index: int) -> None:
         """Raise `CoordinatorLoadInProgress`, `CoordinatorNotAvailable` or, in a cluster, `NotCoordinator` unless the
-        view of `index` is here and whole.
+        view of `index` is completely loaded.
         """
         context = self._contexts.get(index)
         if context is not None and context.loaded:
             partition = context.partition
             if (
-                self._count is not None
+                self._cluster_partition_count is not None
                 and not isinstance(partition, StorageError)
                 and partition.is_leadership_uncertain
             ):
                 raise NotCoordinator(
-                    f"another broker may lead {self.name}-{index} by now, and know more than this one"
+                    f"another broker may lead {self.name}-{index} now and have newer records"
                 )
             return
-        if context is None and self._count is not None:
+        if context is None and self._cluster_partition_count is not None:
             raise NotCoordinator(f"this broker does not lead {self.name}-{index}")
         if context is not None and context.failure is not None:
             message = f"{self.name}-{index} could not be loaded: {context.failure}"
@@ -209,9 +217,9 @@ class CoordinatorRuntime:
         raise CoordinatorLoadInProgress(f"{self.name}-{index} is being loaded")
 
     def check_all_loaded(self, led: Iterable[int] = ()) -> None:
-        """Raise as `check_loaded` unless the view of every partition that belongs here is whole. `led`: in a cluster,
-        the partitions that this broker leads by the metadata; the role of one may not be applied yet."""
-        if self._count is None:
+        """Raise as `check_loaded` unless the view of every local partition is loaded. `led`: in a cluster, the
+        partitions that this broker leads according to the metadata; their role may not be applied yet."""
+        if self._cluster_partition_count is None:
             self.check_available()
         for index in led:
             if index not in self._contexts:
@@ -221,11 +229,13 @@ class CoordinatorRuntime:
 
     @property
     def is_loaded(self) -> bool:
-        """Whether the view is whole: every partition of the topic has been loaded here, or there is none. In a cluster
-        that is so only where this broker leads them all."""
-        started = self._started or self._count is not None
+        """Whether every partition of the topic is loaded, or there is none. In a cluster only a broker that leads all
+        of them returns true."""
+        started = self._started or self._cluster_partition_count is not None
         loaded = sum(1 for context in self._contexts.values() if context.loaded)
         return started and loaded == self.partition_count
+
+    # ------------------------------------------------------------------ loading
 
     async def _adopt(self, partitions: Sequence[CoordinatorPartition | StorageError]) -> None:
         self._contexts = {
@@ -235,7 +245,7 @@ class CoordinatorRuntime:
             await self._try_load(context)
 
     def _schedule_load(self, context: CoordinatorContext) -> None:
-        if context.gone:
+        if context.has_ended:
             return
         self._to_load.append(context)
         if not self._loading:
@@ -243,7 +253,7 @@ class CoordinatorRuntime:
             self._scheduler.spawn(self._load_all(), name=f"load {self.name}")
 
     async def _load_all(self) -> None:
-        """One after the other: the groups of the first are served while the last still wait."""
+        """Load one partition after the other: the first are served while the others wait."""
         try:
             while self._to_load:
                 await self._load_one(self._to_load.popleft())
@@ -251,8 +261,8 @@ class CoordinatorRuntime:
             self._loading = False
 
     async def _load_one(self, context: CoordinatorContext) -> None:
-        """Some attempts while the others wait, or, later, one; the next comes when others had their turn."""
-        while not context.gone and not await self._try_load(context):
+        """Try a few times while the others wait, later once per turn with backoff."""
+        while not context.has_ended and not await self._try_load(context):
             context.attempts += 1
             if (beyond := context.attempts - LOAD_ATTEMPTS_MAX) >= 0:
                 pause_ms = min(LOAD_BACKOFF_MS << min(beyond, 20), LOAD_BACKOFF_MS_MAX)
@@ -263,36 +273,95 @@ class CoordinatorRuntime:
     async def _try_load(self, context: CoordinatorContext) -> bool:
         try:
             await self._load(context)
-            if not context.gone:
+            if not context.has_ended:
                 context.loaded, context.failure = True, None
                 self._view.loaded(context.index)
         except (MansioError, OSError) as error:
             context.loaded = False
-            if not context.gone:
+            if not context.has_ended:
                 context.failure = error if isinstance(error, MansioError) else StorageError(str(error))
                 known = fields(topic=self.name, partition=context.index, reason=error)
                 logger.error("view not loaded", extra=known)
-                if self._count is not None:
+                if self._cluster_partition_count is not None:
                     self._view.unload(context.index)
             return False
         return True
 
     async def _load(self, context: CoordinatorContext) -> None:
-        """Give up quietly when the leadership ends meanwhile."""
-        if self._every_record:
-            await replay_every_record(context, self._view, self._yield_to_loop)
+        """Read the log and apply it; returns early when the leadership ends."""
+        if self._replays_every_record:
+            await self._replay_every_record(context)
+        else:
+            await self._replay_latest_per_key(context)
+
+    async def _replay_latest_per_key(self, context: CoordinatorContext) -> None:
+        """Read the whole log of a compacted topic, then apply the latest value of each key."""
+        position = context.opened().log.start_offset
+        latest: dict[bytes, tuple[bytes, int]] = {}
+        checkpoint = None if self._checkpoints is None else self._checkpoints.read(context)
+        if checkpoint is not None:
+            position, pairs = checkpoint
+            latest = {key: (value, position - 1) for key, value in pairs}
+        context.replay_start_offset = position
+
+        def take(record: Record) -> None:
+            if record.key is None:
+                return
+            if record.value is None:
+                latest.pop(record.key, None)
+            else:
+                latest[record.key] = (record.value, record.offset)
+
+        await self._read(context, position, take, RECORDS_PER_YIELD)
+        for count, (key, (value, offset)) in enumerate(latest.items(), start=1):
+            if context.has_ended:
+                return
+            self._view.apply(context.index, key, value, offset)
+            if count % RECORDS_PER_YIELD == 0:
+                await self._yield_to_loop()
+
+    async def _replay_every_record(self, context: CoordinatorContext) -> None:
+        """Apply each record as it is read."""
+        position = context.replay_start_offset = context.opened().log.start_offset
+
+        def take(record: Record) -> None:
+            if record.key is not None:
+                self._view.apply(context.index, record.key, record.value, record.offset)
+
+        await self._read(context, position, take, UPDATES_PER_YIELD)
+
+    async def _read(
+        self,
+        context: CoordinatorContext,
+        position: int,
+        take: Callable[[Record], None],
+        records_per_yield: int,
+    ) -> None:
+        """Pass the records from `position` on to `take`, as long as the leadership lasts."""
+        if position >= context.opened().end_offset:
             return
-        known = None if self._checkpoints is None else self._checkpoints.read(context)
-        await replay_latest_per_key(context, self._view, self._yield_to_loop, known)
+        since_yield = 0
+        for batch in context.opened().log.batches(position):
+            check_stored_batch(batch)  # a flipped bit must not change an offset
+            for record in read_records(batch, max_output_bytes=BATCH_OUTPUT_BYTES_MAX):
+                since_yield += 1
+                if record.offset >= position:
+                    take(record)
+            context.appended_bytes += len(batch)
+            if since_yield >= records_per_yield:
+                since_yield = 0
+                await self._yield_to_loop()
+                if context.has_ended:  # the log may have been truncated since
+                    return
 
     def replay_start_offset(self, index: int) -> int | None:
-        """From which offset on the next start reads, over a checkpoint that knows what was deleted since as alive:
-        tombstones from here on must stay. None where every load reads all there is.
+        """Offset from which the next start reads, after a checkpoint in which keys that were deleted since are still
+        present: tombstones from this offset on must be retained. None where every load reads the whole log.
         """
         if self._checkpoints is None:
             return None
         context = self._contexts.get(index)
-        return 0 if context is None else context.tail
+        return 0 if context is None else context.replay_start_offset
 
     async def _yield_to_loop(self) -> None:
         turn = self._scheduler.promise()
@@ -304,18 +373,18 @@ class CoordinatorRuntime:
         self._scheduler.call_later(delay_ms, _complete, over)
         await over
 
-    # ------------------------------------------------------------------ writing and reading
+    # ------------------------------------------------------------------ append and commit
 
     def append(self, index: int, records: Sequence[KeyValue], *, whole: bool = False) -> Promise[None]:
-        """Append, then apply; the promise is kept when the records are committed. Raises what the partition
-        raises, and `MessageTooLarge` for a batch that no load would read; then nothing was applied of that batch (of
-        1,000 records; of all with `whole`) or those after it. The topic must be `ready` and the partition loaded."""
+        """Append, then apply; the promise completes when the records are committed. Raises the errors of the partition,
+        and `MessageTooLarge` for a batch that a load would reject; then nothing of that batch (of 1,000 records; of all
+        records with `whole`) and of later ones is applied. The topic must be `ready` and the partition loaded."""
         partition = self._append(index, records, whole=whole, urgent=True)
         return partition.committed(partition.end_offset)
 
     def append_without_flush(self, index: int, records: Sequence[KeyValue], *, whole: bool = False) -> None:
-        """The same where nobody waits for the commit: what is appended survives the end of this process at once, a loss
-        of power or of this broker only by and by."""
+        """As `append`, but without requesting a flush: the records survive the end of this process at once, a power
+        loss or the loss of this broker only after the next flush."""
         self._append(index, records, whole=whole, urgent=False)
 
     def _append(
@@ -331,7 +400,7 @@ class CoordinatorRuntime:
             batch = build_batch([(now_ms, key, value, ()) for key, value in part])
             if len(batch) > BATCH_OUTPUT_BYTES_MAX:
                 raise MessageTooLarge(
-                    f"{self.name}: {len(batch)} bytes at once, and {BATCH_OUTPUT_BYTES_MAX} are read"
+                    f"{self.name}: a batch of {len(batch)} bytes; the maximum is {BATCH_OUTPUT_BYTES_MAX}"
                 )
             base_offset = partition.append(batch, internal=True, urgent=urgent).base_offset
             for delta, (key, value) in enumerate(part):
@@ -342,46 +411,46 @@ class CoordinatorRuntime:
         return partition
 
     def is_committed(self, index: int) -> bool:
-        """Whether everything the view of `index` holds is committed."""
+        """Whether the whole view of `index` is committed."""
         partition = self._contexts[index].opened()
         return partition.high_watermark >= partition.end_offset
 
     async def committed(self, index: int) -> None:
-        """Wait until everything the view of `index` holds now is committed; raise if it never will be, as far as this
-        broker can tell."""
+        """Wait until the current view of `index` is committed; raise if, as far as this broker can determine, it never
+        will be."""
         self.check_loaded(index)
         context = self._contexts[index]
         partition = context.opened()
         if partition.high_watermark < partition.end_offset:
-            if self._every_record:
-                partition.request_flush()  # nobody may have asked for it yet
+            if self._replays_every_record:
+                partition.request_flush()  # no append may have requested it
             await partition.committed(partition.end_offset)
-        if context.gone:
+        if context.has_ended:
             raise NotCoordinator(f"this broker does not lead {self.name}-{index} any more")
 
     def segments_of(self, index: int) -> list[int]:
-        """Where the segments of a loaded partition's log begin; only those before the last can leave the disk."""
+        """Base offsets of the log segments of a loaded partition; all but the last can be deleted."""
         self.check_loaded(index)
         bases: list[int] = self._contexts[index].opened().log.segment_base_offsets()
         return bases
 
     def end_offset_of(self, index: int) -> int:
-        """Where the log of a loaded partition ends."""
+        """End offset of a loaded partition."""
         self.check_loaded(index)
         return self._contexts[index].opened().end_offset
 
     def leader_epoch_of(self, index: int) -> int:
-        """In which this broker leads a loaded partition; always the same on a single node."""
+        """Leader epoch of a loaded partition; constant on a single node."""
         self.check_loaded(index)
         return self._contexts[index].leader_epoch
 
     def led(self) -> list[int]:
-        """The partitions whose views are here and whole."""
+        """The loaded partitions."""
         return [index for index, context in self._contexts.items() if context.loaded]
 
     def prune(self, index: int, below_offset: int) -> None:
-        """The view needs nothing below that offset any more: what of it is committed is given up, and segments that
-        hold nothing else leave the disk. Raises what the partition raises."""
+        """Delete the committed records below an offset, which the view needs no more; segments that hold nothing else
+        are deleted. Raises the errors of the partition."""
         self.check_loaded(index)
         partition = self._contexts[index].opened()
         below_offset = min(below_offset, partition.high_watermark)
@@ -391,13 +460,13 @@ class CoordinatorRuntime:
     # ------------------------------------------------------------------ closing
 
     async def close(self) -> None:
-        """Write the checkpoints that are not up to date, so that the next start reads little. In a cluster: resign."""
-        if self._count is not None:
+        """Write outdated checkpoints, so that the next start reads little. In a cluster: resign all partitions."""
+        if self._cluster_partition_count is not None:
             for index in list(self._contexts):
                 self.resign(index)
             return
         for context in [one for one in self._contexts.values() if one.loaded]:
-            if self._checkpoints is not None and context.tail != context.opened().end_offset:
+            if self._checkpoints is not None and context.replay_start_offset != context.opened().end_offset:
                 try:
                     await self._checkpoints.write(context)
                 except (MansioError, OSError) as error:

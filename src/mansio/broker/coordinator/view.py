@@ -1,7 +1,4 @@
-"""What an internal topic works with: a partition, the view that is made of it, and the time for which it is here.
-
-Owns no behaviour but that of `CoordinatorContext`, whose `gone` ends all work on behalf of a leadership that is over.
-"""
+"""Interfaces of the coordinator runtime: partition, view, and the context of one leadership."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class PartitionLog(Protocol):
-    """What is needed of a partition's log."""
+    """The log of a partition."""
 
     @property
     def start_offset(self) -> int: ...
@@ -26,7 +23,7 @@ class PartitionLog(Protocol):
 
 
 class CoordinatorPartition(Protocol):
-    """What is needed of a partition: `mansio.broker.partition.partition.Partition` has it."""
+    """A partition of an internal topic; implemented by `mansio.broker.partition.partition.Partition`."""
 
     @property
     def log(self) -> Any: ...
@@ -39,52 +36,54 @@ class CoordinatorPartition(Protocol):
 
     @property
     def is_leadership_uncertain(self) -> bool:
-        """May another broker lead the partition by now?"""
+        """Whether another broker may lead the partition now."""
 
     def append(self, batch: Any, *, internal: bool = False, urgent: bool = True) -> Any: ...
 
     def committed(self, end_offset: int) -> Promise[None]: ...
 
     def request_flush(self) -> None:
-        """Make what has been appended durable without putting it off."""
+        """Flush appended records without delay."""
 
     def trim(self, start_offset: int) -> None:
-        """Give up what is below, which is committed."""
+        """Delete the committed records below this offset."""
 
 
 class CoordinatorView(Protocol):
-    """The state that an internal topic carries: the newest value of each key, and what follows from those. `snapshot`
-    may be slow to consume: what it yields late may be newer than what it yielded first, which a replay from the
-    snapshot's start puts right."""
+    """State that is derived from an internal topic: the latest value of each key.
+
+    `snapshot` may be consumed slowly: later items may be newer than earlier ones, which a replay from the offset at
+    which the snapshot started corrects.
+    """
 
     def apply(self, index: int, key: bytes, value: bytes | None, offset: int) -> None:
-        """A record is in the log: take it over. No value: the key is deleted. A load applies the newest of each key;
-        where a topic is kept record by record, all of them."""
+        """Apply a record of the log. No value: the key is deleted. A load applies the latest record of each key, or all
+        records of a topic with `replays_every_record`."""
 
     def snapshot(self, index: int) -> Iterator[tuple[bytes, bytes]]:
-        """Key and value of everything the view knows from partition `index`."""
+        """Key and value of all state from partition `index`."""
 
     def loaded(self, index: int) -> None:
-        """All records of partition `index` have been applied."""
+        """Handle the end of a load: all records of partition `index` were applied."""
 
     def unload(self, index: int) -> None:
-        """Forget everything from partition `index`, loaded or half loaded: others know it from now on."""
+        """Remove all state from partition `index`, whether or not its load has finished."""
 
 
 class CoordinatorContext:
-    """A partition whose view is here: all of a single node's, in a cluster what it leads, for one leadership each."""
+    """One leadership of a partition: on a single node of every partition, in a cluster of those that it leads."""
 
     __slots__ = (
         "appended_bytes",
         "attempts",
         "checkpointing",
         "failure",
-        "gone",
+        "has_ended",
         "index",
         "leader_epoch",
         "loaded",
         "partition",
-        "tail",
+        "replay_start_offset",
     )
 
     def __init__(
@@ -96,16 +95,16 @@ class CoordinatorContext:
         self.loaded = False
         self.failure: MansioError | None = None
         self.attempts = 0
-        """To load it, that failed."""
-        self.gone = False
+        """Number of failed loads."""
+        self.has_ended = False
+        """Ends all work on behalf of this leadership."""
         self.appended_bytes = 0
         self.checkpointing = False
-        self.tail = 0
-        """Where a replay has to begin after the last checkpoint."""
+        self.replay_start_offset = 0
+        """Offset at which a replay starts after the last checkpoint."""
 
     def opened(self) -> CoordinatorPartition:
-        if isinstance(self.partition, StorageError):  # it could not be opened
-            raise StorageError(
-                self.partition.message
-            )  # a new one: the frames of all who meet it are not kept
+        """The partition. Raises `StorageError` if it could not be opened."""
+        if isinstance(self.partition, StorageError):
+            raise StorageError(self.partition.message)  # a new one: tracebacks of callers must not accumulate
         return self.partition
