@@ -11,7 +11,7 @@ from tools import generate, share_states
 from mansio.broker.coordinator.share.dead_letter_copies import ID, OMITTED
 from mansio.config import group_config
 from mansio.config.settings import Settings
-from mansio.state.share_partition import archiving, dead_ranges, in_flight
+from mansio.state.share_partition import dead_letters, in_flight, machine
 from mansio.state.share_partition.types import ARCHIVED, ARCHIVING
 from support.paths import ROOT
 
@@ -49,10 +49,10 @@ def test_every_setting_it_names_is_one() -> None:
 def test_its_headers_and_limits_are_those_of_the_code() -> None:
     assert {ID, OMITTED} <= set(re.findall(r"`(mansio-dlq-[a-z-]+)`", DOCUMENT))
     for limit in (
-        dead_ranges.DEAD_RANGES_MAX,
-        dead_ranges.REDRIVES_MAX,
+        dead_letters.DEAD_RANGES_MAX,
+        dead_letters.REDRIVES_MAX,
         in_flight.DELIVERIES_MAX,
-        archiving.REASON_MAX,
+        machine.REASON_MAX,
         Settings.__dataclass_fields__["group_share_max_size"].default,
         Settings.__dataclass_fields__["group_share_max_share_sessions"].default,
     ):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mansio.errors import FencedLeaderEpoch, FencedStateEpoch
-from mansio.state.share_partition.snapshot_delta import FoldedState, to_state
+from mansio.state.share_partition.snapshot import FoldedState, to_state
 from mansio.state.share_partition.types import LoadedState, ShareKey, ShareSummary, Update
 
 if TYPE_CHECKING:

@@ -140,9 +140,7 @@ class StateRoom:
             self.disk, boot=boot or self.boot, began_ms=self.simulation.now_ms, **(self.options | options)
         )
 
-    def lose_power(
-        self, random_fraction: Random | None = None, *, boot: str = "second", **options: Any
-    ) -> StateRoom:
+    def lose_power(self, rng: Random | None = None, *, boot: str = "second", **options: Any) -> StateRoom:
         self.scheduler.stop()
-        disk = self.disk.crash(random_fraction or Random(1))
+        disk = self.disk.crash(rng or Random(1))
         return StateRoom(disk, boot=boot, began_ms=self.simulation.now_ms, **(self.options | options))

@@ -122,19 +122,19 @@ MORE_SHARE_STATE_DEFECTS = tuple(
         ),
         (
             "ticket's sequence lost where a range is cut",
-            "state/share_partition/snapshot_delta.py",
+            "state/share_partition/snapshot.py",
             "return reservation._replace(sequence=(reservation.sequence + offset - change.first) & SEQUENCE_MASK)",
             "return reservation",
         ),
         (
             "fold leaves what is below the start",
-            "state/share_partition/snapshot_delta.py",
+            "state/share_partition/snapshot.py",
             "self._prune()",
             "pass",
         ),
         (
             "lease horizon goes back",
-            "state/share_partition/snapshot_delta.py",
+            "state/share_partition/snapshot.py",
             "self.lease_bound = max(self.lease_bound, update.lease_bound)",
             "self.lease_bound = update.lease_bound",
         ),

@@ -160,7 +160,7 @@ DEFECTS = (
     rule(
         400008,
         "what may have been leased before a loss is not withheld",
-        "state/share_partition/restore.py",
+        "state/share_partition/snapshot.py",
         "_withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0))",
         "pass",
     ),
@@ -247,7 +247,7 @@ RARE = (
     rule(
         0,
         "what may have been leased before a loss is given to others at once",
-        "state/share_partition/restore.py",
+        "state/share_partition/snapshot.py",
         "_withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0))",
         "_withhold(in_flight, min(state.lease_bound, log_end), now_ms)",
     ),

@@ -22,7 +22,7 @@ from mansio.errors import (
 )
 from mansio.logs import FIELDS
 from mansio.net.peer_connections import PeerConnections
-from mansio.state.share_partition import dead_letter_queue
+from mansio.state.share_partition import dead_letters
 from mansio.state.share_partition.types import REJECT, AcknowledgementBatch
 from mansio.wire.batch.compression import Codec
 from mansio.wire.batch.record_batch import build_batch
@@ -42,8 +42,8 @@ DEADLINE_S = 20.0
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letter_queue, "RETRY_MS", 5)
-    monkeypatch.setattr(dead_letter_queue, "RETRY_MAX_MS", 20)
+    monkeypatch.setattr(dead_letters, "RETRY_MS", 5)
+    monkeypatch.setattr(dead_letters, "RETRY_MAX_MS", 20)
     monkeypatch.setattr("mansio.broker.coordinator.share.dead_letter_manager.RETRY_MS", 5)
     monkeypatch.setattr("mansio.broker.coordinator.share.dead_letter_manager.RETRY_MAX_MS", 20)
 
@@ -336,7 +336,7 @@ def test_a_target_that_cannot_be_used_gets_none_and_says_so_until_it_can(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
     configs: dict[str, str],
-    last_error: str,
+    trouble: str,
     mended: Change,
 ) -> None:
     async def check(room: Room) -> None:
@@ -350,7 +350,7 @@ def test_a_target_that_cannot_be_used_gets_none_and_says_so_until_it_can(
             await eventually(lambda: room.dead_letters.counts.failures >= 2)
         assert room.letters("own") == []
         assert room.dead_letters.waiting == 2
-        assert last_error in room.dead_letters.last_error_of(share_partition.key)
+        assert trouble in room.dead_letters.last_error_of(share_partition.key)
         error_for_client = next(one for one in caplog.records if one.message == "dead letter not written")
         assert getattr(error_for_client, FIELDS)["group"] == "g"
         assert getattr(error_for_client, FIELDS)["topic"] == "t"
@@ -368,7 +368,7 @@ def test_what_failed_is_tried_again_at_once_when_the_target_or_the_group_is_anot
 ) -> None:
     """However long it would rest."""
     for name in ("RETRY_MS", "RETRY_MAX_MS"):
-        monkeypatch.setattr(dead_letter_queue, name, 600_000)
+        monkeypatch.setattr(dead_letters, name, 600_000)
         monkeypatch.setattr(f"mansio.broker.coordinator.share.dead_letter_manager.{name}", 600_000)
 
     async def check(room: Room) -> None:
@@ -559,7 +559,7 @@ def test_a_target_that_another_broker_leads_gets_each_once(
         hook = room.partition("dlq.t").find_hook(ProducerHook)
         assert hook is not None
         hook.table.expire(room.wall_ms() + 48 * 3_600_000)
-        monkeypatch.setattr(dead_letter_queue, "UNKNOWN_AFTER_MS", -1)
+        monkeypatch.setattr(dead_letters, "UNKNOWN_AFTER_MS", -1)
         await room.share_partition()
         await settled(room)
         assert ids(room.letters()) == expected_ids(share_partition.key, range(6))

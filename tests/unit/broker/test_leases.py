@@ -26,7 +26,7 @@ from mansio.errors import (
 )
 from mansio.metadata.topic_plan import NewTopic
 from mansio.node.broker import Broker
-from mansio.state.share_partition import dead_letter_queue
+from mansio.state.share_partition import dead_letters
 from mansio.state.share_partition.types import ACCEPT, REJECT, RELEASE, RENEW
 from mansio.wire.api_versions import ApiKey
 from support.machine import scaled
@@ -162,7 +162,7 @@ def run(check: Callable[[World], Awaitable[None]], directory: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dead_letter_queue, "RETRY_MS", 20)
+    monkeypatch.setattr(dead_letters, "RETRY_MS", 20)
 
 
 def test_what_is_settled_is_settled_and_what_is_wrong_changes_nothing(tmp_path: Path) -> None:

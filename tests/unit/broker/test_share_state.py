@@ -18,7 +18,7 @@ from mansio.errors import (
     NotCoordinator,
     StorageError,
 )
-from mansio.state.share_partition.snapshot_delta import FoldedState, fold
+from mansio.state.share_partition.snapshot import FoldedState, fold
 from mansio.state.share_partition.state_records import UPDATE, encode_key, encode_update
 from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
@@ -32,7 +32,7 @@ from mansio.wire.batch.record_batch import build_batch
 from support.share_state_fixtures import LOCK_MS, StateRoom, begun, key_of, leased
 
 G = key_of()
-PLAIN = ("snapshot_epoch", "leader_epoch", "certain", "withheld_ms")
+PLAIN = ("snapshot_epoch", "leader_epoch", "is_complete", "withheld_ms")
 
 
 def plain(state: LoadedState | None) -> Any:
@@ -77,7 +77,7 @@ def test_a_process_that_is_killed_leaves_all_that_was_appended() -> None:
 @pytest.mark.parametrize("seed", range(25))
 def test_after_a_power_loss_what_was_durable_is_there_and_the_rest_is_a_history_that_was(seed: int) -> None:
     """Writes of two share partitions, with snapshots in between and the log pruned; the power fails at any moment."""
-    random_fraction = Random(seed)
+    rng = Random(seed)
     room = StateRoom(segment_bytes=2000, updates_per_snapshot=4)
     keys = [key_of("g"), key_of("h")]
     histories: dict[ShareKey, list[LoadedState]] = {}
@@ -85,22 +85,20 @@ def test_after_a_power_loss_what_was_durable_is_there_and_the_rest_is_a_history_
     for key in keys:
         room.begin(key)
         histories[key], durable[key] = [plain(room.read(key))], 0
-    for number in range(random_fraction.randint(1, 60)):
-        key = random_fraction.choice(keys)
-        first = random_fraction.randint(0, 50)
-        update = (acked if random_fraction.random() < 0.4 else leased)(
-            first, first + random_fraction.randint(0, 5)
-        )
+    for number in range(rng.randint(1, 60)):
+        key = rng.choice(keys)
+        first = rng.randint(0, 50)
+        update = (acked if rng.random() < 0.4 else leased)(first, first + rng.randint(0, 5))
         update = update._replace(start_offset=number // 6)
         histories[key].append(fold(histories[key][-1], update))
         room.write(key, update)
         if update.durable:
             durable[key] = len(histories[key]) - 1
-        if random_fraction.random() < 0.1:
+        if rng.random() < 0.1:
             room.run(room.state.prune())
-        if random_fraction.random() < 0.2:
-            room.simulation.run_for(random_fraction.randint(0, 150))
-    again = room.lose_power(random_fraction)
+        if rng.random() < 0.2:
+            room.simulation.run_for(rng.randint(0, 150))
+    again = room.lose_power(rng)
     for key in keys:
         state = again.read(key, 1)
         assert not state.is_complete

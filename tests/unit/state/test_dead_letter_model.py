@@ -10,9 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from mansio.errors import OutOfOrderSequence
 from mansio.state.producers import ProducerTable
-from mansio.state.share_partition.archiving import new_reservation
-from mansio.state.share_partition.dead_letter_queue import Batch, DeadLetterQueue, Phase
-from mansio.state.share_partition.machine import SharePartition
+from mansio.state.share_partition.dead_letters import Batch, DeadLetterQueue, Phase
+from mansio.state.share_partition.machine import SharePartition, new_reservation
 from mansio.state.share_partition.types import (
     REJECT,
     AcknowledgementBatch,

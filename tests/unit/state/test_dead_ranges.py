@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mansio.state.share_partition.dead_ranges import DEAD_RANGES_MAX, difference
+from mansio.state.share_partition.dead_letters import DEAD_RANGES_MAX, difference
 
 
 class Counted(list[tuple[int, int]]):

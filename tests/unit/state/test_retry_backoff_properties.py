@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mansio.state.share_partition.retry_backoff import REQUESTED_DELAY_MS_MAX, delay_ms
-from mansio.state.share_partition.types import Backoff
+from mansio.state.share_partition.types import REQUESTED_DELAY_MS_MAX, Backoff
 
 POLICIES = st.builds(
     Backoff,
@@ -20,26 +19,26 @@ CHANCES = st.floats(0, 1, exclude_max=True)
 
 @given(policy=POLICIES, attempts=st.integers(0, 40_000), random_fraction=CHANCES)
 def test_rest_is_within_its_bounds(policy: Backoff, attempts: int, random_fraction: float) -> None:
-    assert 0 <= delay_ms(policy, attempts, random_fraction) <= policy.max_ms
+    assert 0 <= policy.delay_ms(attempts, random_fraction) <= policy.max_ms
 
 
 @given(policy=POLICIES, attempts=st.integers(1, 32_767))
 def test_without_chance_a_rest_never_shrinks(policy: Backoff, attempts: int) -> None:
     steady = policy._replace(jitter=0.0)
-    assert delay_ms(steady, attempts, 0.9) <= delay_ms(steady, attempts + 1, 0.1)
-    assert delay_ms(steady, 1, 0.5) == min(policy.base_ms, policy.max_ms)
+    assert steady.delay_ms(attempts, 0.9) <= steady.delay_ms(attempts + 1, 0.1)
+    assert steady.delay_ms(1, 0.5) == min(policy.base_ms, policy.max_ms)
 
 
 @given(policy=POLICIES, attempts=st.integers(1, 100), random_fraction=CHANCES, asked=st.integers(0, 2**62))
 def test_what_is_asked_for_wins_up_to_a_year(
     policy: Backoff, attempts: int, random_fraction: float, asked: int
 ) -> None:
-    assert delay_ms(policy, attempts, random_fraction, asked) == min(asked, REQUESTED_DELAY_MS_MAX)
+    assert policy.delay_ms(attempts, random_fraction, asked) == min(asked, REQUESTED_DELAY_MS_MAX)
 
 
 def test_default_policy_by_hand() -> None:
     policy = Backoff(1_000, 2.0, 60_000, 0.1)
-    assert [delay_ms(policy, attempts, 0.5) for attempts in (1, 2, 3, 6, 7, 8)] == [
+    assert [policy.delay_ms(attempts, 0.5) for attempts in (1, 2, 3, 6, 7, 8)] == [
         1_000,
         2_000,
         4_000,
@@ -47,5 +46,5 @@ def test_default_policy_by_hand() -> None:
         60_000,
         60_000,
     ]
-    assert delay_ms(policy, 2, 0.0) == 1_800
-    assert delay_ms(policy, 2, 0.999_999) == 2_200
+    assert policy.delay_ms(2, 0.0) == 1_800
+    assert policy.delay_ms(2, 0.999_999) == 2_200

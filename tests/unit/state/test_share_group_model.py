@@ -58,14 +58,14 @@ def check(found: dict, subscriptions: dict, every: list) -> None:
 
 
 class ShareGroupModel(RuleBasedStateMachine):
-    """`error_for_client`: what each member believes: its epoch and what it fetches."""
+    """`reported`: what each member believes: its epoch and what it fetches."""
 
     def __init__(self) -> None:
         super().__init__()
         self.group = ShareGroup("g", settings=SETTINGS)
         self.sizes = {"x": 2, "y": 1}
         self.log: dict[bytes, bytes] = {}
-        self.error_for_client: dict[str, tuple[int, tuple]] = {}
+        self.reported: dict[str, tuple[int, tuple]] = {}
         self.now, self.epoch = 0.0, 0
         self.grow("x", 2)
 
@@ -91,14 +91,12 @@ class ShareGroupModel(RuleBasedStateMachine):
         self.write(records)
         assert epoch in may_come, "a member of another epoch is fenced"
         if not lost and answer.member_epoch > 0:
-            had = self.error_for_client.get(member, (0, ()))[1]
-            self.error_for_client[member] = (
+            had = self.reported.get(member, (0, ()))[1]
+            self.reported[member] = (
                 answer.member_epoch,
                 had if answer.assignment is None else answer.assignment,
             )
-            assert set(self.error_for_client[member][1]) == self.group.members[member].target, (
-                "it knows its target"
-            )
+            assert set(self.reported[member][1]) == self.group.members[member].target, "it knows its target"
         return True
 
     @rule(member=MEMBERS, names=NAMES, lost=st.booleans())
@@ -106,7 +104,7 @@ class ShareGroupModel(RuleBasedStateMachine):
         if member in self.group.members or len(self.group.members) < SETTINGS.size_max:
             assert self.beat(member, 0, names, lost=lost)
             if lost:
-                self.error_for_client.pop(member, None)
+                self.reported.pop(member, None)
         else:
             assert not self.beat(member, 0, names)
 
@@ -114,16 +112,16 @@ class ShareGroupModel(RuleBasedStateMachine):
         member=MEMBERS, names=st.none() | NAMES, lost=st.booleans(), off=st.sampled_from((0, 0, 0, 1, -1, -2))
     )
     def alive(self, member: str, names: tuple | None, lost: bool, off: int) -> None:
-        if member in self.error_for_client:
-            alive = self.beat(member, max(self.error_for_client[member][0] + off, 1), names, lost=lost)
+        if member in self.reported:
+            alive = self.beat(member, max(self.reported[member][0] + off, 1), names, lost=lost)
             if not alive and off == 0:
-                del self.error_for_client[member]
+                del self.reported[member]
 
     @rule(member=MEMBERS)
     def leave(self, member: str) -> None:
         there = member in self.group.members
         assert self.beat(member, -1, None) == there
-        self.error_for_client.pop(member, None)
+        self.reported.pop(member, None)
 
     @rule(ms=st.sampled_from((1, 50, 99, 100)))
     def time(self, ms: int) -> None:
@@ -171,7 +169,7 @@ class ShareGroupModel(RuleBasedStateMachine):
             return
         self.write(self.group.delete())
         assert self.log == {}
-        self.group, self.epoch, self.error_for_client = ShareGroup("g", settings=SETTINGS), 0, {}
+        self.group, self.epoch, self.reported = ShareGroup("g", settings=SETTINGS), 0, {}
 
     @invariant()
     def holds(self) -> None:
@@ -194,7 +192,7 @@ class ShareGroupModel(RuleBasedStateMachine):
             assert member.current.epoch <= group.group_epoch
             assert member.session_deadline_ms < math.inf
         before = dict(self.log)
-        for name, (epoch, _) in list(self.error_for_client.items()):
+        for name, (epoch, _) in list(self.reported.items()):
             member = group.members.get(name)
             if member is not None and epoch == member.current.epoch == group.group_epoch:
                 deadline = member.session_deadline_ms

@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mansio.errors import InvalidRecordState, InvalidRequest, MansioError
-from mansio.state.share_partition.acknowledgement_check import ONE_BY_ONE_MAX
-from mansio.state.share_partition.machine import SharePartition
+from mansio.state.share_partition.machine import ONE_BY_ONE_MAX, SharePartition
 from mansio.state.share_partition.types import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -71,9 +70,9 @@ class Leases:
         )
 
     def lease(self, member: str, first: int, last: int) -> list[AcquiredRange]:
-        error_for_client, update = self.call_and_rearm(member, first, last)
+        reported, update = self.call_and_rearm(member, first, last)
         self.put(update)
-        return error_for_client
+        return reported
 
     def say(self, member: str, first: int, last: int, kind: int, count: int = -1) -> Update | None:
         said = AcknowledgementBatch(first, last, bytes([kind]), delivery_count=count)
@@ -226,8 +225,8 @@ def test_delivery_after_the_first_is_known_after_any_loss() -> None:
 
 def test_nothing_is_leased_at_or_above_a_horizon_that_is_not_stored() -> None:
     leases = Leases()
-    error_for_client, update = leases.call_and_rearm("a", 0, 15)
-    assert (error_for_client, update.horizon, update.durable) == ([(0, 15, 1)], 40, True)
+    reported, update = leases.call_and_rearm("a", 0, 15)
+    assert (reported, update.lease_bound, update.durable) == ([(0, 15, 1)], 40, True)
     assert leases.call_and_rearm("b", 16, 30)[0] == [(16, 19, 1)]
     leases.put(update)
     assert leases.call_and_rearm("b", 20, 30)[0] == [(20, 30, 1)]
@@ -270,11 +269,11 @@ def test_what_waits_to_be_stored_can_neither_be_leased_nor_settled_again() -> No
 
 def test_two_groups_have_the_same_records_side_by_side() -> None:
     one, other = Leases("g"), Leases("h")
-    (error_for_client, first), (told_too, second) = (
+    (reported, first), (told_too, second) = (
         one.call_and_rearm("a", 0, 3),
         other.call_and_rearm("a", 0, 5),
     )
-    assert (error_for_client, told_too) == ([(0, 3, 1)], [(0, 5, 1)])
+    assert (reported, told_too) == ([(0, 3, 1)], [(0, 5, 1)])
     one.put(first)
     other.put(second)
     one.put(one.say("a", 0, 3, ACCEPT))
@@ -301,8 +300,8 @@ def act(leases: Leases, flying: list[Update], acts: Iterable[tuple]) -> list[obj
         update = None
         try:
             if name == "lease":
-                error_for_client, update = leases.call_and_rearm(member, first, first + more)
-                seen.append(error_for_client)
+                reported, update = leases.call_and_rearm(member, first, first + more)
+                seen.append(reported)
             elif name == "say":
                 update = leases.say(member, first, first + more, kind)
             elif name == "leave":

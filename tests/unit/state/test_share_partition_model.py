@@ -15,8 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from mansio.errors import InvalidRecordState
 from mansio.state.share_partition.machine import SharePartition
-from mansio.state.share_partition.restore import with_known_state
-from mansio.state.share_partition.retry_backoff import delay_ms
+from mansio.state.share_partition.snapshot import with_known_state
 from mansio.state.share_partition.types import (
     ACCEPT,
     ACKNOWLEDGED,
@@ -167,9 +166,7 @@ class Side:
             self.end(o, ARCHIVING, token)
             return
         rest = (
-            0
-            if self.settings.ordered and asked < 0
-            else delay_ms(self.settings.backoff, attempts, 0.5, asked)
+            0 if self.settings.ordered and asked < 0 else self.settings.backoff.delay_ms(attempts, 0.5, asked)
         )
         until, due = (now + rest, round(WALL + now) + rest) if rest else (math.inf, -1)
         self.end(o, AVAILABLE, token, until=until, due=due)

@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mansio.errors import CorruptLog
-from mansio.state.share_partition.snapshot_delta import FoldedState, fold, from_state, to_state
+from mansio.state.share_partition.snapshot import FoldedState, fold, from_state, to_state
 from mansio.state.share_partition.state_records import (
     CHANGES_PER_RECORD,
     SNAPSHOT,

@@ -1,54 +1,59 @@
-"""What of a share partition a member is to read, and what of that it is given.
+"""Choice of the offsets that a member reads and acquires: policies for the order, and limits.
 
-The policy says in which order; the limits are kept in here: records, stretches, and where a batch may be cut.
+Policies are the extension point for other orders (priorities, delays). They pick available offsets only, in disjoint
+ranges, and change nothing; `machine` applies the limits.
 
-Always true: nothing is changed; what is chosen was picked by the policy, was read, and lies below where leases end; it
-is never more than there are locks left, nor, if that is asked for, one record more than was asked for.
+Invariants: chosen offsets were picked by the policy, were read, and lie below the end of leases. Their number never
+exceeds the remaining locks, nor, in strict mode, the number requested.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
-from mansio.state.share_partition.dead_ranges import intersection
+from mansio.state.share_partition.dead_letters import intersection
+from mansio.state.share_partition.in_flight import TERMINAL
+from mansio.state.share_partition.types import ACQUIRED, ARCHIVING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
+    from mansio.state.share_partition.in_flight import BatchMap
+
+
 READ_RANGES_MAX: Final = 8
-"""How many stretches one member is to read at a time."""
+"""Offset ranges read for one member at a time."""
 
-_NOWHERE: Final = 2**63
+_NO_STOP: Final = 2**63
 
 
-def read_ranges(picked: Iterable[tuple[int, int]], room: int, stop: int) -> list[tuple[int, int]]:
-    """What to read of what the policy picks: at most `room` offsets, below `stop`, joined where they touch."""
+def read_ranges(picked: Iterable[tuple[int, int]], space: int, stop: int) -> list[tuple[int, int]]:
+    """The picked ranges to read: at most `space` offsets, below `stop`, adjacent ranges merged."""
     found: list[tuple[int, int]] = []
     for first, picked_last in picked:
-        if room <= 0 or first >= stop:
+        if space <= 0 or first >= stop:
             break
-        last = min(picked_last, stop - 1, first + room - 1)
+        last = min(picked_last, stop - 1, first + space - 1)
         if found and found[-1][1] + 1 == first:
             found[-1] = (found[-1][0], last)
         elif len(found) < READ_RANGES_MAX:
             found.append((first, last))
         else:
             break
-        room -= last - first + 1
+        space -= last - first + 1
     return found
 
 
 def readable(
     picked: Iterable[tuple[int, int]], read: Sequence[tuple[int, int]], stop: int, *, may_skip: bool
 ) -> Iterator[tuple[int, int]]:
-    """What the policy picks, as far as it was read and lies below `stop`. Without `may_skip` it ends where something
-    is left out."""
+    """The picked ranges that were read, below `stop`. Without `may_skip` they end at the first gap."""
     highest = max((last for _, last in read), default=-1)
     for first, last in picked:
         if first >= stop or first > highest:
             return
-        if len(read) == 1 and read[0][0] <= first:  # nearly always: what was picked was read from its start
+        if len(read) == 1 and read[0][0] <= first:  # the common case: the range was read from its start
             parts = [(first, min(last, stop - 1, highest))]
         else:
             parts = intersection([(first, min(last, stop - 1))], read)
@@ -65,32 +70,32 @@ def readable(
 def choose(
     pieces: Iterable[tuple[int, int]], most: int, locks: int, *, strict: bool, batch_ends: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """The first `most` offsets of these, and never more than `locks`.
+    """The first `most` offsets of these, but at most `locks`.
 
-    If not `strict`, the batch in which the last one lies is finished when that takes at most `most` more, because
-    nobody has to open it then.
+    If not `strict`, the batch of the last record is completed if that takes at most `most` more: then the batch does
+    not have to be split.
     """
     chosen: list[tuple[int, int]] = []
-    stop = _NOWHERE
-    room = min(most, locks)
+    stop = _NO_STOP
+    space = min(most, locks)
     for begin, piece_last in pieces:
         first = begin
         while first <= min(piece_last, stop):
-            if room <= 0:
-                if strict or stop != _NOWHERE or not chosen:
+            if space <= 0:
+                if strict or stop != _NO_STOP or not chosen:
                     return chosen
                 stop = _batch_end(chosen[-1][1], batch_ends)
-                rest = stop - chosen[-1][1]
-                if not 0 < rest <= most:
+                remaining = stop - chosen[-1][1]
+                if not 0 < remaining <= most:
                     return chosen
-                room = min(rest, locks)
-                if not room:
+                space = min(remaining, locks)
+                if not space:
                     return chosen
                 continue
-            last = min(first + room - 1, piece_last, stop)
+            last = min(first + space - 1, piece_last, stop)
             chosen.append((first, last))
             taken = last - first + 1
-            room, locks, first = room - taken, locks - taken, last + 1
+            space, locks, first = space - taken, locks - taken, last + 1
         if first > stop:
             break
     return chosen
@@ -99,3 +104,47 @@ def choose(
 def _batch_end(offset: int, batch_ends: Sequence[int]) -> int:
     at = bisect_left(batch_ends, offset)
     return batch_ends[at] if at < len(batch_ends) else offset
+
+
+OPEN_END: Final = 2**63 - 1
+"""Last offset of the open range at the end, of which nothing was delivered yet."""
+
+
+class Policy(Protocol):
+    """Order of acquisition. `may_skip`: a later range may be acquired without all of the earlier ones."""
+
+    may_skip: bool
+
+    def pick(self, ranges: BatchMap, member: str, now_ms: float) -> Iterator[tuple[int, int]]:
+        """Offset ranges (first, last) in the order in which the member acquires them."""
+
+
+class LowestFirst:
+    """Available records, lowest offset first, as in Kafka."""
+
+    may_skip = True
+
+    def pick(self, ranges: BatchMap, member: str, now_ms: float) -> Iterator[tuple[int, int]]:  # noqa: ARG002 - the signature of all policies
+        for batch in ranges.free_batches():
+            yield batch.first, batch.last
+        yield ranges.end, OPEN_END
+
+
+class InOrder:
+    """No record is acquired before a lower one that is not done, unless the same member has leased that one.
+
+    Pending acknowledgements of a member block other members only.
+    """
+
+    may_skip = False
+
+    def pick(self, ranges: BatchMap, member: str, now_ms: float) -> Iterator[tuple[int, int]]:  # noqa: ARG002 - the signature of all policies
+        for batch in ranges:
+            if batch.is_free:
+                yield batch.first, batch.last
+            elif batch.state in TERMINAL or batch.state == ARCHIVING:
+                if batch.pending_token and batch.holder != member:
+                    return
+            elif batch.state != ACQUIRED or batch.holder != member:
+                return
+        yield ranges.end, OPEN_END

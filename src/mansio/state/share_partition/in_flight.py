@@ -1,19 +1,26 @@
-"""The ranges of a share partition with what follows from them: counters, deadlines, and updates under way.
+"""In-flight batches of a share partition (Kafka's cachedState): counters, deadlines, pending updates.
 
-`put` is the one way in which a range changes its state; it keeps the counters right, and marks the range with the
-token of the update that says so. `acknowledge` frees the ranges of an update that is stored.
+An `InFlightBatch` is a range of offsets with equal delivery state, however long. `BatchMap` covers the offsets from
+`start` to below `end` without gaps: nothing below `start` is needed any more, and everything from `end` on is AVAILABLE
+and was never delivered, so a backlog costs nothing. `InFlightBatches` adds what follows from the batches. Its method
+`put` is the only one that changes the state of a batch; it maintains the counters and marks the batch with the token of
+the update that stores the change. `complete` clears the marks of an update that is stored.
 
-Always true: `leased` and `done` are the numbers of offsets that are ACQUIRED and terminal; every stored range with a
-deadline has an entry in the heap that is not later. Entries are one for each range of an update, not one a record, and
-at most twice as many as there are ranges.
+Invariants:
+* Batches are ascending and disjoint. Equal neighbours are one batch once `merge_around` was called for the change.
+* No batch that could be leased at once lies below `free_from`.
+* `leased` and `done` are the numbers of offsets that are ACQUIRED and terminal.
+* Every stored batch with a deadline has an entry in the heap that is not later. There is one entry per range of an
+  update, not per record, and at most about twice as many entries as batches.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Final
 
-from mansio.state.share_partition.batch_map import NEVER_MS, NOT_PENDING, TERMINAL, BatchMap, InFlightBatch
 from mansio.state.share_partition.types import (
     ACKNOWLEDGED,
     ACQUIRED,
@@ -26,66 +33,266 @@ from mansio.state.share_partition.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from mansio.state.share_partition.types import DeadLetterReservation
 
 DELIVERIES_MAX: Final = 32_767
-"""What a stored count can say; a record that was delivered so often is given up."""
+"""Largest delivery count that can be stored; a record delivered so often is given up."""
 
 TRANSITIONS: Final[dict[int, frozenset[int]]] = {
-    AVAILABLE: frozenset({ACQUIRED, ARCHIVED}),  # archived: the log begins above it now
+    AVAILABLE: frozenset({ACQUIRED, ARCHIVED}),  # archived: below the start of the log
     ACQUIRED: frozenset({ACQUIRED, ACKNOWLEDGED, AVAILABLE, ARCHIVING, ARCHIVED}),  # acquired: renewed
     ACKNOWLEDGED: frozenset(),
-    ARCHIVING: frozenset({ARCHIVING, ARCHIVED}),  # archiving: a place in the dead-letter topic was reserved
+    ARCHIVING: frozenset({ARCHIVING, ARCHIVED}),  # archiving: a dead-letter position was reserved
     ARCHIVED: frozenset({AVAILABLE}),  # offered again by an operator
     WITHHELD: frozenset({AVAILABLE, ACKNOWLEDGED, ARCHIVING, ARCHIVED}),
 }
-"""From a state to those that may follow it."""
+"""The states that may follow each state."""
+
+TERMINAL: Final = frozenset({ACKNOWLEDGED, ARCHIVED})
+"""States of records that are done."""
+
+NEVER_MS: Final = math.inf
+NOT_PENDING: Final = 0
 
 _HEAP_SPARE: Final = 64
+_SEQUENCE_MASK: Final = 2**31 - 1
 
 
-def changes_of(in_flight_batches: Iterable[InFlightBatch]) -> list[StateBatch]:
-    """What is to be stored of them, neighbours that are stored alike in one."""
-    found: list[StateBatch] = []
-    for batch in in_flight_batches:
-        state, holder = batch.state, batch.holder if batch.state == ACQUIRED else ""
-        change = StateBatch(
-            batch.first,
-            batch.last,
-            state,
-            batch.deliveries,
-            batch.uncounted_deliveries,
-            holder,
-            batch.due_ms,
-            batch.reservation,
+class InFlightBatch:
+    """Delivery state of the offsets `first` to `last`, both included.
+
+    `deadline_ms`: end of a lease, withholding or delay (steady clock); `due_ms`: end of a delay (wall clock), -1 for
+    none; `pending_token`: token of the update of this change while it is not stored, else `NOT_PENDING`; until it is
+    stored, `holder` of an acknowledged batch is the member that had leased it.
+    """
+
+    __slots__ = (
+        "deadline_ms",
+        "deliveries",
+        "due_ms",
+        "first",
+        "holder",
+        "last",
+        "pending_token",
+        "reservation",
+        "state",
+        "uncounted_deliveries",
+    )
+
+    def __init__(
+        self,
+        first: int,
+        last: int,
+        state: int = AVAILABLE,
+        deliveries: int = 0,
+        uncounted_deliveries: int = 0,
+        holder: str = "",
+        deadline_ms: float = NEVER_MS,
+        due_ms: int = -1,
+        reservation: DeadLetterReservation | None = None,
+        pending_token: int = NOT_PENDING,
+    ) -> None:
+        self.first = first
+        self.last = last
+        self.state = state
+        self.deliveries = deliveries
+        self.uncounted_deliveries = uncounted_deliveries
+        self.holder = holder
+        self.deadline_ms = deadline_ms
+        self.due_ms = due_ms
+        self.reservation = reservation
+        self.pending_token = pending_token
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first + 1
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it can be leased at once, to any member that the policy allows."""
+        return self.state == AVAILABLE and self.deadline_ms == NEVER_MS and self.pending_token == NOT_PENDING
+
+    def same(self, other: InFlightBatch) -> bool:
+        """Whether all offsets have equal state. A reservation with a position belongs to one range only."""
+        return (
+            self.state == other.state
+            and self.deliveries == other.deliveries
+            and self.holder == other.holder
+            and self.pending_token == other.pending_token
+            and self.deadline_ms == other.deadline_ms
+            and self.uncounted_deliveries == other.uncounted_deliveries
+            and self.due_ms == other.due_ms
+            and (self.reservation == other.reservation)
+            and (self.reservation is None or self.reservation.producer_id < 0)
         )
-        if found and found[-1].last + 1 == batch.first and _alike(found[-1], change):
-            found[-1] = found[-1]._replace(last=batch.last)
+
+    def split_off(self, offset: int) -> InFlightBatch:
+        """Truncate to the offsets below `offset`; returns a batch with the others."""
+        upper = InFlightBatch(
+            offset,
+            self.last,
+            self.state,
+            self.deliveries,
+            self.uncounted_deliveries,
+            self.holder,
+            self.deadline_ms,
+            self.due_ms,
+            shifted(self.reservation, offset - self.first),
+            self.pending_token,
+        )
+        self.last = offset - 1
+        return upper
+
+    def drop_below(self, offset: int) -> None:
+        """Drop the offsets below `offset`, which lies in the batch."""
+        self.reservation = shifted(self.reservation, offset - self.first)
+        self.first = offset
+
+
+class BatchMap:
+    """Batches by offset. Their attributes may be read; their offsets are changed by these methods only."""
+
+    __slots__ = ("_batches", "_firsts", "end", "free_from", "start")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.end = start
+        self.free_from = start
+        self._firsts: list[int] = []
+        self._batches: list[InFlightBatch] = []
+
+    def __iter__(self) -> Iterator[InFlightBatch]:
+        """Ascending; the iteration is invalid after a change of the map."""
+        return iter(self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def at(self, offset: int) -> InFlightBatch | None:
+        """The batch that contains the offset."""
+        return self._batches[self._index(offset)] if self.start <= offset < self.end else None
+
+    def within(self, first: int, last: int) -> list[InFlightBatch]:
+        """The batches that overlap `first` to `last`."""
+        if last < self.start or first >= self.end or first > last:
+            return []
+        low = self._index(first) if first > self.start else 0
+        return self._batches[low : bisect_right(self._firsts, last, low)]
+
+    def walk(self, first: int) -> Iterator[InFlightBatch]:
+        """The batches from the one that contains `first` on, or all of them."""
+        batches = self._batches
+        position = self._index(first) if self.start <= first < self.end else 0
+        if first >= self.end:
+            return
+        while position < len(batches):
+            yield batches[position]
+            position += 1
+
+    def free_batches(self) -> Iterator[InFlightBatch]:
+        """The batches that can be leased at once. Caches the first position for the next call."""
+        found = False
+        for batch in self.walk(self.free_from):
+            if batch.is_free:
+                if not found:
+                    found, self.free_from = True, batch.first
+                yield batch
+        if not found:
+            self.free_from = self.end
+
+    def split(self, first: int, last: int) -> list[InFlightBatch]:
+        """The batches that cover exactly `first` to `last`, created where missing. `first` is not below `start`."""
+        if first < self.start or last < first:
+            message = f"offsets {first} to {last} are not in the ranges from {self.start} on"
+            raise ValueError(message)
+        if last >= self.end:
+            self._extend(last + 1)
+        low = self._split_at(first)
+        return self._batches[low : self._split_at(last + 1) if last + 1 < self.end else len(self._batches)]
+
+    def merge_around(self, first: int, last: int) -> None:
+        """Merge equal batches among those of `first` to `last` and their neighbours."""
+        low = max(self._index(first) - 1, 0)
+        high = bisect_right(self._firsts, last, low) + 1
+        if last < self.start or len(self._batches) < 2:
+            return
+        merged = [self._batches[low]]
+        following = self._batches[low + 1 : high]
+        for batch in following:
+            if merged[-1].same(batch):
+                merged[-1].last = batch.last
+            else:
+                merged.append(batch)
+        if len(merged) <= len(following):
+            self._batches[low:high] = merged
+            self._firsts[low:high] = [batch.first for batch in merged]
+
+    def advance_start(self) -> int:
+        """Move `start` over terminal, stored batches; returns the number of offsets."""
+        before, count = self.start, 0
+        for batch in self._batches:
+            if batch.state not in TERMINAL or batch.pending_token != NOT_PENDING:
+                break
+            count += 1
+            self.start = batch.last + 1
+        if count:
+            del self._batches[:count], self._firsts[:count]
+        return self.start - before
+
+    def drop_below(self, offset: int) -> list[InFlightBatch]:
+        """Move `start` to `offset`; returns the dropped batches, which must not be used any more."""
+        if offset <= self.start:
+            return []
+        if offset >= self.end:
+            dropped, self._batches, self._firsts = self._batches, [], []
+            self.end = offset
         else:
-            found.append(change)
-    return found
+            low = self._split_at(offset)
+            dropped = self._batches[:low]
+            del self._batches[:low], self._firsts[:low]
+        self.start = offset
+        self.free_from = max(self.free_from, offset)
+        return dropped
 
+    def lower_start(self, batches: list[InFlightBatch]) -> None:
+        """Prepend batches that end at the current start."""
+        self._batches[:0] = batches
+        self._firsts[:0] = [batch.first for batch in batches]
+        self.start = batches[0].first
+        self.free_from = min(self.free_from, self.start)
 
-def _alike(one: StateBatch, other: StateBatch) -> bool:
-    reserved = one.reservation is not None and one.reservation.producer_id >= 0
-    return one[2:] == other[2:] and not reserved
+    def free(self, offset: int) -> None:
+        """The batch at this offset can be leased from now on."""
+        self.free_from = min(self.free_from, offset)
 
+    def _index(self, offset: int) -> int:
+        return bisect_right(self._firsts, offset) - 1
 
-def acquired_of(in_flight_batches: Iterable[InFlightBatch]) -> list[AcquiredRange]:
-    """What a member is told of them, neighbours of the same delivery in one."""
-    told: list[AcquiredRange] = []
-    for batch in in_flight_batches:
-        if told and told[-1].last + 1 == batch.first and told[-1].deliveries == batch.deliveries:
-            told[-1] = told[-1]._replace(last=batch.last)
+    def _split_at(self, offset: int) -> int:
+        """Index of the batch that starts at `offset`, after splitting the batch that contains it."""
+        index = self._index(offset)
+        batch = self._batches[index]
+        if batch.first == offset:
+            return index
+        self._batches.insert(index + 1, batch.split_off(offset))
+        self._firsts.insert(index + 1, offset)
+        return index + 1
+
+    def _extend(self, end: int) -> None:
+        last = self._batches[-1] if self._batches else None
+        if last is not None and last.is_free and not last.deliveries and not last.uncounted_deliveries:
+            last.last = end - 1
         else:
-            told.append(AcquiredRange(batch.first, batch.last, batch.deliveries))
-    return told
+            self._batches.append(InFlightBatch(self.end, end - 1))
+            self._firsts.append(self.end)
+        self.free(self.end)
+        self.end = end
 
 
 class InFlightBatches:
-    """See the module."""
+    """Batches of one share partition; see the module."""
 
     __slots__ = ("_deadlines", "_under_way", "done", "leased", "ranges", "tokens")
 
@@ -99,11 +306,11 @@ class InFlightBatches:
 
     @property
     def under_way(self) -> int:
-        """How many updates are not stored yet."""
+        """Number of updates that are not stored yet."""
         return len(self._under_way)
 
     def begin(self) -> int:
-        """A token for an update."""
+        """Start an update; returns its token."""
         self.tokens += 1
         self._under_way[self.tokens] = []
         return self.tokens
@@ -121,8 +328,10 @@ class InFlightBatches:
         due_ms: int = -1,
         reservation: DeadLetterReservation | None = None,
     ) -> None:
-        """Change a whole span, which nothing under way touches. What is None stays as it is; `token` may be
-        `NOT_PENDING` for what is never stored."""
+        """Change the state of a batch that no pending update concerns. None keeps a value.
+
+        `token` is `NOT_PENDING` for a change that is not stored.
+        """
         if batch.pending_token != NOT_PENDING or state not in TRANSITIONS[batch.state]:
             message = f"offsets {batch.first} to {batch.last} cannot go from {batch.state} to {state} now"
             raise AssertionError(message)
@@ -140,7 +349,7 @@ class InFlightBatches:
         batch.reservation = reservation
         batch.pending_token = token
         if token == NOT_PENDING:
-            self._settled(batch)
+            self._completed(batch)
             return
         covered = self._under_way[token]
         if covered and covered[-1][1] + 1 == batch.first:
@@ -159,35 +368,35 @@ class InFlightBatches:
             self.done -= size
 
     def count(self, batch: InFlightBatch) -> None:
-        """The span has come."""
+        """Add a batch to the counters."""
         if batch.state == ACQUIRED:
             self.leased += batch.size
         elif batch.state in TERMINAL:
             self.done += batch.size
 
-    def discount(self, batch: InFlightBatch) -> None:
-        """The span goes."""
+    def uncount(self, batch: InFlightBatch) -> None:
+        """Remove a batch from the counters."""
         if batch.state == ACQUIRED:
             self.leased -= batch.size
         elif batch.state in TERMINAL:
             self.done -= batch.size
 
-    def acknowledge(self, token: int) -> list[InFlightBatch]:
-        """The update is stored. Gives the spans it changed, as they were before neighbours were merged."""
-        ranges, in_flight_batches = self.ranges, []
+    def complete(self, token: int) -> list[InFlightBatch]:
+        """The update is stored. Returns its batches, not merged with their neighbours yet."""
+        ranges, batches = self.ranges, []
         covered = self._under_way.pop(token)
         for first, last in covered:
             for batch in ranges.within(first, last):
                 if batch.pending_token == token:
                     batch.pending_token = NOT_PENDING
-                    self._settled(batch)
-                    in_flight_batches.append(batch)
-        return in_flight_batches
+                    self._completed(batch)
+                    batches.append(batch)
+        return batches
 
-    def merge(self, in_flight_batches: Iterable[InFlightBatch]) -> None:
-        """Make one of what has become the same, and move the start over what is done."""
+    def merge(self, batches: Iterable[InFlightBatch]) -> None:
+        """Merge batches that became equal, and move the start over those that are done."""
         low = high = -1
-        for batch in in_flight_batches:
+        for batch in batches:
             if low >= 0 and batch.first > high + 1:
                 self.ranges.merge_around(low, high)
                 low = -1
@@ -197,7 +406,7 @@ class InFlightBatches:
         self.done -= self.ranges.advance_start()
 
     def start_with(self, token: int) -> tuple[int, int]:
-        """Where the start will be when this update is stored, and how much at or above it will be done."""
+        """The start once this update is stored, and the number of offsets at or above it that are done then."""
         start = self.ranges.start
         for batch in self.ranges:
             if batch.state not in TERMINAL or batch.pending_token not in (NOT_PENDING, token):
@@ -205,23 +414,80 @@ class InFlightBatches:
             start = batch.last + 1
         return start, self.done - (start - self.ranges.start)
 
-    def unpark(self, batch: InFlightBatch) -> None:
-        """It has rested long enough; nothing of that is stored."""
+    def end_delay(self, batch: InFlightBatch) -> None:
+        """The delay of a batch is over; this is not stored."""
         batch.deadline_ms, batch.due_ms = NEVER_MS, -1
         self.ranges.free(batch.first)
 
-    def _settled(self, batch: InFlightBatch) -> None:
+    def _completed(self, batch: InFlightBatch) -> None:
         if batch.state != ACQUIRED:
             batch.holder = ""
         if batch.deadline_ms != NEVER_MS:
-            self.watch(batch.deadline_ms, batch.first, batch.last)
+            self.add_deadline(batch.deadline_ms, batch.first, batch.last)
         elif batch.state == AVAILABLE:
             self.ranges.free(batch.first)
 
-    # Deadlines
+    def restore_counts(self) -> None:
+        """Compute counters and deadlines of batches that were loaded, and merge them."""
+        ranges = self.ranges
+        for batch in ranges:
+            self.count(batch)
+            if batch.deadline_ms != NEVER_MS:
+                self.add_deadline(batch.deadline_ms, batch.first, batch.last)
+        ranges.merge_around(ranges.start, ranges.end - 1)
+        self.done -= ranges.advance_start()
 
-    def watch(self, deadline_ms: float, first: int, last: int) -> None:
-        """Some stored span in there has this deadline."""
+    def lower_start(self, batches: list[InFlightBatch]) -> None:
+        """Prepend batches that end at the current start."""
+        start = self.ranges.start
+        self.ranges.lower_start(batches)
+        for batch in batches:
+            self.count(batch)
+        self.ranges.merge_around(start - 1, start)
+
+    # ------------------------------------------------------------------ start of the log
+
+    def drop_below_log_start(self, log_start: int) -> int:
+        """Drop the offsets below the start of the log, up to the first record that waits for its dead letter.
+
+        Returns how many of them were not acknowledged.
+        """
+        ranges = self.ranges
+        waiting = next((batch.first for batch in ranges if batch.state == ARCHIVING), log_start)
+        below = min(waiting, log_start)
+        aged_out = max(below - max(ranges.start, ranges.end), 0)
+        for batch in ranges.drop_below(below):
+            self.uncount(batch)
+            aged_out += 0 if batch.state in TERMINAL else batch.size
+        self.done -= ranges.advance_start()
+        if ranges.start < log_start > ranges.end:
+            ranges.split(ranges.end, log_start - 1)  # never delivered, and must not be any more
+        return aged_out
+
+    def below_log_start(self, log_start: int) -> list[InFlightBatch]:
+        """Batches below the start of the log that are neither done, nor wait for their dead letter, nor are pending."""
+        ranges = self.ranges
+        if ranges.start >= log_start:
+            return []
+        return [
+            batch
+            for batch in ranges.within(ranges.start, log_start - 1)
+            if batch.pending_token == NOT_PENDING and batch.state in (AVAILABLE, ACQUIRED, WITHHELD)
+        ]
+
+    def archive_below_log_start(self, log_start: int, token: int) -> list[InFlightBatch]:
+        """End the batches of `below_log_start`: their records cannot be read any more."""
+        changed = []
+        for found in self.below_log_start(log_start):
+            for batch in self.ranges.split(found.first, min(found.last, log_start - 1)):
+                self.put(batch, ARCHIVED, token)
+                changed.append(batch)
+        return changed
+
+    # ------------------------------------------------------------------ deadlines
+
+    def add_deadline(self, deadline_ms: float, first: int, last: int) -> None:
+        """Add the deadline of a stored batch within these offsets."""
         heap = self._deadlines
         if heap and heap[-1][0] == deadline_ms and heap[-1][2] + 1 == first:
             heap[-1] = (deadline_ms, heap[-1][1], last)
@@ -235,7 +501,7 @@ class InFlightBatches:
         return self._deadlines[0][0] if self._deadlines else NEVER_MS
 
     def due(self, now_ms: float) -> list[InFlightBatch]:
-        """The stored spans whose deadline has come, ascending; each is given once, so all of them have to change."""
+        """The stored batches whose deadline has passed, ascending. Each is returned once, so each has to be changed."""
         heap = self._deadlines
         passed: list[tuple[int, int]] = []
         while heap and heap[0][0] <= now_ms:
@@ -258,3 +524,48 @@ class InFlightBatches:
                 entries.append((batch.deadline_ms, batch.first, batch.last))
         heapify(entries)
         self._deadlines = entries
+
+
+def changes_of(batches: Iterable[InFlightBatch]) -> list[StateBatch]:
+    """The batches as they are stored, equal neighbours merged."""
+    found: list[StateBatch] = []
+    for batch in batches:
+        state, holder = batch.state, batch.holder if batch.state == ACQUIRED else ""
+        change = StateBatch(
+            batch.first,
+            batch.last,
+            state,
+            batch.deliveries,
+            batch.uncounted_deliveries,
+            holder,
+            batch.due_ms,
+            batch.reservation,
+        )
+        if found and found[-1].last + 1 == batch.first and _is_mergeable(found[-1], change):
+            found[-1] = found[-1]._replace(last=batch.last)
+        else:
+            found.append(change)
+    return found
+
+
+def _is_mergeable(one: StateBatch, other: StateBatch) -> bool:
+    is_reserved = one.reservation is not None and one.reservation.producer_id >= 0
+    return one[2:] == other[2:] and not is_reserved
+
+
+def acquired_of(batches: Iterable[InFlightBatch]) -> list[AcquiredRange]:
+    """The batches as they are reported to a member, neighbours with equal delivery counts merged."""
+    found: list[AcquiredRange] = []
+    for batch in batches:
+        if found and found[-1].last + 1 == batch.first and found[-1].deliveries == batch.deliveries:
+            found[-1] = found[-1]._replace(last=batch.last)
+        else:
+            found.append(AcquiredRange(batch.first, batch.last, batch.deliveries))
+    return found
+
+
+def shifted(reservation: DeadLetterReservation | None, records: int) -> DeadLetterReservation | None:
+    """The reservation of the record that many records after the first one of its range."""
+    if reservation is None or reservation.producer_id < 0 or not records:
+        return reservation
+    return reservation._replace(sequence=(reservation.sequence + records) & _SEQUENCE_MASK)

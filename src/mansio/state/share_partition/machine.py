@@ -1,64 +1,84 @@
-"""One share partition as a state machine: who has which offsets of a topic partition, for one share group.
+"""State machine of one share partition: acquisition and delivery state of the offsets of a topic partition for one
+share group.
 
-How it moves. A member *acquires* offsets whose bytes it is about to be sent; they are its own until it *settles* them,
-or until the lease ends. Accepted ones are done. Released and expired ones rest and are offered again; rejected ones,
-and those tried too often, go to the dead-letter topic first, and are done once the copy is known to be there.
+A member *acquires* offsets whose bytes are in the response being built. They are leased to it until it *acknowledges*
+them or the lease ends. Accepted records are done. Released and expired records are offered again after a backoff.
+Rejected records, and records whose delivery attempts are used up, are copied to the dead-letter topic first and are
+done once the copy is committed.
 
                      acquire                  accept
       AVAILABLE ────────────────► ACQUIRED ──────────► ACKNOWLEDGED
        ▲  ▲  ▲                     │ │ ▲ │                  ▲
        │  │  └─────────────────────┘ │ └─┘ renew            │ accept
        │  │    release, expiry       │                      │
-       │  │                          │ reject,           WITHHELD  may have been leased before a loss
-       │  └── time is over ──────────┼── too many tries ────┤
+       │  │                          │ reject,           WITHHELD  possibly leased before a loss
+       │  └── withholding ends ──────┼── attempts used up ──┤
        │                             ▼                      ▼
        │        redrive           ARCHIVING ──────────► ARCHIVED
-       └─────────────────────────────── (ARCHIVED) ◄── copy is in the dead-letter topic
+       └─────────────────────────────── (ARCHIVED) ◄── the copy is in the dead-letter topic
 
-(`share_window.TRANSITIONS` is that drawing as a table.)
+(`in_flight.TRANSITIONS` is this drawing as a table.)
 
-Pure: methods take the time (`now_ms` any steady clock, `wall_ms` the wall's) and chance, and return an `Update`, which
-has to be stored; `persisted` says that it is. A request that is wrong raises its typed error and has changed
-nothing. If an update fails, or nobody knows, the object is of no use any more: the state is loaded anew.
+Pure: methods take the time (`now_ms` of any steady clock, `wall_ms` of the wall clock) and a random number, and return
+an `Update`, which the caller stores; `persisted` reports that it is stored. An invalid request raises its typed error
+and changes nothing. If storing an update fails, or its outcome is unknown, the object is discarded and the state is
+loaded again.
 
-An update with `snapshot` set is the whole state: it is stored after all that came before it and before all that came
-after it. Others may be under way side by side, because they speak of different offsets.
+An update with `snapshot` set is the whole state: it is stored after all earlier updates and before all later ones.
+Other updates may be stored concurrently, because they concern different offsets.
 
-Always true: * An offset has one holder at most. What is in an update under way is nobody's until it is stored.
-* `deliveries` never go down, `uncounted_deliveries` of them are no tries. A delivery after the first waits for a
-  durable update.
-* What is settled for ever stays so, but for what died and is offered again by an operator.
-* Nothing at or above the durable lease horizon is leased. Leased are at most `locks_max` records.
-* The start moves over what is done and stored, and over what the log has lost, but never over what is on its way to
-  the dead-letter topic.
+Invariants:
+* An offset has at most one holder. Offsets of an update that is not stored yet are offered to no member.
+* `deliveries` never decreases; `uncounted_deliveries` of them do not count as attempts. A delivery after the first
+  waits for a durable update.
+* Terminal states are final, except that an operator may offer dead records again (redrive).
+* No offset at or above the durable lease bound is leased. At most `locks_max` records are leased.
+* The start offset advances over records that are done and stored, and over records deleted from the log, but never
+  over records on their way to the dead-letter topic.
 
-Source: KIP-932, KIP-1206 (record limit), KIP-1222 (renewal), KIP-1191 (dead letters). Where it differs from Kafka:
+Source: KIP-932, KIP-1206 (record limit), KIP-1222 (renewal), KIP-1191 (dead letters). Differences from Kafka:
 docs/DELIVERY.md.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Final
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from mansio.state.share_partition import acquisition, archiving, redrive, report
-from mansio.state.share_partition.acknowledgement_check import check, split_by_type
-from mansio.state.share_partition.acquire_policy import InOrder, LowestFirst
-from mansio.state.share_partition.batch_map import NOT_PENDING, InFlightBatch
-from mansio.state.share_partition.dead_ranges import DeadRanges
-from mansio.state.share_partition.delivery_outcome import DeliveryOutcome
-from mansio.state.share_partition.in_flight import acquired_of, changes_of
-from mansio.state.share_partition.lease_bound import LeaseBound
-from mansio.state.share_partition.log_start import age, drop, late
-from mansio.state.share_partition.restore import restored, stored, whole
+from mansio.errors import InvalidRecordState, InvalidRequest
+from mansio.state.share_partition import acquisition
+from mansio.state.share_partition.acquisition import InOrder, LowestFirst
+from mansio.state.share_partition.dead_letters import DeadRanges, difference, intersection, normalized, size
+from mansio.state.share_partition.in_flight import (
+    DELIVERIES_MAX,
+    NEVER_MS,
+    NOT_PENDING,
+    InFlightBatch,
+    acquired_of,
+    changes_of,
+    shifted,
+)
+from mansio.state.share_partition.snapshot import full_update, restored, stored_batches
 from mansio.state.share_partition.types import (
+    ACCEPT,
+    ACKNOWLEDGED,
     ACQUIRED,
+    ARCHIVED,
     ARCHIVING,
     AVAILABLE,
+    CAUSE_LIMIT,
+    CAUSE_REJECTED,
+    GAP,
+    RELEASE,
     RENEW,
+    WITHHELD,
+    AcknowledgementBatch,
     AcquiredRange,
     ArchivingRange,
     DeadLetterReservation,
+    DeadRange,
+    HolderCount,
     LoadedState,
     RedriveResult,
     ShareCounts,
@@ -66,17 +86,82 @@ from mansio.state.share_partition.types import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from mansio.state.share_partition.acquire_policy import Policy
-    from mansio.state.share_partition.batch_map import BatchMap
-    from mansio.state.share_partition.types import AcknowledgementBatch, Producer, ShareKey, ShareSettings
+    from mansio.state.share_partition.acquisition import Policy
+    from mansio.state.share_partition.in_flight import BatchMap
+    from mansio.state.share_partition.types import Producer, ShareKey, ShareSettings
 
 AT_ONCE_MS: Final = -math.inf
 
+REASON_MAX: Final = 1_000
+"""Characters kept of the reason of a rejection."""
+
+ONE_BY_ONE_MAX: Final = 20_000
+"""Acknowledgement types that a request may list offset by offset for one partition: more than a partition can lease."""
+
+_TYPES_MAX: Final = RENEW
+_NO_TOPIC: Final = bytes(16)
+
+
+class AcknowledgementRun(NamedTuple):
+    """Offsets `first` to `last` with the same acknowledgement type; `source`: the batch of the request."""
+
+    first: int
+    last: int
+    type: int
+    source: AcknowledgementBatch
+
+
+class _Step(NamedTuple):
+    """The update and the time at which deliveries end. `random_fraction`: 0 to below 1, for the jitter of backoffs."""
+
+    token: int
+    now_ms: float
+    wall_ms: int
+    random_fraction: float
+
+
+class LeaseBound:
+    """Upper bound of leased offsets, stored durably before an offset at or above it is leased.
+
+    A first lease is handed out before it is known to survive a loss. After a loss it is therefore unknown which records
+    without a stored delivery are leased, but all of them are below the bound. The bound advances in steps; the next
+    step is requested while half of the last one is left, so that leases rarely wait for it.
+
+    Invariants: the bound only grows, and only by a durable update; at most one such update is pending.
+    """
+
+    __slots__ = ("_requested", "offset")
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+        self._requested: tuple[int, int] | None = (
+            None  # token of the update that advances it, and the new bound
+        )
+
+    def is_due(self, ranges: BatchMap, settings: ShareSettings) -> bool:
+        """Whether the next step is to be requested now."""
+        return self._requested is None and 2 * (self.offset - ranges.end) < settings.lease_bound_step
+
+    def request(self, token: int, ranges: BatchMap, settings: ShareSettings) -> int:
+        """The bound once the update with this token is stored."""
+        bound = max(self.offset, ranges.end) + settings.lease_bound_step
+        self._requested = (token, bound)
+        return bound
+
+    def persisted(self, token: int) -> None:
+        """The update with this token is stored."""
+        if self._requested is not None and self._requested[0] == token:
+            self.offset, self._requested = self._requested[1], None
+
+    def lease_end(self, ranges: BatchMap, settings: ShareSettings) -> int:
+        """Leases end below this offset: the bound, or the end of the known ranges while there are too many of them."""
+        return min(self.offset, ranges.end) if len(ranges) >= settings.ranges_max else self.offset
+
 
 class SharePartition:
-    """The machine. Read its attributes; change them through its methods only."""
+    """The state machine. Attributes may be read; they are changed only by its methods."""
 
     __slots__ = (
         "_dead",
@@ -107,12 +192,12 @@ class SharePartition:
         now_ms: float,
         wall_ms: int,
     ) -> None:
-        """`log_end`: where this broker's log ends now, at or above the high watermark of any leader before."""
+        """`log_end`: the current end of this broker's log, at or above the high watermark of any earlier leader."""
         self.key = key
         self.reconfigure(settings)
         self.leader_epoch = leader_epoch
         self.high_watermark = high_watermark
-        self.aged_out = 0  # records that the log lost before anybody settled them
+        self.aged_out = 0  # records deleted from the log before they were acknowledged
         self._state = state
         self._lease_bound = LeaseBound(state.lease_bound)
         self._wall_ahead_ms = wall_ms - now_ms
@@ -125,20 +210,20 @@ class SharePartition:
         self.advance_log_start(log_start, store=False)
 
     def reconfigure(self, settings: ShareSettings) -> None:
-        """These are in force from now on; leases that run keep their ends."""
+        """Apply new settings; running leases keep their deadlines."""
         self.settings = settings
         self._policy: Policy = InOrder() if settings.ordered else LowestFirst()
 
-    # ------------------------------------------------------------------ leases
+    # ------------------------------------------------------------------ acquisition
 
     def acquirable_ranges(
         self, member: str, max_records: int, high_watermark: int, now_ms: float
     ) -> list[tuple[int, int]]:
-        """Stretches of offsets that this member might be given now, first and last: what is worth reading."""
+        """Offset ranges (first, last) that the member could acquire now and that are worth reading."""
         self.high_watermark = max(self.high_watermark, high_watermark)
-        room = min(max_records, self.settings.locks_max - self._in_flight.leased)
+        space = min(max_records, self.settings.locks_max - self._in_flight.leased)
         picked = self._policy.pick(self._in_flight.ranges, member, now_ms)
-        return acquisition.read_ranges(picked, room, min(self._lease_end, self.high_watermark))
+        return acquisition.read_ranges(picked, space, min(self._lease_end, self.high_watermark))
 
     def acquire(
         self,
@@ -150,11 +235,11 @@ class SharePartition:
         batch_ends: Sequence[int],
         now_ms: float,
     ) -> tuple[list[AcquiredRange], Update | None]:
-        """Lease what of `read` is free, which is below the high watermark and whose bytes are in the answer.
+        """Lease the available offsets of `read`, which is below the high watermark and whose bytes are in the response.
 
-        `strict`: not one more than `max_records`; otherwise the batch in which the last one lies is finished, if that
-        takes no more than `max_records` once more. `batch_ends`: the last offsets of the batches in `read`, ascending,
-        as far as they matter. Nobody may be told of the leases before the update is `persisted`.
+        `strict`: never more than `max_records`; otherwise the batch of the last record is completed if that takes at
+        most another `max_records`. `batch_ends`: ascending last offsets of the batches in `read`, as far as they
+        matter. The leases must not be reported to the member before the update is `persisted`.
         """
         in_flight, policy = self._in_flight, self._policy
         picked = policy.pick(in_flight.ranges, member, now_ms)
@@ -169,7 +254,7 @@ class SharePartition:
             return [], None
         token = in_flight.begin()
         deadline_ms = now_ms + self.settings.lock_ms
-        in_flight_batches: list[InFlightBatch] = []
+        changed: list[InFlightBatch] = []
         for first, last in chosen:
             for batch in in_flight.ranges.split(first, last):
                 in_flight.put(
@@ -180,14 +265,16 @@ class SharePartition:
                     holder=member,
                     deadline_ms=deadline_ms,
                 )
-                in_flight_batches.append(batch)
-        told = acquired_of(in_flight_batches)
-        again = any(each.deliveries > 1 for each in told)
-        return told, self._update(token, in_flight_batches, durable=again, lease_bound=True)
+                changed.append(batch)
+        acquired = acquired_of(changed)
+        is_redelivery = any(each.deliveries > 1 for each in acquired)
+        return acquired, self._update(token, changed, durable=is_redelivery, lease_bound=True)
 
     @property
     def _lease_end(self) -> int:
         return self._lease_bound.lease_end(self._in_flight.ranges, self.settings)
+
+    # ------------------------------------------------------------------ acknowledgement and expiry
 
     def acknowledge(
         self,
@@ -197,111 +284,166 @@ class SharePartition:
         wall_ms: int,
         random_fraction: float,
     ) -> Update | None:
-        """The member is done with these: all of it holds, or nothing.
+        """Apply the acknowledgements of a member, all of them or none; returns None if nothing has to be stored.
 
-        Raises `InvalidRequest` for what makes no sense, `InvalidRecordState` for what the member has not leased.
+        Raises `InvalidRequest` for malformed batches, `InvalidRecordState` for offsets the member has not leased.
         """
         in_flight = self._in_flight
         self._wall_ahead_ms = wall_ms - now_ms
         runs = split_by_type(batches, min(in_flight.ranges.start, self._log_start))
         for run in runs:
-            check(in_flight.ranges, member, run, renew=self.settings.renew)
-        told = [run for run in runs if run.type != RENEW]
+            _check_held(in_flight.ranges, member, run, renew=self.settings.renew)
+        ending = [run for run in runs if run.type != RENEW]
         deadline_ms = now_ms + self.settings.lock_ms
         for run in runs:
             if run.type == RENEW:
                 for batch in in_flight.ranges.split(run.first, run.last):
                     in_flight.put(batch, ACQUIRED, NOT_PENDING, deadline_ms=deadline_ms)
                 in_flight.ranges.merge_around(run.first, run.last)
-        if not told:
+        if not ending:
             return None
-        ending = DeliveryOutcome(
-            in_flight, self.settings, in_flight.begin(), now_ms, wall_ms, random_fraction
-        )
-        in_flight_batches: list[InFlightBatch] = []
-        for run in told:
+        step = _Step(in_flight.begin(), now_ms, wall_ms, random_fraction)
+        changed: list[InFlightBatch] = []
+        for run in ending:
             for batch in in_flight.ranges.split(run.first, run.last):
-                ending.acknowledge(batch, run, member)
-                in_flight_batches.append(batch)
-        return self._update(ending.token, in_flight_batches, durable=_says_more_than_free(in_flight_batches))
+                self._end_delivery(batch, run, member, step)
+                changed.append(batch)
+        return self._update(step.token, changed, durable=_must_be_durable(changed))
 
     def release_member(self, member: str, now_ms: float, *, uncounted: bool = True) -> Update | None:
-        """The member is gone: what it has is offered to others at once. `uncounted`: it left in order, so its
-        deliveries are no tries. What it has in an update under way stays as it is."""
+        """Offer the leases of a member that left to other members at once.
+
+        `uncounted`: the member left in order, so its deliveries do not count as attempts. Leases of pending updates
+        stay unchanged.
+        """
         in_flight = self._in_flight
-        in_flight_batches = [
+        changed = [
             batch
             for batch in in_flight.ranges
             if batch.state == ACQUIRED and batch.holder == member and batch.pending_token == NOT_PENDING
         ]
-        if not in_flight_batches:
+        if not changed:
             return None
-        ending = DeliveryOutcome(
-            in_flight, self.settings, in_flight.begin(), now_ms, round(self._wall(now_ms)), 0.0
-        )
-        for batch in in_flight_batches:
-            batch.uncounted_deliveries += uncounted
-            ending.retry(batch, 0, member)
-        return self._update(ending.token, in_flight_batches, durable=_says_more_than_free(in_flight_batches))
+        step = _Step(in_flight.begin(), now_ms, round(self._wall(now_ms)), 0.0)
+        for batch in changed:
+            self._retry(batch, 0, member, step, uncounted=batch.uncounted_deliveries + uncounted)
+        return self._update(step.token, changed, durable=_must_be_durable(changed))
 
     def tick(self, now_ms: float, wall_ms: int, random_fraction: float) -> Update | None:
-        """What time brings: leases end, what rested is free, what was withheld is, the horizon moves ahead."""
+        """Process deadlines: leases, backoffs and withholdings end; the lease bound advances."""
         in_flight = self._in_flight
         self._wall_ahead_ms = wall_ms - now_ms
-        token = in_flight.begin()
-        changed = self._age(token)
+        step = _Step(in_flight.begin(), now_ms, wall_ms, random_fraction)
+        changed = self._age_out(step.token)
         due = in_flight.due(now_ms)
-        rested = [batch for batch in due if batch.state == AVAILABLE]
-        for batch in rested:
-            in_flight.unpark(batch)
-        ending = DeliveryOutcome(in_flight, self.settings, token, now_ms, wall_ms, random_fraction)
+        delayed = [batch for batch in due if batch.state == AVAILABLE]
+        for batch in delayed:
+            in_flight.end_delay(batch)
         for batch in due:
-            if batch.state != AVAILABLE:
-                ending.expire(batch)
+            if batch.state == WITHHELD:
+                in_flight.put(batch, AVAILABLE, step.token)
                 changed.append(batch)
-        in_flight.merge(rested)
+            elif batch.state != AVAILABLE:
+                self._retry(batch, -1, batch.holder, step)
+                changed.append(batch)
+        in_flight.merge(delayed)
         if not changed and not self._is_lease_bound_due:
-            in_flight.acknowledge(token)
+            in_flight.complete(step.token)
             return None
         changed.sort(key=lambda batch: batch.first)
-        return self._update(token, changed, durable=_says_more_than_free(changed), lease_bound=True)
+        return self._update(step.token, changed, durable=_must_be_durable(changed), lease_bound=True)
 
     def next_deadline_ms(self) -> float:
         """When `tick` is due."""
-        return (
-            AT_ONCE_MS
-            if self._is_lease_bound_due or late(self._in_flight, self._log_start)
-            else self._in_flight.next_deadline_ms
-        )
+        if self._is_lease_bound_due or self._in_flight.below_log_start(self._log_start):
+            return AT_ONCE_MS
+        return self._in_flight.next_deadline_ms
 
     def _wall(self, now_ms: float) -> float:
         return now_ms + self._wall_ahead_ms
 
-    # ------------------------------------------------------------------ what is stored
+    def _end_delivery(self, batch: InFlightBatch, run: AcknowledgementRun, member: str, step: _Step) -> None:
+        """Apply one acknowledgement. A withheld record that turns out to be leased counts as delivered."""
+        uncounted = 0 if batch.state == WITHHELD else batch.uncounted_deliveries
+        if run.type == ACCEPT:
+            self._in_flight.put(
+                batch, ACKNOWLEDGED, step.token, holder=member, uncounted_deliveries=uncounted
+            )
+        elif run.type == GAP:
+            self._in_flight.put(batch, ARCHIVED, step.token, holder=member, uncounted_deliveries=uncounted)
+        elif run.type == RELEASE:
+            self._retry(batch, run.source.delay_ms, member, step, uncounted=uncounted)
+        else:
+            self._give_up(batch, CAUSE_REJECTED, run.source.reason, member, step, uncounted)
+
+    def _retry(
+        self,
+        batch: InFlightBatch,
+        requested_ms: int,
+        consumer: str,
+        step: _Step,
+        *,
+        uncounted: int | None = None,
+    ) -> None:
+        """Offer the records again after a backoff, or give them up when their attempts are used up.
+
+        `requested_ms`: delay that the consumer asked for, -1 for the group's backoff; `uncounted`: deliveries that do
+        not count as attempts, None for as many as before.
+        """
+        settings = self.settings
+        uncounted = batch.uncounted_deliveries if uncounted is None else uncounted
+        attempts = batch.deliveries - uncounted
+        if attempts >= settings.delivery_limit or batch.deliveries >= DELIVERIES_MAX:
+            self._give_up(batch, CAUSE_LIMIT, "", consumer, step, uncounted)
+            return
+        keeps_order = settings.ordered and requested_ms < 0
+        backoff_ms = (
+            0 if keeps_order else settings.backoff.delay_ms(attempts, step.random_fraction, requested_ms)
+        )
+        self._in_flight.put(
+            batch,
+            AVAILABLE,
+            step.token,
+            uncounted_deliveries=uncounted,
+            deadline_ms=step.now_ms + backoff_ms if backoff_ms else NEVER_MS,
+            due_ms=step.wall_ms + backoff_ms if backoff_ms else -1,
+        )
+
+    def _give_up(
+        self, batch: InFlightBatch, cause: int, reason: str, consumer: str, step: _Step, uncounted: int
+    ) -> None:
+        reservation, state = None, ARCHIVED
+        if self.settings.dead_letters:
+            reservation, state = new_reservation(cause, reason, consumer, step.wall_ms), ARCHIVING
+        self._in_flight.put(
+            batch, state, step.token, holder=consumer, reservation=reservation, uncounted_deliveries=uncounted
+        )
+
+    # ------------------------------------------------------------------ updates and snapshots
 
     def persisted(self, token: int) -> list[ArchivingRange]:
-        """The update with this token is stored as it asked for. Gives what is to go to the dead-letter topic now."""
-        in_flight_batches = self._in_flight.acknowledge(token)
+        """The update with this token is stored as requested. Returns the ranges that are to be dead-lettered now."""
+        batches = self._in_flight.complete(token)
         self._lease_bound.persisted(token)
         found = [
-            archiving.archiving_range(self.key, batch)
-            for batch in in_flight_batches
+            _archiving_range(self.key, batch)
+            for batch in batches
             if batch.state == ARCHIVING
             and batch.reservation is not None
             and batch.reservation.producer_id < 0
         ]
-        self._in_flight.merge(in_flight_batches)
+        self._in_flight.merge(batches)
         return found
 
     def snapshot(self, now_ms: float) -> LoadedState:
-        """The whole state as it is now, with what is under way."""
+        """The whole current state, pending updates included."""
         start, done = self._in_flight.ranges.start, self._in_flight.done
         return self._state._replace(
             leader_epoch=self.leader_epoch,
             start_offset=start,
             lease_bound=self._lease_bound.offset,
             done_count=done,
-            changes=stored(self._in_flight, now_ms=now_ms, wall_ms=round(self._wall(now_ms))),
+            changes=stored_batches(self._in_flight, now_ms=now_ms, wall_ms=round(self._wall(now_ms))),
             dead=self._dead.ranges(),
             redrives=self._dead.redrives(),
             producer=self._producer,
@@ -310,16 +452,13 @@ class SharePartition:
         )
 
     def full_update(self, now_ms: float) -> Update:
-        """The whole state as an update: what is stored of it may have lost what this object knows."""
-        return self._whole(self._in_flight.begin(), now_ms)
-
-    def _whole(self, token: int, now_ms: float) -> Update:
-        return whole(token, self.snapshot(now_ms))
+        """The whole state as an update, for use when the stored state may lack changes that this object knows."""
+        return full_update(self._in_flight.begin(), self.snapshot(now_ms))
 
     def _update(
         self,
         token: int,
-        in_flight_batches: list[InFlightBatch],
+        batches: list[InFlightBatch],
         *,
         durable: bool,
         lease_bound: bool = False,
@@ -327,45 +466,45 @@ class SharePartition:
     ) -> Update:
         in_flight = self._in_flight
         start, done = in_flight.start_with(token)
-        ahead = self._lease_bound.offset
+        bound = self._lease_bound.offset
         if lease_bound and self._is_lease_bound_due:
-            ahead, durable = self._lease_bound.ask(token, in_flight.ranges, self.settings), True
-        return Update(token, durable, start, ahead, done, tuple(changes_of(in_flight_batches)), **more)
+            bound, durable = self._lease_bound.request(token, in_flight.ranges, self.settings), True
+        return Update(token, durable, start, bound, done, tuple(changes_of(batches)), **more)
 
     @property
     def _is_lease_bound_due(self) -> bool:
         return self._lease_bound.is_due(self._in_flight.ranges, self.settings)
 
-    # ------------------------------------------------------------------ the log loses its oldest records
+    # ------------------------------------------------------------------ deletion of the oldest log records
 
     def advance_log_start(self, log_start: int, *, store: bool = True) -> Update | None:
-        """The log begins there now. What is below and still waits for its dead letter stays."""
+        """The log starts at `log_start` now. Records below it that wait for their dead letter stay."""
         if log_start <= self._log_start:
             return None
         self._log_start = log_start
         in_flight, before = self._in_flight, self._in_flight.ranges.start
-        self.aged_out += drop(in_flight, log_start)
+        self.aged_out += in_flight.drop_below_log_start(log_start)
         fewer_dead = self._dead.remove([(0, log_start - 1)])
         if not store:
-            in_flight.merge(self._age(NOT_PENDING))
+            in_flight.merge(self._age_out(NOT_PENDING))
             return None
-        if in_flight.ranges.start == before and not fewer_dead and not late(in_flight, log_start):
+        if in_flight.ranges.start == before and not fewer_dead and not in_flight.below_log_start(log_start):
             return None
         token = in_flight.begin()
         dead = self._dead.ranges() if fewer_dead else None
-        return self._update(token, self._age(token), durable=True, dead=dead)
+        return self._update(token, self._age_out(token), durable=True, dead=dead)
 
-    def _age(self, token: int) -> list[InFlightBatch]:
-        in_flight_batches = age(self._in_flight, self._log_start, token)
-        self.aged_out += sum(batch.size for batch in in_flight_batches)
-        return in_flight_batches
+    def _age_out(self, token: int) -> list[InFlightBatch]:
+        batches = self._in_flight.archive_below_log_start(self._log_start, token)
+        self.aged_out += sum(batch.size for batch in batches)
+        return batches
 
     # ------------------------------------------------------------------ dead letters
 
     def archiving(self) -> list[ArchivingRange]:
-        """All that waits for its dead letter, stored ones only: after a load, what is to be done first to last."""
+        """Stored ranges that wait for their dead letter, ascending; after a load these are resumed in this order."""
         return [
-            archiving.archiving_range(self.key, batch)
+            _archiving_range(self.key, batch)
             for batch in self._in_flight.ranges
             if batch.state == ARCHIVING and batch.pending_token == NOT_PENDING
         ]
@@ -373,66 +512,221 @@ class SharePartition:
     def reserve(
         self, producer: Producer, reservations: Sequence[tuple[int, int, DeadLetterReservation]]
     ) -> Update:
-        """This producer is to write these ranges, with these tickets; not before that is stored."""
-        token = self._in_flight.begin()
+        """Assign these reservations, each of the first record of its range, to be written by this producer once the
+        update is stored."""
+        in_flight, token = self._in_flight, self._in_flight.begin()
         self._producer = producer
-        in_flight_batches = archiving.reserve(self._in_flight, reservations, token)
-        return self._update(token, in_flight_batches, durable=True, producer=producer)
+        changed: list[InFlightBatch] = []
+        for first, last, reservation in sorted(reservations, key=lambda each: each[0]):
+            for batch in in_flight.ranges.split(first, last):
+                in_flight.put(batch, ARCHIVING, token, reservation=shifted(reservation, batch.first - first))
+                changed.append(batch)
+        return self._update(token, changed, durable=True, producer=producer)
 
     def archived(self, reservations: Sequence[tuple[int, int, DeadLetterReservation]]) -> Update:
-        """The copies of these are in the dead-letter topic, committed."""
-        token = self._in_flight.begin()
-        in_flight_batches, added = archiving.archive(
-            self._in_flight, self._dead, reservations, self._log_start, token
-        )
-        return self._update(token, in_flight_batches, durable=True, dead_added=added)
+        """The copies of these ranges are committed in the dead-letter topic. They are dead from now on, except records
+        deleted from the log."""
+        in_flight, token = self._in_flight, self._in_flight.begin()
+        changed: list[InFlightBatch] = []
+        added: list[DeadRange] = []
+        for first, last, reservation in sorted(reservations, key=lambda each: each[0]):
+            for batch in in_flight.ranges.split(first, last):
+                expected = shifted(reservation, batch.first - first)
+                if expected is None or expected.producer_id < 0 or batch.reservation != expected:
+                    message = f"offsets {batch.first} to {batch.last} have another dead-letter reservation"
+                    raise AssertionError(message)
+                in_flight.put(batch, ARCHIVED, token)
+                if batch.last >= self._log_start:
+                    dead_first = max(batch.first, self._log_start)
+                    added.append(
+                        DeadRange(dead_first, batch.last, batch.deliveries, batch.uncounted_deliveries)
+                    )
+                    self._dead.add(added[-1])
+                changed.append(batch)
+        return self._update(token, changed, durable=True, dead_added=tuple(added))
 
     def redrive(
         self, redrive_id: str, offsets: Sequence[tuple[int, int]] | None, most: int, now_ms: float
     ) -> tuple[Update | None, RedriveResult]:
-        """Offer dead records again, at most so many: those among `offsets`, or all (None). Under one id it happens once
-        for each offset. Raises `InvalidRequest`."""
+        """Offer at most `most` dead records again: those among `offsets`, or any (None). Under one id each offset is
+        offered once. Raises `InvalidRequest`."""
         in_flight, dead = self._in_flight, self._dead
-        chosen, result = redrive.plan(dead, in_flight.ranges, self._log_start, redrive_id, offsets, most)
+        chosen, result = self._plan_redrive(redrive_id, offsets, most)
         if not chosen:
             return None, result
         offered = [(each.first, each.last) for each in chosen]
         dead.remember(redrive_id, offered)
-        lower = chosen[0].first < in_flight.ranges.start
-        if lower:
-            redrive.take_back(in_flight, dead, chosen[0].first)
+        is_below_start = chosen[0].first < in_flight.ranges.start
+        if is_below_start:
+            self._lower_start(chosen[0].first)
         dead.remove(offered)
         token = in_flight.begin()
-        in_flight_batches = redrive.offer(in_flight, chosen, token)
-        if lower:
-            return self._whole(token, now_ms), result
-        update = self._update(
-            token, in_flight_batches, durable=True, dead=dead.ranges(), redrives=dead.redrives()
-        )
+        changed = []
+        for each in chosen:  # all attempts so far are uncounted, deliveries are kept
+            for batch in in_flight.ranges.split(each.first, each.last):
+                in_flight.put(batch, AVAILABLE, token, uncounted_deliveries=batch.deliveries)
+                changed.append(batch)
+        if is_below_start:
+            return full_update(token, self.snapshot(now_ms)), result
+        update = self._update(token, changed, durable=True, dead=dead.ranges(), redrives=dead.redrives())
         return update, result
 
-    # ------------------------------------------------------------------ for people
+    def _plan_redrive(
+        self, redrive_id: str, offsets: Sequence[tuple[int, int]] | None, most: int
+    ) -> tuple[list[DeadRange], RedriveResult]:
+        """The lowest `most` offsets to offer again; changes nothing. Raises `InvalidRequest` for invalid ranges."""
+        dead, log_start = self._dead, self._log_start
+        wanted = normalized(
+            [(each.first, each.last) for each in dead.ranges()] if offsets is None else offsets
+        )
+        deleted = intersection(wanted, [(0, log_start - 1)]) if log_start > 0 else []
+        before = intersection(wanted, dead.offered(redrive_id))
+        left, chosen = most, []
+        for each in dead.intersect(difference(difference(wanted, before), deleted)):
+            for part in self._not_pending(each):
+                if left > 0 and part.deliveries < DELIVERIES_MAX:
+                    taken = part._replace(last=min(part.last, part.first + left - 1))
+                    chosen.append(taken)
+                    left -= taken.last - taken.first + 1
+        return chosen, RedriveResult(most - left, size(before), size(difference(deleted, before)))
+
+    def _not_pending(self, dead: DeadRange) -> Iterator[DeadRange]:
+        """The parts of a range that no pending update concerns."""
+        batches = self._in_flight.ranges.within(dead.first, dead.last)
+        pending = [(batch.first, batch.last) for batch in batches if batch.pending_token]
+        for first, last in difference([(dead.first, dead.last)], pending):
+            yield dead._replace(first=first, last=last)
+
+    def _lower_start(self, first: int) -> None:
+        """Move the start back to `first`: dead offsets in between are ARCHIVED, all others ACKNOWLEDGED."""
+        start = self._in_flight.ranges.start
+        batches: list[InFlightBatch] = []
+        begin = first
+        for each in self._dead.intersect([(first, start - 1)]):
+            if each.first > begin:
+                batches.append(InFlightBatch(begin, each.first - 1, ACKNOWLEDGED))
+            batches.append(
+                InFlightBatch(each.first, each.last, ARCHIVED, each.deliveries, each.uncounted_deliveries)
+            )
+            begin = each.last + 1
+        if begin < start:
+            batches.append(InFlightBatch(begin, start - 1, ACKNOWLEDGED))
+        self._in_flight.lower_start(batches)
+
+    # ------------------------------------------------------------------ inspection
 
     @property
     def lease_bound(self) -> int:
-        """Nothing at or above this offset was ever leased."""
+        """No offset at or above this one was ever leased."""
         return self._lease_bound.offset
 
     @property
     def leased(self) -> int:
-        """Records that somebody has now."""
+        """Number of records leased now."""
         return self._in_flight.leased
 
     @property
     def ranges(self) -> BatchMap:
-        """To be read, not changed."""
+        """The batches, for reading only."""
         return self._in_flight.ranges
 
     def counts(self, now_ms: float) -> ShareCounts:
-        """What there is of each state, and who has what leased since when (since it was renewed last)."""
-        return report.counts(self._in_flight, self._dead, self.high_watermark, self.settings.lock_ms, now_ms)
+        """Records per state, and per member its leases and the age of the oldest (since delivery or renewal).
+
+        Computed on demand. Records of a pending update count in their new state.
+        """
+        archiving = withheld = parked = 0
+        held: dict[str, tuple[int, float]] = {}
+        for batch in self._in_flight.ranges:
+            if batch.state == ARCHIVING:
+                archiving += batch.size
+            elif batch.state == WITHHELD:
+                withheld += batch.size
+            elif batch.state == ACQUIRED:
+                leased, until_ms = held.get(batch.holder, (0, NEVER_MS))
+                held[batch.holder] = (leased + batch.size, min(until_ms, batch.deadline_ms))
+            elif batch.state == AVAILABLE and batch.deadline_ms != NEVER_MS:
+                parked += batch.size
+        ranges, lock_ms = self._in_flight.ranges, self.settings.lock_ms
+        return ShareCounts(
+            start=ranges.start,
+            end=ranges.end,
+            open=max(self.high_watermark - ranges.start, 0) - self._in_flight.done,
+            leased=self._in_flight.leased,
+            parked=parked,
+            withheld=withheld,
+            archiving=archiving,
+            dead=self._dead.offsets,
+            holders=tuple(
+                HolderCount(member, leased, max(round(now_ms - until_ms + lock_ms), 0))
+                for member, (leased, until_ms) in sorted(held.items())
+            ),
+        )
 
 
-def _says_more_than_free(in_flight_batches: list[InFlightBatch]) -> bool:
-    """Has it to be durable? A release, or the end of a lease, may be lost: the lease is found again, and ends again."""
-    return any(batch.state != AVAILABLE for batch in in_flight_batches)
+def split_by_type(batches: Sequence[AcknowledgementBatch], start: int) -> list[AcknowledgementRun]:
+    """The batches as ascending, disjoint runs of one type; offsets below `start` are deleted from the log and skipped.
+
+    Raises `InvalidRequest`, under the conditions of Kafka's ShareFetchUtils.
+    """
+    found: list[AcknowledgementRun] = []
+    before, one_by_one = -1, 0
+    for batch in batches:
+        if batch.first <= before or batch.last < batch.first:
+            raise InvalidRequest("acknowledged offsets are not in order")
+        before = batch.last
+        if len(batch.types) != 1 and len(batch.types) != batch.last - batch.first + 1:
+            raise InvalidRequest("a batch needs one acknowledgement type, or one for each offset")
+        one_by_one += len(batch.types)
+        if one_by_one > ONE_BY_ONE_MAX:
+            raise InvalidRequest(f"more than {ONE_BY_ONE_MAX} acknowledgements for one partition")
+        if max(batch.types) > _TYPES_MAX:
+            raise InvalidRequest(f"unknown acknowledgement type {max(batch.types)}")
+        if len(batch.types) == 1:
+            if before >= start:
+                found.append(AcknowledgementRun(max(batch.first, start), before, batch.types[0], batch))
+            continue
+        first = batch.first
+        for type_, equal in groupby(batch.types):
+            last = first + sum(1 for _ in equal) - 1
+            if last >= start:
+                found.append(AcknowledgementRun(max(first, start), last, type_, batch))
+            first = last + 1
+    return found
+
+
+def _check_held(ranges: BatchMap, member: str, run: AcknowledgementRun, *, renew: bool) -> None:
+    """Raise `InvalidRecordState` unless the member has leased the whole run, in the delivery it names.
+
+    A withheld record can be leased to one unknown member only, so any member may acknowledge it.
+    """
+    if run.type == RENEW and not renew:
+        raise InvalidRecordState("this group does not renew leases")
+    if run.last >= ranges.end:
+        raise InvalidRecordState(f"offset {run.last} is not leased")
+    if run.first < ranges.start:
+        raise InvalidRecordState(f"offset {run.first} is already acknowledged")
+    for batch in ranges.within(run.first, run.last):
+        is_withheld = batch.state == WITHHELD and run.type != RENEW
+        is_held = batch.holder == member if batch.state == ACQUIRED else is_withheld
+        if batch.pending_token != NOT_PENDING or not is_held:
+            raise InvalidRecordState(f"offset {max(batch.first, run.first)} is not leased by this member")
+        if run.source.delivery_count not in (-1, batch.deliveries):
+            raise InvalidRecordState(f"offset {max(batch.first, run.first)} has been delivered again")
+
+
+def new_reservation(cause: int, reason: str, consumer: str, wall_ms: int) -> DeadLetterReservation:
+    """Reservation of records that are to be dead-lettered and have no position in the dead-letter topic yet."""
+    return DeadLetterReservation(_NO_TOPIC, -1, -1, -1, -1, cause, reason[:REASON_MAX], consumer, wall_ms)
+
+
+def _archiving_range(key: ShareKey, batch: InFlightBatch) -> ArchivingRange:
+    if batch.reservation is None:
+        message = f"offsets {batch.first} to {batch.last} are ARCHIVING without a reservation"
+        raise AssertionError(message)
+    return ArchivingRange(key, batch.first, batch.last, batch.deliveries, batch.reservation)
+
+
+def _must_be_durable(batches: list[InFlightBatch]) -> bool:
+    """A release or expiry may be lost: the lease is then found again after the loss, and ends again."""
+    return any(batch.state != AVAILABLE for batch in batches)

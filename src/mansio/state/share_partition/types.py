@@ -1,11 +1,10 @@
-"""What the parts of a share group say to each other: keys, settings, changes of state, and what was counted.
+"""Value types of share partitions: keys, settings, state changes and counts.
 
-A share partition is one topic partition as one share group sees it. Its state is a list of ranges of offsets, never of
-records; every change of it is a `StateBatch` of a range, gathered in an `Update` that is stored before anybody is told.
+A share partition is one topic partition as seen by one share group. Its state is a list of offset ranges, never of
+records. Every change is a `StateBatch` of a range, gathered in an `Update` that is stored before it is reported.
 
-Always true: a `StateBatch` says all of its range (nothing is left as it was but what it says); ranges of an update are
-ascending and disjoint; `deliveries` so far never go down, `uncounted_deliveries` of them do not count as
-tries.
+Invariants: a `StateBatch` is the complete state of its range. The ranges of an update are ascending and disjoint.
+`deliveries` never decreases; `uncounted_deliveries` of them do not count as attempts.
 
 Source: KIP-932 (states and types of acknowledgement), KIP-1222 (renewal), KIP-1191 (dead letters).
 """
@@ -20,16 +19,21 @@ ACKNOWLEDGED: Final = 2
 ARCHIVING: Final = 3
 ARCHIVED: Final = 4
 WITHHELD: Final = 9
-"""In memory only, never on a wire and in no record: it may have been leased before a loss, so nobody gets it yet."""
+"""In memory only, never in a message or record: possibly leased before a loss, so not delivered yet."""
 
 GAP: Final = 0
 ACCEPT: Final = 1
 RELEASE: Final = 2
 REJECT: Final = 3
 RENEW: Final = 4
-
 CAUSE_REJECTED: Final = 1
 CAUSE_LIMIT: Final = 2
+
+REQUESTED_DELAY_MS_MAX: Final = 365 * 24 * 60 * 60 * 1000
+"""The longest delay a consumer may ask for."""
+
+_DOUBLINGS_MAX: Final = 64
+"""Every backoff has reached its maximum by then."""
 
 
 class ShareKey(NamedTuple):
@@ -41,20 +45,32 @@ class ShareKey(NamedTuple):
 
 
 class Backoff(NamedTuple):
-    """How long a released or expired record rests: base times multiplier for each further try, at most `max_ms`; plus
-    or minus a share of `jitter` (0 to 1) of it."""
+    """Delay before a released or expired record is offered again: base times multiplier for each further attempt, at
+    most `max_ms`, plus or minus a random part of up to `jitter` (0 to 1) of it."""
 
     base_ms: int
     multiplier: float
     max_ms: int
     jitter: float
 
+    def delay_ms(self, attempts: int, random_fraction: float, requested_ms: int = -1) -> int:
+        """The delay after so many attempts (from 1), between 0 and `max_ms`.
+
+        `random_fraction`: uniform, 0 to below 1; `requested_ms`: delay that the consumer asked for, which takes
+        precedence up to `REQUESTED_DELAY_MS_MAX`; -1 for none. Jitter aside, the delay does not shrink with attempts.
+        """
+        if requested_ms >= 0:
+            return min(requested_ms, REQUESTED_DELAY_MS_MAX)
+        grown = self.base_ms * max(self.multiplier, 1.0) ** min(max(attempts - 1, 0), _DOUBLINGS_MAX)
+        delay = min(grown, float(self.max_ms))
+        delay += delay * self.jitter * (2 * random_fraction - 1)
+        return max(0, min(round(delay), self.max_ms))
+
 
 class ShareSettings(NamedTuple):
-    """Of one group. `locks_max`: records leased at once; `ranges_max`: bound of the window in ranges;
-    `lease_bound_step`:
-    by how many offsets the lease horizon is moved ahead; `ordered`: nothing passes a lower record that is still open;
-    `renew`: leases may be renewed; `dead_letters`: what is rejected or tried too often is kept in a topic."""
+    """Settings of one group. `locks_max`: records leased at once; `ranges_max`: bound of in-flight batches;
+    `lease_bound_step`: offsets by which the lease bound advances; `ordered`: no record is delivered before a lower one
+    that is not done; `renew`: leases may be renewed; `dead_letters`: records given up are copied to a topic."""
 
     lock_ms: int
     delivery_limit: int
@@ -68,11 +84,11 @@ class ShareSettings(NamedTuple):
 
 
 class DeadLetterReservation(NamedTuple):
-    """By what a range of records comes to the dead-letter topic once, however often it is tried.
+    """Reserved position of a range of records in the dead-letter topic, which makes repeated appends idempotent.
 
-    `sequence` is that of the range's first record, the k-th has `sequence + k` modulo 2**31; `producer_id` is -1 while
-    nothing is reserved yet. `cause`: `CAUSE_REJECTED` or `CAUSE_LIMIT`; `consumer`: who had it last; `first_ms`: wall
-    clock, when it was given up.
+    `sequence` is that of the first record of the range, the k-th has `sequence + k` modulo 2**31; `producer_id` is -1
+    while no position is reserved. `cause`: `CAUSE_REJECTED` or `CAUSE_LIMIT`; `consumer`: the last holder; `first_ms`:
+    wall clock, when the records were given up.
     """
 
     topic_id: bytes
@@ -87,7 +103,7 @@ class DeadLetterReservation(NamedTuple):
 
 
 class StateBatch(NamedTuple):
-    """Offsets `first` to `last`, both included, are in this state now. `due_ms`: wall clock, -1 for at once."""
+    """Offsets `first` to `last`, both included, have this state. `due_ms`: wall clock, -1 for at once."""
 
     first: int
     last: int
@@ -100,7 +116,7 @@ class StateBatch(NamedTuple):
 
 
 class DeadRange(NamedTuple):
-    """Offsets that were dead-lettered and not offered again since."""
+    """Dead-lettered offsets that were not offered again since."""
 
     first: int
     last: int
@@ -109,14 +125,14 @@ class DeadRange(NamedTuple):
 
 
 class Redrive(NamedTuple):
-    """What was offered again under one id."""
+    """Offsets offered again under one id."""
 
     redrive_id: str
     ranges: tuple[tuple[int, int], ...]
 
 
 class Producer(NamedTuple):
-    """Reserved for the dead letters of one share partition. `sequences`: (target topic's id, partition, next one)."""
+    """Producer of the dead letters of one share partition. `sequences`: (target topic id, partition, next sequence)."""
 
     producer_id: int
     epoch: int
@@ -124,11 +140,11 @@ class Producer(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One change of a share partition's state, to be stored as one. `token` comes back when it is.
+    """One change of the state of a share partition, stored atomically and confirmed by its `token`.
 
-    `durable`: it counts only when committed; otherwise when appended. `done_count`: offsets that are settled for ever
-    at or above `start_offset`. `snapshot`: it is the whole state. What is None has not changed. `dead_added`: dead from
-    now on, beside what `dead` says, or was said before.
+    `durable`: effective when committed, otherwise when appended. `done_count`: offsets at or above `start_offset` that
+    are done. `snapshot`: the whole state. A field that is None is unchanged. `dead_added`: dead ranges in addition to
+    `dead`, or to the earlier ones.
     """
 
     token: int
@@ -145,8 +161,8 @@ class Update(NamedTuple):
 
 
 class LoadedState(NamedTuple):
-    """A share partition's state as it is stored. `is_complete`: nothing that was appended can be missing from it;
-    `withheld_ms`: how much longer what may have been leased is withheld, 0 when certain."""
+    """Stored state of a share partition. `is_complete`: no appended update can be missing; `withheld_ms`: how much
+    longer possibly leased records are withheld, 0 if complete."""
 
     state_epoch: int
     leader_epoch: int
@@ -163,7 +179,7 @@ class LoadedState(NamedTuple):
 
 
 class ShareSummary(NamedTuple):
-    """What a lag is reckoned from. `is_archiving`: some records are on their way to the dead-letter topic."""
+    """The numbers a lag is computed from. `is_archiving`: some records wait for their dead letter."""
 
     state_epoch: int
     leader_epoch: int
@@ -173,7 +189,7 @@ class ShareSummary(NamedTuple):
 
 
 class AcquiredRange(NamedTuple):
-    """Offsets `first` to `last` are leased; `deliveries`: which delivery of theirs this is, from 1."""
+    """Leased offsets `first` to `last`; `deliveries`: delivery count, from 1."""
 
     first: int
     last: int
@@ -181,8 +197,8 @@ class AcquiredRange(NamedTuple):
 
 
 class AcknowledgementBatch(NamedTuple):
-    """How offsets `first` to `last` ended: one type for all, or one for each. `delay_ms`: rest so long, -1 for the
-    group's backoff; `delivery_count`: only if it is this delivery, -1 for whichever."""
+    """Acknowledgement of offsets `first` to `last`: one type for all, or one for each. `delay_ms`: delay of a release,
+    -1 for the group's backoff; `delivery_count`: the delivery that is meant, -1 for any."""
 
     first: int
     last: int
@@ -193,7 +209,7 @@ class AcknowledgementBatch(NamedTuple):
 
 
 class ArchivingRange(NamedTuple):
-    """Records on their way to the dead-letter topic."""
+    """Records that wait for their dead letter."""
 
     key: ShareKey
     first: int
@@ -203,7 +219,7 @@ class ArchivingRange(NamedTuple):
 
 
 class RedriveResult(NamedTuple):
-    """How many offsets were offered again, were so before under the same id, and are in the log no more."""
+    """Numbers of offsets offered again now, offered before under the same id, and deleted from the log."""
 
     offered: int
     done_before: int
@@ -211,7 +227,7 @@ class RedriveResult(NamedTuple):
 
 
 class HolderCount(NamedTuple):
-    """What one member has leased; `oldest_ms`: for how long, the longest."""
+    """Records leased by one member; `oldest_ms`: age of its oldest lease."""
 
     member_id: str
     leased: int
@@ -219,7 +235,7 @@ class HolderCount(NamedTuple):
 
 
 class ShareCounts(NamedTuple):
-    """Of one share partition, in records: `start` and `end` are offsets, `open` what nobody settled yet."""
+    """Numbers of records of one share partition. `start` and `end` are offsets; `open`: not done yet."""
 
     start: int
     end: int

@@ -15,7 +15,7 @@ from mansio.broker.coordinator.group.error_mapping import check_group_id
 from mansio.broker.coordinator.share import acknowledgement_conversion
 from mansio.broker.coordinator.share.gather_results import gather_results
 from mansio.errors import GroupIdNotFound, InvalidRecordState, InvalidRequest, MansioError
-from mansio.state.share_partition.batch_map import NOT_PENDING
+from mansio.state.share_partition.in_flight import NOT_PENDING
 from mansio.state.share_partition.types import ACQUIRED, ARCHIVED, AcknowledgementBatch, ShareKey
 from mansio.wire.apis import acknowledge_records as wire
 from mansio.wire.apis.acknowledge_records import AcknowledgedPartition

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from mansio.broker.partition.partition import Partition
-    from mansio.state.share_partition.dead_letter_queue import Batch
+    from mansio.state.share_partition.dead_letters import Batch
     from mansio.state.share_partition.types import ArchivingRange, ShareKey
     from mansio.wire.batch.record_batch import Header, NewRecord
 

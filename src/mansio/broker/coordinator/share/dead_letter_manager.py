@@ -11,7 +11,7 @@ Always true: whatever goes wrong, the same batch is sent again and its target kn
 at most `WRITERS_MAX` have records in memory.
 
 Source: KIP-1191. Exactly once by the sequences of an idempotent producer (KIP-98): see
-`state.share_partition.dead_letter_queue`.
+`state.share_partition.dead_letters`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mansio.errors import (
     MansioError,
 )
 from mansio.logs import fields
-from mansio.state.share_partition.dead_letter_queue import RETRY_MAX_MS, RETRY_MS, Phase
+from mansio.state.share_partition.dead_letters import RETRY_MAX_MS, RETRY_MS, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.topics import TopicService
     from mansio.metadata.model import Topic
     from mansio.ports import Peers, Promise, Scheduler
-    from mansio.state.share_partition.dead_letter_queue import Batch
+    from mansio.state.share_partition.dead_letters import Batch
     from mansio.wire.batch.record_batch import BatchHeader
 
 RETENTION_MS: Final = 14 * 24 * 3600 * 1000

@@ -22,7 +22,7 @@ from mansio.errors import (
     UnknownTopicId,
 )
 from mansio.logs import fields
-from mansio.state.share_partition.dead_letter_queue import DeadLetterQueue, Phase
+from mansio.state.share_partition.dead_letters import DeadLetterQueue, Phase
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.services.topics import TopicService
     from mansio.ports import Clock
-    from mansio.state.share_partition.dead_letter_queue import Batch, Reservations
+    from mansio.state.share_partition.dead_letters import Batch, Reservations
     from mansio.state.share_partition.machine import SharePartition
     from mansio.state.share_partition.types import ArchivingRange, Producer, ShareKey, Update
 

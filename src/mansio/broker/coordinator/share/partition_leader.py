@@ -31,7 +31,7 @@ from mansio.errors import (
 )
 from mansio.logs import fields
 from mansio.state.share_partition.machine import SharePartition
-from mansio.state.share_partition.restore import with_known_state
+from mansio.state.share_partition.snapshot import with_known_state
 from mansio.state.share_partition.types import LoadedState
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from mansio.state.share_partition.snapshot_delta import FoldedState, to_state
+from mansio.state.share_partition.snapshot import FoldedState, to_state
 from mansio.state.share_partition.state_records import (
     SNAPSHOT,
     UNCHANGED,

@@ -1,0 +1,364 @@
+"""Stored state of a share partition: updates folded into a snapshot, and the restore of in-flight batches from it.
+
+`FoldedState` is the state as folded so far, cheap to update; `fold` is the same as a function of values. `restored`
+builds the in-flight batches of a loaded state, `stored_batches` and `full_update` are the way back.
+
+Invariants of a folded state:
+* Ranges are ascending and disjoint, none lies wholly below the start, equal neighbours are one range. An offset in no
+  range is AVAILABLE and was never delivered.
+* The start decreases in a snapshot only and the lease bound never decreases, so that two updates that were pending
+  concurrently give the same result in either order.
+* A truncated range with a dead-letter reservation has the sequence of its own first offset.
+
+Invariants of a restore:
+* A restored lease runs for a whole duration from now; deadlines of leases are not stored.
+* After a loss, an offset without a stored delivery below the lease bound may be leased: it is WITHHELD for as long as
+  such a lease could last, and counts as one delivery that is no attempt. No offset above the bound was ever leased.
+* A withheld range is stored as a delay until its end, so that a restart does not end it early.
+* A leader that led before and after a loss knows every lease that the loss could affect: then nothing is withheld.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Final
+
+from mansio.state.share_partition.dead_letters import insert
+from mansio.state.share_partition.in_flight import InFlightBatch, InFlightBatches, changes_of
+from mansio.state.share_partition.types import (
+    ACKNOWLEDGED,
+    ACQUIRED,
+    ARCHIVED,
+    AVAILABLE,
+    REQUESTED_DELAY_MS_MAX,
+    WITHHELD,
+    LoadedState,
+    StateBatch,
+    Update,
+)
+
+if TYPE_CHECKING:
+    from mansio.state.share_partition.types import DeadLetterReservation, DeadRange, Producer, Redrive
+
+
+SEQUENCE_MASK: Final = 0x7FFFFFFF
+_NOTHING: Final = StateBatch(0, 0, AVAILABLE, 0)[2:]
+
+
+class FoldedState:
+    """State folded from updates. Attributes are for reading; `apply` changes them."""
+
+    __slots__ = (
+        "_changes",
+        "_dead",
+        "_firsts",
+        "done_count",
+        "lease_bound",
+        "producer",
+        "redrives",
+        "start_offset",
+    )
+
+    def __init__(self, start_offset: int = 0) -> None:
+        self.start_offset = start_offset
+        self.lease_bound = 0
+        self.done_count = 0
+        self._dead: list[DeadRange] = []
+        self.redrives: tuple[Redrive, ...] = ()
+        self.producer: Producer | None = None
+        self._firsts: list[int] = []
+        self._changes: list[StateBatch] = []
+
+    def __len__(self) -> int:
+        """Number of ranges."""
+        return len(self._changes)
+
+    @property
+    def changes(self) -> tuple[StateBatch, ...]:
+        """The ranges, ascending."""
+        return tuple(self._changes)
+
+    @property
+    def dead(self) -> tuple[DeadRange, ...]:
+        """Dead ranges, ascending."""
+        return tuple(self._dead)
+
+    @dead.setter
+    def dead(self, ranges: tuple[DeadRange, ...]) -> None:
+        self._dead = list(ranges)
+
+    def is_in(self, state: int) -> bool:
+        """Whether any range has this state."""
+        return any(change.state == state for change in self._changes)
+
+    def progress(self) -> tuple[int, int]:
+        """(first offset that is not done, number of offsets after it that are done).
+
+        Computed: the numbers in an update are as old as the update, and two concurrent updates do not include each
+        other.
+        """
+        start, done = self.start_offset, 0
+        for change in self._changes:
+            if change.state not in (ACKNOWLEDGED, ARCHIVED):
+                continue
+            if change.first <= start:
+                start = change.last + 1
+            else:
+                done += change.last - change.first + 1
+        return start, done
+
+    def apply(self, update: Update) -> None:
+        """Apply an update."""
+        if update.snapshot:
+            self._firsts.clear()
+            self._changes.clear()
+            self.start_offset = update.start_offset
+        start = self.start_offset = max(self.start_offset, update.start_offset)
+        for change in update.changes:
+            if change.last >= start:  # batches below the start are dropped
+                self._put(change)
+        self._prune()
+        self.lease_bound = max(self.lease_bound, update.lease_bound)
+        if update.done_count >= 0:
+            self.done_count = update.done_count
+        if update.dead is not None:
+            self.dead = update.dead
+        for each in update.dead_added:
+            insert(self._dead, each)
+        if update.redrives is not None:
+            self.redrives = update.redrives
+        if update.producer is not None:
+            self.producer = update.producer
+
+    def _put(self, change: StateBatch) -> None:
+        firsts, changes = self._firsts, self._changes
+        if not changes or changes[-1].last < change.first:
+            self._append(change)
+            return
+        low = bisect_right(firsts, change.first) - 1
+        if low < 0 or changes[low].last < change.first:
+            low += 1
+        high = bisect_right(firsts, change.last, low)
+        between = [change] if _is_stored(change) else []
+        if low < high:
+            before, after = changes[low], changes[high - 1]
+            if before.first < change.first:
+                between.insert(0, before._replace(last=change.first - 1))
+            if after.last > change.last:
+                between.append(_from(after, change.last + 1))
+        if low > 0:
+            low -= 1
+            between.insert(0, changes[low])
+        if high < len(changes):
+            between.append(changes[high])
+            high += 1
+        merged = _merged(between)
+        changes[low:high] = merged
+        firsts[low:high] = [each.first for each in merged]
+
+    def _append(self, change: StateBatch) -> None:
+        """Add a batch above all others."""
+        if not _is_stored(change):
+            return
+        merged = _merged([*self._changes[-1:], change])
+        self._changes[-1:] = merged
+        self._firsts[-1:] = [each.first for each in merged]
+
+    def _prune(self) -> None:
+        changes, start = self._changes, self.start_offset
+        gone = 0
+        while gone < len(changes) and changes[gone].last < start:
+            gone += 1
+        if gone:
+            del changes[:gone]
+            del self._firsts[:gone]
+        if changes and changes[0].first < start:
+            changes[0] = _from(changes[0], start)
+            self._firsts[0] = start
+
+
+def from_state(state: LoadedState) -> FoldedState:
+    """A folded state that continues from a loaded one."""
+    folded = FoldedState(state.start_offset)
+    folded.lease_bound, folded.done_count = state.lease_bound, state.done_count
+    folded.dead, folded.redrives, folded.producer = state.dead, state.redrives, state.producer
+    for change in state.changes:
+        folded._put(change)
+    folded._prune()
+    return folded
+
+
+def to_state(
+    folded: FoldedState,
+    *,
+    state_epoch: int,
+    leader_epoch: int,
+    snapshot_epoch: int,
+    is_complete: bool = True,
+    withheld_ms: int = 0,
+) -> LoadedState:
+    """The folded state as a value."""
+    return LoadedState(
+        state_epoch,
+        leader_epoch,
+        snapshot_epoch,
+        folded.start_offset,
+        folded.lease_bound,
+        folded.done_count,
+        folded.changes,
+        folded.dead,
+        folded.redrives,
+        folded.producer,
+        is_complete,
+        withheld_ms,
+    )
+
+
+def fold(state: LoadedState, update: Update) -> LoadedState:
+    """The state after an update."""
+    folded = from_state(state)
+    folded.apply(update)
+    return to_state(
+        folded,
+        state_epoch=state.state_epoch,
+        leader_epoch=state.leader_epoch,
+        snapshot_epoch=state.snapshot_epoch,
+        is_complete=state.is_complete,
+        withheld_ms=state.withheld_ms,
+    )
+
+
+def _is_stored(change: StateBatch) -> bool:
+    """Whether it differs from the default of offsets in no range."""
+    return change[2:] != _NOTHING
+
+
+def _from(change: StateBatch, first: int) -> StateBatch:
+    """The part of a range from an offset on."""
+    return change._replace(first=first, reservation=_reservation_at(change, first))
+
+
+def _reservation_at(change: StateBatch, offset: int) -> DeadLetterReservation | None:
+    """The reservation of a range that starts at this offset: the sequence of one with a position advances."""
+    reservation = change.reservation
+    if reservation is None or reservation.producer_id < 0:
+        return reservation
+    return reservation._replace(sequence=(reservation.sequence + offset - change.first) & SEQUENCE_MASK)
+
+
+def _merged(changes: list[StateBatch]) -> list[StateBatch]:
+    merged = changes[:1]
+    for change in changes[1:]:
+        last = merged[-1]
+        if (
+            last.last + 1 == change.first
+            and last[2:-1] == change[2:-1]
+            and _reservation_at(last, change.first) == change.reservation
+        ):
+            merged[-1] = last._replace(last=change.last)
+        else:
+            merged.append(change)
+    return merged
+
+
+def restored(
+    state: LoadedState, *, lock_ms: int, log_end: int, now_ms: float, wall_ms: int
+) -> InFlightBatches:
+    """The in-flight batches of a stored state. `log_end`: end of this broker's log, not below any delivered offset."""
+    in_flight = InFlightBatches(state.start_offset)
+    for change in state.changes:
+        if change.last < state.start_offset:
+            continue
+        for batch in in_flight.ranges.split(max(change.first, state.start_offset), change.last):
+            _restore(batch, change, lock_ms, now_ms, wall_ms)
+    if not state.is_complete:
+        _withhold(in_flight, min(state.lease_bound, log_end), now_ms + max(state.withheld_ms, 0))
+    in_flight.restore_counts()
+    return in_flight
+
+
+def with_known_state(state: LoadedState, known: LoadedState) -> LoadedState:
+    """A state after a loss, completed with the snapshot (`known`) of a leader that led before and after it.
+
+    Only first deliveries can be missing: everything else that was reported to a member is stored durably. A terminal
+    change that was not stored was not reported either, so its records are available.
+    """
+    if state.is_complete or (known.leader_epoch, known.state_epoch) != (
+        state.leader_epoch,
+        state.state_epoch,
+    ):
+        return state
+    deliveries = tuple(
+        each
+        if each.state in (ACQUIRED, AVAILABLE)
+        else StateBatch(each.first, each.last, AVAILABLE, each.deliveries, each.uncounted_deliveries)
+        for each in known.changes
+        if each.deliveries
+    )
+    changes = from_state(state._replace(changes=deliveries + state.changes)).changes
+    return state._replace(changes=changes, is_complete=True, withheld_ms=0)
+
+
+def _restore(batch: InFlightBatch, change: StateBatch, lock_ms: int, now_ms: float, wall_ms: int) -> None:
+    batch.state, batch.deliveries, batch.uncounted_deliveries = (
+        change.state,
+        change.deliveries,
+        change.uncounted_deliveries,
+    )
+    batch.reservation = change.reservation
+    if change.state == ACQUIRED:
+        batch.holder, batch.deadline_ms = change.holder, now_ms + lock_ms
+    elif change.state == AVAILABLE and change.due_ms > wall_ms:
+        backoff_ms = min(change.due_ms - wall_ms, REQUESTED_DELAY_MS_MAX)
+        batch.due_ms, batch.deadline_ms = wall_ms + backoff_ms, now_ms + backoff_ms
+
+
+def _withhold(in_flight: InFlightBatches, stop: int, until_ms: float) -> None:
+    ranges = in_flight.ranges
+    if stop <= ranges.start:
+        return
+    for batch in ranges.split(ranges.start, stop - 1):
+        if batch.state == AVAILABLE and batch.deliveries == 0:
+            batch.state = WITHHELD
+            batch.deliveries, batch.uncounted_deliveries, batch.deadline_ms = 1, 1, until_ms
+
+
+def stored_batches(in_flight: InFlightBatches, *, now_ms: float, wall_ms: int) -> tuple[StateBatch, ...]:
+    """The batches as a state stores them; offsets left out are AVAILABLE and were never delivered."""
+    found = []
+    for change in changes_of(in_flight.ranges):
+        if change.state == WITHHELD:
+            found += _delayed(in_flight, change, now_ms, wall_ms)
+        elif change.state != AVAILABLE or change.deliveries:
+            found.append(change)
+    return tuple(found)
+
+
+def _delayed(in_flight: InFlightBatches, change: StateBatch, now_ms: float, wall_ms: int) -> list[StateBatch]:
+    return [
+        StateBatch(
+            max(batch.first, change.first),
+            min(batch.last, change.last),
+            AVAILABLE,
+            batch.deliveries,
+            batch.uncounted_deliveries,
+            due_ms=wall_ms + max(round(batch.deadline_ms - now_ms), 0),
+        )
+        for batch in in_flight.ranges.within(change.first, change.last)
+    ]
+
+
+def full_update(token: int, state: LoadedState) -> Update:
+    """A whole state as the update that replaces the stored one."""
+    return Update(
+        token,
+        durable=True,
+        start_offset=state.start_offset,
+        lease_bound=state.lease_bound,
+        done_count=state.done_count,
+        changes=state.changes,
+        snapshot=True,
+        dead=state.dead,
+        redrives=state.redrives,
+        producer=state.producer,
+    )
