@@ -30,10 +30,10 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[mansio.Broker]:
         yield started
 
 
-def refuse_by(monkeypatch: pytest.MonkeyPatch, settle: Callable[..., Any]) -> None:
-    """Have the broker's share partitions settle by this, whichever request says it."""
+def refuse_by(monkeypatch: pytest.MonkeyPatch, acknowledge: Callable[..., Any]) -> None:
+    """Replace the function by which the broker acknowledges records, for requests of both protocols."""
     for module in (acknowledgement_conversion, acknowledgements):
-        monkeypatch.setattr(module, "settle", settle)
+        monkeypatch.setattr(module, "acknowledge", acknowledge)
 
 
 @pytest.mark.row("D8")
@@ -62,8 +62,8 @@ def test_a_mistake_in_writing_what_is_said_is_told_and_the_next_is_sent(
             async with client.receive("mistake", group=group) as receiver, asyncio.timeout(scaled(20)):
                 *wrong, right = await taken(receiver, 6)
                 with monkeypatch.context() as planted:
-                    planted.setattr(ack_sender, "runs_of", lambda _: 1 // 0)
-                    planted.setattr(share_requests, "runs_of", lambda _: 1 // 0)
+                    planted.setattr(ack_sender, "merge_contiguous", lambda _: 1 // 0)
+                    planted.setattr(share_requests, "merge_contiguous", lambda _: 1 // 0)
                     for message in wrong:  # more than may be under way at a time
                         with pytest.raises(ClientFailed):
                             await message.ack()

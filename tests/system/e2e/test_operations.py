@@ -270,7 +270,7 @@ def test_document_speaks_only_of_metrics_and_settings_that_exist(served_broker: 
         "holds_not_loaded",
         "dead_letters_pending",
     }
-    rooms = [ROOT / "src" / "mansio" / "api" / "http" / "cluster_numbers.py"]
+    rooms = [ROOT / "src" / "mansio" / "api" / "http" / "metrics_cluster.py"]
     rooms += (ROOT / "src" / "mansio" / "cluster").rglob("*.py")
     of_a_cluster = {
         word.lower()

@@ -136,7 +136,7 @@ class BrokerStats(MetricsSource, Protocol):
     def warnings(self) -> Iterable[Problem]:
         """What somebody should look at, although the broker does its work. Reasons: `corrupt_batch`, `log_truncated`,
         `disk_full`, `hold_released`, `holds_not_loaded`, `dead_letters_pending`, and those of a cluster: see
-        `cluster_numbers`."""
+        `metrics_cluster`."""
 
     def on_disk_full_change(self, listener: Callable[[], object]) -> None:
         """Have `listener` called when a write finds the disk full, and when one finds room again."""
