@@ -24,7 +24,8 @@ import mansio
 from bench import frames
 from bench.servers import Server, create_topic, start_mansio
 from mansio.client.producer.producer import ProducerOptions
-from mansio.host.host import HostClock, HostDisk
+from mansio.host.clock import HostClock
+from mansio.host.disk import HostDisk
 from mansio.storage.file_cache import FileCache
 from mansio.storage.log import Log, LogSettings
 from mansio.wire.batch.record_batch import check_batch

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 
-from mansio.host.host import HostDisk, HostFile
+from mansio.host.disk import HostDisk, HostFile
 
 BATCH = os.urandom(1024)
 FILE_COUNTS = (1, 2, 4, 8, 16, 64, 256)

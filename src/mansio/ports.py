@@ -11,6 +11,8 @@ Always true: nothing here does anything; no module below `broker` imports `os`, 
 from __future__ import annotations
 
 import errno
+from dataclasses import dataclass
+from random import uniform
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
@@ -170,8 +172,35 @@ class Scheduler(Protocol):
 
     def promise(self) -> Promise[Any]: ...
 
+    async def sleep(self, delay_ms: float) -> None: ...
+
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Timer:
         """Run a coroutine on its own; an exception in it is logged under `name`, never lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential backoff with jitter (KIP-580): delays between attempts.
+
+    `first_ms` is multiplied by `factor` for each further failure, up to `longest_ms`; each delay varies by the fraction
+    `jitter` of it, so that clients which failed together do not retry together. `uniform` is the source of random
+    numbers: code that a simulator runs passes `Random.uniform` of its own port.
+    """
+
+    first_ms: float = 50
+    longest_ms: float = 1_000
+    factor: float = 2.0
+    jitter: float = 0.2
+    uniform: Callable[[float, float], float] = uniform
+
+    def delay_ms(self, failures: int) -> float:
+        """Delay in milliseconds after the `failures`-th consecutive failure (from 1)."""
+        delay_ms = min(self.longest_ms, self.first_ms * self.factor ** min(failures - 1, 30))
+        return delay_ms * self.uniform(1 - self.jitter, 1 + self.jitter) if self.jitter else delay_ms
+
+    def delay_seconds(self, failures: int) -> float:
+        """`delay_ms` in seconds."""
+        return self.delay_ms(failures) / 1000
 
 
 class Background(Protocol):

@@ -15,7 +15,7 @@ import pytest
 
 from mansio.errors import ConcurrentChange, InvalidRequest, StorageError, Unavailable
 from mansio.host.asyncio_loop import AsyncioScheduler
-from mansio.host.host import HostClock
+from mansio.host.clock import HostClock
 from mansio.metadata.metadata_store import (
     Ambiguous,
     Compacted,

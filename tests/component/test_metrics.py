@@ -36,7 +36,8 @@ from mansio.api.http.server import HttpServer
 from mansio.api.http.service_stats import ServiceStats
 from mansio.broker.services.statistics import SAMPLE_EVERY
 from mansio.config.settings import Settings
-from mansio.host.host import HostClock, HostFile
+from mansio.host.clock import HostClock
+from mansio.host.disk import HostFile
 from mansio.metadata.controller.controller import ELECTION_CAUSES
 from mansio.metadata.etcd.call_outcome import Outcome
 from mansio.metadata.image import MetadataImage
@@ -461,7 +462,7 @@ def test_failed_sync_shows_in_health_and_metrics_with_its_partition(
             raise OSError(errno.EIO, "Input/output error", self.path)
         true(self)
 
-    monkeypatch.setattr("mansio.host.host.HostDisk.sync_all", lambda self, path: False)
+    monkeypatch.setattr("mansio.host.disk.HostDisk.sync_all", lambda self, path: False)
     with mansio.Broker(tmp_path / "data") as broker:
         with RawPeer(int(broker.address.rpartition(":")[2])) as writer:
             for topic in ("bad", "good"):

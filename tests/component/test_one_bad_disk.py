@@ -10,7 +10,7 @@ import pytest
 
 import mansio
 from mansio.api.kafka.server.connection import Connection
-from mansio.host.host import HostDisk, HostFile
+from mansio.host.disk import HostDisk, HostFile
 from mansio.wire.apis import produce
 from support.raw_peer import RawPeer, batch_of, fetch_frame, produce_frame
 from support.waiting import wait_until
@@ -31,7 +31,7 @@ class BadDisk:
         for name, bad in (("read_at", self.reads), ("sync", self.syncs)):
             monkeypatch.setattr(HostFile, name, self._failing(getattr(HostFile, name), bad))
         # one file system, so that files are synced one by one
-        monkeypatch.setattr("mansio.host.host.HostDisk.sync_all", lambda self, path: False)
+        monkeypatch.setattr("mansio.host.disk.HostDisk.sync_all", lambda self, path: False)
 
     @staticmethod
     def _failing(true: Callable[..., Any], bad: set[str]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mansio.host.host import HostRandom
+from mansio.host.clock import HostRandom
 from mansio.metadata.etcd.config import EtcdConfig
 from mansio.metadata.etcd.store import EtcdStore
 from mansio.metadata.metadata_store import Compare, Delete, Entry, Event, Listing, Put, TransactionResult

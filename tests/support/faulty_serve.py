@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mansio.cli.main import main
-from mansio.host.host import HostDisk, HostFile
+from mansio.host.disk import HostDisk, HostFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from mansio.broker.services.topics import TopicService
 from mansio.config.settings import Settings
 from mansio.host.asyncio_loop import AsyncioScheduler
-from mansio.host.host import BackgroundThread, HostRandom
+from mansio.host.clock import HostRandom
+from mansio.host.threads import BackgroundThread
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.sqlite.store import SqliteStore
 

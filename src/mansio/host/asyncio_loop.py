@@ -50,6 +50,9 @@ class AsyncioScheduler:
     def promise(self) -> Promise[Any]:
         return self._loop.create_future()
 
+    async def sleep(self, delay_ms: float) -> None:
+        await asyncio.sleep(delay_ms / 1000)
+
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Timer:
         task = self._loop.create_task(work, name=name)
         self._tasks.add(task)

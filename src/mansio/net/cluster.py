@@ -29,13 +29,14 @@ from mansio.errors import (
 from mansio.net.addresses import parse_addresses
 from mansio.net.connection import DEFAULT_OPTIONS, Connection, ConnectionOptions
 from mansio.net.metadata import Node, TopicView, topic_view
-from mansio.net.retry import DEFAULT_BACKOFF, Backoff, error_for, raise_for, retrying
+from mansio.net.retry import DEFAULT_BACKOFF, error_for, raise_for, retrying
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.codec import messages
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from mansio.ports import Backoff
     from mansio.wire.topic_partition import TopicPartition
 
 T = TypeVar("T")

@@ -7,11 +7,10 @@ Delays grow exponentially up to a bound and are jittered, so that clients that f
 from __future__ import annotations
 
 import asyncio
-import random
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from mansio.errors import BY_KAFKA_CODE, MansioError, RequestTimedOut, Unavailable, error_for_code
+from mansio.ports import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -31,21 +30,6 @@ RETRIABLE_CODES = frozenset(
     }
 )
 """Retriable error codes of the protocol that have no error class here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Backoff:
-    """Delays between attempts: the first, the longest, their growth factor, and the random fraction of each."""
-
-    first_ms: float = 50
-    longest_ms: float = 1_000
-    factor: float = 2.0
-    jitter: float = 0.2
-
-    def delay_seconds(self, failures: int) -> float:
-        """Delay in seconds after the `failures`-th consecutive failure (from 1)."""
-        delay_ms = min(self.longest_ms, self.first_ms * self.factor ** min(failures - 1, 30))
-        return delay_ms * random.uniform(1 - self.jitter, 1 + self.jitter) / 1000
 
 
 DEFAULT_BACKOFF = Backoff()

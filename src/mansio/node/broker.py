@@ -22,8 +22,10 @@ from mansio.config.cluster import WILDCARD_HOSTS
 from mansio.config.settings import Address
 from mansio.host import file_descriptors
 from mansio.host.asyncio_loop import AsyncioScheduler
-from mansio.host.host import BackgroundThread, HostClock, HostDisk, HostRandom, boot_id
+from mansio.host.clock import HostClock, HostRandom, boot_id
+from mansio.host.disk import HostDisk
 from mansio.host.host_ports import HostPorts
+from mansio.host.threads import BackgroundThread
 from mansio.logs import fields
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.sqlite.store import SqliteStore

@@ -59,7 +59,6 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.metadata.model import Topic, TopicChange
     from mansio.node.cluster_member import ClusterMember
-    from mansio.ports import Promise
     from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
 
 logger = logging.getLogger(__name__)
@@ -415,14 +414,9 @@ class BrokerRuntime:
                 logger.error("final_sync_timed_out", extra=known)
                 self.partitions.close(save=False)
                 return
-            await self._sleep(SYNC_POLL_MS)
+            await self.host_ports.scheduler.sleep(SYNC_POLL_MS)
         self.partitions.close(save=True)
         self.group_commit.close()
-
-    async def _sleep(self, delay_ms: float) -> None:
-        promise: Promise[None] = self.host_ports.scheduler.promise()
-        self.host_ports.scheduler.call_later(delay_ms, promise.set_result, None)
-        await promise
 
 
 def _ignore_offset(group_id: str, topic: str, partition: int, committed: CommittedOffset | None) -> None:

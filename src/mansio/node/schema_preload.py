@@ -12,7 +12,7 @@ import logging
 import time
 from typing import TYPE_CHECKING, Final
 
-from mansio.host.host import BackgroundThread
+from mansio.host.threads import BackgroundThread
 from mansio.logs import fields
 from mansio.wire.codec import messages
 

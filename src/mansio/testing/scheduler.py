@@ -177,6 +177,14 @@ class SimulatedScheduler:
     def promise(self) -> SimulatedPromise[Any]:
         return SimulatedPromise(self)
 
+    async def sleep(self, delay_ms: float) -> None:
+        promise = self.promise()
+        timer = self.call_later(delay_ms, _complete, promise)
+        try:
+            await promise
+        finally:
+            timer.cancel()
+
     def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Task:
         return Task(self, work, name)
 
@@ -197,6 +205,11 @@ class SimulatedScheduler:
         self.stopped = True
         self.held.clear()
         close_unstarted(self)
+
+
+def _complete(promise: SimulatedPromise[None]) -> None:
+    if not promise.done():
+        promise.set_result(None)
 
 
 class SimulatedPromise(Generic[T]):

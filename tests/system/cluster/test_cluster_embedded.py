@@ -12,7 +12,7 @@ import mansio
 from mansio.broker.maintenance.data_check import check_data_directory
 from mansio.broker.maintenance.data_dir_mode import CLUSTERED
 from mansio.errors import ConfigError
-from mansio.host.host import HostDisk
+from mansio.host.disk import HostDisk
 from support.etcd import one_etcd
 from support.waiting import wait_until
 

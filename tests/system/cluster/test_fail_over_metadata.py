@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mansio.broker.services.topics import NewTopic, TopicService
 from mansio.config.settings import Settings
 from mansio.host.asyncio_loop import AsyncioScheduler
-from mansio.host.host import HostClock, HostRandom
+from mansio.host.clock import HostClock, HostRandom
 from mansio.metadata.controller.controller import Controller
 from mansio.metadata.etcd.config import EtcdConfig
 from mansio.metadata.etcd.lease import ThreadKeepAlive

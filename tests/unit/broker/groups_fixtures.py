@@ -91,6 +91,11 @@ class VirtualScheduler:
     def promise(self) -> Promise:
         return Promise(self)
 
+    async def sleep(self, delay_ms: float) -> None:
+        promise = self.promise()
+        self.call_later(delay_ms, promise.set_result, None)
+        await promise
+
     def spawn(self, work: Awaitable[Any], *, name: str) -> Timer:
         task = Promise(self)
         steps = work.__await__()

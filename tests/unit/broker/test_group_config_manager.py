@@ -17,7 +17,7 @@ from mansio.config.config_entries import Source
 from mansio.config.settings import Settings
 from mansio.config.topic_config import Change, Operation
 from mansio.errors import InvalidConfig, InvalidGroupId, InvalidRequest, PolicyViolation
-from mansio.host.host import HostRandom
+from mansio.host.clock import HostRandom
 from mansio.metadata import metadata_store
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import Put

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from mansio.errors import Unavailable
 from mansio.host.asyncio_loop import AsyncioScheduler
-from mansio.host.host import HostClock
+from mansio.host.clock import HostClock
 from mansio.metadata.lifecycle.session import Session
 from mansio.metadata.metadata_store import LeaseExpired
 from mansio.node.lease_keep_alive import LeaseKeepAlive

@@ -13,7 +13,7 @@ from mansio.broker.maintenance.orphaned_directories import OrphanedDirectories
 from mansio.broker.partition.partition_files import topic_directory
 from mansio.errors import StorageError
 from mansio.host.asyncio_loop import AsyncioScheduler
-from mansio.host.host import HostDisk
+from mansio.host.disk import HostDisk
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import Entry, Keys
 from mansio.metadata.model import CREATING, LIVE, Topic

@@ -10,7 +10,7 @@ import pytest
 import mansio.broker.services.quotas
 from mansio.broker.services.quotas import Quota, QuotaService
 from mansio.errors import InvalidRequest, PolicyViolation
-from mansio.host.host import HostClock, HostRandom
+from mansio.host.clock import HostClock, HostRandom
 from mansio.metadata import metadata_store
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import Put

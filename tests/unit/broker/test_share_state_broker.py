@@ -9,7 +9,7 @@ import pytest
 
 from mansio.config.settings import Settings
 from mansio.errors import NotCoordinator
-from mansio.host.host import boot_id
+from mansio.host.clock import boot_id
 from mansio.node.broker import Broker
 from support.share_state_fixtures import begun, key_of, leased
 

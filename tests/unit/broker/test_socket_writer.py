@@ -14,7 +14,7 @@ import pytest
 
 from mansio.api.kafka.server.socket_writer import SLICE_BYTES_MIN, SocketWriter
 from mansio.host.asyncio_loop import new_event_loop
-from mansio.host.host import HostDisk
+from mansio.host.disk import HostDisk
 from mansio.storage.log import LogSlice
 from support.machine import scaled
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mansio.client.admin.groups import GroupListings, list_groups
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
-from mansio.net.retry import Backoff
+from mansio.ports import Backoff
 from mansio.wire.api_versions import ApiKey
 from unit.net.stub_broker import HANG_UP, StubBroker
 

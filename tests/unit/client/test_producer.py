@@ -24,7 +24,7 @@ from mansio.errors import (
 )
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
-from mansio.net.retry import Backoff
+from mansio.ports import Backoff
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.produce import PartitionResult
 from support.machine import scaled

@@ -13,7 +13,7 @@ from mansio.client.producer.producer import Producer
 from mansio.errors import ConnectionLost, InvalidRecord, MansioError, RequestTimedOut
 from mansio.net.cluster import Cluster
 from mansio.net.connection import ConnectionOptions
-from mansio.net.retry import Backoff
+from mansio.ports import Backoff
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.produce import PartitionResult
 from unit.client.model_log import ModelLog, serve_log

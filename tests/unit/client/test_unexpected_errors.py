@@ -15,7 +15,7 @@ from mansio.client.tasks import ClientFailed
 from mansio.client.types import TopicPartition
 from mansio.errors import UnknownTopicOrPartition
 from mansio.net.cluster import Cluster
-from mansio.net.retry import Backoff
+from mansio.ports import Backoff
 from mansio.wire.apis import fetch
 from unit.client.model_log import ModelLog
 from unit.client.test_producer import producing, run, values

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.errors import StorageError, Unavailable
-from mansio.host.host import HostRandom
+from mansio.host.clock import HostRandom
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.metadata_store import Ambiguous, Delete, Entry, Put, TransactionResult
 from mansio.metadata.topic_plan import NewTopic

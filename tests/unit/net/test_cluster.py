@@ -19,7 +19,8 @@ from mansio.net.addresses import parse_addresses
 from mansio.net.cluster import Cluster, check_top_level
 from mansio.net.connection import ConnectionOptions
 from mansio.net.offsets import EARLIEST, commit_offsets, list_offsets
-from mansio.net.retry import Backoff, error_for, retrying
+from mansio.net.retry import error_for, retrying
+from mansio.ports import Backoff
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.topic_partition import TopicPartition
 from support.machine import scaled

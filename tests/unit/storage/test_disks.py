@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mansio.errors import DataDirectoryLocked
-from mansio.host.host import BackgroundThread, HostClock, HostDisk, HostRandom
+from mansio.host.clock import HostClock, HostRandom
+from mansio.host.disk import HostDisk
+from mansio.host.threads import BackgroundThread
 from mansio.testing.disk import SimulatedDisk
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ import os
 import shutil
 from pathlib import Path
 
-from mansio.host.host import HostClock, HostDisk
+from mansio.host.clock import HostClock
+from mansio.host.disk import HostDisk
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk
 from support.logs import ManualClock, append, check_contents, make_batch

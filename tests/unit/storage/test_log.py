@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mansio.errors import ConcurrentChange, FencedLeaderEpoch, OffsetOutOfRange, StorageError
-from mansio.host.host import HostClock, HostDisk
+from mansio.host.clock import HostClock
+from mansio.host.disk import HostDisk
 from mansio.storage.file_cache import FileCache
 from mansio.storage.log import Log, LogSettings
 from mansio.testing.disk import SimulatedDisk

@@ -40,6 +40,7 @@ from mansio.errors import (
     StorageError,
 )
 from mansio.logs import fields
+from mansio.ports import Backoff
 from mansio.wire.batch.record_batch import build_batch, check_stored_batch
 from mansio.wire.batch.record_reader import read_records
 
@@ -68,6 +69,7 @@ LOAD_RETRY_MS: Final = 200
 LOAD_BACKOFF_MS: Final = 1000
 """Backoff after those attempts, doubled each time: the disk may recover, and no other broker can load the view."""
 LOAD_BACKOFF_MS_MAX: Final = 60_000
+LOAD_BACKOFF: Final = Backoff(LOAD_BACKOFF_MS, LOAD_BACKOFF_MS_MAX, jitter=0)
 
 KeyValue = tuple[bytes, bytes | None]
 
@@ -265,10 +267,10 @@ class CoordinatorRuntime:
         while not context.has_ended and not await self._try_load(context):
             context.attempts += 1
             if (beyond := context.attempts - LOAD_ATTEMPTS_MAX) >= 0:
-                pause_ms = min(LOAD_BACKOFF_MS << min(beyond, 20), LOAD_BACKOFF_MS_MAX)
+                pause_ms = LOAD_BACKOFF.delay_ms(beyond + 1)
                 self._scheduler.call_later(pause_ms, self._schedule_load, context)
                 return
-            await self._pause(LOAD_RETRY_MS)
+            await self._scheduler.sleep(LOAD_RETRY_MS)
 
     async def _try_load(self, context: CoordinatorContext) -> bool:
         try:
@@ -367,11 +369,6 @@ class CoordinatorRuntime:
         turn = self._scheduler.promise()
         self._scheduler.call_soon(_complete, turn)
         await turn
-
-    async def _pause(self, delay_ms: float) -> None:
-        over = self._scheduler.promise()
-        self._scheduler.call_later(delay_ms, _complete, over)
-        await over
 
     # ------------------------------------------------------------------ append and commit
 

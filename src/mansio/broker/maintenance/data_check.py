@@ -27,7 +27,8 @@ from mansio.config import topic_config
 from mansio.errors import CorruptLog, MansioError, StorageError
 from mansio.host.asyncio_loop import AsyncioScheduler
 from mansio.host.atomic_file import TEMPORARY_SUFFIX
-from mansio.host.host import BackgroundThread, HostRandom
+from mansio.host.clock import HostRandom
+from mansio.host.threads import BackgroundThread
 from mansio.metadata.image import MetadataImage
 from mansio.metadata.sqlite.format import verify_store
 from mansio.metadata.sqlite.store import SqliteStore

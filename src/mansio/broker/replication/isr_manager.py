@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition import Partition
     from mansio.metadata.metadata_store import Keys, MetadataStore
     from mansio.metadata.model import PartitionState
-    from mansio.ports import Promise, Random, Scheduler, Timer
+    from mansio.ports import Random, Scheduler, Timer
     from mansio.state.replica import ReplicationProgress
 
 logger = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class IsrManager:
                         topic=led.partition.topic, partition=led.partition.index, reason=error.message
                     ),
                 )
-                await self._sleep(wait_ms)
+                await self._scheduler.sleep(wait_ms)
                 wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
                 continue
             if done.succeeded:
@@ -264,7 +264,9 @@ class IsrManager:
                 return
             break
         await self._read_with_retries(led)
-        await self._sleep(RETRY_MS)  # whatever it failed for, the view of the metadata has to catch up first
+        await self._scheduler.sleep(
+            RETRY_MS
+        )  # whatever it failed for, the view of the metadata has to catch up first
 
     async def _read_with_retries(self, led: _LeaderPartition) -> None:
         wait_ms = RETRY_MS
@@ -272,7 +274,7 @@ class IsrManager:
             try:
                 await self._read_again(led)
             except MansioError:
-                await self._sleep(wait_ms)
+                await self._scheduler.sleep(wait_ms)
                 wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
             else:
                 return
@@ -325,13 +327,3 @@ class IsrManager:
 
     def _key(self, led: _LeaderPartition) -> str:
         return self._keys.partition(led.partition.topic_id, led.partition.index)
-
-    async def _sleep(self, wait_ms: float) -> None:
-        promise: Promise[None] = self._scheduler.promise()
-        self._scheduler.call_later(wait_ms, _settle, promise)
-        await promise
-
-
-def _settle(promise: Promise[None]) -> None:
-    if not promise.done():
-        promise.set_result(None)

@@ -18,6 +18,7 @@ from mansio.errors import (
     error_for_code,
 )
 from mansio.logs import fields
+from mansio.ports import Backoff
 from mansio.state.quota import TokenBucket
 from mansio.wire.apis import replica_fetch
 from mansio.wire.apis.fetch import FetchPartition, decode_response, encode_request
@@ -406,9 +407,9 @@ class ReplicaFetcher:
     # Waiting
 
     def _backoff_ms(self, attempts: int) -> float:
-        settings = self._context.settings
-        wait_ms = min(settings.backoff_ms << min(attempts - 1, 20), settings.backoff_ms_max)
-        return wait_ms * self._context.random.uniform(1 - JITTER, 1 + JITTER)
+        settings, uniform = self._context.settings, self._context.random.uniform
+        backoff = Backoff(settings.backoff_ms, settings.backoff_ms_max, jitter=JITTER, uniform=uniform)
+        return backoff.delay_ms(attempts)
 
     async def _sleep(self, wait_ms: float) -> None:
         """Until the time is over, or something new is to be copied."""

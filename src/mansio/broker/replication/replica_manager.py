@@ -21,6 +21,7 @@ from mansio.broker.partition.partition import Partition
 from mansio.broker.replication.under_min_isr_log import UnderMinIsrLog
 from mansio.errors import CorruptLog, MansioError, StorageError
 from mansio.logs import fields
+from mansio.ports import Backoff
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -38,6 +39,7 @@ TRY_AGAIN_MS = 1000
 """After the disk did not let a topic be opened or removed, then twice as long; and how often failed logs are looked
 for."""
 TRY_AGAIN_MS_MAX = 60_000
+RETRY_BACKOFF = Backoff(TRY_AGAIN_MS, TRY_AGAIN_MS_MAX, jitter=0)
 
 
 class ReplicaManager:
@@ -186,7 +188,7 @@ class ReplicaManager:
             await work(topic_id, topic)
         except (MansioError, OSError) as error:
             attempts = self._failed[topic_id] = self._failed.get(topic_id, 0) + 1
-            pause_ms = min(TRY_AGAIN_MS << min(attempts - 1, 20), TRY_AGAIN_MS_MAX)
+            pause_ms = round(RETRY_BACKOFF.delay_ms(attempts))
             known = fields(topic=topic.name, reason=error, again_in_ms=pause_ms)
             logger.error("partition_maintenance_failed", extra=known)
             topics.pop(topic_id, None)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.metadata.model import PartitionState, Topic
-    from mansio.ports import Promise, Random, Scheduler
+    from mansio.ports import Random, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -230,7 +230,7 @@ class TopicLifecycle:
                     known = fields(topic=topic.name, reason=error.message)
                     logger.warning("unfinished_topic_deletion_failed", extra=known)
                 is_told = True
-            await self._pause(ABANDON_AGAIN_MS)
+            await self._scheduler.sleep(ABANDON_AGAIN_MS)
 
     async def _is_abandoned(self, topic: Topic) -> bool:
         """What the store has counts: the steps that failed may have happened all the same, also the last one."""
@@ -249,16 +249,6 @@ class TopicLifecycle:
             found = self._unfinished(topic)
         await self.remove(found)
         return True
-
-    async def _pause(self, delay_ms: float) -> None:
-        promise: Promise[None] = self._scheduler.promise()
-
-        def over() -> None:
-            if not promise.done():
-                promise.set_result(None)
-
-        self._scheduler.call_later(delay_ms, over)
-        await promise
 
     async def remove(self, topic: Topic) -> None:
         """Remove the data, then the partitions' keys, then the topic's."""

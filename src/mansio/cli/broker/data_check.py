@@ -89,7 +89,7 @@ def _is_rebuilt_by_broker(finding: Finding) -> bool:
 
 def _examine(directory: str, repair: bool) -> DataCheckReport:
     from mansio.broker.maintenance.data_check import NOBODY, Progress, check_data_directory
-    from mansio.host.host import HostDisk
+    from mansio.host.disk import HostDisk
 
     disk = HostDisk()
     if not sys.stderr.isatty():

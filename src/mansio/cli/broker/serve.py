@@ -193,7 +193,7 @@ def _http_server(settings: Settings, view: ServiceStats, address: Address) -> Ht
     from mansio.api.http.event_loop_monitor import EventLoopMonitor
     from mansio.api.http.server import HttpServer
     from mansio.host.asyncio_loop import AsyncioScheduler
-    from mansio.host.host import HostClock
+    from mansio.host.clock import HostClock
 
     watch = EventLoopMonitor(AsyncioScheduler(asyncio.get_running_loop()), HostClock())
     return HttpServer(assemble(view, watch, disk_monitor(settings)), *address)

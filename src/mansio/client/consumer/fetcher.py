@@ -29,7 +29,7 @@ from mansio.net.cluster import group_by_topic
 from mansio.net.earliest_timer import EarliestTimer
 from mansio.net.metadata import NO_TOPIC_ID
 from mansio.net.offsets import EARLIEST, LATEST, READ_COMMITTED, list_offsets
-from mansio.net.retry import DEFAULT_BACKOFF, Backoff, error_for
+from mansio.net.retry import DEFAULT_BACKOFF, error_for
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import fetch
 from mansio.wire.batch.record_batch import iterate_batches
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from mansio.net.cluster import Cluster
     from mansio.net.connection import Connection
+    from mansio.ports import Backoff
 
 logger = logging.getLogger(__name__)
 

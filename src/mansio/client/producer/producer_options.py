@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from mansio.net.retry import DEFAULT_BACKOFF, Backoff
+from mansio.net.retry import DEFAULT_BACKOFF
 from mansio.wire.batch.compression import Codec
+
+if TYPE_CHECKING:
+    from mansio.ports import Backoff
 
 CODECS = {codec.name.lower(): codec for codec in Codec}
 

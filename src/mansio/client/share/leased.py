@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from mansio.client.consumer.batch_decoder import BATCH_BYTES_MAX
 from mansio.client.types import Message
 from mansio.errors import InvalidRecordState, InvalidRequest, UnsupportedVersion
-from mansio.net.retry import DEFAULT_BACKOFF, Backoff
+from mansio.net.retry import DEFAULT_BACKOFF
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.errors import MansioError
+    from mansio.ports import Backoff
 
 GAP, ACCEPT, RELEASE, REJECT, RENEW = range(5)
 """Types of acknowledgement, as the protocol numbers them."""

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import Leases, MetadataStore
     from mansio.metadata.model import BrokerChange
-    from mansio.ports import Clock, Promise, Random, Scheduler
+    from mansio.ports import Clock, Random, Scheduler
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class BrokerLifecycle:
                 return session
             if self._leaving:
                 raise Unavailable("the broker is stopping")
-            await self._sleep(RETRY_MS)
+            await self._scheduler.sleep(RETRY_MS)
 
     async def _register(self) -> Session | None:
         key = self._state.keys.session(self._node_id)
@@ -255,7 +255,7 @@ class BrokerLifecycle:
                 return
             except MansioError as error:
                 self._warn("not registered yet", reason=error.message)
-                await self._sleep(RETRY_MS)
+                await self._scheduler.sleep(RETRY_MS)
             else:
                 return
 
@@ -282,7 +282,7 @@ class BrokerLifecycle:
                 if (remaining_s := deadline - self._clock.monotonic()) <= 0:
                     logger.warning("leaderships not handed over in time", extra=fields(partitions=left))
                     return left
-                await self._sleep(min(remaining_s * 1000, RETRY_MS / 10))
+                await self._scheduler.sleep(min(remaining_s * 1000, RETRY_MS / 10))
         except MansioError as error:
             logger.warning("leaderships not handed over", extra=fields(reason=error.message))
         return self._transferable()
@@ -351,16 +351,3 @@ class BrokerLifecycle:
         if now - self._warned_at >= WARNING_INTERVAL_S:
             self._warned_at = now
             logger.warning(event, extra=fields(node=self._node_id, **known))
-
-    async def _sleep(self, delay_ms: float) -> None:
-        promise: Promise[None] = self._scheduler.promise()
-        timer = self._scheduler.call_later(delay_ms, _complete, promise)
-        try:
-            await promise
-        finally:
-            timer.cancel()
-
-
-def _complete(promise: Promise[None]) -> None:
-    if not promise.done():
-        promise.set_result(None)

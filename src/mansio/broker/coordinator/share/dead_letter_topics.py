@@ -220,7 +220,7 @@ class DeadLetterTopics:
                 await self._within(partition.committed(header.last_offset + 1), partition.name)
                 return True
             if looked_at % MEASURED_VALUES_MAX == 0:
-                await self._pause()
+                await self._scheduler.sleep(0)
         return False
 
     async def _holds_there(self, target: DeadLetterPartition, batch: Batch) -> bool:
@@ -294,11 +294,6 @@ class DeadLetterTopics:
             await late
         finally:
             timer.cancel()
-
-    async def _pause(self) -> None:
-        promise: Promise[None] = self._scheduler.promise()
-        self._scheduler.call_later(0, promise.set_result, None)
-        await promise
 
 
 def _is_of(header: BatchHeader, batch: Batch) -> bool:

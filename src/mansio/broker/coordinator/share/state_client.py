@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.share.state_lookup import StateLookup
     from mansio.broker.coordinator.share.state_store import ShareStateStore
-    from mansio.ports import Clock, Promise, Scheduler
+    from mansio.ports import Clock, Scheduler
     from mansio.state.share_partition.types import LoadedState, ShareKey, ShareSummary, Update
 
 T = TypeVar("T")
@@ -239,13 +239,8 @@ class RoutingPersister:
             except (NotCoordinator, CoordinatorNotAvailable, CoordinatorLoadInProgress):
                 if self._clock.monotonic() + delay_ms / 1000 >= end_s:
                     raise
-            await self._pause(delay_ms)
+            await self._scheduler.sleep(delay_ms)
             delay_ms = min(2 * delay_ms, RETRY_DELAY_MS_MAX)
-
-    async def _pause(self, delay_ms: float) -> None:
-        over: Promise[None] = self._scheduler.promise()
-        self._scheduler.call_later(delay_ms, over.set_result, None)
-        await over
 
     def _remember(self, key: ShareKey, read_session: _ReadSession) -> None:
         read_sessions = self._read_sessions

@@ -9,19 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import logging
 import mmap
 import os
-import queue
-import random
 import shutil
 import sys
-import threading
-import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 from mansio.errors import DataDirectoryLocked
-from mansio.logs import fields
 
 try:
     import fcntl
@@ -33,17 +27,12 @@ if TYPE_CHECKING:
 
     from mansio.ports import Buffer
 
-T = TypeVar("T")
-
 FILE_MODE = 0o640
-BOOT_ID = "/proc/sys/kernel/random/boot_id"
 VECTOR_MAX = 1024  # IOV_MAX of Linux and macOS: more buffers than this in one call is EINVAL
 SYNCFS_KERNEL = (5, 8)  # before it, syncfs returned success although writing back had failed
 _BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)  # macOS: fsync alone leaves the bytes in the drive's cache
 _HAS_PWRITEV = hasattr(os, "pwritev")
-
-logger = logging.getLogger(__name__)
 
 
 def _sync_descriptor(descriptor: int) -> None:
@@ -278,86 +267,3 @@ def _kernel_version() -> tuple[int, int]:
         return int(parts[0]), int("".join(c for c in parts[1] if c.isdigit()))
     except (IndexError, ValueError):
         return 0, 0
-
-
-class HostClock:
-    """Wall time, and a monotonic time that goes on while the machine is suspended."""
-
-    __slots__ = ()
-    _SOURCE = getattr(time, "CLOCK_BOOTTIME", getattr(time, "CLOCK_MONOTONIC", None))
-
-    def wall_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> float:
-        if self._SOURCE is None:
-            return time.monotonic()
-        return time.clock_gettime(self._SOURCE)
-
-
-class HostRandom:
-    """The system's randomness."""
-
-    __slots__ = ()
-
-    def bytes(self, length: int) -> bytes:
-        return os.urandom(length)
-
-    def uniform(self, low: float, high: float) -> float:
-        return random.uniform(low, high)
-
-
-class BackgroundThread:
-    """One daemon thread that runs blocking jobs in order; results go back by `call_from_thread`.
-
-    No executor: its futures, locks and work items cost about 90 us per job, more than a sync of a good disk.
-    `call_from_thread` is `Scheduler.call_from_thread` (or anything that runs a callback on the loop).
-    """
-
-    def __init__(self, call_from_thread: Callable[..., object], *, name: str = "mansio-disk") -> None:
-        self._call_from_thread = call_from_thread
-        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[..., None]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._closed = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
-        if self._closed:
-            raise RuntimeError("the background worker is closed")
-        self._jobs.put((work, done))
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._jobs.put(None)
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            work, done = job
-            result, error = None, None
-            try:
-                result = work()
-            except BaseException as caught:  # noqa: BLE001  # handed to `done`, on the loop: the port promises it
-                error = caught
-            self._deliver(done, result, error)
-            del job, work, done, result, error  # an idle worker keeps no file and no traceback alive
-
-    def _deliver(self, done: Callable[..., None], result: Any, error: BaseException | None) -> None:
-        try:
-            self._call_from_thread(done, result, error)
-        except RuntimeError as refused:  # the loop is closed: there is nobody left to tell
-            known = fields(refused=refused, result=error or "ok")
-            logger.warning("background job ended after its loop", extra=known)
-
-
-def boot_id() -> str:
-    """Of the machine's last start, as Linux has it; "" elsewhere."""
-    try:
-        with open(BOOT_ID, encoding="ascii") as file:
-            return file.read().strip()
-    except OSError:
-        return ""

@@ -1,0 +1,64 @@
+"""Worker thread for blocking calls (port `Background`)."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mansio.logs import fields
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class BackgroundThread:
+    """One daemon thread that runs blocking jobs in order; results go back by `call_from_thread`.
+
+    No executor: its futures, locks and work items cost about 90 us per job, more than a sync of a good disk.
+    `call_from_thread` is `Scheduler.call_from_thread` (or anything that runs a callback on the loop).
+    """
+
+    def __init__(self, call_from_thread: Callable[..., object], *, name: str = "mansio-disk") -> None:
+        self._call_from_thread = call_from_thread
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[..., None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Callable[[], T], done: Callable[[T | None, BaseException | None], None]) -> None:
+        if self._closed:
+            raise RuntimeError("the background worker is closed")
+        self._jobs.put((work, done))
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._jobs.put(None)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            work, done = job
+            result, error = None, None
+            try:
+                result = work()
+            except BaseException as caught:  # noqa: BLE001  # handed to `done`, on the loop: the port promises it
+                error = caught
+            self._deliver(done, result, error)
+            del job, work, done, result, error  # an idle worker keeps no file and no traceback alive
+
+    def _deliver(self, done: Callable[..., None], result: Any, error: BaseException | None) -> None:
+        try:
+            self._call_from_thread(done, result, error)
+        except RuntimeError as refused:  # the loop is closed: there is nobody left to tell
+            known = fields(refused=refused, result=error or "ok")
+            logger.warning("background job ended after its loop", extra=known)
