@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
 from mansio.broker.coordinator.group.group_store import java_string_hash
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
+from mansio.broker.services.groups import GroupService
 from mansio.errors import NotLeaderOrFollower
 from mansio.metadata.model import BrokerState
 from unit.broker.groups_fixtures import MemoryPartition, VirtualScheduler
@@ -74,6 +75,7 @@ class ClusterBroker(Broker):
             lookup=cluster,
             topic_resolver=TopicResolver(cluster.live),
         )
+        self.group_service = GroupService(self.groups, node_id=self.node_id)
         self.scheduler.run(self.groups.start(()))
 
     async def create(self) -> list[MemoryPartition]:

@@ -13,6 +13,7 @@ from mansio.api.kafka.handlers import configs as config_handlers
 from mansio.api.kafka.handlers import consumer_groups as consumer_handlers
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
 from mansio.broker.coordinator.group.topic_resolver import TopicResolver
+from mansio.broker.services.groups import GroupService
 from mansio.metadata.model import LIVE, PartitionState, Topic, TopicChange
 from mansio.wire.api_versions import ApiKey
 from unit.broker import test_groups
@@ -89,6 +90,7 @@ class ConsumerBroker(Broker):
             topic_resolver=subscriptions,
             overrides=lambda group_id: self.overrides.get(group_id, {}),
         )
+        self.group_service = GroupService(self.groups, node_id=self.node_id)
         self.scheduler.run(self.groups.start(self.partitions))
 
     def restarted(self) -> ConsumerBroker:

@@ -11,6 +11,7 @@ from mansio.api.kafka.handlers import offsets as offset_handlers
 from mansio.api.kafka.server.request_context import RequestContext
 from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator, GroupSettings
 from mansio.broker.coordinator.group.group_store import java_string_hash
+from mansio.broker.services.groups import GroupService
 from mansio.errors import StorageError
 from mansio.wire.api_versions import OFFERED, ApiKey
 from mansio.wire.codec import messages
@@ -66,6 +67,7 @@ class Broker:
             create_topic=self.create,
             end_offset=lambda topic, partition: 100 if (topic, partition) in (("t", 0), ("t", 1)) else None,
         )
+        self.group_service = GroupService(self.groups, node_id=self.node_id)
         self.scheduler.run(self.groups.start(self.partitions))
 
     async def create(self) -> list[MemoryPartition]:

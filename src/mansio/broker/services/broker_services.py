@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mansio.broker.services.groups import GroupService
 from mansio.broker.services.statistics import Statistics
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class BrokerServices:
         "dead_letters",
         "etcd_member",
         "group_configs",
+        "group_service",
         "groups",
         "log_cleaner",
         "partitions",
@@ -81,6 +83,7 @@ class BrokerServices:
         self.records = records
         self.topics = topics
         self.groups = groups
+        self.group_service = GroupService(groups, node_id=settings.node_id)
         self.quotas = quotas
         self.shares = shares
         self.statistics = statistics or Statistics(clock)

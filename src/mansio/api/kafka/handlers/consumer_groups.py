@@ -1,9 +1,7 @@
-"""ConsumerGroupHeartbeat and ConsumerGroupDescribe: groups whose partitions the broker assigns (KIP-848).
+"""ConsumerGroupHeartbeat and ConsumerGroupDescribe (KIP-848).
 
-Translates only: requests into calls on `service.groups`, its answers and errors into response fields.
-
-Version notes: ConsumerGroupHeartbeat 0 has no regular expressions, and a member without an id is given one; from 1 on
-it comes with its own. ConsumerGroupDescribe 1 tells members of the classic protocol from the others.
+Version notes: ConsumerGroupHeartbeat 0 has no regular expressions, and the broker generates the id of a new
+member; from version 1 on the client generates it. ConsumerGroupDescribe 1 marks members of the classic protocol.
 """
 
 from __future__ import annotations
@@ -11,10 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from mansio.api.kafka.handlers.group_responses import describe_error, heartbeat_fields
-from mansio.broker.coordinator.group.error_mapping import NAME_BYTES_MAX, check_group_id
 from mansio.errors import InvalidRequest, MansioError
-from mansio.metadata.topic_plan import TOPIC_NAME_CHARACTERS_MAX
-from mansio.state.consumer_group.types import JOIN_EPOCH, LEAVE_STATIC_EPOCH, Heartbeat
+from mansio.state.consumer_group.types import JOIN_EPOCH, Heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,8 +23,6 @@ if TYPE_CHECKING:
 
 Fields = dict[str, Any]
 
-TOPIC_NAMES_MAX: Final = 10_000
-"""Names one member may subscribe to; whoever wants more subscribes by an expression."""
 CLASSIC_MEMBER: Final = 0
 CONSUMER_MEMBER: Final = 1
 
@@ -36,34 +30,20 @@ CONSUMER_MEMBER: Final = 1
 async def consumer_group_heartbeat(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
-    """A member joins, is alive, or leaves; it is told its epoch, and its partitions when they are others."""
     try:
-        asked = _heartbeat_request(service, request, context)
-        answer = await service.groups.consumer_heartbeat(request.group_id, asked)
+        heartbeat = _heartbeat_request(service, request, context)
+        answer = await service.group_service.consumer_heartbeat(request.group_id, heartbeat)
     except MansioError as error:
         return {"error_code": error.kafka_code, "error_message": error.message}
     return heartbeat_fields(answer)
 
 
 def _heartbeat_request(service: BrokerServices, request: Struct, context: RequestContext) -> Heartbeat:
-    """The request, checked as far as that needs no group."""
-    names = (request.instance_id, request.rack_id, request.server_assignor, request.subscribed_topic_regex)
-    if any(len(name.encode()) > NAME_BYTES_MAX for name in (request.member_id, *names) if name):
-        raise InvalidRequest("a name is too long")
-    if "" in (request.instance_id, request.rack_id, request.server_assignor):
-        raise InvalidRequest("an instance id, a rack or an assignor is null or has a name")
-    if request.member_epoch < LEAVE_STATIC_EPOCH:
-        raise InvalidRequest(f"{request.member_epoch} is not an epoch")
-    topic_names = request.subscribed_topic_names
-    if topic_names is not None and len(topic_names) > TOPIC_NAMES_MAX:
-        raise InvalidRequest(f"a member may subscribe to {TOPIC_NAMES_MAX} topics by name")
-    if any(len(name) > TOPIC_NAME_CHARACTERS_MAX for name in topic_names or ()):
-        raise InvalidRequest(f"the name of a topic has at most {TOPIC_NAME_CHARACTERS_MAX} characters")
     member_id = request.member_id
     if not member_id:
         if context.api_version > 0 or request.member_epoch != JOIN_EPOCH:
-            raise InvalidRequest("a member has to say who it is")
-        member_id = service.groups.new_member_id()
+            raise InvalidRequest("a member id is required")
+        member_id = service.group_service.new_member_id()
     return Heartbeat(
         member_id=member_id,
         member_epoch=request.member_epoch,
@@ -72,7 +52,7 @@ def _heartbeat_request(service: BrokerServices, request: Struct, context: Reques
         client_id=context.client_id or "",
         client_host=f"/{context.client_host}",
         rebalance_timeout_ms=request.rebalance_timeout_ms,
-        topic_names=None if topic_names is None else tuple(topic_names),
+        topic_names=None if request.subscribed_topic_names is None else tuple(request.subscribed_topic_names),
         topic_regex=request.subscribed_topic_regex,
         assignor=request.server_assignor,
         owned=None if request.topic_partitions is None else _owned(request.topic_partitions),
@@ -86,15 +66,13 @@ def _owned(topics: Iterable[Struct]) -> frozenset[TopicPartition]:
 async def consumer_group_describe(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> Fields:
-    """Each group with its members, what they have and what they are to have; once, however often it is named: a name
-    is three bytes to send, and a large group megabytes to answer."""
+    """Describe each group once, however often it is named: an id has a few bytes, a large group megabytes."""
     return {"groups": [_describe(service, group_id) for group_id in dict.fromkeys(request.group_ids)]}
 
 
 def _describe(service: BrokerServices, group_id: str) -> Fields:
     try:
-        check_group_id(group_id)
-        found = service.groups.inspection.describe_consumer(group_id)
+        found = service.group_service.describe_consumer_group(group_id)
     except MansioError as error:
         return describe_error(group_id, error)
     return {

@@ -1,5 +1,4 @@
-"""What the answers to groups of both new kinds (KIP-848, KIP-932) have in common: a heartbeat's, and that of a group
-that cannot be described."""
+"""Response fields that several group APIs share: errors, heartbeats, groups that cannot be described."""
 
 from __future__ import annotations
 
@@ -14,8 +13,12 @@ if TYPE_CHECKING:
 Fields = dict[str, Any]
 
 
+def error_code(error: MansioError | None) -> int:
+    return 0 if error is None else error.kafka_code
+
+
 def heartbeat_fields(answer: HeartbeatResponse) -> Fields:
-    """A member's epoch, and its partitions when they are others."""
+    """The epoch of a member, and its partitions if they have changed."""
     assignment = None
     if answer.assignment is not None:
         assignment = {"topic_partitions": by_topic(answer.assignment)}
@@ -28,7 +31,7 @@ def heartbeat_fields(answer: HeartbeatResponse) -> Fields:
 
 
 def by_topic(partitions: Iterable[TopicPartition]) -> list[Fields]:
-    """The partitions, grouped by the id of their topic, in the order given."""
+    """The partitions grouped by topic id, in the given order."""
     grouped: dict[bytes, list[int]] = {}
     for topic_id, index in partitions:
         grouped.setdefault(topic_id, []).append(index)
@@ -36,7 +39,7 @@ def by_topic(partitions: Iterable[TopicPartition]) -> list[Fields]:
 
 
 def describe_error(group_id: str, error: MansioError) -> Fields:
-    """In the place of a group's description: why there is none."""
+    """The description of a group that cannot be described: the error."""
     return {
         "group_id": group_id,
         "group_state": "",

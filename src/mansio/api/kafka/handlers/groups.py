@@ -1,18 +1,18 @@
-"""Group membership and administration over the Kafka protocol.
+"""Group membership and administration: FindCoordinator, JoinGroup, SyncGroup, Heartbeat, LeaveGroup, DescribeGroups,
+ListGroups, DeleteGroups.
 
-Translates only: requests into calls on `service.groups`, its answers and errors into response fields.
-
-Version notes: FindCoordinator 4+ takes several keys (KIP-699). JoinGroup 0 has no rebalance timeout (it is
-the session timeout), 4+ makes a new member come back with its id (KIP-394), 9+ may skip the assignment
-(KIP-814). LeaveGroup 3+ takes several members (KIP-345); below, the one member's error is the answer's.
-DescribeGroups 6+ says GROUP_ID_NOT_FOUND where older versions show a group in state Dead (KIP-1043).
+Version notes: FindCoordinator 4+ takes several keys (KIP-699). JoinGroup 0 has no rebalance timeout (the session
+timeout is used), 4+ returns MEMBER_ID_REQUIRED to a new member (KIP-394), 9+ may skip the assignment (KIP-814).
+LeaveGroup 3+ takes several members (KIP-345); in older versions the error of the member is the error of the
+response. DescribeGroups 6+ returns GROUP_ID_NOT_FOUND where older versions return a group in state Dead (KIP-1043).
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from mansio.broker.coordinator.group.error_mapping import check_group_id
+from mansio.api.kafka.handlers.group_responses import error_code
+from mansio.broker.services.groups import LeavingMember
 from mansio.errors import (
     CoordinatorNotAvailable,
     GroupIdNotFound,
@@ -25,6 +25,7 @@ from mansio.state.classic_group.types import Join, Protocol, Sync
 if TYPE_CHECKING:
     from mansio.api.kafka.server.request_context import RequestContext
     from mansio.broker.services.broker_services import BrokerServices
+    from mansio.metadata.model import BrokerState
     from mansio.wire.codec.messages import Struct
 
 Fields = dict[str, Any]
@@ -37,7 +38,7 @@ NO_NODE: Final = {"node_id": -1, "host": "", "port": -1}
 
 
 async def find_coordinator(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
-    """A single node coordinates every group; in a cluster the leader of the partition does that it lives in."""
+    """The leader of its partition of `__consumer_offsets` coordinates a group; a single node coordinates all."""
     keys = [request.key] if context.api_version < 4 else request.coordinator_keys
     found = [
         {"key": key, **await _coordinator(service, request.key_type, key or "", context)} for key in keys
@@ -52,43 +53,25 @@ async def _coordinator(service: BrokerServices, key_type: int, key: str, context
         if key_type == KEY_TRANSACTION:
             raise TransactionsNotOffered
         if key_type == KEY_SHARE:
-            node_id, host, port = await _share_coordinator(service, key, context)
+            broker = await _share_coordinator(service, key)
         elif key_type == KEY_GROUP:
-            check_group_id(key)
-            node_id, host, port = await _group_coordinator(service, key, context)
+            broker = await service.group_service.find_coordinator(key)
         else:
-            raise InvalidRequest(f"there is no coordinator of type {key_type}")
+            raise InvalidRequest(f"unknown coordinator type {key_type}")
     except MansioError as error:
         return {**NO_NODE, "error_code": error.kafka_code, "error_message": error.message}
-    return {"node_id": node_id, "host": host, "port": port, "error_code": 0}
+    if broker is None:  # clients reach this broker by the listener they used
+        host, port = context.listener
+        return {"node_id": service.settings.node_id, "host": host, "port": port, "error_code": 0}
+    return {"node_id": broker.node_id, "host": broker.host, "port": broker.port, "error_code": 0}
 
 
-async def _group_coordinator(
-    service: BrokerServices, group_id: str, context: RequestContext
-) -> tuple[int, str, int]:
-    """Who coordinates a group, and where clients reach that broker."""
-    own, groups = service.settings.node_id, service.groups
-    if groups.lookup is None:
-        return own, *context.listener
-    await groups.ready()
-    broker = groups.lookup.leader(groups.store.index_of(group_id))
-    if broker is None:
-        raise CoordinatorNotAvailable(f"nobody leads the partition that group {group_id!r} lives in")
-    if broker.node_id == own:
-        return own, *context.listener
-    return broker.node_id, broker.host, broker.port
-
-
-async def _share_coordinator(
-    service: BrokerServices, key: str, context: RequestContext
-) -> tuple[int, str, int]:
-    """Who keeps the state of a share partition, named as `group:topic id:partition`."""
+async def _share_coordinator(service: BrokerServices, key: str) -> BrokerState | None:
+    """The broker that stores the state of a share partition (`group:topic id:partition`); None if it is this broker."""
     if service.share_state is None:
-        raise CoordinatorNotAvailable("this broker keeps no state of share groups")
+        raise CoordinatorNotAvailable("this broker has no share coordinator")
     broker = await service.share_state.find_state_leader(key)
-    if broker is None or broker.node_id == service.settings.node_id:
-        return service.settings.node_id, *context.listener
-    return broker.node_id, broker.host, broker.port
+    return None if broker is None or broker.node_id == service.settings.node_id else broker
 
 
 async def join_group(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
@@ -98,7 +81,7 @@ async def join_group(service: BrokerServices, request: Struct, context: RequestC
         member_id=request.member_id,
         instance_id=request.group_instance_id,
         client_id=context.client_id or "",
-        client_host=f"/{context.client_host}",  # as Kafka has it, and its tools print it
+        client_host=f"/{context.client_host}",  # the format of Kafka, which its tools print
         session_timeout_ms=request.session_timeout_ms,
         rebalance_timeout_ms=request.session_timeout_ms if rebalance_timeout_ms < 0 else rebalance_timeout_ms,
         protocol_type=request.protocol_type,
@@ -108,7 +91,7 @@ async def join_group(service: BrokerServices, request: Struct, context: RequestC
     )
     no_protocol = None if version >= 7 else ""
     try:
-        answer = await service.groups.join(request.group_id, join)
+        answer = await service.group_service.join(request.group_id, join)
     except MansioError as error:
         return {
             "error_code": error.kafka_code,
@@ -147,7 +130,7 @@ async def sync_group(service: BrokerServices, request: Struct, context: RequestC
         protocol=request.protocol_name,
     )
     try:
-        answer = await service.groups.sync(request.group_id, sync)
+        answer = await service.group_service.sync(request.group_id, sync)
     except MansioError as error:
         return {"error_code": error.kafka_code}
     return {
@@ -159,7 +142,7 @@ async def sync_group(service: BrokerServices, request: Struct, context: RequestC
 
 async def heartbeat(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     try:
-        service.groups.heartbeat(
+        service.group_service.heartbeat(
             request.group_id, request.member_id, request.group_instance_id, request.generation_id
         )
     except MansioError as error:
@@ -169,41 +152,38 @@ async def heartbeat(service: BrokerServices, request: Struct, context: RequestCo
 
 async def leave_group(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     if context.api_version < 3:
-        return {"error_code": _leave(service, request.group_id, request.member_id, None)}
+        members = [LeavingMember(request.member_id, None)]
+    else:
+        members = [LeavingMember(each.member_id, each.group_instance_id) for each in request.members]
     try:
-        check_group_id(request.group_id)
-        service.groups.store.find(request.group_id)  # whoever is not the coordinator says so for all of them
+        errors = service.group_service.leave(request.group_id, members)
     except MansioError as error:
         return {"error_code": error.kafka_code}
+    codes = [error_code(each) for each in errors]
+    if context.api_version < 3:
+        return {"error_code": codes[0]}
     return {
         "members": [
             {
-                "member_id": each.member_id,
-                "group_instance_id": each.group_instance_id,
-                "error_code": _leave(service, request.group_id, each.member_id, each.group_instance_id),
+                "member_id": member.member_id,
+                "group_instance_id": member.instance_id,
+                "error_code": code,
             }
-            for each in request.members
+            for member, code in zip(members, codes, strict=True)
         ]
     }
 
 
-def _leave(service: BrokerServices, group_id: str, member_id: str, instance_id: str | None) -> int:
-    try:
-        service.groups.leave(group_id, member_id, instance_id)
-    except MansioError as error:
-        return error.kafka_code
-    return 0
-
-
 async def describe_groups(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
-    asked = dict.fromkeys(request.groups)  # a name is short, and what is answered of a large group is not
-    return {"groups": [_describe(service, each, context.api_version) for each in asked]}
+    group_ids = dict.fromkeys(
+        request.groups
+    )  # each once: an id is short, the description of a large group is not
+    return {"groups": [_describe(service, each, context.api_version) for each in group_ids]}
 
 
 def _describe(service: BrokerServices, group_id: str, version: int) -> Fields:
     try:
-        check_group_id(group_id)
-        found = service.groups.inspection.describe(group_id)
+        found = service.group_service.describe(group_id)
         if found.state == "Dead" and version >= 6:
             raise GroupIdNotFound(f"there is no group {group_id!r}")
     except MansioError as error:
@@ -230,8 +210,7 @@ def _describe(service: BrokerServices, group_id: str, version: int) -> Fields:
 
 async def list_groups(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     try:
-        led = service.groups.led_partitions(service.settings.node_id)
-        groups = service.groups.inspection.list_groups(request.states_filter, request.types_filter, led=led)
+        groups = service.group_service.list_groups(request.states_filter, request.types_filter)
     except MansioError as error:
         return {"error_code": error.kafka_code}
     return {
@@ -248,12 +227,10 @@ async def list_groups(service: BrokerServices, request: Struct, context: Request
 
 
 async def delete_groups(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
-    results = []
-    for group_id in request.groups_names:
-        error_code = 0
-        try:
-            await service.groups.delete(group_id)
-        except MansioError as error:
-            error_code = error.kafka_code
-        results.append({"group_id": group_id, "error_code": error_code})
-    return {"results": results}
+    errors = await service.group_service.delete(request.groups_names)
+    return {
+        "results": [
+            {"group_id": group_id, "error_code": error_code(error)}
+            for group_id, error in zip(request.groups_names, errors, strict=True)
+        ]
+    }

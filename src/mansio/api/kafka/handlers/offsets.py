@@ -1,11 +1,9 @@
-"""Committed offsets over the Kafka protocol.
+"""OffsetCommit, OffsetFetch and OffsetDelete.
 
-Translates only: requests into calls on `service.groups.offsets`, its answers and errors into response fields.
-
-Version notes: OffsetCommit 2-4 carry a retention time, which is ignored (`offsets.retention.minutes` holds
-for all). OffsetFetch 8+ asks for several groups (KIP-709); 2+ with null topics asks for everything (before
-version 8 the error of the group stands at the top; in version 1 only beside each partition). Require-stable
-(7+) is always fulfilled: there are no transactions.
+Version notes: OffsetCommit 2-4 carry a retention time, which is ignored (`offsets.retention.minutes` applies to all).
+OffsetFetch 8+ requests several groups (KIP-709); 2+ with null topics requests all offsets (before version 8 the
+error of the group is at the top level; in version 1 only in each partition). Require-stable (7+) is always
+fulfilled: there are no transactions.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from mansio.broker.coordinator.group.error_mapping import as_coordinator_error
+from mansio.api.kafka.handlers.group_responses import error_code
 from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
 from mansio.errors import InvalidRequest, MansioError
 
@@ -43,16 +41,16 @@ async def offset_commit(service: BrokerServices, request: Struct, context: Reque
     ]
     codes: list[int]
     try:
-        results = await service.groups.offsets.commit(
+        results = await service.group_service.commit_offsets(
             request.group_id,
             offsets,
             member_id=request.member_id,
             instance_id=request.group_instance_id,
             generation=request.generation_id_or_member_epoch,
         )
-        codes = [0 if each is None else each.kafka_code for each in results]
+        codes = [error_code(each) for each in results]
     except MansioError as error:
-        codes = [as_coordinator_error(error).kafka_code] * len(offsets)
+        codes = [error.kafka_code] * len(offsets)
     return {"topics": _answered([(each.topic, each.partition) for each in offsets], codes)}
 
 
@@ -72,7 +70,7 @@ async def offset_fetch(service: BrokerServices, request: Struct, context: Reques
 
 
 def _duplicate_group(asked: Struct) -> Fields:
-    """A few bytes ask for all that a group has committed, so each group is answered once in a request."""
+    """Each group is answered once per request: a few bytes request all offsets of a group."""
     return {"group_id": asked.group_id, "topics": [], "error_code": InvalidRequest.kafka_code}
 
 
@@ -80,17 +78,17 @@ async def _fetch(service: BrokerServices, request: Struct, version: int) -> Fiel
     wanted = None
     if request.topics is not None:
         wanted = [(topic.name, index) for topic in request.topics for index in topic.partition_indexes]
-    error_code = 0
+    code = 0
     found: dict[TopicPartition, CommittedOffset] = {}
     try:
         member_id, member_epoch = "", -1
         if version >= 9:
             member_id, member_epoch = request.member_id or "", request.member_epoch
-        found = await service.groups.offsets.fetch(
+        found = await service.group_service.fetch_offsets(
             request.group_id, wanted, member_id=member_id, member_epoch=member_epoch
         )
     except MansioError as error:
-        error_code = as_coordinator_error(error).kafka_code
+        code = error.kafka_code
     topics: dict[str, list[Fields]] = {}
     for key in wanted if wanted is not None else sorted(found):
         committed = found.get(key)
@@ -100,23 +98,23 @@ async def _fetch(service: BrokerServices, request: Struct, version: int) -> Fiel
                 "committed_offset": -1 if committed is None else committed.offset,
                 "committed_leader_epoch": -1 if committed is None else committed.leader_epoch,
                 "metadata": "" if committed is None else committed.metadata,
-                "error_code": error_code if version < 2 else 0,
+                "error_code": code if version < 2 else 0,
             }
         )
     return {
         "group_id": request.group_id,
         "topics": [{"name": name, "partitions": partitions} for name, partitions in topics.items()],
-        "error_code": error_code,
+        "error_code": code,
     }
 
 
 async def offset_delete(service: BrokerServices, request: Struct, context: RequestContext) -> Fields:
     wanted = [(topic.name, each.partition_index) for topic in request.topics for each in topic.partitions]
     try:
-        results = await service.groups.offsets.delete(request.group_id, wanted)
+        results = await service.group_service.delete_offsets(request.group_id, wanted)
     except MansioError as error:
-        return {"error_code": as_coordinator_error(error).kafka_code}
-    return {"topics": _answered(wanted, [0 if each is None else each.kafka_code for each in results])}
+        return {"error_code": error.kafka_code}
+    return {"topics": _answered(wanted, [error_code(each) for each in results])}
 
 
 def _answered(partitions: Sequence[TopicPartition], codes: Sequence[int]) -> list[Fields]:

@@ -1,0 +1,189 @@
+"""Groups and committed offsets: use cases for every protocol.
+
+Validates requests, calls the group coordinator, and maps errors of `__consumer_offsets` to errors that clients of a
+coordinator handle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from mansio.broker.coordinator.group.error_mapping import (
+    NAME_BYTES_MAX,
+    check_group_id,
+    coordinator_errors,
+)
+from mansio.errors import CoordinatorNotAvailable, InvalidRequest, MansioError
+from mansio.metadata.topic_plan import TOPIC_NAME_CHARACTERS_MAX
+from mansio.state.consumer_group.types import LEAVE_STATIC_EPOCH
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
+
+    from mansio.broker.coordinator.group.group_coordinator import GroupCoordinator
+    from mansio.broker.coordinator.group.group_inspection import (
+        DescribedConsumerGroup,
+        DescribedGroup,
+        ListedGroup,
+    )
+    from mansio.broker.coordinator.group.offset_manager import OffsetToCommit
+    from mansio.metadata.model import BrokerState
+    from mansio.state.classic_group.types import Join, JoinResponse, Sync, SyncResponse
+    from mansio.state.consumer_group.types import Heartbeat, HeartbeatResponse
+    from mansio.wire.internal_records.offset_and_group_records import CommittedOffset
+
+TOPIC_NAMES_MAX: Final = 10_000
+"""Topic names in the subscription of one member; larger subscriptions use a regular expression."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeavingMember:
+    """A member of a classic group that leaves; a static member may be identified by its instance id alone."""
+
+    member_id: str
+    instance_id: str | None
+
+
+class GroupService:
+    """Membership, committed offsets and administration of groups."""
+
+    def __init__(self, coordinator: GroupCoordinator, *, node_id: int) -> None:
+        self._coordinator = coordinator
+        self._node_id = node_id
+
+    async def find_coordinator(self, group_id: str) -> BrokerState | None:
+        """The broker that coordinates a group; None if it is this broker. Raises `InvalidGroupId`,
+        `CoordinatorNotAvailable`."""
+        check_group_id(group_id)
+        coordinator = self._coordinator
+        if coordinator.lookup is None:
+            return None
+        await coordinator.ready()
+        broker = coordinator.lookup.leader(coordinator.store.index_of(group_id))
+        if broker is None:
+            raise CoordinatorNotAvailable(f"the partition of group {group_id!r} has no leader")
+        return None if broker.node_id == self._node_id else broker
+
+    # ------------------------------------------------------------------ membership
+
+    async def join(self, group_id: str, request: Join) -> JoinResponse:
+        """Add a classic member; returns at the end of the rebalance. Raises as `GroupCoordinator.join`."""
+        return await self._coordinator.join(group_id, request)
+
+    async def sync(self, group_id: str, request: Sync) -> SyncResponse:
+        """Return the assignment of a classic member. Raises as `GroupCoordinator.sync`."""
+        return await self._coordinator.sync(group_id, request)
+
+    def heartbeat(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> None:
+        """Extend the session of a classic member. Raises `RebalanceInProgress` when it has to rejoin."""
+        self._coordinator.heartbeat(group_id, member_id, instance_id, generation)
+
+    def leave(self, group_id: str, members: Iterable[LeavingMember]) -> list[MansioError | None]:
+        """Remove classic members. Returns the error of each member, or None. Raises `InvalidGroupId`, and
+        `NotCoordinator` and the like, which concern all of them."""
+        check_group_id(group_id)
+        self._coordinator.store.find(group_id)
+        errors: list[MansioError | None] = []
+        for member in members:
+            try:
+                self._coordinator.leave(group_id, member.member_id, member.instance_id)
+            except MansioError as error:
+                errors.append(error)
+            else:
+                errors.append(None)
+        return errors
+
+    def new_member_id(self) -> str:
+        """Generate an id for a member of the consumer protocol that has none."""
+        return self._coordinator.new_member_id()
+
+    async def consumer_heartbeat(self, group_id: str, request: Heartbeat) -> HeartbeatResponse:
+        """Handle a heartbeat of the consumer protocol; returns once its changes are committed. Raises `InvalidRequest`,
+        and as `ConsumerGroups.heartbeat`."""
+        _check_heartbeat(request)
+        return await self._coordinator.consumer_heartbeat(group_id, request)
+
+    # ------------------------------------------------------------------ offsets
+
+    async def commit_offsets(
+        self,
+        group_id: str,
+        offsets: Sequence[OffsetToCommit],
+        *,
+        member_id: str = "",
+        instance_id: str | None = None,
+        generation: int = -1,
+    ) -> list[MansioError | None]:
+        """Commit offsets; returns the error of each one, or None, when the others are durable. Raises as
+        `OffsetManager.commit`."""
+        with coordinator_errors():
+            return await self._coordinator.offsets.commit(
+                group_id, offsets, member_id=member_id, instance_id=instance_id, generation=generation
+            )
+
+    async def fetch_offsets(
+        self,
+        group_id: str,
+        wanted: Iterable[tuple[str, int]] | None = None,
+        *,
+        member_id: str = "",
+        member_epoch: int = -1,
+    ) -> dict[tuple[str, int], CommittedOffset]:
+        """The committed offsets of the wanted partitions, or of all. Raises as `OffsetManager.fetch`."""
+        with coordinator_errors():
+            return await self._coordinator.offsets.fetch(
+                group_id, wanted, member_id=member_id, member_epoch=member_epoch
+            )
+
+    async def delete_offsets(
+        self, group_id: str, wanted: Sequence[tuple[str, int]]
+    ) -> list[MansioError | None]:
+        """Delete committed offsets; returns the error of each partition, or None. Raises as `OffsetManager.delete`."""
+        with coordinator_errors():
+            return await self._coordinator.offsets.delete(group_id, wanted)
+
+    # ------------------------------------------------------------------ administration
+
+    def list_groups(self, states: Collection[str] = (), types: Collection[str] = ()) -> list[ListedGroup]:
+        """The groups that this broker coordinates, filtered by state and type. Raises `CoordinatorLoadInProgress`."""
+        led = self._coordinator.led_partitions(self._node_id)
+        return self._coordinator.inspection.list_groups(states, types, led=led)
+
+    def describe(self, group_id: str) -> DescribedGroup:
+        """A classic group; a group that does not exist has the state Dead. Raises `InvalidGroupId` and the errors
+        of the coordinator."""
+        check_group_id(group_id)
+        return self._coordinator.inspection.describe(group_id)
+
+    def describe_consumer_group(self, group_id: str) -> DescribedConsumerGroup:
+        """A consumer group. Raises `InvalidGroupId`, `GroupIdNotFound` and the errors of the coordinator."""
+        check_group_id(group_id)
+        return self._coordinator.inspection.describe_consumer(group_id)
+
+    async def delete(self, group_ids: Iterable[str]) -> list[MansioError | None]:
+        """Delete empty groups with their offsets. Returns the error of each group, or None."""
+        errors: list[MansioError | None] = []
+        for group_id in group_ids:
+            try:
+                await self._coordinator.delete(group_id)
+            except MansioError as error:
+                errors.append(error)
+            else:
+                errors.append(None)
+        return errors
+
+
+def _check_heartbeat(request: Heartbeat) -> None:
+    """Raise `InvalidRequest` for what no group accepts."""
+    names = (request.instance_id, request.rack_id, request.assignor, request.topic_regex)
+    if any(len(name.encode()) > NAME_BYTES_MAX for name in (request.member_id, *names) if name):
+        raise InvalidRequest("a name is too long")
+    if "" in (request.instance_id, request.rack_id, request.assignor):
+        raise InvalidRequest("instance id, rack and assignor must be null or not empty")
+    if request.member_epoch < LEAVE_STATIC_EPOCH:
+        raise InvalidRequest(f"{request.member_epoch} is not an epoch")
+    if request.topic_names is not None and len(request.topic_names) > TOPIC_NAMES_MAX:
+        raise InvalidRequest(f"a member may subscribe to at most {TOPIC_NAMES_MAX} topics by name")
+    if any(len(name) > TOPIC_NAME_CHARACTERS_MAX for name in request.topic_names or ()):
+        raise InvalidRequest(f"a topic name has at most {TOPIC_NAME_CHARACTERS_MAX} characters")
