@@ -66,7 +66,7 @@ class Reply:
 
     def _end(self, frame: bytes, error: MansioError | None) -> None:
         self._is_over = True
-        self._tasks.answered(self, self._on_end, frame, error)
+        self._tasks.complete(self, self._on_end, frame, error)
 
 
 class Tasks:
@@ -91,7 +91,7 @@ class Tasks:
         self._replies.add(reply)
         return reply
 
-    def answered(self, reply: Reply, on_end: OnEnd, frame: bytes, error: MansioError | None) -> None:
+    def complete(self, reply: Reply, on_end: OnEnd, frame: bytes, error: MansioError | None) -> None:
         """Handle the end of a reply."""
         self._replies.discard(reply)
         try:

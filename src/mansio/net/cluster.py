@@ -165,9 +165,9 @@ class Cluster:
     async def refresh(self, topics: Iterable[str] | None) -> None:
         """Fetch metadata of `topics` (empty: only brokers; None: all topics). Concurrent callers share a response."""
         wanted = None if topics is None else set(topics)
-        asked = asyncio.get_running_loop().time()
+        requested = asyncio.get_running_loop().time()
         async with self._refreshing:
-            if wanted and all(self._fetched_since(topic, asked) for topic in wanted):
+            if wanted and all(self._fetched_since(topic, requested) for topic in wanted):
                 return
             await self._fetch_metadata(wanted)
 

@@ -194,7 +194,7 @@ class Connection(asyncio.BufferedProtocol):
             self._backlog.append((buffers, correlation_id))
             return
         self._in_flight += 1
-        assert self._transport is not None  # connections are handed out only when connected
+        assert self._transport is not None  # `open` returns connected connections only
         self._transport.writelines(buffers)
 
     def send_one_way(self, buffers: Sequence[Buffer]) -> None:
@@ -286,7 +286,7 @@ class Connection(asyncio.BufferedProtocol):
                 del self._waiting[correlation_id]
                 continue
             self._in_flight += 1
-            assert self._transport is not None  # connections are handed out only when connected
+            assert self._transport is not None  # `open` returns connected connections only
             self._transport.writelines(buffers)
 
     def _answer(self, correlation_id: int, frame: memoryview) -> None:
@@ -323,11 +323,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
 
-def _highest_api_versions(body: bytes, asked: int) -> int:
+def _highest_api_versions(body: bytes, requested: int) -> int:
     """The highest version of ApiVersions that a refusal names. If it cannot be decoded, the requested version, so that
     the caller tries the next lower one."""
     try:
         theirs = messages.decode_response(ApiKey.API_VERSIONS, 0, body)
     except WireError:
-        return asked
+        return requested
     return next((int(api.max_version) for api in theirs.api_keys if api.api_key == ApiKey.API_VERSIONS), 0)

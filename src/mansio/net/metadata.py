@@ -53,9 +53,9 @@ class TopicView(NamedTuple):
         return leader
 
 
-def topic_view(answer: Any) -> TopicView:
+def topic_view(response: Any) -> TopicView:
     """The view of one topic of a Metadata response."""
-    found = sorted(answer.partitions, key=lambda partition: int(partition.partition_index))
+    found = sorted(response.partitions, key=lambda partition: int(partition.partition_index))
     partitions = tuple(
         PartitionView(
             partition.partition_index,
@@ -67,8 +67,8 @@ def topic_view(answer: Any) -> TopicView:
         for partition in found
     )
     if any(partition.index != position for position, partition in enumerate(partitions)):
-        raise LeaderNotAvailable(f"the metadata of topic {answer.name} lacks partitions")
-    return TopicView(answer.name, _id_bytes(answer.topic_id), partitions, answer.is_internal)
+        raise LeaderNotAvailable(f"the metadata of topic {response.name} lacks partitions")
+    return TopicView(response.name, _id_bytes(response.topic_id), partitions, response.is_internal)
 
 
 def _id_bytes(topic_id: Any) -> bytes:

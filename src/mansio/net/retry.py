@@ -39,7 +39,7 @@ def error_for(code: int, message: str | None = None) -> MansioError:
     """The typed error of a broker's error code (not 0)."""
     if code in BY_KAFKA_CODE or code not in RETRIABLE_CODES:
         return error_for_code(code, message or "")
-    return Unavailable(message or f"the broker answered with error code {code}")
+    return Unavailable(message or f"the broker returned error code {code}")
 
 
 def raise_for(code: int, message: str | None = None) -> None:

@@ -39,7 +39,7 @@ class RequestHeader(NamedTuple):
 def read_request_header(frame: Buffer) -> RequestHeader:
     """Decode the header of one request frame. Raises `WireError` if it is not one.
 
-    The API key and version may be unknown to Mansio: the caller decides what to answer.
+    The API key and version may be unknown to Mansio: the caller decides on the response.
     """
     size = len(frame)
     if size < 10:

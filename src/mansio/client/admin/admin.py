@@ -230,7 +230,7 @@ class Admin:
             "configuration_keys": None,
         }
         fields = {"resources": [resource], "include_synonyms": False, "include_documentation": documentation}
-        answer = await self._cluster.request(
+        response = await self._cluster.request(
             ApiKey.DESCRIBE_CONFIGS,
             fields,
             node_id=int(name) if kind == "broker" else None,
@@ -247,7 +247,7 @@ class Admin:
                 entry.is_sensitive,
                 entry.documentation,
             )
-            for entry in answer.results[0].configs
+            for entry in response.results[0].configs
         }
 
     async def alter_topic_config(
@@ -316,7 +316,7 @@ class Admin:
         shift: int | None = None,
         dry_run: bool = False,
     ) -> dict[TopicPartition, int]:
-        """Move a group without members: to a place (`to`), or `shift` offsets on from what it has committed.
+        """Reset the offsets of a group without members: to a position (`to`), or by `shift` from the committed offsets.
 
         Offsets are kept within what the partition has. Returns the new ones. `UnknownMember` while the group has
         members.
@@ -346,9 +346,9 @@ class Admin:
             for topic, indexes in grouped.items()
         ]
 
-        def check(answer: Any) -> None:
-            raise_for(answer.error_code)
-            for topic in answer.topics:
+        def check(response: Any) -> None:
+            raise_for(response.error_code)
+            for topic in response.topics:
                 for entry in topic.partitions:
                     raise_for(entry.error_code)
 
@@ -392,9 +392,9 @@ class Admin:
 def _check_each(field_name: str) -> Any:
     """A check for responses with an error per item; only one item was requested, so its error is raised."""
 
-    def check(answer: Any) -> None:
-        raise_for(getattr(answer, "error_code", 0))
-        for item in getattr(answer, field_name):
+    def check(response: Any) -> None:
+        raise_for(getattr(response, "error_code", 0))
+        for item in getattr(response, field_name):
             raise_for(item.error_code, getattr(item, "error_message", None))
 
     return check

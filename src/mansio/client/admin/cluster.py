@@ -98,14 +98,14 @@ class ClusterAdmin:
 
     async def status(self) -> ClusterStatus:
         """The brokers, including fenced ones if the cluster reports them."""
-        answer = await self._cluster.request(
+        response = await self._cluster.request(
             ApiKey.DESCRIBE_CLUSTER,
             {
                 "include_cluster_authorized_operations": False,
                 "endpoint_type": 1,
                 "include_fenced_brokers": True,
             },
-            check=lambda answer: raise_for(answer.error_code, answer.error_message),
+            check=lambda response: raise_for(response.error_code, response.error_message),
         )
         brokers = tuple(
             BrokerStatus(
@@ -113,12 +113,12 @@ class ClusterAdmin:
                 broker.host,
                 broker.port,
                 broker.rack,
-                broker.broker_id == answer.controller_id,
+                broker.broker_id == response.controller_id,
                 broker.is_fenced,
             )
-            for broker in sorted(answer.brokers, key=lambda broker: int(broker.broker_id))
+            for broker in sorted(response.brokers, key=lambda broker: int(broker.broker_id))
         )
-        return ClusterStatus(answer.cluster_id, answer.controller_id, brokers)
+        return ClusterStatus(response.cluster_id, response.controller_id, brokers)
 
     async def partitions(self, topics: Iterable[str] | None = None) -> list[PartitionStatus]:
         """All partitions of these topics, or of all topics including internal ones. Raises
@@ -126,22 +126,22 @@ class ClusterAdmin:
         wanted = None if topics is None else sorted(set(topics))
         if wanted == []:
             return []
-        found = [answer async for answer in self._pages(wanted)]
-        least = await self._min_in_sync(sorted({answer.name for answer in found}))
+        found = [response async for response in self._pages(wanted)]
+        least = await self._min_in_sync(sorted({response.name for response in found}))
         return [
             PartitionStatus(
-                answer.name,
+                response.name,
                 partition.partition_index,
                 partition.leader_id,
                 partition.leader_epoch,
                 tuple(partition.replica_nodes),
                 tuple(partition.isr_nodes),
                 tuple(partition.offline_replicas),
-                least.get(answer.name),
-                answer.is_internal,
+                least.get(response.name),
+                response.is_internal,
             )
-            for answer in found
-            for partition in sorted(answer.partitions, key=lambda one: int(one.partition_index))
+            for response in found
+            for partition in sorted(response.partitions, key=lambda one: int(one.partition_index))
         ]
 
     async def elect(
@@ -163,12 +163,12 @@ class ClusterAdmin:
             else [{"topic": topic, "partitions": indexes} for topic, indexes in grouped.items()],
             "timeout_ms": timeout_ms,
         }
-        answer = await self._cluster.request_controller(
-            ApiKey.ELECT_LEADERS, fields, check=lambda answer: raise_for(getattr(answer, "error_code", 0))
+        response = await self._cluster.request_controller(
+            ApiKey.ELECT_LEADERS, fields, check=lambda response: raise_for(getattr(response, "error_code", 0))
         )
         results = [
             _result(topic.topic, partition)
-            for topic in answer.replica_election_results
+            for topic in response.replica_election_results
             for partition in topic.partition_result
         ]
         self._cluster.mark_stale({result.topic for result in results})
@@ -208,21 +208,21 @@ class ClusterAdmin:
                 {"resource_type": TOPIC_RESOURCE, "resource_name": name, "configuration_keys": [MIN_IN_SYNC]}
                 for name in topics[begin : begin + TOPICS_PER_REQUEST]
             ]
-            answer = await self._cluster.request(
+            response = await self._cluster.request(
                 ApiKey.DESCRIBE_CONFIGS,
                 {"resources": resources, "include_synonyms": False, "include_documentation": False},
             )
-            for result in answer.results:
+            for result in response.results:
                 for entry in result.configs or ():
                     if entry.name == MIN_IN_SYNC and entry.value is not None:
                         found[result.resource_name] = int(entry.value)
         return found
 
 
-def _result(topic: str, answer: Any) -> ElectionResult:
-    code = answer.error_code
+def _result(topic: str, response: Any) -> ElectionResult:
+    code = response.error_code
     if code == ELECTION_NOT_NEEDED:
-        return ElectionResult(topic, answer.partition_id, "not needed")
+        return ElectionResult(topic, response.partition_id, "not needed")
     if code:
-        return ElectionResult(topic, answer.partition_id, "failed", error_for(code, answer.error_message))
-    return ElectionResult(topic, answer.partition_id, "elected")
+        return ElectionResult(topic, response.partition_id, "failed", error_for(code, response.error_message))
+    return ElectionResult(topic, response.partition_id, "elected")

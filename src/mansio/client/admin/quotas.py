@@ -50,12 +50,12 @@ class QuotaAdmin:
 
     async def list(self) -> list[Quota]:
         """All configured quotas."""
-        answer = await self._cluster.request(
+        response = await self._cluster.request(
             ApiKey.DESCRIBE_CLIENT_QUOTAS,
             {"components": [], "strict": False},
-            check=lambda answer: raise_for(answer.error_code, answer.error_message),
+            check=lambda response: raise_for(response.error_code, response.error_message),
         )
-        return [_quota(entry) for entry in answer.entries or ()]
+        return [_quota(entry) for entry in response.entries or ()]
 
     async def set(
         self,
@@ -77,8 +77,8 @@ class QuotaAdmin:
         ]
         fields = {"entries": [{"entity": entity, "ops": changes}], "validate_only": validate_only}
 
-        def check(answer: Any) -> None:
-            for entry in answer.entries:
+        def check(response: Any) -> None:
+            for entry in response.entries:
                 raise_for(entry.error_code, entry.error_message)
 
         await self._cluster.request_controller(ApiKey.ALTER_CLIENT_QUOTAS, fields, check=check)

@@ -116,17 +116,17 @@ class ShareAdmin:
     async def describe(self, group: str) -> ShareGroupDescription:
         """State and members of a group. Raises `GroupIdNotFound`, also for a group of another type."""
 
-        def check(answer: Any) -> None:
-            for one in answer.groups:
+        def check(response: Any) -> None:
+            for one in response.groups:
                 raise_for(one.error_code, one.error_message)
 
-        answer = await self._cluster.request_coordinator(
+        response = await self._cluster.request_coordinator(
             group,
             ApiKey.SHARE_GROUP_DESCRIBE,
             {"group_ids": [group], "include_authorized_operations": False},
             check=check,
         )
-        found = answer.groups[0]
+        found = response.groups[0]
         return ShareGroupDescription(group, found.group_state, tuple(map(_member, found.members)))
 
     # Offsets
@@ -141,14 +141,14 @@ class ShareAdmin:
             grouped = group_by_topic(list(partitions))
             topics = [{"topic_name": name, "partitions": indexes} for name, indexes in grouped.items()]
 
-        def check(answer: Any) -> None:
-            for one in answer.groups:
+        def check(response: Any) -> None:
+            for one in response.groups:
                 raise_for(one.error_code, one.error_message)
                 for topic in one.topics:
                     for entry in topic.partitions:
                         raise_for(entry.error_code, entry.error_message)
 
-        answer = await self._cluster.request_coordinator(
+        response = await self._cluster.request_coordinator(
             group,
             ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS,
             {"groups": [{"group_id": group, "topics": topics}]},
@@ -158,7 +158,7 @@ class ShareAdmin:
             TopicPartition(topic.topic_name, entry.partition_index): ShareOffset(
                 entry.start_offset, None if entry.lag < 0 else entry.lag
             )
-            for topic in answer.groups[0].topics
+            for topic in response.groups[0].topics
             for entry in topic.partitions
             if entry.start_offset >= 0
         }
@@ -176,9 +176,9 @@ class ShareAdmin:
             for name, indexes in group_by_topic(offsets).items()
         ]
 
-        def check(answer: Any) -> None:
-            raise_for(answer.error_code, answer.error_message)
-            for topic in answer.responses:
+        def check(response: Any) -> None:
+            raise_for(response.error_code, response.error_message)
+            for topic in response.responses:
                 for entry in topic.partitions:
                     raise_for(entry.error_code, entry.error_message)
 
@@ -189,9 +189,9 @@ class ShareAdmin:
     async def delete_offsets(self, group: str, topics: Iterable[str]) -> None:
         """Delete the group's state in these topics. Raises `NonEmptyGroup`, `GroupIdNotFound`."""
 
-        def check(answer: Any) -> None:
-            raise_for(answer.error_code, answer.error_message)
-            for topic in answer.responses:
+        def check(response: Any) -> None:
+            raise_for(response.error_code, response.error_message)
+            for topic in response.responses:
                 raise_for(topic.error_code, topic.error_message)
 
         fields = {"group_id": group, "topics": [{"topic_name": name} for name in topics]}
@@ -221,10 +221,10 @@ class ShareAdmin:
             topics.append({"topic_id": topic_id, "partitions": indexes})
         fields = {"group_id": group, "topics": topics, "spans_max": max(wanted.values())}
         connection = await self._cluster.connection(node_id)
-        answer = await connection.request(ApiKey.DESCRIBE_LEASES, fields)
-        raise_for(answer.error_code, answer.error_message)
+        response = await connection.request(ApiKey.DESCRIBE_LEASES, fields)
+        raise_for(response.error_code, response.error_message)
         failure: MansioError | None = None
-        for topic in answer.topics:
+        for topic in response.topics:
             for entry in topic.partitions:
                 one = TopicPartition(ids[topic.topic_id], entry.partition_index)
                 if entry.error_code == GroupIdNotFound.kafka_code:
@@ -269,11 +269,11 @@ class ShareAdmin:
                 "most": min(most, REDRIVEN_MAX),
             }
             connection = await self._cluster.connection(node_id)
-            answer = await connection.request(ApiKey.REDRIVE_RECORDS, fields)
-            if answer.error_code == UnknownTopicId.kafka_code:
+            response = await connection.request(ApiKey.REDRIVE_RECORDS, fields)
+            if response.error_code == UnknownTopicId.kafka_code:
                 self._cluster.mark_stale((one.topic,))
-            raise_for(answer.error_code, answer.error_message)
-            found[one] = Redriven(answer.offered, answer.done_before, answer.gone, answer.dead)
+            raise_for(response.error_code, response.error_message)
+            found[one] = Redriven(response.offered, response.done_before, response.gone, response.dead)
 
         return (await request_leaders(self._cluster, {partition: None}, ask))[partition]
 

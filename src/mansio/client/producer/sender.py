@@ -258,8 +258,8 @@ class Sender:
             "producer_epoch": -1,
         }
         try:
-            answer = await self._cluster.request(ApiKey.INIT_PRODUCER_ID, fields, check=check_top_level)
-            self._identity = ProducerIdentity(answer.producer_id, answer.producer_epoch)
+            response = await self._cluster.request(ApiKey.INIT_PRODUCER_ID, fields, check=check_top_level)
+            self._identity = ProducerIdentity(response.producer_id, response.producer_epoch)
         except MansioError as error:
             if error.retriable:
                 await asyncio.sleep(self._options.backoff.longest_ms / 1000)
