@@ -24,7 +24,7 @@ help:
 	@echo "make full      checks and all tests except those of nightly (half an hour)"
 	@echo "make check     lint, types, layers, generated documents"
 	@echo "make format    rewrite the source in the project's format, and the generated documents"
-	@echo "make bench     against a floor of the same machine; ARGS='--list' names the cases"
+	@echo "make bench     compared with a baseline of the same machine; ARGS='--list' names the cases"
 	@echo "make bench-peers   beside Redis, PostgreSQL, beanstalkd, NATS, RabbitMQ, Kafka (20 minutes); ARGS='--list'"
 	@echo "make bench-spark   beside the same rows in Parquet files (six minutes); ARGS='--memory 1000000,10000000': memory"
 	@echo "make nightly   random seeds, kills, mutation tests, fuzzing: nightly-tests, -simulated, -spark, -soak, -peers"

@@ -1,8 +1,8 @@
-"""The least three copies can cost: read the same frames, write the bytes, pass them to two others that write them too,
-answer when all three have synced. No checks, no index, nobody who decides anything.
+"""Baseline of a three-way replicated log: decode the same frames, write the bytes, send them to two replicas that write
+them too, respond when all three have synced. No checks, no index, no leader election.
 
-Started three times, with a number, the ports for clients, the ports for copies, and a directory: each takes frames of
-its own clients and copies those of the other two. A file is synced by a thread of its own, shared by all that waits.
+Started three times, with a number, the client ports, the replica ports and a directory: each process is the leader for
+its own clients and replicates the other two. Each file has one sync thread, which serves all waiting writes at once.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ FIRST_TOPIC = 22  # where the name's length is in Produce 7, behind the client i
 
 
 class File:
-    """Appended to on the loop, synced by a thread; `told` gets each end that is durable."""
+    """File appended to on the loop and synced by a thread; `told` is called with each durable end."""
 
     def __init__(self, path, told):
         self.number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -41,7 +41,7 @@ class File:
 
 
 class Leader:
-    """What is written here, and how far it is durable on all three."""
+    """Log of one leader, and its end that is durable on all three processes."""
 
     def __init__(self, path):
         self.waiting, self.durable, self.copies = deque(), [0, 0, 0], []
@@ -91,7 +91,7 @@ class Client(asyncio.BufferedProtocol):
 
 
 class Copy(asyncio.Protocol):
-    """The leader's end of a connection to who copies: bytes out, durable ends in."""
+    """The leader's end of a connection to a replica: sends bytes, receives durable ends."""
 
     def __init__(self, leader, who):
         self.leader, self.who, self.front = leader, who, b""

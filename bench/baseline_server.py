@@ -1,6 +1,6 @@
-"""The least a durable queue can do: read the same frames, write the bytes once, answer. No checks, no index.
+"""Baseline of a durable queue: decode the same frames, write the bytes once, respond. No checks, no index.
 
-With `sync`, answers wait for an fdatasync that began after their write: one thread, shared by all that waits.
+With `sync`, responses wait for an fdatasync that started after their write; one thread syncs for all waiting writes.
 """
 
 import asyncio

@@ -1,13 +1,11 @@
-"""What `make bench` measures, as a table: each case is a load, what it is compared with, and the ratio
-asked for.
-"""
+"""Cases of `make bench`: load, reference and required ratio of each."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-Side = Literal["floor", "floor sync", "mansio", "mansio one partition"]
+Side = Literal["baseline", "baseline sync", "mansio", "mansio one partition"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +22,7 @@ class Case:
     load: tuple[str, ...]
     figure: str = "requests_per_s"
     unit: str = "requests/s"
-    against: Side | None = "floor"
+    against: Side | None = "baseline"
     ratio_min: float | None = None
     partitions: int = 1
     fill: tuple[str, ...] | None = None
@@ -37,9 +35,9 @@ def _produce(*arguments: str) -> tuple[str, ...]:
 FILL = _produce(
     "--depth", "4", "--records", "100", "--size", "1000", "--bytes", str(8 << 20), "--warm-up", "0"
 )
-"""Eight megabytes, so that a fetch of one has something to give."""
+"""Eight megabytes, for fetches of one."""
 BACKLOG = _produce("--depth", "4", "--records", "100", "--bytes", str(40 << 20), "--warm-up", "0")
-"""Some 380,000 records, for members of a share group; they are leased once."""
+"""About 380,000 records for share group members; each is acquired once."""
 
 CASES = (
     Case(
@@ -78,21 +76,21 @@ CASES = (
         "acks-all-1",
         "acks=all, 1 connection",
         _produce("--acks", "-1"),
-        against="floor sync",
+        against="baseline sync",
         ratio_min=0.7,
     ),
     Case(
         "acks-all-8",
         "acks=all, 8 connections",
         _produce("--acks", "-1", "--connections", "8"),
-        against="floor sync",
+        against="baseline sync",
         ratio_min=0.7,
     ),
     Case(
         "acks-all-64",
         "acks=all, 64 connections",
         _produce("--acks", "-1", "--connections", "64"),
-        against="floor sync",
+        against="baseline sync",
         ratio_min=0.7,
     ),
     Case(

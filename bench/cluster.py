@@ -1,19 +1,19 @@
-"""What three synced copies cost: a cluster of three brokers and etcd, against three bare loops that copy and sync the
-same bytes.
+"""Cost of three synced replicas: a cluster of three brokers and etcd, compared with three baseline processes that
+replicate and sync the same bytes.
 
     python -m bench.cluster [--times N] [--seconds S] [--directory DIR] [--only CASE]
 
-Both run at the same time and are measured in turn, in pairs; who goes first alternates, and the ratio is taken per
-pair, because the figures of a shared machine drift. Producers speak acks=all to the leader of a partition with three
-replicas; with several, each of the three leaders has one. All of it is on one machine and one disk: absolute figures
-say what such a machine does, ratios what Mansio adds. The processor time of a batch, over all processes of a side, is
-beside them: where others want the processors too, it says more than the clock.
+Both run at the same time and are measured in pairs; the order alternates, and the ratio is taken per pair, because
+figures of a shared machine drift. Producers use acks=all and send to the leader of a partition with three replicas;
+with several producers, each of the three leaders has one. Everything runs on one machine and one disk: absolute figures
+describe the machine, ratios the overhead of Mansio. The processor time per batch, over all processes of a side, is
+shown as well: it is more reliable than wall time if other processes need the processors.
 
-The floor keeps to the same rules: it answers a batch when all three have synced it, so no more than the producer's
-window is ever in one sync (as many batches as with the brokers: about half a window), and what comes during a sync
-shares the next. It is kinder to itself in two things: it sends what it got without being asked, and each of its files
-has a thread that syncs it. Its files grow with every batch, which a sync has to record; a broker's are made longer
-ahead of the batches.
+The baseline follows the same rules: it acknowledges a batch when all three processes have synced it, so at most the
+producer's window is in one sync (as many batches as with the brokers: about half a window), and batches that arrive
+during a sync share the next one. It has two advantages: it pushes data to replicas without requests, and each of its
+files has its own sync thread. It has one disadvantage: its files grow with every batch, which a sync must record, while
+a broker preallocates its files.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ RATIO_MIN = 0.6
 WARM_UP_S = 0.5
 TOPICS_MAX = 20
 BYTES_MAX = 512 << 20
-"""Of one producer in one run: all copies of a case are on the disk at the same time."""
+"""Limit of one producer in one run: all replicas of a case are on the disk at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One load. `producers`: processes, each with a leader of its own."""
+    """One load. `producers`: number of processes, each with its own leader."""
 
     name: str
     records: int
@@ -75,7 +75,7 @@ CASES = (
 
 @dataclass(frozen=True, slots=True)
 class ProduceTarget:
-    """Where a producer sends: a leader's port, and a topic with one partition there."""
+    """Target of a producer: a leader's port, and a topic with one partition there."""
 
     port: int
     topic: str
@@ -83,13 +83,13 @@ class ProduceTarget:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """Who is measured: a place for each leader, and the processes behind them."""
+    """One side of the comparison: a target per leader, and its processes."""
 
     places: list[ProduceTarget]
     processes: list[int]
 
     def processor_s(self) -> float:
-        """What these processes, and all they started, have used."""
+        """Processor time of these processes and their children."""
         return sum(_processor_s(process) for process in self.processes)
 
 
@@ -98,14 +98,14 @@ def _processor_s(process: int) -> float:
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
         threads = list(Path(f"/proc/{process}/task").iterdir())
         children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return 0.0
     own = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
     return own + sum(map(_processor_s, children))
 
 
 class Started:
-    """A process that said it is ready, with everything it started."""
+    """A process that reported it is ready, with its children."""
 
     def __init__(self, command: list[str], log: Path) -> None:
         self.log = log
@@ -115,7 +115,7 @@ class Started:
             )
 
     def wait_for(self, word: str) -> str:
-        """The line with this word."""
+        """The output line that contains this word."""
         end = time.monotonic() + READY_S
         while True:
             text = self.log.read_text(errors="replace")
@@ -138,7 +138,7 @@ class Started:
 
 @contextmanager
 def baseline(directory: Path) -> Iterator[Side]:
-    """Three bare loops, each the leader of one log; what they wrote is gone afterwards."""
+    """Three baseline processes, each the leader of one log; their data is removed afterwards."""
     clients, copies = ([free_port() for _ in range(BROKERS)] for _ in range(2))
     ports = [",".join(map(str, each)) for each in (clients, copies)]
     directory.mkdir()
@@ -146,11 +146,13 @@ def baseline(directory: Path) -> Iterator[Side]:
     try:
         for number in range(BROKERS):
             command = [sys.executable, "-m", "bench.baseline_cluster", str(number), *ports]
-            own = directory / f"floor-{number}"
+            own = directory / f"baseline-{number}"
             started.append(Started([*command, str(own)], own.with_suffix(".log")))
         for one in started:
             one.wait_for("ready")
-        yield Side([ProduceTarget(port, "floor") for port in clients], [one.process.pid for one in started])
+        yield Side(
+            [ProduceTarget(port, "baseline") for port in clients], [one.process.pid for one in started]
+        )
     finally:
         for one in started:
             one.stop()
@@ -172,7 +174,7 @@ def brokers(directory: Path) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def topics(bootstrap_servers: str, process: int, name: str) -> Iterator[Side]:
-    """A topic for each leader, deleted afterwards; each has taken a record, so its leader knows its role."""
+    """A topic for each leader, deleted afterwards; each got a record, so that its leader is active."""
     made: list[str] = []
     found: dict[int, str] = {}
     number = 0
@@ -199,7 +201,7 @@ def topics(bootstrap_servers: str, process: int, name: str) -> Iterator[Side]:
 
 
 def load(case: Case, side: Side, seconds: float) -> dict[str, float]:
-    """Run the producers of a case at once; their sums, the worst of their percentiles, and what a batch cost."""
+    """Run the producers of a case concurrently: sums, worst percentiles, and processor time per batch."""
     command = [sys.executable, "-m", "bench.load", "produce", "--acks", "-1", "--size", "100"]
     command += [
         "--records",
@@ -241,13 +243,13 @@ def measure(case: Case, sides: dict[str, Side], times: int, seconds: float) -> d
             runs[name].append(load(case, sides[name], seconds))
     ratios = [
         ours["records_per_s"] / theirs["records_per_s"]
-        for ours, theirs in zip(runs["mansio"], runs["floor"], strict=True)
+        for ours, theirs in zip(runs["mansio"], runs["baseline"], strict=True)
     ]
     return {"case": case.name, "ratio_min": case.ratio_min, "ratios": ratios, **runs}
 
 
 def show(outcome: dict[str, Any]) -> str:
-    ours, theirs = outcome["mansio"], outcome["floor"]
+    ours, theirs = outcome["mansio"], outcome["baseline"]
 
     def middle(runs: list[dict[str, float]], figure: str) -> float:
         return statistics.median(run[figure] for run in runs)
@@ -259,9 +261,9 @@ def show(outcome: dict[str, Any]) -> str:
     return (
         f"{outcome['case']:38} {middle(ours, 'records_per_s'):10,.0f} ({min(rates):,.0f}-{max(rates):,.0f}) records/s "
         f"{middle(ours, 'megabytes_per_s'):7.1f} MB/s  p50 {middle(ours, 'p50_ms'):6.1f}  p99 "
-        f"{middle(ours, 'p99_ms'):6.1f} ms  floor {middle(theirs, 'records_per_s'):10,.0f}  ratio "
+        f"{middle(ours, 'p99_ms'):6.1f} ms  baseline {middle(theirs, 'records_per_s'):10,.0f}  ratio "
         f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}){below}  processors "
-        f"{middle(ours, 'processor_us'):,.0f} us/batch, floor {middle(theirs, 'processor_us'):,.0f}"
+        f"{middle(ours, 'processor_us'):,.0f} us/batch, baseline {middle(theirs, 'processor_us'):,.0f}"
     )
 
 
@@ -270,10 +272,10 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--times", type=int, default=5, help="pairs of each case")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each run, after the warm-up")
-    parser.add_argument("--directory", help="where to write; a new directory is made in it and removed")
-    parser.add_argument("--only", help="the cases whose name has this in it")
-    parser.add_argument("--json", type=Path, help="also write every run there")
+    parser.add_argument("--seconds", type=float, default=4.0, help="duration of each run after the warm-up")
+    parser.add_argument("--directory", help="parent of the temporary data directory")
+    parser.add_argument("--only", help="only cases whose name contains this")
+    parser.add_argument("--json", type=Path, help="also write all runs to this file")
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="mansio-bench-cluster-", dir=options.directory))
     outcomes = []
@@ -289,7 +291,7 @@ def main() -> int:
                     continue
                 name = f"case-{number}"
                 with baseline(directory / name) as bare, topics(bootstrap_servers, process, name) as led:
-                    sides = {"floor": bare, "mansio": led}
+                    sides = {"baseline": bare, "mansio": led}
                     outcomes.append(measure(case, sides, options.times, options.seconds))
                 print(show(outcomes[-1]), flush=True)
     finally:

@@ -1,8 +1,8 @@
-"""The bytes a load sends, built once: Produce 7 and Fetch 11, the last versions before flexible headers;
-both name their topic, so one builder serves Mansio, the floor, and any other broker.
+"""Prebuilt requests of the load generator: Produce 7 and Fetch 11, the last versions without flexible headers.
 
-Written apart from `mansio.wire` on purpose: it should not be right only together with what it measures.
-Layouts: https://kafka.apache.org/protocol.html and the record batch format 2 of the Kafka documentation.
+Both name their topic, so one builder serves Mansio, the baseline and any other broker. Written independently of
+`mansio.wire`, so that an error there is not hidden by the same error here.
+Layouts: https://kafka.apache.org/protocol.html and record batch format 2 of the Kafka documentation.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CLIENT_ID = b"bench"
 FETCH_BYTES_MAX = 50 << 20
 TIMEOUT_MS = 30_000
 
-PRODUCED_ERROR_POSITION = 20  # behind the topic's name: length, correlation, counts, name length, partition
+PRODUCED_ERROR_POSITION = 20  # after the topic name: length, correlation, counts, name length, partition
 
 
 def _varint(value: int) -> bytes:
@@ -32,7 +32,7 @@ def _varint(value: int) -> bytes:
 
 
 def batch(records: int, record_bytes: int) -> bytes:
-    """An uncompressed batch of records that have `record_bytes` bytes of value and nothing else."""
+    """An uncompressed batch of records with values of `record_bytes` bytes, without keys and headers."""
     body = bytearray()
     letters = bytes(97 + (7 * position) % 26 for position in range(26))
     for index in range(records):
@@ -57,31 +57,31 @@ def _topic(name: str) -> bytes:
 
 
 def produce_request(topic: str, partition: int, acks: int, records: bytes) -> bytes:
-    """A whole framed Produce request with one batch for one partition."""
+    """A framed Produce request with one batch for one partition."""
     head = struct.pack(">hhi", -1, acks, TIMEOUT_MS) + _topic(topic)
     return _framed(PRODUCE, PRODUCE_VERSION, head + struct.pack(">iii", 1, partition, len(records)) + records)
 
 
 def fetch_request(topic: str, partition: int, offset: int, max_bytes: int, max_wait_ms: int = 500) -> bytes:
-    """A whole framed Fetch request for one partition; answered at once when there is a byte to give."""
+    """A framed Fetch request for one partition, with min bytes 1."""
     head = struct.pack(">iiiibii", -1, max_wait_ms, 1, max(max_bytes, FETCH_BYTES_MAX), 0, 0, -1)
     ask = struct.pack(">iiiqqi", 1, partition, -1, offset, -1, max_bytes)
     return _framed(FETCH, FETCH_VERSION, head + _topic(topic) + ask + struct.pack(">ih", 0, 0))
 
 
 def produce_error(response: bytes | memoryview, topic: str) -> int:
-    """The error code in a whole framed Produce response for one partition."""
+    """The error code in a framed Produce response for one partition."""
     return int(struct.unpack_from(">h", response, PRODUCED_ERROR_POSITION + 2 + len(topic.encode()))[0])
 
 
 def fetch_error(response: bytes | memoryview, topic: str) -> int:
-    """The error code in the front of a framed Fetch response: its own, or its one partition's."""
+    """The error code in the head of a framed Fetch response: top level, or of its partition."""
     whole = int(struct.unpack_from(">h", response, 12)[0])
     return whole or int(struct.unpack_from(">h", response, 32 + len(topic.encode()))[0])
 
 
 def fetched_batches(response: bytes | memoryview, topic: str) -> list[tuple[int, int]]:
-    """(base offset, record count) of the whole batches in a framed Fetch response for one partition."""
+    """(base offset, record count) of the complete batches in a framed Fetch response for one partition."""
     position = 34 + len(topic.encode()) + 8 * 3
     aborted = struct.unpack_from(">i", response, position)[0]
     position += 4 + 16 * max(aborted, 0) + 4 + 4

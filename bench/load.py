@@ -1,14 +1,14 @@
-"""A raw load: prebuilt requests, pipelined over N connections from one thread, answers counted, not
-decoded.
+"""Load generator without a client library: prebuilt requests, pipelined over N connections from one thread; responses
+are counted, not decoded.
 
-Speaks to Mansio and to the floor alike; started by `bench.run` in a process of its own, it prints one line
-of JSON. What keeps it light, so that it is never what is measured: requests are bytes made before the clock
-starts, all that a connection may send goes out in one `send`, Produce answers are counted by dividing bytes
-by their constant length, and fetched records are dropped by the kernel. Its share of a core is in the
-result all the same.
+Works with Mansio and the baseline. `bench.run` starts it in its own process; it prints one line of JSON. It must not be
+the bottleneck: requests are built before the clock starts, everything a connection may send goes out in one `send`,
+Produce responses are counted by dividing the received bytes by their constant length, and the kernel drops fetched
+records. Its processor use is part of the result.
 
-Always true: at most `depth` requests of a connection are unanswered; any error code in an answer that is
-looked at (the last one of every read) ends the run.
+Invariants:
+* At most `depth` requests of a connection are unanswered.
+* An error code in a checked response (the last one of every read) ends the run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one run saw. Rates per second, latencies in microseconds, `load_cpu` in cores."""
+    """Result of one run. Rates per second, latencies in microseconds, `load_cpu` in cores."""
 
     requests: int
     seconds: float
@@ -48,7 +48,7 @@ class Result:
 
 
 def connect(port: int) -> socket.socket:
-    """A non-blocking connection to the server, which may still be starting."""
+    """A non-blocking connection to a server that may still be starting."""
     end = time.monotonic() + CONNECT_DEADLINE_S
     while True:
         try:
@@ -64,7 +64,7 @@ def connect(port: int) -> socket.socket:
 
 
 class Pipeline:
-    """One connection: what is still to send, how many answers are due, and when their requests went out."""
+    """One connection: data to send, number of outstanding responses, and send times of their requests."""
 
     def __init__(self, port: int, topic: str, requests: list[bytes], depth: int) -> None:
         self.socket = connect(port)
@@ -73,13 +73,13 @@ class Pipeline:
         self.request_bytes = len(requests[0])
         turns = -(-depth // len(requests))
         self.block = memoryview(b"".join(requests * turns))
-        self.cursor = 0  # where in the block the next request begins
+        self.cursor = 0  # position of the next request in the block
         self.unsent = memoryview(b"")
         self.unanswered = 0
         self.sent: deque[tuple[float, int]] = deque()
 
     def send(self, now: float) -> None:
-        """Fill the pipe up to `depth`, as far as the socket takes it."""
+        """Send requests up to `depth`, as far as the socket accepts."""
         while True:
             if not self.unsent:
                 room = min(
@@ -98,7 +98,7 @@ class Pipeline:
                 return
 
     def answered(self, count: int, now: float, latencies: list[tuple[float, int]]) -> None:
-        """Book `count` answers against the oldest requests."""
+        """Match `count` responses with the oldest requests."""
         self.unanswered -= count
         while count:
             at, waiting = self.sent[0]
@@ -111,16 +111,16 @@ class Pipeline:
                 self.sent[0] = (at, waiting - taken)
 
 
-class ProduceAnswers:
-    """Counts Produce answers: all of one connection have one length, told by the first."""
+class ProduceResponses:
+    """Counts Produce responses: all responses of a connection have the length of the first one."""
 
     def __init__(self, topic: str) -> None:
         self.topic = topic
         self.length = 0
-        self.front = b""  # of an answer not whole yet
+        self.front = b""  # start of an incomplete response
 
     def read(self, line: socket.socket, buffer: memoryview) -> tuple[int, int]:
-        """(answers, bytes) that came; (-1, 0) when nothing is there."""
+        """(responses, bytes) received; (-1, 0) if there is no data."""
         held = len(self.front)
         buffer[:held] = self.front
         try:
@@ -145,8 +145,8 @@ class ProduceAnswers:
         return count, received
 
 
-class FetchAnswers:
-    """Counts Fetch answers: the front of each is read, the records are dropped by the kernel."""
+class FetchResponses:
+    """Counts Fetch responses: the head of each is read, the kernel drops the records."""
 
     FRONT_BYTES = 34
 
@@ -156,7 +156,7 @@ class FetchAnswers:
         self.left = 0
 
     def read(self, line: socket.socket, buffer: memoryview) -> tuple[int, int]:
-        """As `ProduceAnswers.read`, one answer at most."""
+        """As `ProduceResponses.read`, at most one response."""
         front_bytes = self.FRONT_BYTES + len(self.topic)
         try:
             if self.left:
@@ -177,7 +177,7 @@ class FetchAnswers:
 
 
 def check(error: int) -> None:
-    """End the run on an error the server answered with."""
+    """Raise for an error code of the server."""
     if error:
         sys.exit(f"the server answered with error code {error}")
 
@@ -186,7 +186,7 @@ def run(options: argparse.Namespace) -> Result:
     """Produce or fetch at full speed until the time or the bytes are used up."""
     producing = options.mode == "produce"
     batch = frames.batch(options.records, options.size) if producing else b""
-    pipelines: dict[int, tuple[Pipeline, ProduceAnswers | FetchAnswers]] = {}
+    pipelines: dict[int, tuple[Pipeline, ProduceResponses | FetchResponses]] = {}
     poll = select.epoll()
     for number in range(options.connections):
         partitions = range(number % options.partitions, options.partitions, options.connections)
@@ -195,7 +195,7 @@ def run(options: argparse.Namespace) -> Result:
         else:
             requests = [frames.fetch_request(options.topic, p, 0, options.fetch_bytes) for p in partitions]
         pipeline = Pipeline(options.port, options.topic, requests, options.depth)
-        answers = (ProduceAnswers if producing else FetchAnswers)(options.topic)
+        answers = (ProduceResponses if producing else FetchResponses)(options.topic)
         pipelines[pipeline.socket.fileno()] = pipeline, answers
         poll.register(pipeline.socket, select.EPOLLIN | select.EPOLLOUT | select.EPOLLET)
     return _drive(options, poll, pipelines, len(batch))
@@ -204,7 +204,7 @@ def run(options: argparse.Namespace) -> Result:
 def _drive(
     options: argparse.Namespace,
     poll: select.epoll,
-    pipelines: dict[int, tuple[Pipeline, ProduceAnswers | FetchAnswers]],
+    pipelines: dict[int, tuple[Pipeline, ProduceResponses | FetchResponses]],
     batch_bytes: int,
 ) -> Result:
     buffer = memoryview(bytearray(READ_BYTES + 4096))

@@ -1,4 +1,4 @@
-"""What the runs said: medians, spreads and ratios, as a table for people and JSON for later."""
+"""Report of the runs: medians, spreads and ratios, as a table and as JSON."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Outcome:
         return [run[self.case.figure] for run in getattr(self, side)]
 
     def ratios(self) -> list[float]:
-        """Mansio's figure over its reference's, pair by pair."""
+        """Ratio of Mansio to its reference, per pair."""
         pairs = zip(self.figures("mansio"), self.figures("reference"), strict=False)
         return [ours / theirs if theirs else 0.0 for ours, theirs in pairs]
 
@@ -55,10 +55,10 @@ def _spread(values: list[float]) -> str:
 
 
 def table(outcomes: list[Outcome], extras: dict[str, Any]) -> Table:
-    title = f"Mansio {__version__} against the floor: median, lowest - highest; requests/s if nothing else is said"
+    title = f"Mansio {__version__} against the baseline: median, minimum - maximum; requests/s unless noted"
     shown = Table(title=title, title_justify="left", box=SIMPLE_HEAD)
     shown.add_column("case", no_wrap=True)
-    for column in ("floor", "Mansio", "ratio", "asked", "p50\np99, us", "load\ncpu"):
+    for column in ("baseline", "Mansio", "ratio", "required", "p50\np99, us", "load\ncpu"):
         shown.add_column(column, justify="right", overflow="fold")
     for outcome in outcomes:
         case, ratios = outcome.case, outcome.ratios()
@@ -81,10 +81,10 @@ def table(outcomes: list[Outcome], extras: dict[str, Any]) -> Table:
 
 
 def size_table(sizes: dict[str, list[float]]) -> Table:
-    """The cases of `bench.size`: median, lowest and highest of each, and what is asked."""
+    """The cases of `bench.size`: median, minimum, maximum and limit of each."""
     shown = Table(title=f"Mansio {__version__}: size", title_justify="left", box=SIMPLE_HEAD)
     shown.add_column("case", no_wrap=True)
-    for column in ("median", "lowest - highest", "unit", "asked"):
+    for column in ("median", "minimum - maximum", "unit", "limit"):
         shown.add_column(column, justify="right")
     for case in SIZE_CASES:
         if case.name in sizes:
@@ -94,7 +94,7 @@ def size_table(sizes: dict[str, list[float]]) -> Table:
                 _number(statistics.median(figures)),
                 f"{_number(min(figures))} - {_number(max(figures))}",
             )
-            shown.add_row(case.title, f"[{colour}]{median}[/]", spread, case.unit, f"<= {case.asked:g}")
+            shown.add_row(case.title, f"[{colour}]{median}[/]", spread, case.unit, f"<= {case.limit:g}")
     return shown
 
 

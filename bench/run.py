@@ -1,12 +1,12 @@
-"""`make bench`: Mansio against a floor of the same machine, in turn, in pairs; medians with their spread.
+"""`make bench`: Mansio compared with a baseline on the same machine, in alternating pairs; medians with their spread.
 
-Why ratios: the figures of a shared machine drift by a factor of two within minutes. A pair is measured
-within seconds, the side that goes first alternates, and the ratio is taken per pair. Absolute figures are
-shown beside it.
+Ratios, because absolute figures of a shared machine drift by a factor of two within minutes. A pair is measured within
+seconds, the first side alternates, and the ratio is taken per pair. Absolute figures are shown as well.
 
-Owns: the order of measurements, the table, and the JSON under bench/results/. Always true: server and load
-are processes of their own, pinned to two different processors where there are two, both kinds of server to
-the same.
+Determines the order of measurements and writes the table and the JSON under bench/results/.
+
+Invariant: server and load generator are separate processes, pinned to two different processors if there are two; both
+kinds of server use the same one.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ TOUCHED_TIMES = 3
 machine uses for the first time costs ten times as much, and whoever came first would pay for it."""
 LOAD_DEADLINE_S = 120
 SIZE_TIMES_MAX = 3
-"""Repetitions of a case of size: they take long, and spread little."""
+"""Repetitions of a size case, which takes long and has little spread."""
 WIDTH = 120
-"""Columns, where the output is a file and has none of its own."""
+"""Output width in columns if the output is not a terminal."""
 
 
 class Bench:
-    """Where the servers run, and how long each run lasts."""
+    """Environment of the runs: options, directories, processors."""
 
     def __init__(self, options: argparse.Namespace, directory: Path) -> None:
         self.options = options
@@ -58,7 +58,7 @@ class Bench:
         self.load_processor = processors[1] if pinned else None
         self.names = 0
         self.notes: list[str] = []
-        """What a case has to say beside its figure."""
+        """Remarks of cases, printed after the tables."""
 
     def data(self) -> Path:
         self.names += 1
@@ -82,7 +82,7 @@ class Bench:
         return self.load(server, case.load, topic=name, partitions=partitions, seconds=seconds, bytes=limit)
 
     def on_baseline(self, case: Case, side: Side) -> dict[str, Any]:
-        server = start_baseline(self.data(), self.server_processor, sync=side == "floor sync")
+        server = start_baseline(self.data(), self.server_processor, sync=side == "baseline sync")
         try:
             return self.measure(case, server, case.partitions, "bench")
         finally:
@@ -138,18 +138,18 @@ def parse() -> argparse.Namespace:
     names = [case.name for case in CASES] + list(EXTRAS) + [case.name for case in SIZE_CASES]
     on_request = {case.name for case in SIZE_CASES if case.on_request}
     parser = argparse.ArgumentParser(
-        prog="bench.run", description="Measure Mansio against a floor of this machine."
+        prog="bench.run", description="Measure Mansio against a baseline of this machine."
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=f"default: all of {', '.join(names)}")
-    parser.add_argument("--list", action="store_true", help="name the cases and stop")
-    parser.add_argument("--pairs", type=int, default=5, help="floor and Mansio, in turn, this often")
-    parser.add_argument("--seconds", type=float, default=1.0, help="of each run")
-    parser.add_argument("--megabytes", type=int, default=512, help="end a run after this many produced bytes")
+    parser.add_argument("--list", action="store_true", help="list the cases and exit")
+    parser.add_argument("--pairs", type=int, default=5, help="number of pairs of baseline and Mansio runs")
+    parser.add_argument("--seconds", type=float, default=1.0, help="duration of each run")
+    parser.add_argument("--megabytes", type=int, default=512, help="end a run after this many MiB produced")
     parser.add_argument("--data", help="directory for the servers' files; default: under bench/results")
-    parser.add_argument("--json", type=Path, help="where the results go; default: bench/results/TIME.json")
-    parser.add_argument("--no-baseline", action="store_true", help="Mansio alone")
-    parser.add_argument("--no-pin", action="store_true", help="leave the processors to the scheduler")
-    parser.add_argument("--strict", action="store_true", help="exit 1 when a ratio is below what is asked")
+    parser.add_argument("--json", type=Path, help="output file; default: bench/results/TIME.json")
+    parser.add_argument("--no-baseline", action="store_true", help="measure only Mansio")
+    parser.add_argument("--no-pin", action="store_true", help="do not pin processes to processors")
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a ratio is below the required one")
     options = parser.parse_args()
     unknown = set(options.cases) - set(names)
     if unknown:
@@ -178,7 +178,7 @@ def main() -> None:
 
     @contextlib.contextmanager
     def failing(name: str) -> Iterator[None]:
-        """A case that fails is told at the end; the others are measured all the same."""
+        """Record the failure of a case; the others are still measured."""
         try:
             yield
         except (MansioError, OSError, RuntimeError, subprocess.SubprocessError) as error:

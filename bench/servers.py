@@ -1,8 +1,7 @@
-"""The servers under test, each in a process of its own: started, pinned to a processor, settled, stopped
-by pid.
+"""Server processes under test: started, pinned to a processor, awaited until idle, stopped by process id.
 
-Always true: both kinds run on the same processor with data under the same directory; what a server wrote is
-removed when it stops, so that one run's pages are not written back during the next.
+Invariant: all servers run on the same processor with data under the same directory; a server's data is removed when it
+stops, so that its pages are not written back during the next run.
 """
 
 from __future__ import annotations
@@ -20,10 +19,10 @@ from mansio.client import blocking
 
 START_DEADLINE_S = 30.0
 STOP_DEADLINE_S = 20.0
-SETTLE_DEADLINE_S = 15.0
-SETTLED_CPU_S = 0.02
-"""A server that used less processor time than this in the last `SETTLE_WINDOW_S` has done its warming up."""
-SETTLE_WINDOW_S = 0.3
+IDLE_DEADLINE_S = 15.0
+IDLE_CPU_S = 0.02
+"""A server that used less processor time than this in the last `IDLE_WINDOW_S` has finished its warm-up."""
+IDLE_WINDOW_S = 0.3
 
 
 def free_port() -> int:
@@ -55,7 +54,7 @@ class Server:
             os.sched_setaffinity(self.process.pid, {processor})
         self._wait_for(ready)
         self.ready_s = time.monotonic() - begin
-        """How long it took from its start to its `ready` line, imports and all."""
+        """Seconds from start to its `ready` line, including imports."""
 
     def _wait_for(self, ready: bytes) -> None:
         end = time.monotonic() + START_DEADLINE_S
@@ -70,12 +69,12 @@ class Server:
         return self.output.read_text(errors="replace")
 
     def cpu_s(self) -> float:
-        """Processor time it has used, over all its threads."""
+        """Processor time of all its threads."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def cpu_precise_s(self) -> float:
-        """As `cpu_s`, to the microsecond, where the kernel counts that; threads that have ended are left out."""
+        """As `cpu_s`, with microsecond resolution if the kernel supports it; without ended threads."""
         times = [
             path.read_text().split()[0] for path in Path(f"/proc/{self.process.pid}/task").glob("*/schedstat")
         ]
@@ -85,18 +84,18 @@ class Server:
         pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def settle(self) -> None:
-        """Wait until it does nothing any more (a broker goes on importing after it is ready)."""
-        end = time.monotonic() + SETTLE_DEADLINE_S
+    def wait_idle(self) -> None:
+        """Wait until it is idle (a broker continues importing after it is ready)."""
+        end = time.monotonic() + IDLE_DEADLINE_S
         used = self.cpu_s()
         while time.monotonic() < end:
-            time.sleep(SETTLE_WINDOW_S)
+            time.sleep(IDLE_WINDOW_S)
             before, used = used, self.cpu_s()
-            if used - before < SETTLED_CPU_S:
+            if used - before < IDLE_CPU_S:
                 return
 
     def end(self, number: int = signal.SIGTERM) -> None:
-        """End it by a signal; its data stay."""
+        """Stop it with a signal; its data stays."""
         if self.process.poll() is None:
             self.process.send_signal(number)
             try:
@@ -128,19 +127,19 @@ def start_baseline(data: Path, processor: int | None, *, sync: bool) -> Server:
         except ConnectionRefusedError:
             if server.process.poll() is not None or time.monotonic() > end:
                 server.stop()
-                raise RuntimeError(f"the floor did not start:\n{server.text}") from None
+                raise RuntimeError(f"the baseline did not start:\n{server.text}") from None
             time.sleep(0.01)
         else:
             return server
 
 
 def start_mansio(data: Path, processor: int | None) -> Server:
-    """A broker over `data`, which may hold what another left there."""
+    """A broker on `data`, which may have data of a previous broker."""
     port = free_port()
     serve = ["serve", "--data", str(data), "--kafka", f"127.0.0.1:{port}", "--http", ""]
     command = [sys.executable, "-m", "mansio.cli.main", *serve]
     server = Server(command, port, data, processor, b"ready")
-    server.settle()
+    server.wait_idle()
     return server
 
 
@@ -164,7 +163,7 @@ with Broker(sys.argv[1]):
 
 
 def embedded_start_ms(data: Path) -> float:
-    """Milliseconds from `mansio.Broker(...)` to a broker that answers, in a fresh process, imports apart."""
+    """Milliseconds from `mansio.Broker(...)` to a responding broker, in a new process, without imports."""
     command = [sys.executable, "-c", EMBEDDED, str(data)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

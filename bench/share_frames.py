@@ -1,7 +1,7 @@
-"""The bytes of a raw member of a share group: ShareFetch 2 (KIP-932, KIP-1206), its own acknowledgements inside.
+"""Prebuilt requests of a share group member: ShareFetch 2 (KIP-932, KIP-1206) with piggybacked acknowledgements.
 
-Written apart from `mansio.wire`, as `bench.frames` is. An answer is read as far as it says what was leased; its records
-are stepped over.
+Written independently of `mansio.wire`, as `bench.frames`. A response is decoded up to the acquired ranges; its records
+are skipped.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import struct
 SHARE_FETCH, VERSION = 78, 2
 CLIENT_ID = b"bench"
 RECORD_LIMIT = 1
-"""Acquire mode: not one record more than asked for."""
+"""Acquire mode: exactly the requested number of records."""
 FETCH_BYTES_MAX = 8 << 20
 ACCEPT = b"\x01"
 
 _HEADER = struct.pack(">h", len(CLIENT_ID)) + CLIENT_ID + b"\0"
 _ACK = struct.Struct(">qqB1sB")  # first, last, one type for all of them, no tagged fields
 _RANGE = struct.Struct(">qqh")
-_FRONT_BYTES = 57  # of an answer without error messages, as far as the length of its records
+_FRONT_BYTES = 57  # of a response without error messages, up to the length of its records
 
 
 class ShareFetches:
-    """Builds the requests of one member of one partition, in the order they are to be sent."""
+    """Builds the requests of one member of one partition, in sending order."""
 
     def __init__(self, group: str, member: str, topic_id: bytes) -> None:
         names = b"".join(bytes((len(name) + 1,)) + name for name in (group.encode(), member.encode()))
         self.front = struct.pack(">hhi", SHARE_FETCH, VERSION, 1) + _HEADER + names
-        self.topic = b"\2" + topic_id + b"\2" + struct.pack(">i", 0)  # one topic, of it partition 0
+        self.topic = b"\2" + topic_id + b"\2" + struct.pack(">i", 0)  # one topic with partition 0
         self.epoch = 0
 
     def request(self, records: int, acks: list[tuple[int, int]], wait_ms: int = 500) -> bytes:
-        """Acknowledge these ranges, both ends included, and lease `records` more (0: none)."""
+        """Acknowledge these inclusive ranges and acquire `records` more (0: none)."""
         bytes_max = FETCH_BYTES_MAX if records else 0
         wants = struct.pack(
             ">iiiiiibb", self.epoch, wait_ms, 1, bytes_max, records, records, RECORD_LIMIT, False
@@ -45,7 +45,7 @@ class ShareFetches:
 
 
 def acquired(answer: memoryview) -> list[tuple[int, int]]:
-    """The ranges of offsets that a whole framed answer leases. `ValueError` for any error in it."""
+    """The acquired offset ranges of a framed response. Raises `ValueError` for an error code."""
     (whole,) = struct.unpack_from(">h", answer, 13)
     if whole:
         raise ValueError(f"ShareFetch was answered with error code {whole}")

@@ -1,13 +1,16 @@
-"""A raw load of a share group: members without a client that lease records, and accept them with their next request.
+"""Load generator for share groups: members without a client library that acquire records and acknowledge them with
+their next request.
 
-What a broker can do, as `bench.load` is for producing and fetching. Each member is a connection with one session and up
-to `depth` requests unanswered; an answer is read for the offsets it leases, and these are accepted, record by record in
-the sense of the protocol (as a range with one word for all), by the request that answer makes room for. With a depth of
-one a record is accepted, durably, before the next one comes, in one round trip.
+The counterpart of `bench.load`. Each member is a connection with one share session and up to `depth` unanswered
+requests. A response is decoded for the acquired offsets, which the next request of the member acknowledges (as a range
+with one type for all). With a depth of one, a record is durably acknowledged before the next one is delivered, in one
+round trip.
 
-Always true: what is counted was leased and accepted, both answered without an error; the clock stops with the answer to
-the last acknowledgement. The topic has one partition, which has records for all of it: where none come for
-`DRY_S` the run ends early, and the clock with the last that came.
+Invariants:
+* Every counted record was acquired and acknowledged, both without an error; the clock stops with the response to the
+  last acknowledgement.
+* The topic has one partition with enough records; if none arrive for `DRY_S`, the run ends early, and the clock with
+  the last record.
 """
 
 from __future__ import annotations
@@ -29,13 +32,13 @@ if TYPE_CHECKING:
 
 READ_BYTES = 1 << 18
 WARM_UP_ANSWERS = 3
-"""With records, of each member, before the clock starts."""
+"""Responses with records of each member before the clock starts."""
 DRY_S = 1.0
 LAST_ANSWER_S = 20.0
 
 
 class Member:
-    """One connection, its session, and what it has leased."""
+    """One connection, its share session, and its acquired records."""
 
     def __init__(self, options: argparse.Namespace, topic_id: bytes, number: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", options.port))
@@ -55,7 +58,7 @@ class Member:
         self.socket.sendall(self.fetches.request(records, acks))
 
     def read(self, buffer: memoryview) -> list[float]:
-        """What came: how long each answer that is whole now took. `ValueError` for an error in one."""
+        """Read responses; the duration of each complete one. Raises `ValueError` for an error code."""
         received = self.socket.recv_into(buffer)
         if not received:
             raise ValueError("the server closed the connection")
@@ -93,7 +96,7 @@ class ShareLoad:
         return sum(member.accepted for member in self.members)
 
     def run(self) -> tuple[int, int, float, float]:
-        """Records accepted, requests answered, seconds, and this process's share of a core."""
+        """(records accepted, responses, seconds, processor use of this process in cores)."""
         for member in self.members:
             for _ in range(self.options.depth):
                 member.ask(member.records)
@@ -102,7 +105,7 @@ class ShareLoad:
         before, begin, cpu = self.accepted(), time.perf_counter(), time.process_time()
         end = begin + self.options.seconds
         last = self.turn(lambda: time.perf_counter() >= end, DRY_S)
-        # What is under way still leases records; they are accepted by requests that ask for nothing.
+        # Requests in flight still acquire records; these are accepted by requests for no records.
         for member in self.members:
             member.records = 0
         last = max(last, self.turn(self.is_over, LAST_ANSWER_S))
@@ -114,7 +117,8 @@ class ShareLoad:
         return not any(member.sent or member.leased for member in self.members)
 
     def turn(self, is_enough: Callable[[], bool], dry_s: float) -> float:
-        """Answer answers with requests until it is enough, or no record came for a while; when the last one came."""
+        """Send a request per response until the target is reached or no record arrives for a time; time of the last
+        record."""
         last = time.perf_counter()
         while not is_enough() and time.perf_counter() < last + dry_s:
             for descriptor, _ in self.poll.poll(0.1):
@@ -130,7 +134,7 @@ class ShareLoad:
 
 
 def prepared(port: int, topic: str) -> bytes:
-    """The topic's id; its group begins with the oldest record."""
+    """The topic id; the group starts at the oldest record."""
     with blocking.connect(f"127.0.0.1:{port}") as client:
         client.admin.alter_group_config(f"share-{topic}", {"share.auto.offset.reset": "earliest"})
         return bytes(client.admin.describe_topic(topic).topic_id)

@@ -1,11 +1,11 @@
-"""How much memory leases take: a million records, a hundred thousand of them leased one by one and in ranges.
+"""Memory of leases: a million records, a hundred thousand of them acquired singly and in ranges.
 
-Owns the pattern that leases are left in, which is the worst the wire allows and more than a hundred members would make:
-of every eight records of a partition four are leased, two accepted, one is given up, one waits for its next try, so
-that hardly any two neighbours are alike; then as much again of what is free, and a range at the end. The broker keeps
-each of these ranges in its memory, and what it has stored of them.
+The pattern of states is the worst the protocol allows, and more fragmented than a hundred members would produce: of
+every eight records of a partition four are leased, two accepted, one rejected, one released for a retry, so that
+neighbours rarely have the same state; then the same again in the free records, and a range at the end. The broker keeps
+each of these ranges, and its stored state, in memory.
 
-Always true: what is counted is leased when the memory is looked at; a lease that may have ended is an error.
+Invariant: the counted records are leased when memory is measured; a lease that may have expired is an error.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 GROUP = "size"
 RECORDS = 1_000_000
 PARTITIONS = 64
-LEASED_OF_EACH = 1_563  # 100,032 in all
+LEASED_OF_EACH = 1_563  # 100,032 in total
 LOCKS_MAX = 2_000
 BATCH = 1_000
 FETCH_BYTES_MAX = 8 << 20
-LOCK_MS = 60_000  # the longest there is
+LOCK_MS = 60_000  # the maximum
 HOUR_MS = 3_600_000
 HELD, ACCEPT, RELEASE, REJECT = 0, 1, 2, 3
 PATTERN = (HELD, ACCEPT, HELD, REJECT, HELD, RELEASE, HELD, ACCEPT)
@@ -49,7 +49,7 @@ SETTINGS = {
 
 
 class Member:
-    """A member that has one partition, over a connection of its own."""
+    """A member with one partition and its own connection."""
 
     def __init__(self, server: Server, topic_id: bytes, partition: int) -> None:
         self.line = socket.create_connection(("127.0.0.1", server.port))
@@ -59,7 +59,7 @@ class Member:
         self.leased = 0
 
     def fetch(self, records: int, acks: list[AckBatch]) -> list[tuple[int, int]]:
-        """Acknowledge, and lease at most so many: the ranges."""
+        """Acknowledge ranges and acquire at most `records`; returns the acquired ranges."""
         request = share_fetch.encode_request(
             2,
             1,
@@ -85,7 +85,7 @@ class Member:
         return ranges
 
     def lease(self, acquirable_ranges: int) -> None:
-        """Lease and settle by the pattern until so many are leased, the last of them as a range."""
+        """Acquire and acknowledge in the pattern until `count` records are leased, the last of them as a range."""
         end = time.monotonic() + LOCK_MS / 1000
         while self.leased < acquirable_ranges and time.monotonic() < end:
             most = LOCKS_MAX - self.leased
@@ -104,7 +104,7 @@ class Member:
 
 
 def fill(server: Server) -> None:
-    """The backlog, in batches as a busy producer makes them, acknowledged by the page cache only."""
+    """Publish the backlog in batches of a busy producer, acknowledged from the page cache."""
     batch = frames.batch(BATCH, 100)
     with socket.create_connection(("127.0.0.1", server.port)) as line:
         line.settimeout(ANSWER_DEADLINE_S)
@@ -115,7 +115,7 @@ def fill(server: Server) -> None:
 
 
 def open_records(server: Server) -> str:
-    """What the broker says is open, when all dead letters are written; `RuntimeError` where leases have ended."""
+    """Open records, after all dead letters are written. Raises `RuntimeError` if leases expired."""
     partitions = [TopicPartition(TOPIC, number) for number in range(PARTITIONS)]
     with blocking.connect(f"127.0.0.1:{server.port}") as client:
         while True:
@@ -135,14 +135,14 @@ def open_records(server: Server) -> str:
 
 
 def memory_mb(bench: Bench, times: int) -> list[float]:
-    """Resident megabytes over an idle broker's. Each step of each repetition goes to the bench's notes."""
+    """Resident megabytes above those of an idle broker. Each step is recorded in the notes."""
     figures = []
     for _ in range(times):
         with running(bench) as server, contextlib.ExitStack() as lines:
             steps = {"idle": server.resident_bytes()}
             create_topic(server, TOPIC, PARTITIONS)
             fill(server)
-            server.settle()
+            server.wait_idle()
             steps["with the backlog"] = server.resident_bytes()
             with blocking.connect(f"127.0.0.1:{server.port}") as client:
                 client.admin.alter_group_config(GROUP, SETTINGS)
@@ -152,7 +152,7 @@ def memory_mb(bench: Bench, times: int) -> list[float]:
                 lines.enter_context(member.line)
                 member.lease(LEASED_OF_EACH)
             on_loaded = open_records(server)
-            server.settle()
+            server.wait_idle()
             steps["with the leases"] = server.resident_bytes()
             shown = ", ".join(f"{name} {size / 1e6:.1f} MB" for name, size in steps.items())
             bench.notes.append(f"resident memory: {shown}; {on_loaded}")

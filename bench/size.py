@@ -1,9 +1,9 @@
-"""How Mansio does with much of everything: partitions, connections, segments, bytes, members of a group.
+"""Scaling: many partitions, connections, segments, bytes and group members.
 
-Each case says what it measures, in which unit, and what is asked. There is no floor here; costs are ratios between the
-large and the small of the same thing, measured in turn on one server, in processor time of the server.
+Each case has a unit and a limit. There is no baseline; costs are ratios between the large and the small case, measured
+alternately on one server, in processor time of the server.
 
-Always true: a server is ended by its pid and its data are removed, also when a case fails.
+Invariant: a server is stopped by its process id and its data is removed, also if a case fails.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ TOPIC = "size"
 
 
 class SizeCase(NamedTuple):
-    """`measure(bench, times)` gives one figure per repetition, in `unit`; `asked` is the bound on their median.
+    """`measure(bench, times)` returns one figure per repetition, in `unit`; `limit` bounds their median.
 
-    `on_request`: it takes so much disk or time that it runs only when it is named.
+    `on_request`: takes so much disk space or time that it runs only when it is named.
     """
 
     name: str
     title: str
     unit: str
-    asked: float
+    limit: float
     measure: Callable[[Bench, int], list[float]]
     on_request: bool = False
 
     def missed(self, figures: list[float]) -> bool:
-        return bool(figures) and statistics.median(figures) > self.asked
+        return bool(figures) and statistics.median(figures) > self.limit
 
 
 # Partitions
@@ -76,7 +76,7 @@ class SizeCase(NamedTuple):
 
 @contextlib.contextmanager
 def running(bench: Bench, data: Path | None = None) -> Iterator[Server]:
-    """A settled server; its data go with it."""
+    """An idle server; its data is removed with it."""
     server = start_mansio(data or bench.data(), bench.server_processor)
     try:
         yield server
@@ -85,7 +85,7 @@ def running(bench: Bench, data: Path | None = None) -> Iterator[Server]:
 
 
 def fill_partitions(server: Server, topic: str, partitions: int) -> None:
-    """A record into every partition, acknowledged by the page cache only."""
+    """Publish a record to every partition, acknowledged from the page cache."""
 
     async def fill() -> None:
         options = ProducerOptions(acks=1)
@@ -98,7 +98,7 @@ def fill_partitions(server: Server, topic: str, partitions: int) -> None:
 
 
 def start_s(bench: Bench, times: int, number: int) -> list[float]:
-    """Seconds to `ready` after every partition got a record and the server was ended by a signal."""
+    """Seconds to `ready` after every partition got a record and the server was stopped by a signal."""
     data = bench.data()
     figures = []
     with running(bench, data) as server:
@@ -137,7 +137,7 @@ def create_s(bench: Bench, times: int) -> list[float]:
 
 
 def exchange(line: socket.socket, request: bytes) -> bytes:
-    """Send a framed request; the whole framed answer."""
+    """Send a framed request and return the framed response."""
     line.sendall(request)
     answer = receive(line, 4)
     return answer + receive(line, struct.unpack(">i", answer)[0])
@@ -169,25 +169,25 @@ def memory_mb(bench: Bench, times: int) -> list[float]:
                 partition = number % PARTITIONS
                 exchange(line, frames.produce_request(TOPIC, partition, 1, batch))
                 exchange(line, frames.fetch_request(TOPIC, partition, 0, 1 << 16))
-            server.settle()
+            server.wait_idle()
             figures.append(server.resident_bytes() / 1e6)
     return figures
 
 
-# What a batch costs
+# Cost of a batch
 
 
 def partitions_cost(bench: Bench, times: int, load: tuple[str, ...]) -> list[float]:
-    """Processor time per request over many partitions, over that with few; both on one broker that has both."""
+    """Ratio of the processor time per request with many partitions to that with few, on one broker with both."""
     with running(bench) as server:
         for count in (FEW_PARTITIONS, PARTITIONS):
             create_topic(server, f"{TOPIC}-{count}", count)
             if load[0] == "fetch":
                 fill_partitions(server, f"{TOPIC}-{count}", count)
-        server.settle()
+        server.wait_idle()
         cost_us(
             bench, server, PARTITIONS, load
-        )  # the first batch of a log costs more: it begins a leader epoch
+        )  # the first batch of a log costs more: it starts a leader epoch
         return [
             statistics.median(cost_us(bench, server, PARTITIONS, load) for _ in range(2))
             / statistics.median(cost_us(bench, server, FEW_PARTITIONS, load) for _ in range(2))
@@ -225,13 +225,13 @@ def fetch_cost(bench: Bench, times: int) -> list[float]:
 
 
 def segments_cost(bench: Bench, times: int) -> list[float]:
-    """Appending, syncing and reading at random places, in a log of many segments over that in one of few."""
+    """Ratio of append, sync and random read in a log of many segments to one of few."""
     data = bench.data()
     disk, batch = HostDisk(), frames.batch(100, 100)
     files = FileCache(disk, files_max=4096)
     try:
         logs = [grown(disk, files, f"{data}/{count}", count, batch) for count in (SEGMENTS, FEW_SEGMENTS)]
-        for log in logs:  # every index and file has been used once
+        for log in logs:  # use every index and file once
             for info in log.segments():
                 log.read(info.base_offset, 1, log.end_offset)
             log_cost_s(log, batch)
@@ -255,7 +255,7 @@ def grown(disk: HostDisk, files: FileCache, directory: str, segments: int, batch
 
 
 def log_cost_s(log: Log, batch: bytes) -> float:
-    """Processor time of two appends with their sync and housekeeping, and of reads at their end and anywhere."""
+    """Processor time of two appends with sync and maintenance, and of reads at the end and at random positions."""
     header = check_batch(batch)
     chance = random.Random(1)
     began = time.process_time()
@@ -272,7 +272,7 @@ def log_cost_s(log: Log, batch: bytes) -> float:
 
 
 def open_killed_s(bench: Bench, times: int) -> list[float]:
-    """Seconds to `ready` with a log of 1 GiB whose broker was killed in the middle of writing it."""
+    """Seconds to `ready` with a log of 1 GiB whose broker was killed while writing it."""
     figures = []
     load = (
         "produce",
@@ -300,7 +300,7 @@ def open_killed_s(bench: Bench, times: int) -> list[float]:
 
 
 def open_closed_s(bench: Bench, times: int) -> list[float]:
-    """Seconds to open a log of 10 GiB in closed segments of 1 GiB whose broker was killed later on."""
+    """Seconds to open a log of 10 GiB in closed segments of 1 GiB whose broker was killed later."""
     data = bench.data()
     disk, batch = HostDisk(), frames.batch(1000, 1000)
     header = check_batch(batch)
@@ -327,7 +327,7 @@ def open_closed_s(bench: Bench, times: int) -> list[float]:
 
 
 def rebalance_s(bench: Bench, times: int) -> list[float]:
-    """Seconds from a member's coming, or going, to everybody's knowing its partitions. Heartbeats: two a second."""
+    """Seconds from the join or leave of a member until all members have their assignment; two heartbeats per second."""
     from confluent_kafka import Consumer
 
     told: dict[int, tuple[float, int]] = {}
@@ -351,14 +351,14 @@ def rebalance_s(bench: Bench, times: int) -> list[float]:
         members.append(made)
         return made
 
-    def settled_s(began: float) -> float:
+    def stable_s(began: float) -> float:
         while time.monotonic() < began + REBALANCE_DEADLINE_S:
             for one in members:
                 one.poll(0.0005)
             new = [told.get(id(one), (0.0, 0)) for one in members]
             if all(at > began for at, _ in new) and sum(count for _, count in new) == GROUP_PARTITIONS:
                 return max(at for at, _ in new) - began
-        raise RuntimeError("the group has not settled")
+        raise RuntimeError("the group is not stable")
 
     with running(bench) as server:
         try:
@@ -367,15 +367,15 @@ def rebalance_s(bench: Bench, times: int) -> list[float]:
             began = time.monotonic()
             for _ in range(MEMBERS):
                 member(server)
-            settled_s(began)
+            stable_s(began)
             figures = []
             for _ in range(times):
                 began = time.monotonic()
                 member(server)
-                figures.append(settled_s(began))
+                figures.append(stable_s(began))
                 began = time.monotonic()
                 members.pop().close()
-                figures.append(settled_s(began))
+                figures.append(stable_s(began))
             return figures
         finally:
             for one in members:

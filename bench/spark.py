@@ -1,15 +1,15 @@
-"""Spark over Mansio beside Spark over Parquet: the same rows, the same session, one after the other.
+"""Spark with Mansio compared with Spark with Parquet: the same rows, the same session, alternating.
 
     python -m bench.spark [--records 1000000] [--repetitions 5] [--only read,archive] [--memory 1000000,10000000]
 
-One broker in a process of its own and one session with two threads. Each round runs every case once, so that a slow
-minute of the machine meets all of them; printed are medians, ranges, and the ratio to the Parquet case of the same
-round: of processor time (JVM, Python and broker), which others on the machine hardly change, and of time. With
-`--memory` the highest resident memory of the JVM and of Python's workers, each number of records in a new process.
+One broker in its own process and one session with two threads. Each round runs every case once, so that a slow period
+of the machine affects all of them. Printed are medians, ranges, and the ratio to the Parquet case of the same round: of
+processor time (JVM, Python and broker), which other processes hardly influence, and of wall time. With `--memory` the
+peak resident memory of the JVM and of the Python workers, for each number of records in a new process.
 
-Records are the flights of New York (a key, about 100 bytes of CSV), over and over, in six partitions. The topic is
-read with the option `columns`, as somebody does who wants five of its columns: Spark prunes those of Parquet files by
-itself, and has no way to tell a Python source.
+Records are the flights of New York (a key, about 100 bytes of CSV), repeated, in six partitions. The topic is read with
+the option `columns`, with five columns: Spark prunes the columns of Parquet files itself, but cannot do so for a Python
+source.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ COLUMNS = ("key", "value", "partition", "offset", "timestamp")
 
 
 def fill(server: Server, topic: str, records: int) -> None:
-    """Publish so many flights."""
+    """Publish `records` flights."""
     flights = [OutgoingRecord(one.value, key=one.key) for one in read_flights(data_file())]
     with blocking.connect(f"127.0.0.1:{server.port}") as client:
         while records > 0:
@@ -65,12 +65,12 @@ def fill(server: Server, topic: str, records: int) -> None:
 
 
 def consume(frame: DataFrame) -> None:
-    """Read everything of a frame and keep nothing."""
+    """Read a whole DataFrame and discard it."""
     frame.write.format("noop").mode("overwrite").save()
 
 
 class Cases:
-    """What is timed. Each case leaves the machine as it found it, but for files under `root`."""
+    """The measured cases. Each has no lasting effect except files under `root`."""
 
     def __init__(self, spark: SparkSession, server: Server, root: Path) -> None:
         self.spark = spark
@@ -95,7 +95,7 @@ class Cases:
         consume(self.topic(TOPIC))
 
     def read_first(self) -> None:
-        """What a read costs before there is much to read."""
+        """Fixed cost of a read."""
         ends = json.dumps({TOPIC: {str(index): 1 for index in range(PARTITIONS)}})
         consume(self.topic(TOPIC, endingOffsets=ends))
 
@@ -125,7 +125,7 @@ class Cases:
         archive(self.spark, job)
 
     def _half_of_the_topic(self) -> None:
-        """A topic whose first half is in an archive, and no more in the log; the other half only in the log."""
+        """A topic whose first half is only in an archive and whose second half is only in the log."""
         half = self.topic(TOPIC).count() // 2
         create_topic(self.server, HALF, PARTITIONS)
         fill(self.server, HALF, half)
@@ -138,12 +138,12 @@ class Cases:
         consume(read_topic_as_table(self.spark, HALF, self._half_table(), options))
 
     def archived_half(self) -> None:
-        """The files of the union, by Spark's own reader."""
+        """The files of the union, read by Spark's own reader."""
         rows = self.spark.read.parquet(*(file.path for file in files_of(self._half_table(), ALL_RECORDS)))
         consume(rows.select(*(ARCHIVED_AS.get(name, name) for name in COLUMNS)))
 
     def live_half(self) -> None:
-        """The log of the union, from where the archive ends."""
+        """The log of the union, from the end of the archive."""
         done = self._half_table().committed()
         assert done is not None, "the half was archived"
         starts = {HALF: {str(index): offset for index, offset in done.offsets.items()}}
@@ -163,7 +163,7 @@ class Cases:
 
 
 class Cost(NamedTuple):
-    """Of one run of a case."""
+    """Cost of one run of a case."""
 
     wall_s: float
     jvm_s: float
@@ -176,7 +176,7 @@ class Cost(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """What is measured, what it is held against, and the ratio of speeds that is aimed at; none: only printed."""
+    """A case, its reference, and the required ratio of speeds; None: only printed."""
 
     title: str
     case: str
@@ -206,7 +206,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 
 def measure(cases: Cases, repetitions: int, names: Sequence[str]) -> dict[str, list[Cost]]:
-    """What each case took in each round; the first round only warms up."""
+    """The cost of each case in each round; the first round is a warm-up."""
     costs: dict[str, list[Cost]] = defaultdict(list)
     for round_ in range(repetitions + 1):
         for name in names:
@@ -238,7 +238,7 @@ def print_table(costs: dict[str, list[Cost]], records: int) -> None:
 
 
 def ratios(ones: Sequence[Cost], others: Sequence[Cost], measure: str) -> str:
-    """How much more the ones took, round by round."""
+    """Ratios of the costs, round by round."""
     return spread([getattr(a, measure) / getattr(b, measure) for a, b in zip(ones, others, strict=True)])
 
 
@@ -256,7 +256,7 @@ def print_union(union: Sequence[Cost], archived: Sequence[Cost], live: Sequence[
 
 
 def case_names(only: str) -> list[str]:
-    """The cases of these pairs, each once; of all if none is named."""
+    """The cases of these pairs, each once; all if none is named."""
     chosen = only.split(",") if only else [*PAIRS, UNION[0]]
     pairs = [PAIRS[name] for name in chosen if name in PAIRS]
     names = [name for pair in pairs for name in (pair.case, pair.other)]
@@ -264,7 +264,7 @@ def case_names(only: str) -> list[str]:
 
 
 def micro_batches(cases: Cases) -> list[float]:
-    """Seconds of a streaming batch that carries one record: what a trigger costs at least."""
+    """Seconds of a streaming batch with one record: the minimal cost of a trigger."""
     create_topic(cases.server, MICRO, 1)
     checkpoint = str(cases.root / "checkpoint")
     with blocking.connect(cases.broker) as client:
@@ -284,7 +284,7 @@ def micro_batches(cases: Cases) -> list[float]:
 
 
 def print_memory(broker: str, heap: str) -> None:
-    """In a process of its own: read the topic, archive it, compact the archive, and say what each took."""
+    """In its own process: read the topic, archive it, compact the archive, and print the cost of each."""
     with tempfile.TemporaryDirectory(prefix="mansio-bench-") as warehouse:
         spark = session("local[2]", "mansio-bench", **{"spark.driver.memory": heap})
         options = {"kafka.bootstrap.servers": broker, "subscribe": TOPIC}

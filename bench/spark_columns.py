@@ -1,8 +1,10 @@
-"""What record batches cost as Arrow columns, both ways: `python -m bench.spark_columns`. One core, no broker, no JVM.
+"""Cost of converting record batches to Arrow columns and back: `python -m bench.spark_columns`. One core, no broker, no
+JVM.
 
-Processor time, because wall time on a busy machine says more about the others: seconds for one million rows, the median
-of several rounds with the least and most beside it, and what the general reader (`read_rows`) and the general writer
-(`build_batch`) take for the same rows. Answers of about 4 MB, as a task fetches them, and tables as large.
+Measured in processor time, because wall time on a busy machine depends on other processes: seconds for one million
+rows, the median of several rounds with minimum and maximum, compared with the general reader (`read_rows`) and the
+general writer (`build_batch`) for the same rows. Responses have about 4 MB, as a task fetches them, and tables the same
+size.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ ROUNDS = 7
 
 
 class Row(NamedTuple):
-    """What `read_rows` makes here, as the client's message does."""
+    """Row type for `read_rows`, as the client's message."""
 
     topic: str
     partition: int
@@ -44,7 +46,7 @@ class Row(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Rows of a kind: the value's length of the n-th, how many a batch holds."""
+    """A kind of rows: the length of the n-th value, and the records per batch."""
 
     title: str
     length: Callable[[int], int]
@@ -71,7 +73,7 @@ SHAPES = (
 
 
 def main() -> None:
-    """One line a shape."""
+    """Print one line per shape."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", default="", help="shapes whose title contains this")
     only = parser.parse_args().only
@@ -116,7 +118,7 @@ def measured(shape: Shape) -> str:
 
 
 def rows_of(shape: Shape) -> list[tuple[int, bytes | None, bytes, list[tuple[str, bytes]]]]:
-    """Records for an answer of the usual size, in whole batches."""
+    """Records for a response of the usual size, in complete batches."""
     mean = sum(shape.length(n) for n in range(200)) / 200 + 20
     count = max(1, round(ANSWER_BYTES / mean / shape.rows_per_batch)) * shape.rows_per_batch
     header = [("traceparent", b"x" * 30)] if shape.has_header else []

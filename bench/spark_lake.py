@@ -1,10 +1,10 @@
-"""What a commit to the archive table costs as their number grows: commit 1,000 against commit 10.
+"""Cost of a commit to the archive table as their number grows: commit 1,000 compared with commit 10.
 
     python -m bench.spark_lake [--commits 1000]
 
-Each commit adds one small file to a table with a SQLite catalog, as a streaming archive does, and the table is kept as
-the archive keeps it: manifests merged, old snapshots expired in the same transaction, no maintenance. Printed: medians
-of twenty commits around each mark, CPU and wall. The largest of twenty is the commit that merges manifests.
+Each commit adds one small file to a table with a SQLite catalog, as a streaming archive does, with the archive's
+settings: manifests merged, old snapshots expired in the same transaction, no maintenance. Printed are medians of twenty
+commits around each position, processor and wall time. The largest of twenty is the commit that merges manifests.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ SPAN = 20
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Of one commit, in milliseconds."""
+    """Cost of one commit, in milliseconds."""
 
     cpu_ms: float
     wall_ms: float
 
 
 def rows(partition: int, first: int) -> pa.RecordBatch:
-    """Records as the source gives them."""
+    """Records as the source returns them."""
     offsets = range(first, first + ROWS)
     return pa.RecordBatch.from_pydict(
         {
@@ -50,7 +50,7 @@ def rows(partition: int, first: int) -> pa.RecordBatch:
 
 
 def run(commits: int, warehouse: str) -> list[Cost]:
-    """The cost of each of so many commits to a new table."""
+    """The cost of each of `count` commits to a new table."""
     table = open_table(None, warehouse, "bench", create=True)
     ends = dict.fromkeys(range(PARTITIONS), 0)
     costs = []
@@ -71,7 +71,7 @@ def run(commits: int, warehouse: str) -> list[Cost]:
 
 
 def around(costs: list[Cost], number: int) -> list[Cost]:
-    """The commits around one, without the first, which pays for imports."""
+    """The commits around one, without the first, which includes imports."""
     low = max(1, min(number, len(costs)) - SPAN // 2)
     return costs[low : low + SPAN]
 

@@ -1,7 +1,7 @@
-"""What the processes of a Spark session take: processor time and memory, of the JVM and of Python, as `/proc` has them.
+"""Processor time and memory of the processes of a Spark session, JVM and Python, from `/proc`.
 
-Always true: the processes that this one has started are counted, and theirs; a broker is not, which is in a session of
-its own; and this process itself counts as Python, for it drives the queries.
+Invariant: this process, its children and their children are counted; a broker is not, because it has its own session.
+This process counts as Python, because it drives the queries.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessorTime(NamedTuple):
-    """Seconds since the processes began, those of ended ones with their parents'."""
+    """Processor seconds; those of ended processes are counted with their parents."""
 
     jvm_s: float
     python_s: float
 
     def since(self, before: ProcessorTime) -> ProcessorTime:
-        """What was used after `before`."""
+        """Processor time since `before`."""
         return ProcessorTime(self.jvm_s - before.jvm_s, self.python_s - before.python_s)
 
 
 def processor_time() -> ProcessorTime:
-    """What all have used up to now."""
+    """Processor time of all processes so far."""
     jvm = python = 0
     for pid in (os.getpid(), *below(os.getpid())):
         try:
             name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         user, system, user_of_ended, system_of_ended = map(int, rest.split()[11:15])
-        python += user_of_ended + system_of_ended  # a JVM's children are Python, too
+        python += user_of_ended + system_of_ended  # children of the JVM are Python as well
         if name == JVM:
             jvm += user + system
         else:
@@ -71,14 +71,14 @@ class Memory:
                 try:
                     name = Path(f"/proc/{pid}/comm").read_text().strip()
                     size = proportional_bytes(pid)
-                except OSError:  # it has ended
+                except OSError:  # the process has ended
                     continue
                 jvm, workers = (jvm + size, workers) if name == JVM else (jvm, workers + size)
             self.jvm_bytes, self.workers_bytes = max(self.jvm_bytes, jvm), max(self.workers_bytes, workers)
 
 
 def proportional_bytes(pid: int) -> int:
-    """Resident memory of a process, with its part of what it shares with others."""
+    """Proportional set size of a process (its share of shared memory included)."""
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) << 10
@@ -86,12 +86,12 @@ def proportional_bytes(pid: int) -> int:
 
 
 def below(pid: int) -> Iterator[int]:
-    """The processes that this one has started, and theirs; not the broker, which is in a session of its own."""
+    """Descendants of this process; not the broker, which has its own session."""
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         try:
             children = [int(child) for child in task.read_text().split()]
             ours = [child for child in children if os.getsid(child) == os.getsid(0)]
-        except OSError:  # one of them has ended: it is looked at again soon
+        except OSError:  # one of them has ended; the next sample is complete
             continue
         for child in ours:
             yield child

@@ -1,11 +1,11 @@
-"""What making many partitions durable costs: fdatasync per file, one syncfs, or one shared journal.
+"""Cost of making many partitions durable: fdatasync per file, one syncfs, or one shared journal.
 
     python bench/sync_modes.py [--directory DIR] [--rounds N]
 
-For each number of dirty files, every round appends one batch to each file and then makes all of them durable in one of
-the three ways, in turn. Printed: the median and the 90th percentile of the time to make them durable, in milliseconds.
-`neighbour` repeats the syncfs column while another process of the same machine dirties the same file system.
-docs/adr/0003-syncing-many-partitions.md draws the conclusion.
+For each number of dirty files, every round appends one batch to each file and makes all of them durable with each of
+the three methods in turn. Printed are the median and the 90th percentile of the time in milliseconds. `neighbour`
+repeats the syncfs column while another process dirties the same file system. docs/adr/0003-syncing-many-partitions.md
+has the decision.
 """
 
 from __future__ import annotations

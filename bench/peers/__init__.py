@@ -1,6 +1,6 @@
-"""Mansio beside other queues, on the same workloads, in the same run: `make bench-peers`.
+"""Comparison of Mansio with other queues, with the same workloads in the same run: `make bench-peers`.
 
-One small file per peer says how to start its server and how its client publishes, takes, and has records delivered one
-by one; `workloads` measures all of them alike, `syncs` counts the fsyncs behind an acknowledgement, `table` compares
-equals with equals.
+One module per peer starts its server and implements publishing, consuming and delivery record by record. `workloads`
+measures all of them in the same way, `syncs` counts the fsyncs per acknowledgement, and `table` compares candidates of
+equal durability.
 """

@@ -1,8 +1,9 @@
-"""`make bench-peers`: every peer that can run, Mansio among them, on the same workloads in the same run.
+"""`make bench-peers`: all peers that can run on this machine, including Mansio, with the same workloads in the same
+run.
 
-Owns the order: all servers run for the whole time, idle but for the one that is measured; a workload is measured on
-all contestants before the next one begins, so that what is compared lies seconds apart; each repetition begins with
-another contestant. A peer that cannot run is told with the reason and left out.
+All servers run for the whole time, idle except for the measured one. A workload is measured on all candidates before
+the next workload starts, so that compared runs are seconds apart; each repetition starts with another candidate. A peer
+that cannot run is skipped and listed with the reason.
 """
 
 from __future__ import annotations
@@ -47,12 +48,12 @@ RESULTS = Path(__file__).resolve().parents[1] / "results"
 PEERS = (mansio_broker, redis_streams, postgresql, beanstalkd, nats_jetstream, rabbitmq, apache_kafka)
 SIZES = (100, 1024)
 WIDTH = 150
-"""Columns, where the output is a file and has none of its own."""
+"""Output width in columns if the output is not a terminal."""
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
 class Peers:
-    """Servers and contestants of one run."""
+    """Servers and candidates of one run."""
 
     def __init__(self, options: argparse.Namespace, candidates: list[Candidate], directory: Path) -> None:
         self.options = options
@@ -92,7 +93,7 @@ class Peers:
     def measured(
         self, entry: Entry, server: Server, workload: Workload, size: int, seconds: float
     ) -> Run | None:
-        """One run; a failure is noted."""
+        """One run; a failure is recorded."""
         self.queues += 1
         try:
             return measure(
@@ -138,7 +139,7 @@ class Peers:
             progress.update(task, advance=1, refresh=True)
 
     def count_syncs(self, progress: Progress) -> None:
-        """What each server syncs, on servers of its own."""
+        """Count the fsyncs of each server, on separate server processes."""
         servers = list(dict.fromkeys(entry.candidate.server for entry in self.running()))
         task = progress.add_task("counting fsyncs", total=len(servers))
         for name in servers:
@@ -175,7 +176,7 @@ class Peers:
 
 
 def file_system_of(path: Path) -> str:
-    """The kind of file system a directory lies on."""
+    """The file system type of a directory."""
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     over = [(len(point), kind) for point, kind in mounts if path.resolve().is_relative_to(point)]
     return max(over)[1] if over else "unknown"
@@ -184,23 +185,30 @@ def file_system_of(path: Path) -> str:
 def parse(candidates: list[Candidate]) -> argparse.Namespace:
     names = [workload.name for workload in WORKLOADS]
     parser = argparse.ArgumentParser(prog="bench.peers", description="Measure Mansio beside other queues.")
-    parser.add_argument("--list", action="store_true", help="name contestants and workloads, and stop")
-    parser.add_argument("--peers", help="beginnings of names, by comma; Mansio is always there; default: all")
-    parser.add_argument("--workloads", help=f"by comma; default: {','.join(names)}")
-    parser.add_argument("--sizes", help=f"bytes of a value, by comma; default: {','.join(map(str, SIZES))}")
+    parser.add_argument("--list", action="store_true", help="list candidates and workloads, and exit")
+    parser.add_argument(
+        "--peers", help="name prefixes, separated by commas; Mansio is always included; default: all"
+    )
+    parser.add_argument("--workloads", help=f"separated by commas; default: {','.join(names)}")
+    parser.add_argument(
+        "--sizes", help=f"value sizes in bytes, by comma; default: {','.join(map(str, SIZES))}"
+    )
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument(
-        "--seconds", type=float, default=0.5, help="of each run; latency takes three times as long"
+        "--seconds",
+        type=float,
+        default=0.5,
+        help="duration of each run; latency runs take three times as long",
     )
     parser.add_argument("--quick", action="store_true", help="one repetition, 100 B, 0.3 s")
-    parser.add_argument("--no-syncs", action="store_true", help="believe the configurations, count no fsyncs")
+    parser.add_argument(
+        "--no-syncs", action="store_true", help="do not count fsyncs, trust the configurations"
+    )
     parser.add_argument(
         "--data", type=Path, help="directory for the servers' files; default: under bench/results"
     )
-    parser.add_argument(
-        "--json", type=Path, help="where the results go; default: bench/results/peers-TIME.json"
-    )
-    parser.add_argument("--strict", action="store_true", help="exit 1 when a lead is below what is asked")
+    parser.add_argument("--json", type=Path, help="output file; default: bench/results/peers-TIME.json")
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a ratio is below the required one")
     options = parser.parse_args()
     chosen = options.workloads.split(",") if options.workloads else names
     if unknown := set(chosen) - set(names):
@@ -226,7 +234,7 @@ def save(path: Path, options: argparse.Namespace, entries: list[Entry]) -> None:
         },
         "repetitions": options.repetitions,
         "seconds": options.seconds,
-        "contestants": [
+        "candidates": [
             {
                 "name": entry.candidate.name,
                 "title": entry.candidate.title,
@@ -255,7 +263,7 @@ def show(console: Console, options: argparse.Namespace, entries: list[Entry]) ->
             workloads = [one for one in options.workloads if bool(one.consumers) == is_delivery]
             if workloads and not (is_delivery and size != options.sizes[0]):
                 console.print(table.size_table(entries, workloads, size))
-    console.print(table.asked_table(entries, options.workloads, options.sizes))
+    console.print(table.required_table(entries, options.workloads, options.sizes))
     console.print(
         "fsyncs per acknowledgement: of one message, of a batch of 100, of 100 taken; of one record delivered, of 100 "
         "delivered; counted by strace. "
@@ -301,8 +309,8 @@ def main() -> None:
     columns = (TextColumn("{task.description:44}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with tempfile.TemporaryDirectory(dir=options.data or RESULTS, prefix="peers-") as directory:
         peers = Peers(options, options.candidates, Path(directory))
-        Path(directory).chmod(0o755)  # a server that refuses to be root runs as somebody else
-        # A progress bar that refreshes itself has a thread, and client processes are forked from here.
+        Path(directory).chmod(0o755)  # a server that refuses to run as root has another user
+        # A progress bar that refreshes itself has a thread, but client processes are forked from here.
         with Progress(*columns, console=console, auto_refresh=False) as progress:
             try:
                 peers.start_all()

@@ -1,7 +1,7 @@
-"""Apache Kafka: one node that is broker and controller, from the jars that tools/peer_servers.sh fetched.
+"""Apache Kafka: one node that is broker and controller, from the jars that tools/peer_servers.sh downloads.
 
-Its acknowledgement does not wait for the disk by default. With `flush.messages=1` it does, which makes it an equal;
-topics with the default are shown as weaker. Offsets are synced for both.
+By default its acknowledgements do not wait for the disk. With `flush.messages=1` they do, which makes it a candidate of
+equal durability; topics with the default are listed as weaker. Committed offsets are synced in both cases.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ JARS = TOOLS / "kafka"
 HEAP = "-Xmx768m"
 NEVER = str(2**63 - 1)
 UNABLE = frozenset({"deliver100", "deliver1", "deliver100x4", "deliver1x4"})
-"""Its share groups are a preview in this version, and off."""
+"""Share groups are a preview in this version, and disabled."""
 PROPERTIES = """\
 process.roles=broker,controller
 node.id=1

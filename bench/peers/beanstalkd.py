@@ -1,7 +1,7 @@
 """beanstalkd with its binlog, synced before every reply (-f0).
 
-Single operations go through greenstalk. The protocol has no batch, but commands may be pipelined; no Python client
-offers that, so batches are written to a socket here, which is the quickest way there is.
+Single operations use greenstalk. The protocol has no batches, but commands may be pipelined; no Python client supports
+that, so batches are written directly to a socket, which is the fastest method available.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 try:
     import greenstalk
 except ImportError:
-    greenstalk = None  # told when it is to be measured
+    greenstalk = None  # reported when it is measured
 
 PRIORITY, TIME_TO_RUN_S = 1024, 60
 
@@ -36,7 +36,7 @@ def serve(place: ServerLocation) -> Server:
 
 
 class Pipelined:
-    """A connection on which many commands are under way."""
+    """A connection with pipelined commands."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -61,10 +61,10 @@ class Driver:
         return f"{done.stdout.split()[-1]}, greenstalk {greenstalk.__version__}"
 
     async def create(self, queue: str) -> None:
-        """Tubes come into being when they are used."""
+        """Nothing to do: tubes are created on first use."""
 
     async def delete(self, queue: str) -> None:
-        """Empty the tube: what stays would be kept in memory and in the binlog."""
+        """Empty the tube: remaining jobs would stay in memory and in the binlog."""
         consumer = Consumer(self.port, queue, confirmed=True)
         while await consumer.take(1000):
             pass
@@ -115,7 +115,7 @@ class Consumer:
         return bodies
 
     def reserve(self, count: int) -> list[bytes]:
-        """Delete what is not acknowledged yet, and reserve so many."""
+        """Delete the unacknowledged jobs and reserve `count` more."""
         deletes, deleted, expected = self.deletes()
         wait_s = max(1, round(TAKE_WAIT_S))
         reserves = b"reserve-with-timeout %d\r\n" % wait_s + b"reserve-with-timeout 0\r\n" * (count - 1)
@@ -137,7 +137,7 @@ class Consumer:
 
 
 class Deliverer:
-    """Deletes of the last jobs and reserves of the next in one write; a delete is answered after its fsync."""
+    """Deletes of the previous jobs and reserves of the next in one write; a delete is confirmed after its fsync."""
 
     def __init__(self, consumer: Consumer, count: int) -> None:
         self.consumer, self.count = consumer, count

@@ -1,10 +1,10 @@
 """Client work in freshly forked processes.
 
-Why forked: asyncio, C and plain socket clients are measured alike, none inherits another's threads or connections,
-and a process costs milliseconds because the libraries are imported already. The parent therefore has no threads and
-opens no client itself.
+Forking makes asyncio, C and plain socket clients comparable: no process inherits another's threads or connections, and
+a process starts in milliseconds because the libraries are already imported. The parent therefore has no threads and
+opens no client.
 
-Always true: measured work begins when every process of a run is ready.
+Invariant: measured work starts when every process of a run is ready.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ JOIN_DEADLINE_S = 5.0
 
 
 class ClientError(RuntimeError):
-    """Work in a client process failed; the text is its error."""
+    """Work in a client process failed; the message is its error."""
 
 
 def together(works: Sequence[Work], deadline_s: float) -> list[Any]:
-    """Run each piece in a process of its own, all beginning at once; what they return. `ClientError`."""
+    """Run each function in its own process, all starting at once. Returns their results; raises `ClientError`."""
     barrier = FORK.Barrier(len(works))
     running = []
     try:
@@ -54,7 +54,7 @@ def together(works: Sequence[Work], deadline_s: float) -> list[Any]:
 
 
 def alone(work: Callable[[], Awaitable[Any]], deadline_s: float = READY_DEADLINE_S) -> Any:
-    """One piece of work that is not measured, in a process of its own all the same."""
+    """Run one function that is not measured in its own process."""
 
     async def run(ready: Ready) -> Any:
         ready()
@@ -72,7 +72,7 @@ def clients_cpu_s() -> float:
 def _child(work: Work, barrier: Any, answers: Connection) -> None:
     try:
         result = uvloop.run(_awaited(work, lambda: barrier.wait(READY_DEADLINE_S)))
-    except BaseException as error:  # noqa: BLE001  # whatever it is, the parent has to hear of it
+    except BaseException as error:  # noqa: BLE001  # reported to the parent
         barrier.abort()
         answers.send((False, f"{type(error).__name__}: {error}"))
     else:

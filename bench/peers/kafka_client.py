@@ -1,7 +1,7 @@
-"""confluent-kafka (librdkafka), the client of Mansio and of Apache Kafka alike: acks=all, one partition.
+"""confluent-kafka (librdkafka), the client of both Mansio and Apache Kafka: acks=all, one partition.
 
-A batch is produced and flushed, so that it travels as few requests as the client can make of it; a single message
-lingers not at all. An acknowledgement of a consumer is the commit of the group's offset.
+A batch is produced and flushed, so that the client sends it in as few requests as it can; a single message does not
+linger. A consumer acknowledges by committing the group's offset.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from confluent_kafka import admin
 
 JOIN_DEADLINE_S = 20.0
 BATCH_LINGER_MS = 100
-"""Longer than it takes to hand over a batch; `flush` ends it."""
+"""Longer than it takes to enqueue a batch; `flush` ends it."""
 
 
 class Driver:
-    """`config`: settings of the topics that are made."""
+    """`config`: settings of the created topics."""
 
     def __init__(self, port: int, config: Mapping[str, str] | None = None) -> None:
         self.address = {"bootstrap.servers": f"127.0.0.1:{port}"}
@@ -89,7 +89,7 @@ class Producer:
 
 
 class Consumer:
-    """A member of a group of its own; made when it has its partition."""
+    """The only member of a group; constructed when it has its partition."""
 
     def __init__(self, address: Mapping[str, str], queue: str, *, confirmed: bool) -> None:
         self.confirmed = confirmed

@@ -1,6 +1,6 @@
-"""Mansio itself: over confluent-kafka, over its own client, and as a raw load without any client.
+"""Mansio: with confluent-kafka, with its own client, and as a raw load without a client library.
 
-The raw row says what the broker can do; it is no program's figure, and nothing is compared with it.
+The raw row shows the capacity of the broker; no program reaches it, and it is not compared with any peer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def serve(place: ServerLocation) -> Server:
     server = Server(place)
     where = ["--data", place.directory / "data", "--kafka", f"127.0.0.1:{place.port}", "--http", ""]
-    # As for Apache Kafka: no waiting for other members of a group that has one.
+    # As for Apache Kafka: no delay for further members of a group with one member.
     environment = {"MANSIO_GROUP_INITIAL_REBALANCE_DELAY_MS": "0"}
     server.start([sys.executable, "-m", "mansio.cli.main", "serve", *where], environment=environment)
     server.wait_for_port()
@@ -97,7 +97,7 @@ class OwnProducer:
 
 
 class OwnConsumer:
-    """Polls whole batches and hands them out as asked; a commit that need not be confirmed goes on beside."""
+    """Polls whole batches and returns them in the requested sizes; an unconfirmed commit runs concurrently."""
 
     def __init__(self, client: mansio.Client, consumer: mansio.Consumer, *, confirmed: bool) -> None:
         self.client, self.consumer, self.confirmed = client, consumer, confirmed
@@ -106,7 +106,7 @@ class OwnConsumer:
 
     async def take(self, count: int) -> list[bytes]:
         polled = self.polled or await self.consumer.poll(TAKE_WAIT_S * 1000)
-        # A poll gives what was stored together; when latency is not what counts, more is asked for while there is any.
+        # A poll returns one stored batch; if latency does not matter, more polls follow while there is data.
         while self.confirmed and 0 < len(polled) < count and any(self.consumer.lag().values()):
             polled += await self.consumer.poll(TAKE_WAIT_S * 1000)
         taken, self.polled = polled[:count], polled[count:]
@@ -126,8 +126,8 @@ class OwnConsumer:
 
 
 class OwnDeliverer:
-    """`poll` and `ack` of many; one record at a time is acknowledged by its own `ack`, of several the last batch's
-    acknowledgement is under way while the next is handed out."""
+    """`poll` and `ack` of many. One record at a time is acknowledged by its own `ack`; with several, the
+    acknowledgement of the previous batch is in flight while the next is returned."""
 
     def __init__(self, client: mansio.Client, receiver: Receiver, count: int) -> None:
         self.client, self.receiver, self.count = client, receiver, count

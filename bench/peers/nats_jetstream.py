@@ -1,7 +1,7 @@
 """NATS JetStream: a file stream, synced before every acknowledgement or every two minutes (its default).
 
-Debian 12's server (2.9) can only do the latter; `sync_interval: always` came with 2.10. A newer server built into
-.tools/nats (`tools/peer_servers.sh`) is preferred.
+The server of Debian 12 (2.9) supports only the latter; `sync_interval: always` was added in 2.10. A newer server built
+into .tools/nats (`tools/peer_servers.sh`) is preferred.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ try:
     import nats
     from nats.js import api
 except ImportError:
-    nats = None  # told when it is to be measured
+    nats = None  # reported when it is measured
 
 SYNC_ALWAYS_SINCE = (2, 10)
 UNACKNOWLEDGED_MAX = 4000
@@ -151,7 +151,7 @@ class PullConsumer:
 
 
 class PushConsumer:
-    """Is sent messages as they come, and acknowledges one by one without waiting for an answer."""
+    """Receives pushed messages, and acknowledges one by one without waiting for a response."""
 
     def __init__(self, connection: Any, subscription: Any) -> None:
         self.connection, self.subscription = connection, subscription
@@ -169,8 +169,8 @@ class PushConsumer:
 
 
 class Deliverer:
-    """The pull of the next batch leaves together with the acknowledgements, the last of which is answered; the next is
-    handed out when both have come."""
+    """Sends the pull of the next batch together with the acknowledgements, the last of which has a response; returns
+    the next batch when both have arrived."""
 
     def __init__(self, connection: Any, subscription: Any, count: int) -> None:
         self.connection, self.subscription, self.count = connection, subscription, count

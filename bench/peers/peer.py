@@ -1,8 +1,7 @@
-"""What a peer is: a server to start, and a client that publishes and takes.
+"""Interfaces of a peer: its server, and a client that publishes and consumes.
 
-Owns the interfaces between one peer's file and everything that is measured, and how programs are found. A client's
-methods are coroutines so that asyncio and blocking clients are measured by one loop; a blocking client simply blocks,
-as nothing else runs in its process.
+Client methods are coroutines, so that asyncio and blocking clients are measured by one loop; a blocking client blocks,
+because nothing else runs in its process.
 """
 
 from __future__ import annotations
@@ -20,75 +19,75 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / ".tools"
 TAKE_WAIT_S = 0.5
-"""How long a consumer's `take` waits for the first message before it gives up."""
+"""How long `take` of a consumer waits for the first message."""
 
 
 class PeerUnavailableError(Exception):
-    """A peer cannot run on this machine; the text says why."""
+    """A peer cannot run on this machine; the message is the reason."""
 
 
 class Producer(Protocol):
     """Publishes to one queue."""
 
     async def publish(self, values: Sequence[bytes]) -> None:
-        """Send these and wait until every one is acknowledged, by the peer's quickest way for so many."""
+        """Publish these and wait until all are acknowledged, with the fastest method of the peer for that number."""
 
     async def close(self) -> None: ...
 
 
 class Consumer(Protocol):
-    """Takes from one queue, and has taken its place there when it is made."""
+    """Consumes from one queue; subscribed when it is constructed."""
 
     async def take(self, count: int) -> list[bytes]:
-        """Up to `count` messages as soon as there is one, acknowledged; none after `TAKE_WAIT_S`."""
+        """Up to `count` acknowledged messages as soon as there is one; none after `TAKE_WAIT_S`."""
 
     async def close(self) -> None: ...
 
 
 class Deliverer(Protocol):
-    """Gets records from one queue and acknowledges each; has taken its place there when it is made.
+    """Consumes records from one queue and acknowledges each one; subscribed when it is constructed.
 
-    Each record could be acknowledged by itself, or given back: what moves one mark for all before it is no
-    acknowledgement of records. How the peer's client says it of many at once is its own quick way.
+    Each record must be individually acknowledgeable: committing an offset does not count. A client may combine
+    acknowledgements in its fastest way.
     """
 
     async def next(self) -> list[bytes]:
-        """Acknowledge what was handed out before, and hand out more, as many as was asked for if there are so many;
-        none after `TAKE_WAIT_S`.
+        """Acknowledge the previous records and return the next ones, up to the requested number; none after
+        `TAKE_WAIT_S`.
 
-        One at a time: the acknowledgement is confirmed when the next record is handed out, and nothing was fetched
-        ahead. Both may be asked for in one message. Of several at a time the next batch may be handed out while
-        acknowledgements are under way, and be fetched ahead: that is the peer's own way."""
+        One at a time: the acknowledgement is confirmed when the next record is returned, and nothing was prefetched;
+        both may be requested in one message. Several at a time: the next batch may be returned while acknowledgements
+        are in flight, and be prefetched, if that is how the peer works."""
 
     async def acknowledge(self) -> None:
-        """Acknowledge what was handed out, and wait until all acknowledgements are confirmed, where the protocol has
-        an answer to them; else until the server has handled them."""
+        """Acknowledge the returned records and wait until all acknowledgements are confirmed if the protocol has a
+        response to them, else until the server has processed them."""
 
     async def close(self) -> None: ...
 
 
 class Driver(Protocol):
-    """One client library against one server. Made in every client process anew, after it was forked."""
+    """One client library with one server. Constructed in every forked client process."""
 
     async def version(self) -> str: ...
     async def create(self, queue: str) -> None: ...
     async def delete(self, queue: str) -> None: ...
     async def producer(self, queue: str) -> Producer: ...
     async def consumer(self, queue: str, *, confirmed: bool) -> Consumer:
-        """`confirmed`: every `take` waits until the server has answered the acknowledgements, where its protocol has
-        an answer; otherwise they are sent and the next messages need not wait for them."""
+        """`confirmed`: every `take` waits for the response to its acknowledgements if the protocol has one; otherwise
+        they are sent, and the next messages need not wait for them."""
         ...
 
     async def deliverer(self, queue: str, count: int) -> Deliverer:
-        """One that is handed `count` records at a time."""
+        """A deliverer that gets `count` records at a time."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLocation:
-    """Where a server is to run: an empty directory of its own, a port on 127.0.0.1, and what else there is.
+    """Location of a server: its empty directory and its port on 127.0.0.1.
 
-    `trace`: a file for the times of its fsyncs; the server then runs under strace.
+    `trace`: file for the times of its fsyncs; the server then runs under strace.
     """
 
     directory: Path
@@ -98,11 +97,11 @@ class ServerLocation:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One row of the table: a server as configured, and a client.
+    """One row of the table: a configured server and a client.
 
-    `serve` names and starts the server; contestants with the same `server` share it. `is_synced`: the configuration
-    says that an acknowledged message is on the disk (what was counted decides). `skips`: workloads it has no way for.
-    `is_raw`: prebuilt requests of `bench.load` instead of a client: what the server can do, not what a program gets.
+    `serve` names and starts the server; candidates with the same `server` share it. `is_synced`: according to the
+    configuration, an acknowledged message is on the disk (the counted fsyncs decide). `skips`: unsupported workloads.
+    `is_raw`: prebuilt requests of `bench.load` instead of a client: the capacity of the server.
     """
 
     name: str
@@ -121,7 +120,7 @@ class Candidate:
 
 
 def find_program(name: str) -> str:
-    """The path of a program unpacked into .tools/, or else of the system's. `PeerUnavailableError`."""
+    """The path of a program in .tools/, or else of the system. Raises `PeerUnavailableError`."""
     found = shutil.which(str(TOOLS / "bin" / name)) or shutil.which(name)
     if found is None:
         raise PeerUnavailableError(f"no program {name} in .tools/bin or on the PATH")

@@ -1,9 +1,9 @@
-"""PostgreSQL: a table as a queue, taken with FOR UPDATE SKIP LOCKED, every commit waiting for the log on the disk.
+"""PostgreSQL: a table as a queue, read with FOR UPDATE SKIP LOCKED; every commit waits for the write-ahead log on disk.
 
-Two kinds. *Leased* does what a queue does that can lose a consumer without keeping a transaction open: the tables and
-statements of PGMQ, taking hides a message for a while, acknowledging deletes it. *Bare* is the least there is: a
-column of bytes, taken and deleted in one transaction. A batch is one INSERT of many rows in both. The server refuses
-to run as root; started by root it runs as nobody.
+Two variants. *Leased* survives the loss of a consumer without an open transaction, with the tables and statements of
+PGMQ: reading hides a message for a time, acknowledging deletes it. *Bare* is the minimum: a column of bytes, read and
+deleted in one transaction. A batch is one INSERT of many rows in both. The server refuses to run as root; started by
+root it runs as the user nobody.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 try:
     import psycopg
 except ImportError:
-    psycopg = None  # type: ignore[assignment]  # told when it is to be measured
+    psycopg = None  # type: ignore[assignment]  # reported when it is measured
 
 OWNER = "mansio"
 POLL_S = 0.001
-"""Between looks at an empty table; there is nothing that pushes rows."""
+"""Polling interval of an empty table; PostgreSQL does not push rows."""
 
 
 def serve(place: ServerLocation) -> Server:
@@ -59,7 +59,7 @@ def serve(place: ServerLocation) -> Server:
 
 @dataclass(frozen=True, slots=True)
 class Statements:
-    """What a kind of queue consists of; `{queue}` is its name."""
+    """SQL statements of one kind of queue; `{queue}` is its name."""
 
     create: str
     one: str
@@ -103,7 +103,7 @@ class Driver:
         for _ in range(100):
             try:
                 return psycopg.connect(where, autocommit=True, prepare_threshold=1)
-            except psycopg.OperationalError:  # it listens before it is ready
+            except psycopg.OperationalError:  # the port is open before the server is ready
                 time.sleep(0.05)
         return psycopg.connect(where, autocommit=True, prepare_threshold=1)
 
@@ -143,7 +143,7 @@ class Producer:
 
 
 class Consumer:
-    """Its acknowledgement is always confirmed: it is a commit."""
+    """Acknowledgements are always confirmed: they are commits."""
 
     def __init__(self, connection: Any, statements: Statements, queue: str) -> None:
         self.connection = connection
@@ -202,7 +202,7 @@ class Deliverer:
             self.connection.execute(self.delete, (self.unacknowledged,))
             self.unacknowledged = []
         if self.holds:
-            self.connection.execute("COMMIT")  # a warning, and nothing, where there is no transaction
+            self.connection.execute("COMMIT")  # only a warning if there is no transaction
 
     async def acknowledge(self) -> None:
         with self.connection.pipeline():

@@ -1,7 +1,7 @@
 """RabbitMQ: durable classic and quorum queues, persistent messages, publisher confirms.
 
 Single messages wait for their confirm; of a batch all confirms are outstanding at once, which needs the asynchronous
-channel below pika's blocking connection. Acknowledgements of a consumer have no answer in AMQP.
+channel below pika's blocking connection. A consumer's acknowledgements have no response in AMQP.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 try:
     import pika
 except ImportError:
-    pika = None  # told when it is to be measured
+    pika = None  # reported when it is measured
 
 PERSISTENT = 2
 PREFETCH = 1000

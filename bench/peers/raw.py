@@ -1,8 +1,8 @@
-"""The raw load: `bench.load`'s prebuilt requests, without a client, in the form of a measured run.
+"""Raw load as a candidate: `bench.load`'s prebuilt requests, without a client library.
 
-Its latency is a lower bound, not the same work: one process that never sleeps publishes over one connection without
-waiting for acknowledgements and fetches over another, where the contestants' are five processes that have to be woken,
-and acknowledge what they were given.
+Its latency is a lower bound and not the same work: one process that never sleeps publishes over one connection without
+waiting for acknowledgements and fetches over another, while the other candidates have five processes that must be woken
+and that acknowledge what they received.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 RAW_DEADLINE_S = 60.0
 SHARE_DEPTH = 2
-"""Requests of a member of a share group that are unanswered, in batches; one record at a time has one."""
+"""Unanswered requests of a share group member, in batches; one record at a time has one."""
 
 
 def raw_run(port: int, queue: str, workload: Workload, *, size: int, seconds: float) -> dict[str, Any]:
@@ -55,6 +55,6 @@ def raw_run(port: int, queue: str, workload: Workload, *, size: int, seconds: fl
     }
     if workload.name == "latency":
         found |= {name: result[name] for name in ("p50_us", "p99_us")}
-    if workload.consumers:  # without the load's own start
+    if workload.consumers:  # without the start of the load generator
         found["client_us"] = round(result["load_cpu"] * 1e6 / result["records_per_s"], 1)
     return found

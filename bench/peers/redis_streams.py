@@ -1,6 +1,6 @@
 """Redis: a stream with one consumer group, its append-only file synced before every reply or once a second.
 
-Batches go through a pipeline: one round trip, and one fsync for all that is answered together.
+Batches use a pipeline: one round trip, and one fsync for all replies of it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 try:
     import redis
 except ImportError:
-    redis = None  # type: ignore[assignment]  # told when it is to be measured
+    redis = None  # type: ignore[assignment]  # reported when it is measured
 
 GROUP, FIELD = b"group", b"value"
 
@@ -108,7 +108,7 @@ class Consumer:
 
 
 class Deliverer:
-    """XACK of the last records and XREADGROUP of the next in one round trip, answered after one fsync."""
+    """XACK of the previous records and XREADGROUP of the next in one round trip, with one fsync."""
 
     def __init__(self, consumer: Consumer, count: int) -> None:
         self.consumer, self.count = consumer, count

@@ -1,6 +1,6 @@
-"""A peer's server: started on loopback, watched, stopped by the ids of its own processes.
+"""Server process of a peer: started on loopback, monitored, stopped by process id.
 
-Always true: what was started here is stopped here, the processes it started included; nothing is ever stopped by name.
+Invariant: everything started here is stopped here, including child processes; no process is stopped by name.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Server:
         user: int | None = None,
         is_traced: bool = True,
     ) -> None:
-        """Start one of its processes, as another user if asked to (root only)."""
+        """Start one of its processes, optionally as another user (root only)."""
         arguments = [str(argument) for argument in command]
         if self.place.trace is not None and is_traced:
             arguments = [*_tracing(self.place.trace), *arguments]
@@ -70,7 +70,7 @@ class Server:
         self.processes.append(process)
 
     def wait_for_port(self, port: int | None = None) -> None:
-        """Until it accepts connections; stopped and `PeerUnavailableError` when it ends or the time is over."""
+        """Wait until it accepts connections. Stops it and raises `PeerUnavailableError` on exit or timeout."""
         end = time.monotonic() + START_DEADLINE_S
         while time.monotonic() < end and all(process.poll() is None for process in self.processes):
             with contextlib.suppress(OSError):
@@ -82,7 +82,7 @@ class Server:
         raise PeerUnavailableError(f"the server did not start: {said}")
 
     def tree(self) -> list[psutil.Process]:
-        """Its processes, and those that they started."""
+        """Its processes and their children."""
         found = {}
         for process in self.processes:
             with contextlib.suppress(psutil.Error):
@@ -91,7 +91,7 @@ class Server:
         return list(found.values())
 
     def cpu_s(self) -> float:
-        """Processor time they have used, ended children included."""
+        """Their processor time, including ended children."""
         used = 0.0
         for process in self.tree():
             with contextlib.suppress(psutil.Error):
@@ -101,7 +101,7 @@ class Server:
     def stop(self) -> None:
         tree = self.tree()
         for process in reversed(self.processes):
-            # strace passes no signal on; what it runs is told itself.
+            # strace does not forward signals; its child gets the signal directly.
             for one in _traced(process) if self.place.trace is not None else [process]:
                 with contextlib.suppress(ProcessLookupError, psutil.Error):
                     one.send_signal(signal.SIGTERM)
@@ -115,7 +115,7 @@ class Server:
 
 
 def run_quietly(command: Sequence[str | Path], *, user: int | None = None, **options: object) -> None:
-    """A preparing command; `PeerUnavailableError` with its last words when it fails."""
+    """Run a set-up command. Raises `PeerUnavailableError` with its last output if it fails."""
     done = subprocess.run(
         [str(argument) for argument in command],
         stdin=subprocess.DEVNULL,

@@ -1,8 +1,8 @@
-"""How many fsyncs stand behind an acknowledgement, counted: what a configuration promises is not what is compared.
+"""Fsyncs per acknowledgement, counted: durability is compared as measured, not as configured.
 
-Each server is started once more under strace, which stops it at nothing but fsync and its kin, and a few short runs
-are made; the calls that began during a run are divided by what was acknowledged in it. Without strace the
-configuration is believed, and the table says so.
+Each server is started once more under strace, which stops only at fsync and similar calls, for a few short runs; the
+calls that started during a run are divided by the acknowledgements in it. Without strace the configuration is trusted,
+which the table mentions.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from bench.peers.workloads import Run
 
 SYNCED_FROM = 0.9
-"""Fsyncs per acknowledgement from which each one is said to wait for its own."""
+"""Fsyncs per acknowledgement from which acknowledgements count as individually synced."""
 COUNTED_WORKLOADS = ("seq", "batch100", "consume100", "deliver1", "deliver100")
 COUNTED_SECONDS = 0.4
 
 
 @dataclass(frozen=True, slots=True)
 class Syncs:
-    """Fsyncs per message acknowledged alone, per batch of 100 published, per 100 taken, per record delivered alone, per
-    100 delivered. None: not counted."""
+    """Fsyncs per single acknowledged message, per batch of 100 published, per 100 consumed, per single delivered
+    record, per 100 delivered. None: not counted."""
 
     seq: float | None = None
     batch100: float | None = None
@@ -35,18 +35,18 @@ class Syncs:
 
 
 def syncs_per_unit(times: list[float], run: Run, batch: int) -> float | None:
-    """Of the fsyncs at these times, how many came during the run, per batch acknowledged in it."""
+    """Number of these fsyncs that started during the run, per batch acknowledged in it."""
     during = sum(1 for moment in times if run.began <= moment <= run.ended)
     return round(during * batch / run.messages, 2) if run.messages else None
 
 
 def sync_times(trace: Path) -> list[float]:
-    """When each fsync in an strace output began, in seconds since the epoch; calls that failed count for nothing."""
+    """Start of each successful fsync in an strace output, in seconds since the epoch."""
     times = []
     for line in trace.read_text(errors="replace").splitlines():
         words = line.split(
             maxsplit=2
-        )  # process, time, call; "<... fsync resumed>" is the end of one counted already
+        )  # process, time, call; "<... fsync resumed>" is the end of a call that is already counted
         if (
             len(words) == 3
             and "(" in words[2]
@@ -58,15 +58,15 @@ def sync_times(trace: Path) -> list[float]:
 
 
 def is_synced(candidate: Candidate, syncs: Syncs | None) -> bool:
-    """Whether every acknowledged message, and batch, had an fsync of its own."""
+    """Whether every acknowledged message, and batch, had its own fsync."""
     if syncs is None:
         return candidate.is_synced
     return all(count is not None and count >= SYNCED_FROM for count in (syncs.seq, syncs.batch100))
 
 
 def is_synced_delivering(candidate: Candidate, syncs: Syncs | None) -> bool:
-    """Whether every record that was acknowledged alone had an fsync before the next was handed out. Batches may share
-    one: their acknowledgements are under way together."""
+    """Whether every single acknowledged record had an fsync before the next was delivered. Batches may share one,
+    because their acknowledgements are in flight together."""
     if syncs is None:
         return candidate.is_synced
     return syncs.deliver1 is not None and syncs.deliver1 >= SYNCED_FROM

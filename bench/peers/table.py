@@ -1,6 +1,6 @@
-"""What the runs said: medians and spreads, how far Mansio is ahead of each, and whether that is what was asked.
+"""Results table: medians and spreads, the ratio of Mansio to each peer, and whether it reaches the required ratio.
 
-Ratios are taken per repetition, between runs that lie seconds apart, and only their median and spread are told.
+Ratios are taken per repetition, between runs that are seconds apart; their median and spread are shown.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOWER_IS_BETTER = ("p50_us", "p99_us")
 
 @dataclass(slots=True)
 class Entry:
-    """All that is known of one contestant. `runs`: by workload and value size, in order; None for one that failed."""
+    """Results of one candidate. `runs`: by workload and value size, in order; None for a failed run."""
 
     candidate: Candidate
     version: str = ""
@@ -39,7 +39,7 @@ class Entry:
         return is_synced(self.candidate, self.syncs)
 
     def is_equal(self, workload: Workload) -> bool:
-        """Whether what it acknowledges, or has acknowledged, is on the disk by then."""
+        """Whether acknowledged messages and acknowledgements are on the disk by then."""
         return is_synced_delivering(self.candidate, self.syncs) if workload.consumers else self.is_synced
 
     def figures(self, workload: str, size: int, figure: str) -> list[float | None]:
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """How many times Mansio is ahead of one peer in one figure, repetition by repetition; below 1 it is behind."""
+    """Ratios of Mansio to one peer in one figure, per repetition; below 1 Mansio is slower."""
 
     ours: Entry
     theirs: Entry
@@ -66,7 +66,7 @@ class Lead:
 
 
 def ahead(ours: Entry, theirs: Entry, workload: str, size: int, figure: str) -> Lead | None:
-    """The lead of one entry over another, over the repetitions that both have; None without any."""
+    """The ratios of one entry to another over their common repetitions; None without any."""
     pairs = zip(ours.figures(workload, size, figure), theirs.figures(workload, size, figure), strict=False)
     ratios = [
         (their / our if figure in LOWER_IS_BETTER else our / their) for our, their in pairs if our and their
@@ -75,7 +75,7 @@ def ahead(ours: Entry, theirs: Entry, workload: str, size: int, figure: str) -> 
 
 
 def yardstick(entries: Iterable[Entry], workload: str, size: int, figure: str) -> Entry | None:
-    """Mansio over its better client for this figure; a peer has one client, its best."""
+    """Mansio with its better client for this figure; a peer has one client, its best."""
     known = [
         (median, entry)
         for entry in entries
@@ -90,7 +90,7 @@ def yardstick(entries: Iterable[Entry], workload: str, size: int, figure: str) -
 
 
 def leads(entries: list[Entry], workload: Workload, size: int, figure: str) -> list[Lead]:
-    """Mansio against every peer that was measured."""
+    """Ratios of Mansio to every measured peer."""
     ours = yardstick(entries, workload.name, size, figure)
     if ours is None:
         return []
@@ -100,17 +100,18 @@ def leads(entries: list[Entry], workload: Workload, size: int, figure: str) -> l
 
 
 def closest(entries: list[Entry], workload: Workload, size: int, figure: str) -> Lead | None:
-    """The lead over the best peer whose acknowledgements are synced like Mansio's, and that this is asked over."""
+    """The ratio to the best peer whose acknowledgements are synced like Mansio's."""
     equal = [
         lead
         for lead in leads(entries, workload, size, figure)
-        if lead.theirs.is_equal(workload) and lead.theirs.candidate.name.startswith(workload.asked_over)
+        if lead.theirs.is_equal(workload)
+        and lead.theirs.candidate.name.startswith(workload.lead_required_over)
     ]
     return min(equal, key=lambda lead: lead.median, default=None)
 
 
 def missed(entries: list[Entry], workloads: Iterable[Workload], sizes: Iterable[int]) -> list[Lead]:
-    """Leads over equals that are smaller than what is asked."""
+    """Ratios to peers of equal durability that are below the required ones."""
     found = []
     for workload in workloads:
         for size in sizes:
@@ -197,8 +198,8 @@ def _syncs(entry: Entry, *, is_delivery: bool) -> str:
     return "\n".join("-" if count is None else f"{count:.2f}" for count in counts)
 
 
-def asked_table(entries: list[Entry], workloads: list[Workload], sizes: Iterable[int]) -> Table:
-    """What is asked of Mansio: its lead over the best peer of equal durability."""
+def required_table(entries: list[Entry], workloads: list[Workload], sizes: Iterable[int]) -> Table:
+    """The required ratios of Mansio to the best peer of equal durability."""
     shown = Table(
         title="Mansio's lead over the best peer of equal durability", title_justify="left", box=SIMPLE_HEAD
     )

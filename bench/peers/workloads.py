@@ -1,16 +1,15 @@
-"""The workloads: the same work for every contestant, in freshly forked client processes.
+"""Workloads: the same work for every candidate, in freshly forked client processes.
 
-What each one does is in `WORKLOADS`; a message counts when its acknowledgement has come. The processor time that
-neither the server nor the clients used in the meantime is recorded with every run: another busy process makes the run
-*disturbed*.
+`WORKLOADS` lists them; a message counts when it is acknowledged. The processor time used by neither the server nor the
+clients is recorded with every run: another busy process makes the run *disturbed*.
 
-Delivering, record by record: a queue is filled before, with batches of 100 (for `FILL_S` at most; what a slow peer has
-not taken in by then it has not got to deliver either, and a run ends where its queue does). Each client has taken its
-place and was handed `WARM_UP_DELIVERIES` batches before the clock starts. Values are handed out as objects of the
-client's language. A record counts when it was handed out, and the clock stops when all are acknowledged;
-`peer.Deliverer` says what may be under way meanwhile.
+Delivery, record by record: the queue is filled first, with batches of 100 (for at most `FILL_S`; a slow peer delivers
+only what it accepted in that time, and its run ends when the queue is empty). Each client has subscribed and received
+`WARM_UP_DELIVERIES` batches before the clock starts. Values are delivered as objects of the client's language. A record
+counts when it was delivered, and the clock stops when all are acknowledged; `peer.Deliverer` defines what may be in
+flight meanwhile.
 
-Always true: the clock runs only between the moment all clients are ready and the last acknowledgement.
+Invariant: the clock runs only from the time when all clients are ready until the last acknowledgement.
 """
 
 from __future__ import annotations
@@ -38,34 +37,36 @@ RATE_PER_S = 1000
 PACED_PRODUCERS = 4
 PACED_LEAD_S = 0.2
 PACED_TIMES_AS_LONG = 3
-"""How much longer than other workloads latency is measured: a p99 needs some hundred messages behind it."""
+"""Factor by which latency runs are longer than others: a p99 needs several hundred messages above it."""
 PACED_GRACE_S = 4.0
 PACED_TAKE = 50
 FILL_BATCH = 1000
 CONSUMED_MAX = 40_000
 FILL_S = 2.0
 DELIVERED_FILL_BATCH = 100
-"""A broker that keeps the producer's batches hands out whole ones: large ones cost it when little is asked for."""
+"""A broker that stores the producer's batches delivers whole ones: large batches are costly if few records are
+requested."""
 DELIVERIES_PER_S_MAX = {1: 20_000, 100: 200_000}
-"""Of each batch size: a queue has enough for so many a second, and no more."""
+"""By batch size: the queue is filled for this many deliveries per second, and no more."""
 WARM_UP_DELIVERIES = 3
 WARM_UP_PUBLISHES = 5
 DEADLINE_S = 60.0
 DISTURBED_CORES = 0.3
-"""Foreign processor time, in cores, from which a run counts as disturbed."""
+"""Processor time of other processes, in cores, from which a run counts as disturbed."""
 QUIET_WAIT_S = 0.6
 QUIET_WINDOW_S = 0.1
 STARTED_WAIT_S = 5.0
-"""For servers that are still busy with their own start: ours compiles its messages for a second, a JVM warms up."""
+"""Delay for servers that are still starting: ours compiles its messages for a second, a JVM warms up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One column. `batch`: messages that are sent, then all acknowledged, before the next are sent (or taken at once).
+    """One column. `batch`: messages that are sent, then all acknowledged, before the next are sent (or consumed at
+    once).
     `consumers`: of a workload that delivers record by record, else 0.
 
-    `lead_min`: how many times ahead of each peer of equal durability Mansio is meant to be;
-    `asked_over`: beginnings of names of the peers this is meant of, if not of all.
+    `lead_min`: required ratio of Mansio to each peer of equal durability; `lead_required_over`: name prefixes of the
+    peers to which it applies, if not all.
     """
 
     name: str
@@ -74,11 +75,11 @@ class Workload:
     producers: int = 1
     lead_min: float | None = None
     consumers: int = 0
-    asked_over: tuple[str, ...] = ("",)
+    lead_required_over: tuple[str, ...] = ("",)
 
     @property
     def figures(self) -> tuple[str, ...]:
-        """The figures of its runs that the table shows."""
+        """The figures of its runs in the table."""
         return ("p50_us", "p99_us") if self.name == "latency" else ("messages_per_s",)
 
 
@@ -91,7 +92,11 @@ WORKLOADS = (
     Workload("latency", "publish to deliver, 1,000/s", lead_min=1.0),
     Workload("deliver100", "batches of 100", batch=100, lead_min=1.0, consumers=1),
     Workload(
-        "deliver1", "one at a time", lead_min=1.0, consumers=1, asked_over=("nats", "redis", "rabbitmq")
+        "deliver1",
+        "one at a time",
+        lead_min=1.0,
+        consumers=1,
+        lead_required_over=("nats", "redis", "rabbitmq"),
     ),
     Workload("deliver100x4", "100, 4 consumers", batch=100, consumers=4),
     Workload("deliver1x4", "one, 4 consumers", consumers=4),
@@ -112,10 +117,10 @@ class Run:
     p99_us: float | None = None
     server_us: float | None = None
     client_us: float | None = None
-    """Processor time for each message; of those delivered, what setting up took is left out."""
+    """Processor time per message; for deliveries without the set-up."""
     began: float = 0.0
     ended: float = 0.0
-    """Seconds since the epoch: where to look in the trace of the server's fsyncs."""
+    """Seconds since the epoch: the range in the trace of the server's fsyncs."""
 
     @property
     def is_disturbed(self) -> bool:
@@ -125,7 +130,7 @@ class Run:
 def measure(
     candidate: Candidate, server: Server, workload: Workload, *, queue: str, size: int, seconds: float
 ) -> Run:
-    """One run on a queue of its own."""
+    """One run on its own queue."""
     driver = candidate.driver(server.place.port)
     alone(lambda: driver.create(queue))
     try:
@@ -153,7 +158,7 @@ def measure(
 
 
 class Usage:
-    """Who used how much processor time since this was made."""
+    """Processor time used by server, clients and other processes since construction."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -176,13 +181,13 @@ class Usage:
 
 
 def machine_cpu_s() -> float:
-    """Processor time used by anything on this machine, or stolen from it."""
+    """Processor time used by all processes of this machine, or stolen from it."""
     user, nice, system, _, _, *rest = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
     return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
 
 
 def wait_until_quiet(wait_s: float = QUIET_WAIT_S) -> None:
-    """Give what runs besides a little time to come to an end."""
+    """Wait a short time for other processes to become idle."""
     end = time.monotonic() + wait_s
     while time.monotonic() < end:
         before = machine_cpu_s()
@@ -192,7 +197,7 @@ def wait_until_quiet(wait_s: float = QUIET_WAIT_S) -> None:
 
 
 def value_of(size: int) -> bytes:
-    """Letters that neither compress to nothing nor are the same in every process."""
+    """Random letters: not compressible to nothing, and different in every process."""
     return os.urandom(size // 2 + 1).hex().encode()[:size]
 
 
@@ -231,7 +236,7 @@ def produce(
 async def publish_for(
     producer: Producer, values: list[bytes], seconds: float, messages_max: int | None
 ) -> tuple[int, float, float]:
-    """Messages published, and when that began and ended."""
+    """(messages published, start, end)."""
     publish, clock, count, done = producer.publish, time.time, len(values), 0
     begin = now = clock()
     while now < begin + seconds and (messages_max is None or done < messages_max):
@@ -244,7 +249,7 @@ async def publish_for(
 def fill(
     driver: Driver, queue: str, size: int, seconds: float, messages_max: int, *, batch: int = FILL_BATCH
 ) -> None:
-    """Something to consume: what a producer can put there in the time, at most what is needed."""
+    """Fill the queue for a consumer: as much as a producer publishes in the time, at most what is needed."""
     filling = Workload("fill", "", batch=batch)
     produce(driver, queue, filling, size=size, seconds=seconds, messages_max=messages_max)
 
@@ -253,7 +258,7 @@ def fill(
 
 
 def consume(driver: Driver, queue: str, batch: int, seconds: float) -> dict[str, Any]:
-    """One client takes `batch` messages at a time and has each batch's acknowledgement confirmed."""
+    """One client consumes `batch` messages at a time and waits until each acknowledgement is confirmed."""
 
     async def work(ready: Ready) -> tuple[int, float, float]:
         consumer = await driver.consumer(queue, confirmed=True)
@@ -276,7 +281,7 @@ def consume(driver: Driver, queue: str, batch: int, seconds: float) -> dict[str,
 
 
 def deliver(driver: Driver, server: Server, queue: str, workload: Workload, seconds: float) -> dict[str, Any]:
-    """`workload.consumers` clients, each handed `workload.batch` records at a time, and acknowledging each of them."""
+    """`workload.consumers` clients, each getting `workload.batch` records at a time and acknowledging each of them."""
 
     async def work(ready: Ready) -> tuple[int, float, float, float, float]:
         deliverer = await driver.deliverer(queue, workload.batch)
@@ -303,12 +308,12 @@ def deliver(driver: Driver, server: Server, queue: str, workload: Workload, seco
 
 
 async def deliver_for(deliverer: Deliverer, seconds: float) -> tuple[int, float, float]:
-    """Records handed out and acknowledged, and when that began and ended."""
+    """(records delivered and acknowledged, start, end)."""
     handed_out, clock, done = deliverer.next, time.time, 0
     begin = now = clock()
     while now < begin + seconds:
         taken = len(await handed_out())
-        if not taken:  # asking for more has acknowledged all there was
+        if not taken:  # the request for more has acknowledged all previous records
             return done, begin, now
         done += taken
         now = clock()
@@ -336,7 +341,7 @@ def paced(driver: Driver, queue: str, size: int, seconds: float) -> dict[str, An
             start = time.monotonic_ns() + int(PACED_LEAD_S * 1e9)
             for position in range(number, total, PACED_PRODUCERS):
                 due = start + position * 1_000_000_000 // RATE_PER_S
-                # Not a sleep of the loop: those are rounded to milliseconds, and nothing else runs here.
+                # Not asyncio.sleep, which is rounded to milliseconds; nothing else runs here.
                 time.sleep(max(0, due - time.monotonic_ns()) / 1e9)  # noqa: ASYNC251
                 await producer.publish([struct.pack("<q", due) + padding])
             await producer.close()
@@ -371,7 +376,7 @@ def paced(driver: Driver, queue: str, size: int, seconds: float) -> dict[str, An
 
 
 def percentile(ordered: list[int], part: float) -> int:
-    """The smallest value that at least this part of the values does not exceed."""
+    """The smallest value that at least this fraction of the values does not exceed."""
     return ordered[max(0, math.ceil(len(ordered) * part) - 1)]
 
 

@@ -1,4 +1,4 @@
-"""The benchmark measures what it says: its frames are what a broker expects, its floor stores what it answered."""
+"""The benchmark: its requests are valid, and its baseline stores what it acknowledged."""
 
 from __future__ import annotations
 
@@ -81,15 +81,15 @@ def test_what_an_answer_leases_is_read_and_an_error_is_not_overlooked() -> None:
 
 
 @pytest.mark.parametrize("modes", [(), ("sync",)], ids=["page-cache", "synced"])
-def test_the_floor_stored_every_byte_that_the_load_counted(tmp_path: Path, modes: tuple[str, ...]) -> None:
+def test_the_baseline_stored_every_byte_that_the_load_counted(tmp_path: Path, modes: tuple[str, ...]) -> None:
     port, log = free_port(), tmp_path / "log"
-    floor = subprocess.Popen(
+    baseline = subprocess.Popen(
         [sys.executable, "-m", "bench.baseline_server", str(port), str(log), *modes], cwd=ROOT
     )
     try:
         produced = load("produce", port, "--records", str(RECORDS), "--depth", "4", "--connections", "2")
         fetched = load("fetch", port, "--fetch-bytes", "1000")
-        # The floor has one thread: once it answered fetches that came later, no write is in progress.
+        # The baseline has one thread: once it responded to later fetches, no write is in progress.
         stored = log.stat().st_size / len(frames.batch(RECORDS, 100))
         assert stored == int(stored)
         assert REQUESTS <= produced["requests"] <= stored
@@ -99,8 +99,8 @@ def test_the_floor_stored_every_byte_that_the_load_counted(tmp_path: Path, modes
         )
         assert fetched["requests"] >= REQUESTS
     finally:
-        floor.kill()
-        floor.wait()
+        baseline.kill()
+        baseline.wait()
 
 
 def load(mode: str, port: int, *arguments: str) -> dict[str, float]:
