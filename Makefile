@@ -88,15 +88,20 @@ format: $(VENV)/.dev
 
 PYTEST := $(BIN)/python -m pytest
 IN_PARALLEL := -n $(WORKERS) --dist worksteal
+# Unit tests wait for nothing: more workers than processors would only import everything once more.
+COMPUTING := -n logical --maxprocesses $(WORKERS) --dist worksteal
 TESTS := tests/unit tests/component tests/system tests/sim
 # Tests with Spark share one session and one broker: one process, and their own order.
 SPARK_TESTS := -n0 -p no:randomly -m spark tests/system/spark
 NONE_SELECTED := 5
 
+# The same order of sets in every run.
+quick test full: export PYTHONHASHSEED := 0
+
 quick: $(VENV)/.dev
 	@failed=0; \
 	$(MAKE) --no-print-directory lint >$(VENV)/.check.log 2>&1 & checks=$$!; \
-	$(PYTEST) $(IN_PARALLEL) --durations 5 tests/unit $(ARGS) || test $$? -eq $(NONE_SELECTED) || failed=1; \
+	$(PYTEST) $(COMPUTING) --durations 5 tests/unit $(ARGS) || test $$? -eq $(NONE_SELECTED) || failed=1; \
 	wait $$checks || failed=1; cat $(VENV)/.check.log; \
 	exit $$failed
 

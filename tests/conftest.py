@@ -84,14 +84,6 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     return None
 
 
-def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """A run of the tests marked `spark` collects their directories only: importing the others takes ten seconds."""
-    wants_spark = config.getoption("markexpr").startswith("spark")
-    if not wants_spark or not collection_path.name.startswith("test_"):
-        return None
-    return True if collection_path.parent.name != "spark" else None
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests with a time limit of their own are the long ones and come first, so that at the end of a run no worker
     is alone with them. The others keep their order."""

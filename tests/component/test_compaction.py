@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.filterwarnings("ignore:(read|open)_text is deprecated:DeprecationWarning")
 
 QUIET: dict[str, Any] = {"log_level": 0, "error_cb": lambda error: None}
+TOMBSTONES_MS = 4_000
+"""Two clients read everything while a tombstone is kept."""
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 _numbers = itertools.count(1)
 
@@ -220,7 +222,7 @@ def test_of_each_key_the_latest_stays_at_its_offset_for_every_client_and_codec(b
 
 @pytest.mark.row("L7")
 def test_a_tombstone_is_seen_for_its_time_and_then_goes_for_good(broker: mansio.Broker) -> None:
-    world = World(broker, delete_retention_ms="1500")
+    world = World(broker, delete_retention_ms=str(int(scaled(TOMBSTONES_MS))))
     producer = world.producer("lz4")
     world.write(producer, [(b"a", b"1"), (b"b", b"1"), (b"c", b"1")])
     world.write(producer, [(b"a", None), (b"b", b"2"), (b"d", None)])
