@@ -44,6 +44,7 @@ from mansio.wire.codec import messages
 from mansio.wire.headers import read_request_header
 from support.share_state_cluster import LOCK_MS, PARTITIONS, StateCluster
 from support.share_state_fixtures import begun, key_of, leased
+from support.tiers import examples
 from unit.state.test_share_state_records_properties import ANY_UPDATES, INT32, INT64, KEYS
 
 
@@ -87,7 +88,7 @@ def asked(api_key: int, state_request: StateRequest) -> StateRequest:
     return plain._replace(leader_epoch=state_request.leader_epoch)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20, 60))
 @given(APIS, SENDERS, st.lists(QUESTIONS, min_size=1, max_size=3), st.booleans())
 def test_requests_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen(
     api_key: int, sender: RequestSender, state_requests: list[StateRequest], durable: bool
@@ -140,7 +141,7 @@ ANSWERS = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20, 60))
 @given(APIS, KEYS, st.lists(ANSWERS, min_size=1, max_size=3))
 def test_answers_come_back_as_kafkas_schema_reads_them_too_and_every_cut_is_seen(
     api_key: int, key: ShareKey, answers: list[StateResult]

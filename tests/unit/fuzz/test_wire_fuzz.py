@@ -27,6 +27,7 @@ from mansio.wire.codec import messages
 from mansio.wire.codec.messages import REQUEST, RESPONSE
 from mansio.wire.framing import FrameReader
 from mansio.wire.headers import request_header, response_header
+from support.tiers import examples
 from unit.fuzz.mutations import framed, mutated
 from unit.fuzz.targets import (
     BATCH_ERRORS,
@@ -43,10 +44,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 SEED = int(os.environ.get("MANSIO_TEST_FUZZ_SEED", "20"))
-REQUESTS = 56_000
-RESPONSES = 14_000
-BATCHES = 24_000
-BODIES = 6_000
+REQUESTS = examples(14_000, 56_000)
+RESPONSES = examples(3_500, 14_000)
+BATCHES = examples(6_000, 24_000)
+BODIES = examples(1_500, 6_000)
 MAX_FRAME_BYTES = 4096
 MAX_SECONDS_EACH = 0.5
 MAX_GROWTH_BYTES = 150 * 1024 * 1024

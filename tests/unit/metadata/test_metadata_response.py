@@ -11,6 +11,7 @@ from mansio.metadata.metadata_response import TopicEncoder, encode_metadata, enc
 from mansio.metadata.model import BrokerState, PartitionState, Topic
 from mansio.wire.api_versions import OFFERED, ApiKey
 from mansio.wire.codec import messages
+from support.tiers import examples
 
 API = OFFERED[ApiKey.METADATA]
 INT32 = st.integers(-(1 << 31), (1 << 31) - 1)
@@ -65,7 +66,7 @@ def shown_topic(topic: Topic, alive: set[int], operations: int) -> dict[str, obj
     }
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(30, 150))
 @given(
     version=st.integers(API.lowest, API.highest),
     correlation_id=INT32,

@@ -15,12 +15,13 @@ from mansio.errors import MetadataCorrupt, StorageError
 from mansio.metadata.metadata_store import Compacted, Delete, Entry, Event, Put
 from mansio.metadata.sqlite.format import read_revision_file, verify_store
 from mansio.metadata.sqlite.store import SqliteStore
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
     from pathlib import Path
 
-FLIPS = 750
+FLIPS = examples(250, 750, 750)
 EVENTS_KEPT = 40
 WAL_HEADER_BYTES = 32
 FRAME_BYTES = 24 + 4096

@@ -30,6 +30,7 @@ from mansio.state.share_partition.types import (
     Update,
 )
 from support.share_store import Store
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -321,7 +322,7 @@ def act(leases: Leases, flying: list[Update], acts: Iterable[tuple]) -> list[obj
     return seen
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20, 60))
 @given(one=st.lists(ACTS, min_size=9), other=st.lists(ACTS, min_size=9), turns=st.randoms())
 def test_two_groups_on_one_partition_never_touch_each_other(one: list, other: list, turns: object) -> None:
     """Side by side, act by act, each sees and stores what it would see and store alone."""

@@ -13,12 +13,13 @@ from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis.acknowledge_records import AcknowledgedPartition, decode_request, encode_response
 from mansio.wire.codec import messages
 from mansio.wire.codec.messages import REQUEST
+from support.tiers import examples
 from unit.wire.kio_oracle import random_message
 
 KEY = ApiKey.ACKNOWLEDGE_RECORDS
 ZERO = bytes(16)
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=examples(20, 60), deadline=None)
 
 
 def request_of(seed: int) -> tuple[dict[str, Any], bytes]:

@@ -15,12 +15,13 @@ from mansio.wire.apis.acknowledge_records import AcknowledgeBatch, decode_respon
 from mansio.wire.codec import messages
 from mansio.wire.codec.messages import RESPONSE
 from mansio.wire.headers import read_request_header, response_header
+from support.tiers import examples
 from unit.wire.kio_oracle import random_message
 
 KEY = ApiKey.ACKNOWLEDGE_RECORDS
 ZERO = bytes(16)
 
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=examples(20, 60), deadline=None)
 offsets = st.integers(0, 2**63 - 1)
 batches = st.builds(
     AcknowledgeBatch,

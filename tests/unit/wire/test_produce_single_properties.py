@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 from mansio.errors import WireError
 from mansio.wire.apis import produce
 from mansio.wire.apis.produce import SINGLE_PARTITION_VERSION_MIN, SinglePartitionProduce
+from support.tiers import examples
 
 VERSIONS = range(SINGLE_PARTITION_VERSION_MIN, 14)
 TOPIC_ID = b"\x07" * 16
 texts = st.text(max_size=20)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(40, 200), deadline=None)
 @given(
     version=st.sampled_from(VERSIONS),
     client_id=st.none() | texts,
@@ -40,7 +41,7 @@ def answer(version: int, topic: str, result: produce.PartitionResult, throttle_m
     return produce.encode_response(version, 5, topics, throttle_ms)[4:]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(40, 200), deadline=None)
 @given(
     version=st.sampled_from(VERSIONS),
     topic=texts.filter(bool),
@@ -75,7 +76,7 @@ def test_any_other_answer_takes_the_long_way(version: int, result: produce.Parti
     )
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(120, 600), deadline=None)
 @given(
     version=st.sampled_from(VERSIONS),
     position=st.integers(4, 90),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from mansio.errors import WireError
 from mansio.wire.apis import produce
 from mansio.wire.headers import read_request_header
+from support.tiers import examples
 
 VERSIONS = range(3, 14)
 texts = st.text(max_size=20)
@@ -28,7 +29,7 @@ def learned(frame: memoryview) -> produce.ProduceTemplate | None:
     return produce.learn_template(header, frame, request)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(40, 200), deadline=None)
 @given(
     version=st.sampled_from(VERSIONS),
     client_id=st.none() | texts,
@@ -51,7 +52,7 @@ def test_a_request_of_the_pattern_is_read_as_the_long_way_reads_it(
     assert produce.encode_template_response(pattern, correlation_id, index, 123456789, -1, 17) == expected
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(120, 600), deadline=None)
 @given(
     version=st.sampled_from(VERSIONS),
     position=st.integers(0, 400),

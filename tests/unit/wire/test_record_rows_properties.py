@@ -20,6 +20,7 @@ from mansio.wire.batch.record_batch import (
     with_log_append_time,
 )
 from mansio.wire.batch.record_reader import Record, read_records, read_rows
+from support.tiers import examples
 from unit.wire import record_oracle
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def expected(batch: bytes) -> Any:
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60, 300), deadline=None)
 @given(
     given=records,
     codec=st.sampled_from([Codec.NONE, Codec.GZIP, Codec.ZSTD]),
@@ -86,7 +87,7 @@ def test_many_records_and_long_ones_are_the_same_too() -> None:
         assert as_rows(batch) == expected(batch)
 
 
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=examples(160, 800), deadline=None)
 @given(
     given=records,
     position=st.integers(0, 300),

@@ -19,6 +19,7 @@ from mansio.wire.batch.record_batch import (
     with_log_append_time,
 )
 from mansio.wire.batch.record_reader import UNIFORM_RECORDS_MIN, read_rows, read_uniform_records
+from support.tiers import examples
 from unit.wire.record_oracle import read_records
 
 OPENED_BYTES_MAX = 8 << 20
@@ -65,7 +66,7 @@ def test_alike_records_are_a_run() -> None:
     assert (second.length, second.end) == (136, len(batch) - HEADER_BYTES)
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(120, 600), deadline=None)
 @given(
     count=st.integers(UNIFORM_RECORDS_MIN, 90),
     odd=st.dictionaries(

@@ -21,6 +21,7 @@ from mansio.wire.batch.record_batch import (
     read_stored_batches,
 )
 from mansio.wire.headers import read_request_header
+from support.tiers import examples
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +30,7 @@ VERSION = replica_fetch.VERSION
 CLIENT_ID = "mansio-follower"
 CLIENT_ID_BYTES = CLIENT_ID.encode()
 
-often = settings(max_examples=100, deadline=None)
+often = settings(max_examples=examples(20, 100), deadline=None)
 seldom = settings(max_examples=8, deadline=None, phases=[Phase.generate])  # each example is many cases
 numbers, offsets = st.integers(-1, 2**31 - 1), st.integers(-1, 2**63 - 1)
 topic_ids = st.binary(min_size=16, max_size=16)

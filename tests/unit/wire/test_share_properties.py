@@ -18,6 +18,7 @@ from mansio.wire.apis.share_fetch import SharePartitionData
 from mansio.wire.codec import messages
 from mansio.wire.codec.messages import REQUEST, RESPONSE
 from mansio.wire.headers import read_request_header, response_header
+from support.tiers import examples
 from unit.wire.kio_oracle import kio_bytes, random_message
 
 FETCH = range(OFFERED[ApiKey.SHARE_FETCH].lowest, OFFERED[ApiKey.SHARE_FETCH].highest + 1)
@@ -25,7 +26,7 @@ ACKNOWLEDGE = range(OFFERED[ApiKey.SHARE_ACKNOWLEDGE].lowest, OFFERED[ApiKey.SHA
 ZERO = bytes(16)
 
 seeds = given(seed=st.integers(0, 2**32), tags=st.booleans())
-few = settings(max_examples=60, deadline=None)
+few = settings(max_examples=examples(20, 60), deadline=None)
 
 
 def message(
