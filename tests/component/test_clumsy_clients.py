@@ -178,18 +178,17 @@ def port_of(broker: EmbeddedBroker) -> int:
 def left_behind(broker: EmbeddedBroker) -> dict[str, object]:
     """What the broker still keeps for connections and their requests; empty when that is nothing."""
     service = broker.broker.service
-    server = service.server
-    assert server is not None
+    server = broker.broker.server
     memory = server.memory
     found: dict[str, object] = {
         "connections": server.connection_count,
         "hosts": dict(server._hosts),
         "receive memory": memory.held_bytes,
-        "holders": len(memory._held) + len(memory._waiting) + len(memory._seen),
-        "favoured": memory._favoured,
+        "holders": len(memory._held) + len(memory._waiting) + len(memory._progress),
+        "deadlock winner": memory._deadlock_winner,
         "unsent answers": server.unsent_bytes + len(server._unsent),
-        "parked fetches": len(service.records.parked_fetches),
-        "pending writes": len(service.records.pending_produces),
+        "parked fetches": len(service.fetch.parked),
+        "pending writes": len(service.produce.pending),
         "parked at partitions": sum(len(one._parked) for one in service.partitions),
         "waiting for commits": sum(len(one._commit_waits) for one in service.partitions),
         "waiting for groups": len(service.groups.actions.waiting),
@@ -278,7 +277,7 @@ def test_request_that_was_about_to_begin_when_its_client_vanished_takes_no_memor
     broker: EmbeddedBroker,
 ) -> None:
     """Its turn comes after the connection has given back what it held, and while others hold some."""
-    server = broker.broker.service.server
+    server = broker.broker.server
     assert server is not None
     wait_until(lambda: not left_behind(broker), 10, "the broker is at rest")
     with RawPeer(port_of(broker)) as other, RawPeer(port_of(broker)) as vanishing:

@@ -28,6 +28,7 @@ from mansio.api.http.broker_stats import (
     Measurement,
     PartitionSample,
     Problem,
+    RunningBroker,
 )
 from mansio.api.http.disk_monitor import DiskMonitor, Space
 from mansio.api.http.event_loop_monitor import EventLoopMonitor
@@ -161,22 +162,23 @@ def clustered_service(
     session.epoch = 1
     cluster = SimpleNamespace(
         controller=SimpleNamespace(is_active=True, elections=dict.fromkeys(ELECTION_CAUSES.values(), 2)),
-        replication=SimpleNamespace(
-            isr_manager=SimpleNamespace(shrinks=3, expansions=4),
-            fetcher_manager=SimpleNamespace(troubles=lambda: iter(())),
-        ),
-        session=session,
-        holds=lambda: session.holds(1000),
-        sessions_lost=1,
+        isr_manager=SimpleNamespace(shrinks=3, expansions=4),
+        fetcher_manager=SimpleNamespace(troubles=lambda: iter(())),
+        session=lambda: session,
+        is_session_valid=lambda: session.holds(1000),
+        sessions_lost=lambda: 1,
         store_counts=lambda: StoreCounts(10, 1, {outcome.name.lower(): 1 for outcome in Outcome}),
     )
-    return SimpleNamespace(
+    services = SimpleNamespace(
         cluster=cluster,
-        ready=True,
-        etcd_member=SimpleNamespace(running=True, restarts=0),
         topics=SimpleNamespace(state=state, settings_of=lambda _: SimpleNamespace(min_insync_replicas=2)),
         clock=SimpleNamespace(monotonic=lambda: 1000.0),
         settings=Settings(node_id=1),
+    )
+    return SimpleNamespace(
+        services=services,
+        is_ready=lambda: True,
+        etcd_member=SimpleNamespace(running=True, restarts=0),
     )
 
 
@@ -188,7 +190,7 @@ def scrape(view: Any, disk: DiskMonitor | None = None) -> dict[str, Metric]:
 
 def view_of(broker: mansio.Broker) -> ServiceStats:
     view = ServiceStats(broker.broker.settings)
-    view.attach(broker.broker.service)
+    view.attach(RunningBroker(broker.broker.service, broker.broker.server, lambda: broker.broker.is_ready))
     return view
 
 
@@ -215,7 +217,7 @@ def families(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Metric]:
                 client.publish("t", b"x" * 5_000_000)
             with pytest.raises(mansio.MansioError):
                 client.admin.delete_topic("nothing")
-        wait_until(lambda: broker.broker.service.server.connection_count == 0)
+        wait_until(lambda: broker.broker.server.connection_count == 0)
         disk = DiskMonitor("/", 1)
         disk.look()
         alone = scrape(view_of(broker), disk)
@@ -432,7 +434,7 @@ def test_session_that_is_not_renewed_is_a_warning_first_and_a_reason_when_it_may
     view = ClusterView(renewed_ago_s=renewed_ago_s)
     assert [one.reason for one in view.problems()] == reasons
     assert [one.reason for one in view.warnings()] == worries
-    view.service.ready = False
+    view.service.is_ready = lambda: False
     assert view.problems() == [], "one that has not registered yet, or is stopping, says that"
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from mansio.api.kafka.handlers import fetch
-from mansio.api.kafka.server.listener import Server, ServerLimits
+from mansio.api.kafka.server.limits import ServerLimits
+from mansio.api.kafka.server.listener import KafkaServer
 from mansio.config.settings import Settings
 from mansio.errors import MansioError
 from mansio.host.host_ports import HostPorts
@@ -150,7 +150,7 @@ class LoopOnPorts:
 class SimulatedBroker:
     """See the module. `listening`: connections are taken."""
 
-    server: Server
+    server: KafkaServer
     core: BrokerRuntime
     cluster_member: ClusterMember
     door: SimulatedDoor
@@ -221,7 +221,7 @@ class SimulatedBroker:
         core = self.core = BrokerRuntime(settings, host_ports, door, state, self.cluster_member)
         await core.open(stack, self.scheduler.close)
         stack.push_async_callback(self.cluster_member.leave)
-        self.server = core.service.server = Server(
+        self.server = KafkaServer(
             core.service,
             LIMITS,
             LoopOnPorts(self.scheduler, self.clock),  # type: ignore[arg-type]  # what of it is used
@@ -230,7 +230,6 @@ class SimulatedBroker:
         self.server._sweep_idle()
         self.listening = True
         await self.cluster_member.join(*self.server.listener)
-        core.service.ready = True
         core.start_background_work()
         self.ready = True
 
@@ -256,10 +255,10 @@ class SimulatedBroker:
 
     async def _stop(self, stack: AsyncExitStack) -> None:
         service = self.core.service
-        service.ready = False
+        self.ready = False
         service.quotas.stop()
         await self.cluster_member.transfer_leaderships(2000)
-        fetch.answer_parked(service)
+        service.fetch.stop()
         self.listening = False
         for connection in list(self.server._connections):
             connection.close()

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mansio.api.kafka.handlers.produce import PendingBatch, PendingProduce
 from mansio.api.kafka.server.connection import Connection
+from mansio.broker.services.produce import PendingAppend, PendingProduce
 from mansio.errors import ConnectionLost, RequestTimedOut
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Source = int | str
 """A broker's number, or a client's name."""
-_PRODUCES = (PendingBatch, PendingProduce)
+_PRODUCES = (PendingAppend, PendingProduce)
 
 
 class Network:
@@ -231,7 +231,7 @@ class _Transport:
 class _Egress:
     """The way out: everything leaves at once."""
 
-    waiting_bytes = held_bytes = waiting_pieces = 0
+    waiting_bytes = held_bytes = waiting_parts = 0
     descriptor = -1
 
     def __init__(self, link: Link) -> None:
@@ -249,13 +249,15 @@ class _Egress:
 class SimulatedConnection(Connection):
     """The shipped connection of a broker, on a link."""
 
-    __slots__ = ("_ended", "_inbox", "broker", "link")
+    __slots__ = ("_ended", "_inbox", "_version", "_versions", "broker", "link")
 
     def __init__(self, broker: SimulatedBroker, link: Link) -> None:
         super().__init__(broker.server)
         self.broker = broker
         self.link = link
         self._inbox = bytearray()
+        self._version = 0
+        self._versions: dict[Any, int] = {}
         self._ended = False
         self._transport = _Transport(self)  # type: ignore[assignment]
         self._socket_writer = _Egress(link)  # type: ignore[assignment]
@@ -277,10 +279,17 @@ class SimulatedConnection(Connection):
             del inbox[:size]
             self.buffer_updated(size)
 
+    def _begin(self, frame: memoryview) -> None:
+        self._version = int.from_bytes(frame[2:4], "big")
+        super()._begin(frame)
+
+    def queue(self, response: Any) -> None:
+        self._versions[response] = self._version
+        super().queue(response)
+
     def answered(self, slot: Any) -> None:
-        if isinstance(slot, _PRODUCES) and slot.pieces:
-            version = slot._pattern.version if isinstance(slot, PendingBatch) else slot._version
-            self.broker.confirms(version, bytes(slot.pieces[0]))
+        if isinstance(slot, _PRODUCES) and slot.response:
+            self.broker.confirms(self._versions.pop(slot), bytes(slot.response[0]))
         super().answered(slot)
 
     def end(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mansio.api.http.broker_stats import RunningBroker
 from mansio.api.http.service_stats import ServiceStats
 from mansio.metadata.metadata_store import Put, encode
 from sim.brokers import TTL_MS
@@ -70,7 +71,7 @@ def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_other
         """Before its lease would have ended by itself, and long after it would have registered again."""
         broker = world.network.brokers[found["broker"]]
         state, view = broker.core.state, ServiceStats(broker.core.settings)
-        view.attach(broker.core.service)
+        view.attach(RunningBroker(broker.core.service, broker.server, lambda: broker.ready))
         found["session"] = world.etcd.get(state.keys.session(broker.node_id))
         found["controller"] = other(broker.node_id).controller
         found["led after"] = led_by(broker.node_id)
@@ -95,6 +96,6 @@ def test_a_broker_that_cannot_read_the_metadata_gives_its_session_back_and_other
     assert found["problems"] == ["metadata_failed", "session_not_held"]
     assert not found["shown"], "clients are sent to others"
     assert found["acknowledged after"] > found["acknowledged before"]
-    told = [record for record in caplog.records if record.message.startswith("metadata view failed")]
+    told = [record for record in caplog.records if record.message.startswith("metadata_view_failed")]
     assert len(told) == 1
     assert not any("follow metadata" in line for line in world.told), "it is said once"

@@ -182,7 +182,7 @@ class World:
     def holds(self, node_id: int) -> bool:
         """Does that broker think that its session lives?"""
         broker = self.network.brokers[node_id]
-        return hasattr(broker, "clustering") and broker.cluster_member.holds()
+        return hasattr(broker, "cluster_member") and broker.cluster_member.is_session_valid()
 
     def is_misled(self, node_id: int) -> bool:
         """Did etcd end that broker's session before its time, and it has not heard of it? It cannot know better."""

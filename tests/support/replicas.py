@@ -6,18 +6,19 @@ There is no controller here: the test is one (`Cluster.elect`), and it says who 
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
-from mansio.api.kafka.handlers.fetch import answer_parked_followers, fetch
+from mansio.api.kafka.handlers.fetch import fetch
 from mansio.broker.partition.append_validation import AppendRules
 from mansio.broker.partition.partition import Partition
 from mansio.broker.partition.producer_hook import ProducerHook
 from mansio.broker.replication.isr_manager import IsrManager
 from mansio.broker.replication.leadership_applier import LeadershipApplier
 from mansio.broker.replication.replica_fetcher_manager import ReplicaFetcherManager, ReplicaFetcherSettings
+from mansio.broker.services.fetch import FetchService
+from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.statistics import Statistics
 from mansio.config import topic_config
@@ -212,15 +213,28 @@ class Node:
             broker_epoch=lambda: self.broker_epoch,
             is_session_valid=self.is_session_valid,
         )
-        self.service = SimpleNamespace(
-            settings=SimpleNamespace(fetch_max_bytes=50 << 20, fetch_wait_ms_max=500),
-            records=RecordService(self, None, 30_000),  # type: ignore[arg-type]  # it only finds
-            quotas=SimpleNamespace(active=None),
-            statistics=Statistics(self.clock),
-            scheduler=self.scheduler,
-            broker_epoch_of=lambda other: cluster.epochs.get(other, 0),
+        quotas: Any = SimpleNamespace(active=None)
+        partitions: Any = self  # it only finds
+        statistics = Statistics(self.clock)
+        produce = ProduceService(
+            partitions, clock=self.clock, scheduler=self.scheduler, statistics=statistics, wait_ms_max=30_000
         )
-        self.replication.on_leader_elected = partial(answer_parked_followers, self.service)  # type: ignore[arg-type]  # enough of one
+        self.service = SimpleNamespace(
+            produce=produce,
+            fetch=FetchService(
+                partitions,
+                produce=produce,
+                quotas=quotas,
+                scheduler=self.scheduler,
+                response_bytes_max=50 << 20,
+                wait_ms_max=500,
+                broker_epoch_of=lambda other: cluster.epochs.get(other, 0),
+            ),
+            records=RecordService(partitions),
+            quotas=quotas,
+            statistics=statistics,
+        )
+        self.replication.on_leader_elected = self.service.fetch.answer_followers
         cluster.network.nodes[node_id] = self
         for index in range(cluster.partition_count):
             self._open(index)

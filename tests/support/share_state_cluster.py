@@ -133,7 +133,7 @@ class StateNode:
         self.service = SimpleNamespace(
             share_state=self.state,
             scheduler=self.scheduler,
-            broker_epoch_of=lambda sender: cluster.epochs.get(sender, 0),
+            cluster=SimpleNamespace(broker_epoch_of=lambda sender: cluster.epochs.get(sender, 0)),
             statistics=SimpleNamespace(refused=lambda _, code: self.refused.append(code)),
         )
 

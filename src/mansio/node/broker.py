@@ -16,7 +16,8 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mansio.api.kafka.server.listener import Server, ServerLimits
+from mansio.api.kafka.server.limits import ServerLimits
+from mansio.api.kafka.server.listener import KafkaServer
 from mansio.broker.maintenance.data_dir_mode import SINGLE, check_data_dir_mode
 from mansio.config.cluster import WILDCARD_HOSTS
 from mansio.config.settings import Address
@@ -55,13 +56,21 @@ class Broker:
         self._stack = AsyncExitStack()
         self._cluster_member: ClusterMember | None = None
         self._service: BrokerServices | None = None
-        self._server: Server | None = None
+        self._server: KafkaServer | None = None
+        self.is_ready = False
+        """True from the time when every port accepts connections until the broker starts to stop."""
 
     @property
     def service(self) -> BrokerServices:
         """What the doors call. There from `start` on."""
         assert self._service is not None, "the broker has not been started"
         return self._service
+
+    @property
+    def server(self) -> KafkaServer:
+        """The Kafka listener. Available after `start`."""
+        assert self._server is not None, "the broker has not been started"
+        return self._server
 
     async def start(self) -> None:
         """Return when clients can connect; raise what kept it from starting."""
@@ -71,11 +80,11 @@ class Broker:
 
     async def stop(self) -> None:
         """Drain, sync, close; see the module. Does nothing the second time."""
-        if self._service is not None and self._service.ready:
+        was_ready = self.is_ready
+        if was_ready:
             logger.info("broker_stopping", extra=fields(drain_ms=self.settings.shutdown_drain_ms))
-        was_ready = self._service is not None and self._service.ready
+        self.is_ready = False
         if self._service is not None:
-            self._service.ready = False
             self._service.quotas.stop()
         if self._cluster_member is not None:
             await self._cluster_member.transfer_leaderships(self.settings.shutdown_drain_ms)
@@ -126,18 +135,18 @@ class Broker:
             stack.callback(SchemaPreload(scheduler.call_from_thread).stop)
         if self._cluster_member is not None:
             await self._cluster_member.join(*(settings.advertised_address or self.listener_address))
-        runtime.service.ready = True
+        self.is_ready = True
         logger.info("broker_ready", extra=fields(kafka=self.listener_address, node=settings.node_id))
         runtime.start_background_work()
 
     async def _listen(self, service: BrokerServices, loop: asyncio.AbstractEventLoop) -> None:
         settings = self.settings
-        server = Server(service, _limits(settings, len(service.partitions)), loop)
+        server = KafkaServer(service, _limits(settings, len(service.partitions)), loop)
         host, port = settings.listener_address
         self.listener_address = Address(
             *await server.start(host, port, advertised=settings.advertised_address)
         )
-        self._server = service.server = server
+        self._server = server
         if server.listener[0] in WILDCARD_HOSTS:
             told = fields(told=Address(*server.listener))
             logger.warning(

@@ -14,7 +14,6 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
-from mansio.api.kafka.handlers.fetch import answer_parked_followers
 from mansio.broker.coordinator.checkpoint import CheckpointStorage
 from mansio.broker.coordinator.coordinator_lookup import ClusterCoordinatorLookup
 from mansio.broker.coordinator.group.group_config_manager import GroupConfigManager
@@ -36,7 +35,10 @@ from mansio.broker.maintenance.retention import RetentionManager
 from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.partition.retention_holds import HoldDiskLimit
 from mansio.broker.services.broker_services import BrokerServices
-from mansio.broker.services.producer_ids import ProducerIds
+from mansio.broker.services.fetch import FetchService
+from mansio.broker.services.produce import ProduceService
+from mansio.broker.services.groups import GroupService
+from mansio.broker.services.producer_ids import ProducerIdAllocator
 from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.records import RecordService
 from mansio.broker.services.statistics import Statistics
@@ -131,10 +133,12 @@ class BrokerRuntime:
             close_partitions=self._close_partitions_of,
             broker_epoch=None if cluster_member is None else cluster_member.broker_epoch,
         )
-        records = RecordService(
+        self.producer_ids = ProducerIdAllocator(store, state.keys, host_ports.random)
+        self.retention = RetentionManager(
             self.partitions,
-            ProducerIds(store, state.keys, host_ports.random).take,
-            settings.produce_wait_ms_max,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            check_interval_ms=settings.log_retention_check_interval_ms,
         )
         group_configs = GroupConfigManager(
             store=store,
@@ -150,7 +154,7 @@ class BrokerRuntime:
             host_ports,
             topics=self.topics,
             partitions=self.partitions,
-            records=records,
+            producer_ids=self.producer_ids,
             overrides=group_configs.overrides,
             peers=None if cluster_member is None else cluster_member.new_peers(),
         )
@@ -165,7 +169,7 @@ class BrokerRuntime:
         self._connect_groups_to_shares()
         # In a cluster the offsets of a pipeline may be known to another broker only, so holds are not offered there.
         self.partitions.holds.follow(lambda: cluster_member is not None or self.groups.runtime.is_loaded)
-        self.service = self._service(records, group_configs)
+        self.service = self._build_services(group_configs)
 
     def _groups(self, overrides: Callable[[str], Mapping[str, str]]) -> GroupCoordinator:
         settings, host_ports, state, cluster_member = (
@@ -252,8 +256,8 @@ class BrokerRuntime:
         state.on_group_config_change(self.dead_letters.settings_changed)
         state.on_change(self.dead_letters.topic_changed)
 
-    def _service(self, records: RecordService, group_configs: GroupConfigManager) -> BrokerServices:
-        settings, host_ports = self.settings, self.host_ports
+    def _build_services(self, group_configs: GroupConfigManager) -> BrokerServices:
+        settings, host_ports, cluster_member = self.settings, self.host_ports, self.cluster_member
         quotas = QuotaService(
             store=self.store,
             state=self.state,
@@ -262,23 +266,44 @@ class BrokerRuntime:
             clock=host_ports.clock,
             burst_ms=settings.quota_burst_ms,
         )
-        service = BrokerServices(
+        cluster = None if cluster_member is None else cluster_member.services()
+        produce = ProduceService(
+            self.partitions,
+            clock=host_ports.clock,
+            scheduler=host_ports.scheduler,
+            statistics=self.statistics,
+            wait_ms_max=settings.produce_wait_ms_max,
+        )
+        return BrokerServices(
             settings=settings,
             clock=host_ports.clock,
             scheduler=host_ports.scheduler,
-            partitions=self.partitions,
-            records=records,
-            topics=self.topics,
-            groups=self.groups,
-            quotas=quotas,
-            shares=self.shares,
             statistics=self.statistics,
+            partitions=self.partitions,
+            produce=produce,
+            fetch=FetchService(
+                self.partitions,
+                produce=produce,
+                quotas=quotas,
+                scheduler=host_ports.scheduler,
+                response_bytes_max=settings.fetch_max_bytes,
+                wait_ms_max=settings.fetch_wait_ms_max,
+                broker_epoch_of=None if cluster is None else cluster.broker_epoch_of,
+            ),
+            records=RecordService(self.partitions),
+            producer_ids=self.producer_ids,
+            topics=self.topics,
+            quotas=quotas,
+            groups=self.groups,
+            group_service=GroupService(self.groups, node_id=settings.node_id),
+            group_configs=group_configs,
+            shares=self.shares,
+            share_state=self.share_state,
+            dead_letters=self.dead_letters,
+            retention=self.retention,
+            log_cleaner=self.log_cleaner,
+            cluster=cluster,
         )
-        service.log_cleaner = self.log_cleaner
-        service.group_configs = group_configs
-        service.share_state = self.share_state
-        service.dead_letters = self.dead_letters
-        return service
 
     async def open(self, stack: AsyncExitStack, end_work: Callable[[], Awaitable[object]]) -> None:
         """Recover every log and load the groups. Clients may come then; `start_background_work` comes after them.
@@ -311,37 +336,27 @@ class BrokerRuntime:
                 on_made=self.orphaned_directories.note,
             )
             scheduler.spawn(self._remove_orphaned_directories(), name="remove directories of deleted topics")
-            self.service.cluster = self.cluster_member
-            self.service.controller = self.cluster_member.controller
-            self.service.broker_epoch_of = self.cluster_member.broker_epoch_of
-            self.cluster_member.replication.on_leader_elected = partial(answer_parked_followers, self.service)
+            self.cluster_member.replication.on_leader_elected = self.service.fetch.answer_followers
         stack.push_async_callback(self.groups.close)
         stack.push_async_callback(self.share_state.close)
         stack.callback(self.shares.close)
         stack.callback(self.dead_letters.close)
         self.state.on_change(self._forget_offsets)
-        self.service.retention = RetentionManager(
-            partitions,
-            clock=self.host_ports.clock,
-            scheduler=scheduler,
-            check_interval_ms=settings.log_retention_check_interval_ms,
-        )
-        stack.callback(self.service.retention.stop)
+        stack.callback(self.retention.stop)
         self._disk_limit = HoldDiskLimit(
             partitions.holds,
             scheduler=scheduler,
             background=self.host_ports.file_thread,
             free_bytes=partial(self.host_ports.disk.free_bytes, settings.data_dir),
             free_bytes_min=settings.retention_hold_disk_free_bytes_min,
-            on_low=self.service.retention.check_soon,
+            on_low=self.retention.check_soon,
         )
         stack.callback(self._disk_limit.stop)
 
     def start_background_work(self) -> None:
         """Begin what goes on beside requests: retention, compaction, the disk's room."""
-        assert self.service.retention is not None, "open comes first"
         self._disk_limit.start()
-        self.service.retention.start()
+        self.retention.start()
         self.log_cleaner.start()
         for key in self.share_state.store.archiving():  # dead letters go on although nobody uses the group
             with contextlib.suppress(MansioError):

@@ -64,6 +64,6 @@ async def open_cluster(
         peers=new_peers(REPLICATION_CONNECTION),
         keep_alive=keep_alive,
         new_peers=new_peers,
+        store_counts=lambda: store.client.counts,
     )
-    cluster_member.store_counts = lambda: store.client.counts
     return store, state, cluster_member

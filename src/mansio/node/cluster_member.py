@@ -25,6 +25,7 @@ from mansio.broker.replication.isr_manager import IsrManager
 from mansio.broker.replication.leadership_applier import LeadershipApplier
 from mansio.broker.replication.replica_fetcher_manager import ReplicaFetcherManager, ReplicaFetcherSettings
 from mansio.broker.replication.replica_manager import ReplicaManager
+from mansio.broker.services.cluster import ClusterServices
 from mansio.errors import ConfigError, CorruptLog, Unavailable
 from mansio.host.atomic_file import write_file_atomically
 from mansio.logs import fields
@@ -77,6 +78,7 @@ class ClusterMember:
         peers: Peers,
         keep_alive: Callable[[BrokerLifecycle], SessionKeepAlive],
         new_peers: Callable[[], Peers] | None = None,
+        store_counts: Callable[[], StoreCounts] | None = None,
     ) -> None:
         """`new_peers` makes further ways to the other brokers; without it there is the one of `peers`, on which
         followers' fetches wait."""
@@ -91,7 +93,7 @@ class ClusterMember:
         self._membership: BrokerLifecycle | None = None
         self._replica_manager: ReplicaManager | None = None
         self._partitions: PartitionSet | None = None
-        self.store_counts: Callable[[], StoreCounts] | None = None
+        self._store_counts = store_counts
         """How calls to the metadata store ended so far, where it counts them."""
         fetcher_manager = ReplicaFetcherManager(
             settings.node_id,
@@ -115,7 +117,7 @@ class ClusterMember:
             random=host_ports.random,
             broker_epoch_of=self.broker_epoch_of,
             can_join_isr=state.may_lead,
-            is_session_valid=self.holds,
+            is_session_valid=self.is_session_valid,
             lag_ms_max=settings.replica_lag_time_max_ms,
         )
         self.replication = LeadershipApplier(
@@ -123,7 +125,7 @@ class ClusterMember:
             fetcher_manager=fetcher_manager,
             isr_manager=isr_manager,
             broker_epoch=self.broker_epoch,
-            is_session_valid=self.holds,
+            is_session_valid=self.is_session_valid,
         )
         self.controller = Controller(
             store=store,
@@ -138,6 +140,18 @@ class ClusterMember:
 
     # The session
 
+    def services(self) -> ClusterServices:
+        return ClusterServices(
+            controller=self.controller,
+            isr_manager=self.replication.isr_manager,
+            fetcher_manager=self.replication.fetcher_manager,
+            broker_epoch_of=self.broker_epoch_of,
+            session=lambda: self.session,
+            is_session_valid=self.is_session_valid,
+            sessions_lost=lambda: self.sessions_lost,
+            store_counts=self._store_counts,
+        )
+
     @property
     def session(self) -> Session | None:
         return None if self._membership is None else self._membership.session
@@ -146,7 +160,7 @@ class ClusterMember:
         """Of this broker's session; 0 while it has none."""
         return 0 if self._membership is None else self._membership.epoch
 
-    def holds(self) -> bool:
+    def is_session_valid(self) -> bool:
         """Is this broker's session sure to live?"""
         return self._membership is not None and self._membership.holds()
 

@@ -108,7 +108,7 @@ REPLICATION_DEFECTS = (
     ),
     Defect(
         "a request of an earlier session counts",
-        "api/kafka/handlers/fetch.py",
+        "broker/services/fetch.py",
         "if not known_epoch or broker_epoch < known_epoch:",
         "if not known_epoch:",
         found_by("test_a_late_request_of_an_earlier_session_counts_for_nothing"),

@@ -226,7 +226,7 @@ RARE = (
     rule(
         0,
         "stale broker epoch accepted",
-        "api/kafka/handlers/fetch.py",
+        "broker/services/fetch.py",
         "if not known_epoch or broker_epoch < known_epoch:",
         "if False:",
     ),

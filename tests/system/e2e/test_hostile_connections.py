@@ -144,11 +144,13 @@ def test_crowd_that_never_reads_shares_one_bound(tmp_path: Path) -> None:
         with RawPeer(port) as peer:
             peer.create_topic("wide", TOPICS)
             answer_bytes = len(answer_to(peer, METADATA))
-        server = broker.broker.service.server
+        server = broker.broker.server
         assert server is not None
         for _ in range(12):
             push(stack.enter_context(RawPeer(port, receive_buffer_bytes=4096)), METADATA * 2000)
-        wait_until(lambda: server.crowded, 20, "the peers together do not take what they asked for")
+        wait_until(
+            lambda: server.has_unsent_pressure, 20, "the peers together do not take what they asked for"
+        )
         rounds = 0
         with RawPeer(port) as honest:
             while rounds < 200:

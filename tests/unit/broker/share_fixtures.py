@@ -145,7 +145,7 @@ class Room:
         service = self.service
         configs = {**CONFIGS, **configs}
         self.known_state = MemoryPersister(service.scheduler)
-        service.shares = SharePartitionManager(
+        shares = SharePartitionManager(
             find=service.partitions.find,
             persister=self.known_state,
             settings=lambda _group, _partition: share_settings(configs, takes_dead_letters=False)._replace(
@@ -157,6 +157,7 @@ class Room:
             random=self.broker.machine.random if hasattr(self.broker, "machine") else _Even(),
             sessions_max=sessions_max,
         )
+        object.__setattr__(service, "shares", shares)  # the broker uses it, too
         return self.known_state
 
     async def peer(self, member: str = "m1", group: str = "g", version: int = 2) -> Peer:

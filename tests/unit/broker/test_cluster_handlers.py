@@ -64,7 +64,7 @@ class World:
         self.controller = PlanController(self)
         self.settings = Settings(node_id=OWN, broker_rack="own-rack")
         self.holds = OWN in alive
-        self.cluster = SimpleNamespace(holds=lambda: self.holds)
+        self.cluster = SimpleNamespace(controller=self.controller, is_session_valid=lambda: self.holds)
         self.topics = SimpleNamespace(state=self.state, encoder=TopicEncoder(), find=self.find)
 
     def put(self, topic: Topic) -> None:

@@ -54,7 +54,7 @@ class Producer:
             return
         self.left -= 1
         node = self.node
-        pending: dict[Any, None] = node.service.records.pending_produces
+        pending: dict[Any, None] = node.service.produce.pending
         began_s = node.clock.monotonic()
         place = object()
 
@@ -118,7 +118,7 @@ def test_waits_in_vain_become_rare_and_a_full_round_brings_them_back() -> None:
         return at_once
 
     del pending[0], pending[1]
-    fetch_coalescer.heard(4)
+    fetch_coalescer.follower_reported(4)
     assert not fetch_coalescer.should_wait(ENOUGH_BYTES)
     assert [in_vain() for _ in range(FRUITLESS_WAITS_MAX + 2)] == [0, 1, 3, 7, 15, 31, 31]
     pending |= {0: None, 1: None}
@@ -129,7 +129,7 @@ def test_waits_in_vain_become_rare_and_a_full_round_brings_them_back() -> None:
     pending.clear()
     assert any(fetch_coalescer.should_wait(1) for _ in range(100))
     assert fetch_coalescer.should_wait(1)
-    fetch_coalescer.heard(0)
+    fetch_coalescer.follower_reported(0)
     assert not fetch_coalescer.should_wait(1), "there is no producer any more"
 
 

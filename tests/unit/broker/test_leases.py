@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -313,17 +314,18 @@ def test_a_redrive_that_makes_no_sense_is_refused(tmp_path: Path) -> None:
 
 def test_metrics_tell_of_leases_and_of_dead_letters_that_wait(tmp_path: Path) -> None:
     async def check(world: World) -> None:
+        broker: Any = SimpleNamespace(services=world.service)
         await world.reject(0, 1)
         await world.lease(2, 4)
         await world.service.topics.alter_configs(
             "dlq.t", [Change("errors.deadletterqueue.group.enable", Operation.SET, "false")]
         )
         assert (await world.settle(batch(2, 2, REJECT))).error_code == 0
-        await eventually(lambda: list(metrics_share.warnings(world.service)), DEADLINE_S)
-        (warning,) = metrics_share.warnings(world.service)
+        await eventually(lambda: list(metrics_share.warnings(broker)), DEADLINE_S)
+        (warning,) = metrics_share.warnings(broker)
         assert warning.reason == "dead_letters_pending"
         assert "1 dead letters wait: group 'g', partition 0: topic dlq.t does not take" in warning.detail
-        error_for_client = {one.name: one.value for one in metrics_share.measurements(world.service)}
+        error_for_client = {one.name: one.value for one in metrics_share.measurements(broker)}
         assert error_for_client["dead_letters_pending"] == 1
         assert error_for_client["dead_letters_written"] == 2
         assert error_for_client["dead_letter_failures"] >= 1

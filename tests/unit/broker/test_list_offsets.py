@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from mansio.api.kafka.handlers.records import list_offsets
+from mansio.broker.services.records import ListedOffset
 from mansio.host.asyncio_loop import AsyncioScheduler
 
 INVALID_REQUEST = 42
@@ -35,14 +36,13 @@ def answered(indexes: list[int]) -> tuple[list[tuple[int, int]], list[str]]:
     """((partition, error code) of each answer, what happened in which order)"""
     happened: list[str] = []
 
-    def look_up(*_: object) -> tuple[int, int, int]:
+    def list_offset(*_: object, **__: object) -> ListedOffset:
         happened.append("looked up")
-        return 7, 1, 0
+        return ListedOffset(7, 1, 0)
 
     async def run() -> Any:
         loop = asyncio.get_running_loop()
-        partition = SimpleNamespace(check_leader_epoch=lambda _: None)
-        records = SimpleNamespace(readable=lambda *_: partition, look_up=look_up)
+        records = SimpleNamespace(list_offset=list_offset)
         service = SimpleNamespace(clock=SlowClock(), scheduler=AsyncioScheduler(loop), records=records)
 
         def others() -> None:

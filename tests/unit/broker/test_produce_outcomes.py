@@ -2,52 +2,29 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from mansio.api.kafka.handlers.produce import PendingProduce, Wait
-from mansio.broker.services.statistics import Statistics
+from mansio.broker.services.produce import ACKS_ALL, PendingProduce
 from mansio.errors import NotLeaderOrFollower, RequestTimedOut
-from mansio.wire.apis import produce as wire
 from mansio.wire.batch.record_batch import build_batch
 from support.replicas import TOPIC, Cluster
 
 if TYPE_CHECKING:
     from support.replicas import Node
 
-VERSION = 13
-THROTTLE_MS = 70
-
 
 class Request:
-    """One request with acks=all to both partitions of a broker, and the results that come back, by partition."""
+    """One request with acks=all to both partitions of a broker, and the error codes that come back, by partition."""
 
     def __init__(self, node: Node, *values: bytes) -> None:
         self.codes: list[int] | None = None
-        self._node = node
-        records = SimpleNamespace(
-            pending_produces={},
-            counters=SimpleNamespace(appended_batches=1),
-            deadline=lambda timeout_ms: node.clock.monotonic() + timeout_ms / 1000,
-        )
-        service: Any = SimpleNamespace(records=records, statistics=Statistics(node.clock))
-        waits, results = [], []
-        for index, value in enumerate(values):
-            partition = node.partitions[TOPIC.bytes, index]
-            appended = partition.append(build_batch([(0, None, value, ())]))
-            waits.append(Wait(partition, appended.end_offset, 0, index))
-            results.append(wire.PartitionResult(index, 0, appended.base_offset, -1, 0, None, ()))
-        connection: Any = SimpleNamespace(answered=self._answered)
-        whole = [(None, TOPIC.bytes, results)]
-        usual = wire.encode_response(VERSION, 1, whole, THROTTLE_MS)
-        self.pending = PendingProduce(service, connection, VERSION, 1, whole, usual, THROTTLE_MS)
-        self.pending.wait(waits, 30_000)
+        batches = [(index, build_batch([(0, None, value, ())])) for index, value in enumerate(values)]
+        self.pending = node.service.produce.begin([(None, TOPIC.bytes, batches)], acks=ACKS_ALL)
+        self.pending.wait(30_000, self._done)
 
-    def _answered(self, pending: PendingProduce) -> None:
-        assert pending.pieces is not None
-        (piece,) = pending.pieces
-        self.codes = [result.error_code for _, _, results in pending._results for result in results]
-        assert piece == wire.encode_response(VERSION, 1, pending._results, THROTTLE_MS)
+    def _done(self, pending: PendingProduce) -> None:
+        ((_, _, results),) = pending.results
+        self.codes = [0 if one.error is None else one.error.kafka_code for one in results]
 
 
 def moved(cluster: Cluster) -> Request:

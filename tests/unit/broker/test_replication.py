@@ -21,7 +21,7 @@ from mansio.storage.log import Log
 from mansio.testing.disk import SimulatedDisk
 from mansio.wire.apis.fetch import decode_request, decode_response
 from mansio.wire.headers import read_request_header
-from support.replicas import KEYS, LAG_MS_MAX, Cluster, Node
+from support.replicas import KEYS, LAG_MS_MAX, TOPIC, Cluster, Node
 
 if TYPE_CHECKING:
     from support.replicas import Ack
@@ -404,11 +404,11 @@ def test_a_new_leader_does_not_tell_an_end_lower_than_one_that_was_seen() -> Non
     partition = cluster[2].partition
     assert partition.high_watermark == 0
     with pytest.raises(OffsetNotAvailable):
-        cluster[2].service.records.look_up(partition, -1, 0)
+        cluster[2].service.records.list_offset(None, TOPIC.bytes, 0, -1)
     cluster.network.cut.clear()
     cluster.tell()
     cluster.run_until(lambda: partition.high_watermark == 1)
-    assert cluster[2].service.records.look_up(partition, -1, 0)[0] == 1
+    assert cluster[2].service.records.list_offset(None, TOPIC.bytes, 0, -1).offset == 1
 
 
 @pytest.mark.parametrize("timestamp_ms", [0, -3])
@@ -425,11 +425,12 @@ def test_a_new_leader_does_not_say_that_there_is_no_record_of_a_time_before_it_k
     partition = cluster[2].partition
     assert partition.high_watermark == 0
     with pytest.raises(OffsetNotAvailable):
-        cluster[2].service.records.look_up(partition, timestamp_ms, 0)
+        cluster[2].service.records.list_offset(None, TOPIC.bytes, 0, timestamp_ms)
     cluster.network.cut.clear()
     cluster.tell()
     cluster.run_until(lambda: partition.high_watermark == 1)
-    assert cluster[2].service.records.look_up(partition, timestamp_ms, 0)[:2] == (0, 0)
+    found = cluster[2].service.records.list_offset(None, TOPIC.bytes, 0, timestamp_ms)
+    assert (found.offset, found.timestamp_ms) == (0, 0)
 
 
 def test_the_word_of_a_process_counts_for_nothing_once_another_disk_bore_its_number() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -44,11 +44,11 @@ def as_connection(peer: Peer) -> Connection:
     choices=st.lists(st.integers(0, 1 << 16), max_size=400),
 )
 def test_every_frame_is_received_in_the_end_and_the_bound_holds(sizes: list[int], choices: list[int]) -> None:
-    memory = RequestMemoryPool(BUDGET)
+    memory = RequestMemoryPool[Any](BUDGET)
     peers = [Peer(size) for size in sizes]
     largest = max(sizes)
     for step in range(20_000):
-        ready = [peer for peer in peers if not memory.waits(as_connection(peer))]
+        ready = [peer for peer in peers if not memory.is_waiting(as_connection(peer))]
         if not peers:
             return
         assert ready, "everybody waits for everybody"
@@ -57,22 +57,22 @@ def test_every_frame_is_received_in_the_end_and_the_bound_holds(sizes: list[int]
             peers.remove(peer)
             memory.release(as_connection(peer))
         else:
-            memory.take(as_connection(peer), min(peer.size, 2 * peer.got))
-            if not memory.waits(as_connection(peer)):
+            memory.acquire(as_connection(peer), min(peer.size, 2 * peer.got))
+            if not memory.is_waiting(as_connection(peer)):
                 peer.got = min(peer.size, 2 * peer.got)
         assert memory.held_bytes <= BUDGET + largest
     raise AssertionError("not all frames were received")
 
 
 def test_only_a_holder_that_keeps_others_waiting_and_hardly_sends_is_stalled() -> None:
-    memory = RequestMemoryPool(BUDGET)
+    memory = RequestMemoryPool[Any](BUDGET)
     lazy, busy, late = Peer(90), Peer(90), Peer(90)
-    memory.take(as_connection(lazy), 50)
-    memory.take(as_connection(busy), 50)
+    memory.acquire(as_connection(lazy), 50)
+    memory.acquire(as_connection(busy), 50)
     assert memory.stalled(0.0) == []
     assert memory.stalled(100.0) == [], "nobody waits"
-    memory.take(as_connection(late), 50)
-    assert memory.waits(as_connection(late))
+    memory.acquire(as_connection(late), 50)
+    assert memory.is_waiting(as_connection(late))
     assert memory.stalled(101.0) == [], "they have just been seen"
     busy.received_bytes += PROGRESS_BYTES_MIN
     lazy.received_bytes += 1  # a byte now and then is no progress
@@ -85,41 +85,41 @@ def test_only_a_holder_that_keeps_others_waiting_and_hardly_sends_is_stalled() -
 
 
 def test_whoever_is_helped_by_anothers_wait_is_told() -> None:
-    memory = RequestMemoryPool(BUDGET)
+    memory = RequestMemoryPool[Any](BUDGET)
     first, second = Peer(200), Peer(200)
-    memory.take(as_connection(first), 50)
-    memory.take(as_connection(second), 50)
-    assert memory.take(as_connection(first), 100) == []
-    assert memory.waits(as_connection(first))
-    assert memory.take(as_connection(second), 100) == [as_connection(first)], "all wait: the first goes on"
-    assert not memory.waits(as_connection(first))
-    assert memory.waits(as_connection(second))
+    memory.acquire(as_connection(first), 50)
+    memory.acquire(as_connection(second), 50)
+    assert memory.acquire(as_connection(first), 100) == []
+    assert memory.is_waiting(as_connection(first))
+    assert memory.acquire(as_connection(second), 100) == [as_connection(first)], "all wait: the first goes on"
+    assert not memory.is_waiting(as_connection(first))
+    assert memory.is_waiting(as_connection(second))
 
 
 def test_a_frame_larger_than_the_budget_still_gets_through_when_alone() -> None:
-    memory = RequestMemoryPool(BUDGET)
+    memory = RequestMemoryPool[Any](BUDGET)
     giant = as_connection(Peer(500))
     for wanted in (90, 500):
-        memory.take(giant, wanted)
-        assert not memory.waits(giant)
+        memory.acquire(giant, wanted)
+        assert not memory.is_waiting(giant)
 
 
 def test_crowd_that_stops_in_mid_frame_is_gone_after_a_few_times_the_patience() -> None:
     """Each holds as much as it gets and then says nothing more; whoever came last gets room in the end, and soon."""
     last = as_connection(Peer(8))
     crowd = [as_connection(Peer(8)) for _ in range(400)]
-    memory = RequestMemoryPool(BUDGET)
+    memory = RequestMemoryPool[Any](BUDGET)
     wanted = dict.fromkeys([*crowd, last], 2)
     to_read = [*crowd, last]
     now = 0.0
     while True:
         while to_read:
             reader = to_read.pop(0)
-            to_read += memory.take(reader, wanted[reader])
-            if not memory.waits(reader) and wanted[reader] < 8:
+            to_read += memory.acquire(reader, wanted[reader])
+            if not memory.is_waiting(reader) and wanted[reader] < 8:
                 wanted[reader] *= 2
                 to_read.append(reader)
-        if wanted[last] == 8 and not memory.waits(last):
+        if wanted[last] == 8 and not memory.is_waiting(last):
             break
         now += 0.1
         assert now < 1000, "the last never gets room"
@@ -129,32 +129,32 @@ def test_crowd_that_stops_in_mid_frame_is_gone_after_a_few_times_the_patience() 
 
 
 def test_who_has_begun_goes_before_who_is_new_and_the_oldest_first() -> None:
-    memory = RequestMemoryPool(BUDGET)
+    memory = RequestMemoryPool[Any](BUDGET)
     old, young, new = (as_connection(Peer(90)) for _ in range(3))
     blocker = as_connection(Peer(90))
     for peer in (old, young):
-        memory.take(peer, 20)
-    memory.take(blocker, 60)
-    memory.take(new, 5)
-    assert memory.waits(new), "more than half is taken"
-    memory.take(young, 40)
-    memory.take(old, 40)
+        memory.acquire(peer, 20)
+    memory.acquire(blocker, 60)
+    memory.acquire(new, 5)
+    assert memory.is_waiting(new), "more than half is taken"
+    memory.acquire(young, 40)
+    memory.acquire(old, 40)
     assert memory.release(blocker) == [old, young]
-    assert memory.waits(new)
+    assert memory.is_waiting(new)
     assert memory.release(old) == [new]
-    assert not memory.crowded
+    assert not memory.has_waiters
     for peer in (young, new):
         memory.release(peer)
     assert memory.held_bytes == 0
 
 
 def test_whom_we_hold_up_ourselves_is_spared_but_neither_for_ever_nor_with_the_whole_budget() -> None:
-    memory = RequestMemoryPool(BUDGET)
+    memory = RequestMemoryPool[Any](BUDGET)
     muted, second, late = Peer(90), Peer(90), Peer(90)
-    memory.take(as_connection(muted), 45)
-    memory.take(as_connection(second), 50)
-    memory.take(as_connection(late), 50)
-    assert memory.waits(as_connection(late))
+    memory.acquire(as_connection(muted), 45)
+    memory.acquire(as_connection(second), 50)
+    memory.acquire(as_connection(late), 50)
+    assert memory.is_waiting(as_connection(late))
     muted.is_blocked_by_broker = second.is_blocked_by_broker = True
     assert BLOCKED_BY_BROKER_S >= MUTE_MS_MAX / 1000
     found: dict[str, float] = {}
@@ -167,12 +167,12 @@ def test_whom_we_hold_up_ourselves_is_spared_but_neither_for_ever_nor_with_the_w
 
 
 def test_who_is_held_up_again_after_a_frame_began_is_spared_anew() -> None:
-    memory = RequestMemoryPool(BUDGET)
+    memory = RequestMemoryPool[Any](BUDGET)
     muted, late = Peer(90), Peer(90)
-    memory.take(as_connection(muted), 90)
-    memory.take(as_connection(late), 95)
+    memory.acquire(as_connection(muted), 90)
+    memory.acquire(as_connection(late), 95)
     muted.is_blocked_by_broker = True
     for step in range(900):
         assert memory.stalled(step / 10) == []
         if step % 250 == 249:
-            memory.give_back(as_connection(muted), 90 - step // 250 - 1)
+            memory.shrink(as_connection(muted), 90 - step // 250 - 1)

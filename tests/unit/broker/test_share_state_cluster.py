@@ -271,7 +271,7 @@ def test_only_brokers_of_the_cluster_in_their_session_of_now_are_answered() -> N
             each.error_code
             for each in decode_answer(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request)))
         ] == [code]
-    node.service.broker_epoch_of = None  # a single node
+    node.service.cluster = None  # a single node
     request = encode_request(ApiKey.READ_SHARE_GROUP_STATE, RequestSender(1, 11), [StateRequest(key)], "c")
     answers = decode_answer(ApiKey.READ_SHARE_GROUP_STATE, cluster.run(node.serve(request)))
     assert [each.error_code for each in answers] == [31]

@@ -171,7 +171,7 @@ def test_a_piece_of_no_bytes_holds_up_nobody(
         out = SocketWriter(asyncio.get_running_loop(), ours.fileno(), scratch, lambda: None, lambda _: None)
         for pieces in ([b"", b""], [b"", piece], [b"a", piece, b""]):
             out.send(pieces)
-            while out.waiting_pieces:
+            while out.waiting_parts:
                 await asyncio.sleep(0)
                 with contextlib.suppress(BlockingIOError):
                     theirs.recv(1 << 20)

@@ -19,16 +19,16 @@ from mansio.api.http.service_stats import ServiceStats
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from mansio.api.http.broker_stats import BrokerStats
-    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.api.http.broker_stats import BrokerStats, RunningBroker
     from mansio.config.settings import Settings
 
 
-def build_app(service: BrokerServices) -> Starlette:
-    """The application for a running broker's service. Runs on the broker's loop."""
+def build_app(broker: RunningBroker) -> Starlette:
+    """The application of a running broker, on its event loop."""
+    service = broker.services
     watch = EventLoopMonitor(service.scheduler, service.clock)
     view = ServiceStats(service.settings)
-    view.attach(service)
+    view.attach(broker)
     return assemble(view, watch, disk_monitor(service.settings))
 
 

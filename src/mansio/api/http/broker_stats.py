@@ -10,10 +10,14 @@ be read in pieces, with other work of the loop between them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from mansio.api.kafka.server.listener import KafkaServer
+    from mansio.broker.services.broker_services import BrokerServices
 
 Phase = Literal["starting", "running", "stopping"]
 
@@ -95,6 +99,28 @@ class Distribution(NamedTuple):
     bounds: Sequence[float]
     counts: Sequence[int]
     total_s: float
+
+
+class EtcdMemberStatus(Protocol):
+    """State of the etcd member that this broker runs."""
+
+    @property
+    def running(self) -> bool: ...
+
+    @property
+    def restarts(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBroker:
+    """A started broker as health checks and metrics see it."""
+
+    services: BrokerServices
+    server: KafkaServer
+    is_ready: Callable[[], bool]
+    """Whether every port accepts connections and the broker is not stopping."""
+    etcd_member: EtcdMemberStatus | None = None
+    """The etcd member that this broker runs; None if it runs none."""
 
 
 class Bounds(NamedTuple):

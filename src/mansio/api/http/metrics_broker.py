@@ -18,34 +18,28 @@ from mansio.wire.api_versions import ApiKey
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.api.http.broker_stats import RunningBroker
     from mansio.broker.services.statistics import Histogram
 
 ERROR_NAMES: Final = {code: kind.__name__ for code, kind in BY_KAFKA_CODE.items()}
 
 
-def _records(service: BrokerServices) -> Iterator[Measurement]:
-    counts = service.records.counters
-    yield _counter("appended_batches", "Record batches written to a log.", counts.appended_batches)
-    yield _counter("appended_bytes", "Bytes of record batches written to a log.", counts.appended_bytes)
-    yield _counter("rejected_batches", "Record batches refused with an error.", counts.rejected_batches)
-    yield _counter("fetches", "Fetch requests answered.", counts.fetches)
-    yield _counter("fetched_bytes", "Bytes of records handed to consumers.", counts.fetched_bytes)
-    yield _gauge(
-        "pending_produce_requests",
-        "Produce requests that wait for the disk.",
-        len(service.records.pending_produces),
-    )
-    yield _gauge(
-        "parked_fetch_requests", "Fetch requests that wait for data.", len(service.records.parked_fetches)
-    )
+def _records(broker: RunningBroker) -> Iterator[Measurement]:
+    produce, fetch = broker.services.produce, broker.services.fetch
+    counts = produce.counters
+    yield _counter("appended_batches", "Record batches appended to a log.", counts.appended_batches)
+    yield _counter("appended_bytes", "Bytes of record batches appended to a log.", counts.appended_bytes)
+    yield _counter("rejected_batches", "Record batches rejected with an error.", counts.rejected_batches)
+    yield _counter("fetches", "Fetch requests answered.", fetch.counters.fetches)
+    yield _counter("fetched_bytes", "Bytes of records sent to consumers.", fetch.counters.fetched_bytes)
+    yield _gauge("pending_produce_requests", "Produce requests waiting for a commit.", len(produce.pending))
+    yield _gauge("parked_fetch_requests", "Fetch requests waiting for data.", len(fetch.parked))
 
 
-def _requests(service: BrokerServices) -> Iterator[Measurement]:
-    if service.server is not None:
-        for key, requests in service.server.counters.requests.items():
-            yield _counter("requests", "Kafka requests received.", requests, api=_api(key))
-    for (key, code), times in tuple(service.statistics.errors.items()):
+def _requests(broker: RunningBroker) -> Iterator[Measurement]:
+    for key, requests in broker.server.counters.requests.items():
+        yield _counter("requests", "Kafka requests received.", requests, api=_api(key))
+    for (key, code), times in tuple(broker.services.statistics.errors.items()):
         yield _counter(
             "request_errors",
             "Requests, or items of one, answered with an error.",
@@ -56,15 +50,15 @@ def _requests(service: BrokerServices) -> Iterator[Measurement]:
         )
 
 
-def _connections(service: BrokerServices) -> Iterator[Measurement]:
-    server = service.server
-    if server is None:
-        return
+def _connections(broker: RunningBroker) -> Iterator[Measurement]:
+    server = broker.server
     counts = server.counters
     yield _gauge("connections", "Open Kafka connections.", server.connection_count)
-    yield _gauge("connections_limit", "Kafka connections there may be.", service.settings.max_connections)
+    yield _gauge(
+        "connections_limit", "Kafka connections there may be.", broker.services.settings.max_connections
+    )
     yield _counter("connections_accepted", "Kafka connections accepted.", counts.connections_accepted)
-    for reason, times in tuple(counts.refused_by_reason.items()):
+    for reason, times in tuple(counts.rejected_by_reason.items()):
         yield _counter("connections_rejected", "Kafka connections not taken.", times, reason=reason)
     for reason, times in tuple(counts.closed_by_reason.items()):
         yield _counter("connections_closed", "Kafka connections ended by this broker.", times, reason=reason)
@@ -72,14 +66,14 @@ def _connections(service: BrokerServices) -> Iterator[Measurement]:
     yield _gauge(
         "in_flight_limit_bytes",
         "Memory that requests that are coming in may hold.",
-        service.settings.queued_max_request_bytes,
+        broker.services.settings.queued_max_request_bytes,
     )
 
 
-def _groups(service: BrokerServices) -> Iterator[Measurement]:
+def _groups(broker: RunningBroker) -> Iterator[Measurement]:
     states: dict[str, int] = {}
     members = 0
-    for entry in tuple(service.groups.store.entries.values()):
+    for entry in tuple(broker.services.groups.store.entries.values()):
         states[str(entry.group.state)] = states.get(str(entry.group.state), 0) + 1
         members += entry.member_count
     for state, groups in states.items():
@@ -87,10 +81,8 @@ def _groups(service: BrokerServices) -> Iterator[Measurement]:
     yield _gauge("group_members", "Members of all consumer groups.", members)
 
 
-def _age(service: BrokerServices) -> Iterator[Measurement]:
-    if service.retention is None:
-        return
-    counts = service.retention.counts
+def _age(broker: RunningBroker) -> Iterator[Measurement]:
+    counts = broker.services.retention.counts
     yield _counter(
         "retention_checks", "Rounds over all partitions that looked for old records.", counts.checks
     )
@@ -102,8 +94,8 @@ def _age(service: BrokerServices) -> Iterator[Measurement]:
     yield _counter("expired_bytes", "Bytes of segments that retention let go of.", counts.size_bytes)
 
 
-def _holds(service: BrokerServices) -> Iterator[Measurement]:
-    holds = service.partitions.holds
+def _holds(broker: RunningBroker) -> Iterator[Measurement]:
+    holds = broker.services.partitions.holds
     yield _gauge("holds", "Partitions held back from deletion, once for each pipeline.", len(holds))
     yield _gauge(
         "holds_behind_log_start",
@@ -116,10 +108,8 @@ def _holds(service: BrokerServices) -> Iterator[Measurement]:
         )
 
 
-def _compaction(service: BrokerServices) -> Iterator[Measurement]:
-    if service.log_cleaner is None:
-        return
-    counts = service.log_cleaner.counts
+def _compaction(broker: RunningBroker) -> Iterator[Measurement]:
+    counts = broker.services.log_cleaner.counts
     yield _counter("compaction_runs", "Compactions of one log that ended well.", counts.runs)
     yield _counter("compaction_failures", "Compactions that failed.", counts.failed)
     yield _counter("compaction_read_bytes", "Bytes that compaction read.", counts.bytes_read)
@@ -128,18 +118,18 @@ def _compaction(service: BrokerServices) -> Iterator[Measurement]:
     yield _gauge(
         "compaction_max_dirty_ratio",
         "Largest share of a log that is not compacted yet.",
-        service.log_cleaner.dirty_ratio_max,
+        broker.services.log_cleaner.dirty_ratio_max,
     )
     yield _gauge(
         "uncleanable_partitions",
         "Partitions that are not compacted any more because it failed.",
-        len(service.log_cleaner.uncleanable),
+        len(broker.services.log_cleaner.uncleanable),
     )
     yield _counter("compaction_seconds", "Time compaction was at work, without its pauses.", counts.seconds)
 
 
-def _quotas(service: BrokerServices) -> Iterator[Measurement]:
-    counts = service.quotas.counters
+def _quotas(broker: RunningBroker) -> Iterator[Measurement]:
+    counts = broker.services.quotas.counters
     for api, answers, paused_ms in (
         ("produce", counts.produce_throttled, counts.produce_throttled_ms),
         ("fetch", counts.fetch_throttled, counts.fetch_throttled_ms),
@@ -150,7 +140,7 @@ def _quotas(service: BrokerServices) -> Iterator[Measurement]:
         )
 
 
-def _lines(_service: BrokerServices) -> Iterator[Measurement]:
+def _lines(_broker: RunningBroker) -> Iterator[Measurement]:
     for level, lines in COUNTS.lines.items():
         yield _counter("log_lines", "Log lines written.", lines, level=level)
     yield _counter(
@@ -160,21 +150,21 @@ def _lines(_service: BrokerServices) -> Iterator[Measurement]:
     )
 
 
-def _storage(service: BrokerServices) -> Iterator[Measurement]:
+def _storage(broker: RunningBroker) -> Iterator[Measurement]:
     yield _counter(
         "corrupt_batches",
         "Times the broker met a damaged batch while it served a reader; a damaged value is found by the client.",
-        service.partitions.storage_health.corrupt_batches,
+        broker.services.partitions.storage_health.corrupt_batches,
     )
     truncations, truncated_bytes = (
-        service.partitions.storage_health.truncations,
-        service.partitions.storage_health.truncated_bytes,
+        broker.services.partitions.storage_health.truncations,
+        broker.services.partitions.storage_health.truncated_bytes,
     )
     yield _counter("log_truncations", "Logs whose end the start cut because it was not whole.", truncations)
     yield _counter("log_truncated_bytes", "Bytes that the start cut from the ends of logs.", truncated_bytes)
 
 
-PARTS: Final[tuple[Callable[[BrokerServices], Iterator[Measurement]], ...]] = (
+PARTS: Final[tuple[Callable[[RunningBroker], Iterator[Measurement]], ...]] = (
     _records,
     _storage,
     _requests,
@@ -190,9 +180,9 @@ PARTS: Final[tuple[Callable[[BrokerServices], Iterator[Measurement]], ...]] = (
 )
 
 
-def distributions(service: BrokerServices) -> Iterator[Distribution]:
+def distributions(broker: RunningBroker) -> Iterator[Distribution]:
     """The histograms."""
-    kept = service.statistics
+    kept = broker.services.statistics
     yield _distribution(
         "produce_acknowledge_seconds",
         "From the append of a batch with acks=all to its acknowledgement; a sample of one batch in 16.",

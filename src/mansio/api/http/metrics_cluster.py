@@ -19,8 +19,8 @@ from mansio.state.replica import UNKNOWN
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from mansio.api.http.broker_stats import RunningBroker
     from mansio.broker.partition.partition import Partition
-    from mansio.broker.services.broker_services import BrokerServices
     from mansio.metadata.lifecycle.session import Session
 
 RENEWALS_MISSED_MAX: Final = 3
@@ -29,12 +29,12 @@ RENEWALS_MISSED_MAX: Final = 3
 PARTITIONS_LISTED_MAX: Final = 3
 
 
-def measurements(service: BrokerServices) -> Iterator[Measurement]:
+def measurements(broker: RunningBroker) -> Iterator[Measurement]:
     """All that takes no look at each open partition."""
-    cluster = service.cluster
+    cluster = broker.services.cluster
     if cluster is None:
         return
-    state, now = service.topics.state, service.clock.monotonic()
+    state, now = broker.services.topics.state, broker.services.clock.monotonic()
     yield _gauge("brokers", "Brokers that have a session, as this one sees it.", len(state.brokers))
     yield _gauge(
         "fenced_brokers",
@@ -50,7 +50,7 @@ def measurements(service: BrokerServices) -> Iterator[Measurement]:
     for cause, times in cluster.controller.elections.items():
         meaning = "Changes of a partition's leader that this broker decided, by cause."
         yield _counter("leader_elections", meaning, times, cause=cause)
-    isr_manager = cluster.replication.isr_manager
+    isr_manager = cluster.isr_manager
     yield _counter(
         "isr_shrinks", "In-sync sets that lost a member, of what is led here.", isr_manager.shrinks
     )
@@ -59,20 +59,22 @@ def measurements(service: BrokerServices) -> Iterator[Measurement]:
     yield _gauge(
         "quarantined_replicas",
         "Replicas here that could not be copied when last tried.",
-        sum(1 for _ in cluster.replication.fetcher_manager.troubles()),
+        sum(1 for _ in cluster.fetcher_manager.troubles()),
     )
-    yield _gauge("session_held", "1 while this broker is sure to have its session.", cluster.holds())
+    yield _gauge(
+        "session_held", "1 while this broker is sure to have its session.", cluster.is_session_valid()
+    )
     yield _gauge(
         "session_renewal_age_seconds",
         "Time since the last renewal of this broker's session that etcd answered; 0 without a session.",
-        _renewed_ago_s(cluster.session, now),
+        _renewed_ago_s(cluster.session(), now),
     )
-    yield _counter("sessions_lost", "Sessions that ended although the broker ran.", cluster.sessions_lost)
-    yield from _etcd(service)
+    yield _counter("sessions_lost", "Sessions that ended although the broker ran.", cluster.sessions_lost())
+    yield from _etcd(broker)
 
 
-def _etcd(service: BrokerServices) -> Iterator[Measurement]:
-    cluster = service.cluster
+def _etcd(broker: RunningBroker) -> Iterator[Measurement]:
+    cluster = broker.services.cluster
     if cluster is not None and cluster.store_counts is not None:
         counts = cluster.store_counts()
         yield _counter("etcd_calls", "Calls to etcd that were answered.", counts.answered)
@@ -81,7 +83,7 @@ def _etcd(service: BrokerServices) -> Iterator[Measurement]:
             yield _counter("etcd_errors", meaning, times, outcome=outcome)
         meaning = "Transactions of etcd whose answer was lost; each is read back."
         yield _counter("etcd_ambiguous_transactions", meaning, counts.ambiguous)
-    if (member := service.etcd_member) is not None:
+    if (member := broker.etcd_member) is not None:
         yield _gauge("etcd_member_running", "1 while this broker's own member of etcd runs.", member.running)
         meaning = "Times this broker's own member of etcd ended and was started again."
         yield _counter("etcd_member_restarts", meaning, member.restarts)
@@ -106,51 +108,52 @@ def led(partition: Partition) -> LeaderSample | None:
     return LeaderSample(len(replica.in_sync) < 1 + len(followers), replica.is_under_min_isr, followers)
 
 
-def problems(service: BrokerServices) -> Iterator[Problem]:
+def problems(broker: RunningBroker) -> Iterator[Problem]:
     """What keeps this broker from its work."""
-    cluster = service.cluster
-    if cluster is None or not service.ready or cluster.holds():
+    cluster = broker.services.cluster
+    if cluster is None or not broker.is_ready() or cluster.is_session_valid():
         return
-    if service.topics.state.failure is not None:
+    if broker.services.topics.state.failure is not None:
         told = (
             "this broker gave its session back, because it does not see the metadata any more: start it again"
         )
-    elif cluster.session is None:
+    elif cluster.session() is None:
         told = "this broker has no session: it leads nothing, and tries to get one"
     else:
+        ago_s = _renewed_ago_s(cluster.session(), broker.services.clock.monotonic())
         told = (
-            f"etcd has not renewed the session for {_renewed_ago_s(cluster.session, service.clock.monotonic()):.1f} s: "
-            f"another broker may lead by now, so nothing is acknowledged"
+            f"etcd has not renewed the session for {ago_s:.1f} s: "
+            f"another broker may lead the partitions, so nothing is acknowledged"
         )
     yield Problem("session_not_held", told)
 
 
-def warnings(service: BrokerServices) -> Iterator[Problem]:
+def warnings(broker: RunningBroker) -> Iterator[Problem]:
     """What somebody should look at."""
-    cluster = service.cluster
+    cluster = broker.services.cluster
     if cluster is None:
         return
-    session = cluster.session
-    if session is not None and cluster.holds():
-        ago_s = _renewed_ago_s(session, service.clock.monotonic())
+    session = cluster.session()
+    if session is not None and cluster.is_session_valid():
+        ago_s = _renewed_ago_s(session, broker.services.clock.monotonic())
         if ago_s > RENEWALS_MISSED_MAX * RENEW_FRACTION * session.ttl_s:
             yield Problem("etcd_unresponsive", f"etcd has not renewed the session for {ago_s:.1f} s")
-    if (member := service.etcd_member) is not None and not member.running:
+    if (member := broker.etcd_member) is not None and not member.running:
         yield Problem(
             "etcd_member_down", "this broker's own member of etcd does not run; it is started again"
         )
-    yield from _replicas(service)
+    yield from _replicas(broker)
 
 
-def _replicas(service: BrokerServices) -> Iterator[Problem]:
-    node_id = service.settings.node_id
+def _replicas(broker: RunningBroker) -> Iterator[Problem]:
+    node_id = broker.services.settings.node_id
     behind, alone = [], []
-    for topic in tuple(service.topics.state.topics.values()):
+    for topic in tuple(broker.services.topics.state.topics.values()):
         for index, one in enumerate(topic.partitions):
             if node_id in one.replicas and node_id not in one.isr:
                 behind.append(f"{topic.name}-{index}")
             elif one.leader == node_id and len(one.isr) < min(
-                service.topics.settings_of(topic).min_insync_replicas, len(one.replicas)
+                broker.services.topics.settings_of(topic).min_insync_replicas, len(one.replicas)
             ):
                 alone.append(f"{topic.name}-{index}")
     if behind:

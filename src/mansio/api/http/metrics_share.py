@@ -14,13 +14,15 @@ from mansio.api.http.broker_stats import Measurement, Problem
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mansio.broker.services.broker_services import BrokerServices
+    from mansio.api.http.broker_stats import RunningBroker
 
 
-def measurements(service: BrokerServices) -> Iterator[Measurement]:
+def measurements(broker: RunningBroker) -> Iterator[Measurement]:
     """Leases and dead letters."""
     share_partitions = [
-        share_partition for share_partition in service.shares.share_partitions() if share_partition.is_ready
+        share_partition
+        for share_partition in broker.services.shares.share_partitions()
+        if share_partition.is_ready
     ]
     yield _gauge(
         "share_partitions", "Share partitions in use here, one for each group.", len(share_partitions)
@@ -28,19 +30,21 @@ def measurements(service: BrokerServices) -> Iterator[Measurement]:
     leased = sum(share_partition.state_machine.leased for share_partition in share_partitions)
     yield _gauge("share_leased_records", "Records that members of share groups have leased.", leased)
     yield _gauge(
-        "share_sessions", "Members of share groups that fetch from here.", len(service.shares.sessions)
+        "share_sessions",
+        "Members of share groups that fetch from here.",
+        len(broker.services.shares.sessions),
     )
     yield _gauge(
-        "share_parked_fetches", "Fetches of share groups that wait for records.", len(service.shares.parked)
+        "share_parked_fetches",
+        "Fetches of share groups that wait for records.",
+        len(broker.services.shares.parked),
     )
-    desk = service.dead_letters
-    if desk is None:
-        return
-    counts = desk.counts
+    manager = broker.services.dead_letters
+    counts = manager.counts
     yield _gauge(
         "dead_letters_pending",
         "Records given up whose copy is not in the dead-letter topic yet.",
-        desk.waiting,
+        manager.waiting,
     )
     yield _counter("dead_letters_written", "Records copied to a dead-letter topic.", counts.written)
     yield _counter(
@@ -55,14 +59,13 @@ def measurements(service: BrokerServices) -> Iterator[Measurement]:
     )
 
 
-def warnings(service: BrokerServices) -> Iterator[Problem]:
+def warnings(broker: RunningBroker) -> Iterator[Problem]:
     """Dead letters that could not be written the last time it was tried."""
-    desk = service.dead_letters
-    failing = [] if desk is None else desk.failing()
+    failing = broker.services.dead_letters.failing()
     if failing:
         records = sum(waiting for _, waiting, _ in failing)
         key, _, reason = failing[0]
-        more = f" and {len(failing) - 1} more places" if len(failing) > 1 else ""
+        more = f" and {len(failing) - 1} more partitions" if len(failing) > 1 else ""
         yield Problem(
             "dead_letters_pending",
             f"{records:,} dead letters wait: group {key.group!r}, partition {key.partition}{more}: {reason}",

@@ -13,7 +13,7 @@ from mansio.errors import CorruptLog, MansioError, StorageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from mansio.api.http.broker_stats import Distribution, Measurement, Phase
+    from mansio.api.http.broker_stats import Distribution, Measurement, Phase, RunningBroker
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.config.settings import Settings
 
@@ -23,37 +23,37 @@ class ServiceStats:
     answers probes (`starting`) from the first moment. Every method on the broker's loop."""
 
     def __init__(self, settings: Settings) -> None:
-        self._service: BrokerServices | None = None
+        self._broker: RunningBroker | None = None
         self._disk_full_listeners: list[Callable[[], object]] = []
         self.clustered = settings.clustered
         self.bounds = Bounds(settings.metrics_partitions_max, settings.metrics_series_max)
 
-    def attach(self, service: BrokerServices) -> None:
+    def attach(self, broker: RunningBroker) -> None:
         """The broker has started."""
-        self._service = service
+        self._broker = broker
         for listener in self._disk_full_listeners:
-            service.partitions.storage_health.on_disk_full_change(listener)
+            broker.services.partitions.storage_health.on_disk_full_change(listener)
 
     def on_disk_full_change(self, listener: Callable[[], object]) -> None:
-        if self._service is None:
+        if self._broker is None:
             self._disk_full_listeners.append(listener)
         else:
-            self._service.partitions.storage_health.on_disk_full_change(listener)
+            self._broker.services.partitions.storage_health.on_disk_full_change(listener)
 
     @property
     def phase(self) -> Phase:
-        if self._service is None:
+        if self._broker is None:
             return "starting"
-        return "running" if self._service.ready else "stopping"
+        return "running" if self._broker.is_ready() else "stopping"
 
     def problems(self) -> Iterator[Problem]:
-        service = self._service
-        if service is None:
+        if self._broker is None:
             return
+        service = self._broker.services
         state = service.topics.state
         if state.failure is not None:
             yield Problem("metadata_failed", str(state.failure))
-        yield from metrics_cluster.problems(service)
+        yield from metrics_cluster.problems(self._broker)
         failures = service.partitions.failures()
         for name, error in failures.items():
             topic, _, number = name.rpartition("-")
@@ -69,9 +69,9 @@ class ServiceStats:
                         yield Problem("partition_not_open", name, known.name, index)
 
     def warnings(self) -> Iterator[Problem]:
-        service = self._service
-        if service is None:
+        if self._broker is None:
             return
+        service = self._broker.services
         storage_health = service.partitions.storage_health
         if disk_full_partitions := storage_health.disk_full_partitions():
             topic, index = disk_full_partitions[0]
@@ -92,8 +92,8 @@ class ServiceStats:
             else:
                 detail = f"other partitions: met {damage.times} times by readers"
             yield Problem("corrupt_batch", detail, topic, index)
-        yield from metrics_cluster.warnings(service)
-        yield from metrics_share.warnings(service)
+        yield from metrics_cluster.warnings(self._broker)
+        yield from metrics_share.warnings(self._broker)
         yield from _held_back(service)
         for partition in tuple(service.partitions):
             if (cut := partition.log.recovery.truncated_tail) is not None:
@@ -106,10 +106,10 @@ class ServiceStats:
                 yield Problem("log_truncated", detail, partition.topic, partition.index)
 
     def partition_samples(self) -> Iterator[PartitionSample]:
-        if self._service is None:
+        if self._broker is None:
             return
         clustered = self.clustered
-        for partition in tuple(self._service.partitions):
+        for partition in tuple(self._broker.services.partitions):
             yield PartitionSample(
                 topic=partition.topic,
                 partition=partition.index,
@@ -123,9 +123,9 @@ class ServiceStats:
             )
 
     def group_lags(self) -> Iterator[GroupLag]:
-        service = self._service
-        if service is None:
+        if self._broker is None:
             return
+        service = self._broker.services
         for entry in tuple(service.groups.store.entries.values()):
             for topic, offsets in tuple(entry.offsets.items()):
                 records = 0
@@ -136,12 +136,13 @@ class ServiceStats:
                 yield GroupLag(entry.group.group_id, topic, records, len(offsets))
 
     def measurements(self) -> Iterator[Measurement]:
-        if self._service is None:
+        broker = self._broker
+        if broker is None:
             return iter(())
-        return chain.from_iterable(part(self._service) for part in metrics_broker.PARTS)
+        return chain.from_iterable(part(broker) for part in metrics_broker.PARTS)
 
     def distributions(self) -> Iterator[Distribution]:
-        return iter(()) if self._service is None else metrics_broker.distributions(self._service)
+        return iter(()) if self._broker is None else metrics_broker.distributions(self._broker)
 
 
 def _held_back(service: BrokerServices) -> Iterator[Problem]:

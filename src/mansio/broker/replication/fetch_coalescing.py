@@ -1,15 +1,16 @@
-"""How much a leader's followers take at a time: whether one that finds something is better answered a moment later.
+"""Fetch coalescing: delays a follower's fetch response by up to 1 ms to put more batches into it.
 
-A round of a follower (fetch, append, sync, fetch again) costs all brokers the same for one batch as for ten. When a
-follower's word confirms batches, the producers that waited for them most often send as many again at once. Answered
-before those are here, the follower syncs half of what is under way, and the rest has to wait for all of that round:
-there are twice as many rounds, each half empty. So its answer waits until as many requests wait to be confirmed as
-before, `WAIT_MS` at most.
+A follower's round (fetch, append, flush, fetch again) costs all brokers the same for one batch as for ten. When a
+follower's fetch confirms batches, the producers that waited for them usually send as many again at once. If the
+follower is answered before those arrive, it flushes half of what is in flight, and the other half waits for that whole
+round: twice as many rounds, each half full. So the response waits until as many produce requests are pending as before
+the confirmation, at most `WAIT_MS`.
 
-Whether producers are like that is found out: a wait that was in vain has the next answers leave without one, more of
-them with each time. A producer that sends when it likes meets a wait seldom, one that sends one by one never.
+Whether producers behave like this is measured: after a wait that brought nothing, the next responses are sent without
+one, more of them each time. A producer that sends at arbitrary times is rarely delayed, one that sends single batches
+never.
 
-Always true: nothing but the moment of an answer depends on what is here, and that by `WAIT_MS` at most.
+Invariant: only the time of a response depends on this class, by at most `WAIT_MS`.
 """
 
 from __future__ import annotations
@@ -22,47 +23,46 @@ if TYPE_CHECKING:
 WAIT_MS: Final = 1.0
 
 ENOUGH_BYTES: Final = 1 << 20
-"""So much is a round worth having, whatever else is to come; and who asks for old records always finds as much."""
+"""A response of this size is never delayed; fetches of old records always find as much."""
 
 FRUITLESS_WAITS_MAX: Final = 5
-"""After so many waits in vain, 2 ** so many answers leave without one, less one."""
+"""After n fruitless waits (at most this many), 2 ** n - 1 responses are sent without a wait."""
 
 
 class FetchCoalescer:
-    """What a leader knows of the producers that wait for its followers. `pending`: their requests that are not answered
-    yet."""
+    """State of one leader. `pending` contains the produce requests that wait for a commit."""
 
-    __slots__ = ("_pending", "_vain", "_wanted", "_without")
+    __slots__ = ("_fruitless_waits", "_pending", "_skips", "_target")
 
     def __init__(self, pending: Sized) -> None:
         self._pending = pending
-        self._wanted = 0
-        self._vain = 0
-        self._without = 0
+        self._target = 0
+        self._fruitless_waits = 0
+        self._skips = 0
 
-    def heard(self, pending_before: int) -> None:
-        """A follower told what it has; before that, so many requests were pending."""
+    def follower_reported(self, pending_before: int) -> None:
+        """A follower's fetch confirmed its position; `pending_before` requests were pending before that."""
         if pending_before > len(self._pending) or not pending_before:
-            self._wanted = pending_before
+            self._target = pending_before
 
     @property
     def full(self) -> bool:
-        """Are as many pending as there were before the last were confirmed?"""
-        return len(self._pending) >= self._wanted
+        """As many requests are pending as before the last confirmation."""
+        return len(self._pending) >= self._target
 
     def should_wait(self, found_bytes: int) -> bool:
-        """A follower could be answered with so much. Asked once for each answer."""
+        """Whether a response with `found_bytes` is to be delayed. To be called once per response."""
         if self.full or found_bytes >= ENOUGH_BYTES:
             return False
-        if self._without:
-            self._without -= 1
+        if self._skips:
+            self._skips -= 1
             return False
         return True
 
     def waited(self) -> None:
-        """A wait is over. It was in vain unless the round is full now."""
+        """A wait has ended; it was fruitless unless the round is full now."""
         if self.full:
-            self._vain = max(self._vain - 1, 0)
+            self._fruitless_waits = max(self._fruitless_waits - 1, 0)
         else:
-            self._vain = min(self._vain + 1, FRUITLESS_WAITS_MAX)
-            self._without = (1 << self._vain) - 1
+            self._fruitless_waits = min(self._fruitless_waits + 1, FRUITLESS_WAITS_MAX)
+            self._skips = (1 << self._fruitless_waits) - 1

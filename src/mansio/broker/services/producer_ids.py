@@ -1,12 +1,12 @@
-"""Blocks of producer ids from the metadata store.
+"""Producer-id allocation in blocks from the metadata store.
 
-Always true: a block is taken by compare-and-set before any of its ids is used, so no id is handed out twice, whatever
-crashes; ids of a block that was taken and not used up are skipped.
+Invariant: a block is taken by compare-and-set before any of its ids is used, so no id is assigned twice in the life of
+the cluster, whatever crashes. Unused ids of a block are skipped.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mansio.errors import ConcurrentChange
 from mansio.metadata.metadata_store import Compare, Put, decode, encode, transact_resolving_ambiguity
@@ -15,21 +15,34 @@ if TYPE_CHECKING:
     from mansio.metadata.metadata_store import Keys, MetadataStore
     from mansio.ports import Random
 
-ATTEMPTS_MAX = 20
+ATTEMPTS_MAX: Final = 20
+IDS_PER_BLOCK: Final = 1000
 
 
-class ProducerIds:
-    """Takes blocks of ids."""
+class ProducerIdAllocator:
+    """Assigns producer ids of this broker's blocks."""
 
-    __slots__ = ("_key", "_random", "_store")
+    __slots__ = ("_end", "_key", "_next", "_random", "_store")
 
     def __init__(self, store: MetadataStore, keys: Keys, random: Random) -> None:
         self._store = store
         self._key = keys.producer_ids
         self._random = random
+        self._next = 0
+        self._end = 0
 
-    async def take(self, count: int) -> int:
-        """The first of `count` consecutive ids that are now this broker's."""
+    async def new_producer_id(self) -> int:
+        """A producer id that was never assigned before. Raises `ConcurrentChange`, `StorageError`, `Unavailable`."""
+        if self._next == self._end:
+            first = await self.take_block(IDS_PER_BLOCK)
+            if self._next == self._end:  # no other caller took a block meanwhile
+                self._next, self._end = first, first + IDS_PER_BLOCK
+        producer_id = self._next
+        self._next += 1
+        return producer_id
+
+    async def take_block(self, count: int) -> int:
+        """Take `count` consecutive ids for this broker; returns the first."""
         for _ in range(ATTEMPTS_MAX):
             entry = await self._store.get(self._key)
             first = decode(entry.key, entry.value)["next"] if entry else 0

@@ -26,7 +26,6 @@ from mansio.state.quota import CONSUMER_BYTE_RATE, PRODUCER_BYTE_RATE, Entity, N
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mansio.api.kafka.server.connection import Connection
     from mansio.metadata.image import MetadataImage
     from mansio.metadata.metadata_store import MetadataStore
     from mansio.ports import Clock, Random, Scheduler
@@ -79,23 +78,21 @@ class ActiveQuotas:
         self.producers = RateLimiter(burst_ms=burst_ms)
         self.consumers = RateLimiter(burst_ms=burst_ms)
 
-    def produced(self, connection: Connection, client_id: str | None, size_bytes: int) -> int:
-        """A produce request came in: how long its client has to pause, in ms. The connection already does."""
-        pause_ms = self.producers.take(ANONYMOUS, client_id or "", size_bytes, self._clock.monotonic())
-        if pause_ms:
+    def record_produce(self, client_id: str | None, size_bytes: int) -> int:
+        """Record a produce request; returns the throttle time in ms, for which the connection must not be read."""
+        throttle_ms = self.producers.take(ANONYMOUS, client_id or "", size_bytes, self._clock.monotonic())
+        if throttle_ms:
             self._counters.produce_throttled += 1
-            self._counters.produce_throttled_ms += pause_ms
-            connection.pause_reading_ms(pause_ms)
-        return pause_ms
+            self._counters.produce_throttled_ms += throttle_ms
+        return throttle_ms
 
-    def fetched(self, connection: Connection, client_id: str | None, size_bytes: int) -> int:
-        """The same for a fetch about to be answered with so many bytes of records."""
-        pause_ms = self.consumers.take(ANONYMOUS, client_id or "", size_bytes, self._clock.monotonic())
-        if pause_ms:
+    def record_fetch(self, client_id: str | None, size_bytes: int) -> int:
+        """Record the bytes of records of a fetch response; returns the throttle time in ms, as above."""
+        throttle_ms = self.consumers.take(ANONYMOUS, client_id or "", size_bytes, self._clock.monotonic())
+        if throttle_ms:
             self._counters.fetch_throttled += 1
-            self._counters.fetch_throttled_ms += pause_ms
-            connection.pause_reading_ms(pause_ms)
-        return pause_ms
+            self._counters.fetch_throttled_ms += throttle_ms
+        return throttle_ms
 
     def is_throttled(self, client_id: str | None) -> bool:
         """Whether a fetch gets nothing now: what was fetched before is not paid for yet."""

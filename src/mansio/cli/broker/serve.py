@@ -107,6 +107,7 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
     """
     import asyncio
 
+    from mansio.api.http.broker_stats import RunningBroker
     from mansio.api.http.service_stats import ServiceStats
     from mansio.cli.broker.systemd_notify import SystemdNotifier
     from mansio.node.broker import Broker
@@ -125,8 +126,9 @@ async def _serve(settings: Settings, lines: LineHandler) -> int:
         member = await _etcd_member(settings, stop)
         if not stop.is_set() and await _started(broker, stop):
             _tune_garbage_collector()
-            broker.service.etcd_member = member
-            view.attach(broker.service)
+            view.attach(
+                RunningBroker(broker.service, broker.server, lambda: broker.is_ready, etcd_member=member)
+            )
             _print_ready(settings, broker, http_address if http else None)
             manager.ready(f"kafka={broker.listener_address}")
             await stop.wait()

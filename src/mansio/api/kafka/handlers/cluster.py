@@ -226,7 +226,7 @@ def _request_target(service: BrokerServices, brokers: list[BrokerState]) -> int:
     own, state = service.settings.node_id, service.topics.state
     if not state.registrations:
         return own
-    if service.cluster is not None and service.cluster.holds() and state.may_lead(own):
+    if service.cluster is not None and service.cluster.is_session_valid() and state.may_lead(own):
         return own
     there = [broker.node_id for broker in brokers if broker.node_id != own and state.may_lead(broker.node_id)]
     controller = _controller(service, brokers)

@@ -77,8 +77,6 @@ def _entries(service: BrokerServices, kind: int, name: str) -> list[ConfigEntry]
 
 
 def _groups(service: BrokerServices) -> GroupConfigManager:
-    if service.group_configs is None:
-        raise InvalidRequest("this broker keeps no settings of groups")
     return service.group_configs
 
 

@@ -1,177 +1,133 @@
-"""Produce (API 0): batches from the receive buffer to the log, and an answer as strong as `acks` asks.
+"""Produce (API 0).
 
-Version notes: 3 first with record batches v2; 7 first that may carry zstd (KIP-110); 8 names the record that was
-refused (KIP-467); 9 flexible; 10 adds the current leader (KIP-951, not filled with one broker); 13 names topics by id.
+Behavior
+* Append record batches and respond as `acks` demands. acks=0: no response; the connection is closed if a batch is
+  rejected, as in Kafka. acks=1: when the bytes are in the page cache. acks=all (-1): when they are flushed and the high
+  watermark has passed them.
+* Each partition's batch succeeds or fails on its own.
 
-acks=0: no answer, and the connection ends if a batch is refused, as in Kafka. acks=1: when the bytes are with the
-operating system. acks=all (-1): when they are fdatasync-ed and the high watermark has passed them. A partition's batch
-stands or falls alone; the others of the request go on.
+Version notes
+* 3: first with record batches v2. 7: first that may carry zstd (KIP-110). 8: names the rejected records (KIP-467).
+  9: flexible. 10: current leader (KIP-951, not filled). 13: topics by id.
 
-Always true: the frame's memory is not used after `produce` returns; every request with acks is answered once.
+Invariants: the frame's memory is not used after `produce` returns; every request with acks is answered once.
 """
 
 from __future__ import annotations
 
 from functools import partial
 from struct import Struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from mansio.broker.services.statistics import SAMPLE_MASK
-from mansio.errors import (
-    CorruptMessage,
-    InvalidRequiredAcks,
-    MansioError,
-    RequestTimedOut,
-    TransactionsNotOffered,
-    UnsupportedCompression,
-)
+from mansio.broker.services.produce import ACKS_ALL, ACKS_NONE, BatchResult, PendingAppend
+from mansio.errors import InvalidRequiredAcks, MansioError, TransactionsNotOffered
 from mansio.wire.api_versions import ApiKey
 from mansio.wire.apis import produce as wire
-from mansio.wire.batch.compression import Codec
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mansio.api.kafka.server.connection import Connection
     from mansio.api.kafka.server.socket_writer import ResponsePart
-    from mansio.broker.partition.partition import Partition
     from mansio.broker.services.broker_services import BrokerServices
-    from mansio.broker.services.statistics import Stopwatch
+    from mansio.broker.services.produce import PendingProduce, TopicResults
     from mansio.wire.apis.produce import ProduceTemplate
     from mansio.wire.headers import RequestHeader
 
 API_KEY = int(ApiKey.PRODUCE)
-ACKS_ALL = -1
 ZSTD_VERSION_MIN = 7
-CODEC_POSITION = 22  # the byte of a batch's attributes that holds the codec, and its bits
-CODEC_MASK = 7
 CORRELATION_ID = Struct(">i")
 
-REQUEST_TIMED_OUT = "the batch was appended, but did not become durable in time"
-
 LEARN_EVERY = 8
-"""A producer whose requests differ every time is not looked at closely every time."""
+"""For a producer whose requests all differ, a template is derived from only one request in so many."""
 
-TopicResults = list[tuple[str | None, bytes | None, list[wire.PartitionResult]]]
-NOTHING: tuple[bytes, ...] = ()
-
-
-class Wait(NamedTuple):
-    """One batch that is in the log and not yet durable; where its result stands in the answer."""
-
-    partition: Partition
-    end_offset: int
-    topic_position: int
-    position: int
+NO_RESPONSE: tuple[bytes, ...] = ()
 
 
 def produce(
     service: BrokerServices, connection: Connection, header: RequestHeader, frame: memoryview
 ) -> Sequence[ResponsePart] | None:
-    """Append what the request carries; the answer, or None when it comes later through a slot."""
+    """Append the batches of a request; returns the response, or None if it comes later."""
     version = header.api_version
     request = wire.decode_request(version, frame, header.body)
     acks = request.acks
-    refusal = _refusal(request)
-    if refusal is None:
-        if connection.pattern_misses % LEARN_EVERY == 0:
-            connection.pattern = wire.learn_template(header, frame, request)
-        connection.pattern_misses += 1
-    unanswered: MansioError | None = None
-    waits: list[Wait] = []
-    results: TopicResults = []
-    for name, topic_id, entries in request.topics:
-        answers: list[wire.PartitionResult] = []
-        for index, records in entries:
-            try:
-                if refusal is not None:
-                    raise refusal
-                partition = service.records.writable(name, topic_id, index)
-                end_offset, answer = _append(partition, index, records, version, acks)
-            except MansioError as error:
-                _count_refusal(service, error)
-                unanswered = error
-                answers.append(_refused(index, error))
-                continue
-            service.records.counters.appended(len(records))  # type: ignore[arg-type]  # _append refuses None
-            if acks == ACKS_ALL and end_offset > partition.replica.high_watermark:
-                waits.append(Wait(partition, end_offset, len(results), len(answers)))
-            answers.append(answer)
-        results.append((name, topic_id, answers))
+    rejection = _request_error(request)
+    pending: PendingProduce | None = None
+    if rejection is None:
+        if connection.template_misses % LEARN_EVERY == 0:
+            connection.template = wire.learn_template(header, frame, request)
+        connection.template_misses += 1
+        pending = service.produce.begin(request.topics, acks=acks, allow_zstd=version >= ZSTD_VERSION_MIN)
+        results = pending.results
+    else:
+        results = [
+            (name, topic_id, [BatchResult(index, rejection) for index, _ in entries])
+            for name, topic_id, entries in request.topics
+        ]
+        service.produce.counters.rejected_batches += sum(len(entries) for _, _, entries in results)
     quotas = service.quotas.active
-    throttle_ms = 0 if quotas is None else quotas.produced(connection, header.client_id, len(frame))
-    if acks == 0:
-        if unanswered is not None:
-            raise unanswered  # nobody reads an answer: the end of the connection makes the client look again
-        return NOTHING
-    frame_out = wire.encode_response(version, header.correlation_id, results, throttle_ms)
-    if not waits:
-        return (frame_out,)
-    pending = PendingProduce(
-        service, connection, version, header.correlation_id, results, frame_out, throttle_ms
-    )
+    throttle_ms = 0
+    if quotas is not None and (throttle_ms := quotas.record_produce(header.client_id, len(frame))):
+        connection.pause_reading_ms(throttle_ms)
+    if acks == ACKS_NONE:
+        _raise_error(service, results)
+        return NO_RESPONSE
+    if pending is None or pending.is_complete:
+        return (_encode(service, version, header.correlation_id, throttle_ms, results),)
     connection.queue(pending)
-    pending.wait(waits, request.timeout_ms)
+    pending.wait(
+        request.timeout_ms,
+        partial(_respond, service, connection, version, header.correlation_id, throttle_ms),
+    )
     return None
 
 
-def produce_by_pattern(
+def produce_by_template(
     service: BrokerServices,
     connection: Connection,
-    pattern: ProduceTemplate,
+    template: ProduceTemplate,
     frame: memoryview,
     index: int,
     records: memoryview,
 ) -> Sequence[ResponsePart] | None:
-    """The same for a request of the connection's pattern: one batch, and most of its answer known beforehand."""
+    """The same for a request that matches the connection's template: one batch, most of the response prepared."""
     (correlation_id,) = CORRELATION_ID.unpack_from(frame, 4)
-    acks = pattern.acks
+    acks = template.acks
     try:
-        partition = service.records.writable(pattern.topic, pattern.topic_id, index)
-        if pattern.version < ZSTD_VERSION_MIN:
-            _check_codec(records)
-        appended = partition.append(records, urgent=acks == ACKS_ALL)
+        partition, appended = service.produce.append(
+            template.topic,
+            template.topic_id,
+            index,
+            records,
+            acks=acks,
+            allow_zstd=template.version >= ZSTD_VERSION_MIN,
+        )
     except MansioError as error:
-        _count_refusal(service, error)
-        if acks == 0:
+        service.statistics.refused(API_KEY, error.kafka_code)
+        if acks == ACKS_NONE:
             raise
-        return (_rejection_by_pattern(pattern, correlation_id, index, error),)
-    service.records.counters.appended(len(records))
-    if acks == 0:
-        return NOTHING
+        return (_template_error(template, correlation_id, index, error),)
+    if acks == ACKS_NONE:
+        return NO_RESPONSE
     base_offset, end_offset, append_time_ms, _ = appended
-    answer = wire.encode_template_response(
-        pattern, correlation_id, index, base_offset, append_time_ms, partition.log.start_offset
+    response = wire.encode_template_response(
+        template, correlation_id, index, base_offset, append_time_ms, partition.log.start_offset
     )
     if acks != ACKS_ALL or end_offset <= partition.replica.high_watermark:
-        return (answer,)
-    pending = PendingBatch(service, connection, pattern, correlation_id, index, answer)
+        return (response,)
+    pending = PendingAppend(
+        service.produce,
+        template.timeout_ms,
+        _respond_by_template,
+        (service, connection, template, correlation_id, index, response),
+    )
     connection.queue(pending)
-    partition.wait_committed(end_offset, pending.settled)
+    partition.wait_committed(end_offset, pending.complete)
     return None
 
 
-def _count_refusal(service: BrokerServices, error: MansioError) -> None:
-    service.records.counters.rejected_batches += 1
-    service.statistics.refused(API_KEY, error.kafka_code)
-
-
-def _stopwatch(service: BrokerServices) -> Stopwatch | None:
-    """Times the acknowledgement of one batch in some."""
-    if service.records.counters.appended_batches & SAMPLE_MASK:
-        return None
-    return service.statistics.time(service.statistics.acknowledge)
-
-
-def _rejection_by_pattern(
-    pattern: ProduceTemplate, correlation_id: int, index: int, error: MansioError
-) -> bytes:
-    results = [(pattern.topic, pattern.topic_id, [_refused(index, error)])]
-    return wire.encode_response(pattern.version, correlation_id, results)
-
-
-def _refusal(request: wire.ProduceRequest) -> MansioError | None:
-    """Why the whole request is refused, if it is."""
+def _request_error(request: wire.ProduceRequest) -> MansioError | None:
+    """Why the whole request is rejected, if it is."""
     if not -1 <= request.acks <= 1:
         return InvalidRequiredAcks(f"acks={request.acks}: must be 0, 1 or -1 (all)")
     if request.transactional_id is not None:
@@ -179,177 +135,65 @@ def _refusal(request: wire.ProduceRequest) -> MansioError | None:
     return None
 
 
-def _append(
-    partition: Partition, index: int, records: memoryview | None, version: int, acks: int
-) -> tuple[int, wire.PartitionResult]:
-    """Append one partition's batch: (the end offset to wait for, the result). Raises why it was refused."""
-    if not records:
-        raise CorruptMessage(f"{partition.name}: the request carries no record batch")
-    if version < ZSTD_VERSION_MIN:
-        _check_codec(records)
-    base_offset, end_offset, append_time_ms, _ = partition.append(records, urgent=acks == ACKS_ALL)
-    return end_offset, wire.PartitionResult(
-        index, 0, base_offset, append_time_ms, partition.log.start_offset, None, ()
-    )
+def _raise_error(service: BrokerServices, results: Sequence[TopicResults]) -> None:
+    """acks=0 has no response: closing the connection makes the client refresh its metadata."""
+    last: MansioError | None = None
+    for _, _, entries in results:
+        for result in entries:
+            if result.error is not None:
+                service.statistics.refused(API_KEY, result.error.kafka_code)
+                last = result.error
+    if last is not None:
+        raise last
 
 
-def _check_codec(records: memoryview) -> None:
-    """KIP-110: an old request must not carry what its client's peers could not read."""
-    if len(records) > CODEC_POSITION and records[CODEC_POSITION] & CODEC_MASK == Codec.ZSTD:
-        raise UnsupportedCompression("zstd needs Produce version 7 or later")
+def _respond(
+    service: BrokerServices,
+    connection: Connection,
+    version: int,
+    correlation_id: int,
+    throttle_ms: int,
+    pending: PendingProduce,
+) -> None:
+    pending.response = (_encode(service, version, correlation_id, throttle_ms, pending.results),)
+    connection.answered(pending)
 
 
-def _refused(index: int, error: MansioError) -> wire.PartitionResult:
+def _respond_by_template(pending: PendingAppend, error: MansioError | None) -> None:
+    service, connection, template, correlation_id, index, response = pending.context
+    if error is not None:
+        service.statistics.refused(API_KEY, error.kafka_code)
+        response = _template_error(template, correlation_id, index, error)
+    pending.response = (response,)
+    connection.answered(pending)
+
+
+def _encode(
+    service: BrokerServices,
+    version: int,
+    correlation_id: int,
+    throttle_ms: int,
+    results: Sequence[TopicResults],
+) -> bytes:
+    topics = []
+    for name, topic_id, entries in results:
+        encoded = []
+        for index, error, base_offset, append_time_ms, log_start_offset in entries:
+            if error is None:
+                encoded.append(
+                    wire.PartitionResult(index, 0, base_offset, append_time_ms, log_start_offset, None, ())
+                )
+            else:
+                service.statistics.refused(API_KEY, error.kafka_code)
+                encoded.append(_error_result(index, error))
+        topics.append((name, topic_id, encoded))
+    return wire.encode_response(version, correlation_id, topics, throttle_ms)
+
+
+def _template_error(template: ProduceTemplate, correlation_id: int, index: int, error: MansioError) -> bytes:
+    results = [(template.topic, template.topic_id, [_error_result(index, error)])]
+    return wire.encode_response(template.version, correlation_id, results)
+
+
+def _error_result(index: int, error: MansioError) -> wire.PartitionResult:
     return wire.PartitionResult(index, error.kafka_code, -1, -1, -1, error.message, error.record_errors)
-
-
-class PendingProduce:
-    """A request with acks=all whose batches are in the log and not yet durable; also its answer's place.
-
-    The answer for the usual end is there from the start; only a failure has it encoded anew.
-    """
-
-    __slots__ = (
-        "_answer",
-        "_connection",
-        "_correlation_id",
-        "_failures",
-        "_results",
-        "_service",
-        "_stopwatch",
-        "_throttle_ms",
-        "_version",
-        "_waits",
-        "deadline",
-        "pieces",
-    )
-
-    def __init__(
-        self,
-        service: BrokerServices,
-        connection: Connection,
-        version: int,
-        correlation_id: int,
-        results: TopicResults,
-        answer: bytes,
-        throttle_ms: int,
-    ) -> None:
-        self._service = service
-        self._connection = connection
-        self._version = version
-        self._correlation_id = correlation_id
-        self._results = results
-        self._answer = answer
-        self._throttle_ms = throttle_ms
-        self._waits: dict[Wait, None] = {}
-        self._failures: list[tuple[Wait, MansioError]] = []
-        self.deadline = 0.0
-        self.pieces: Sequence[ResponsePart] | None = None
-
-    def wait(self, waits: list[Wait], timeout_ms: int) -> None:
-        """Answer when all of `waits` are committed, or have failed, or the time is over."""
-        service = self._service
-        self.deadline = service.records.deadline(timeout_ms)
-        self._waits = dict.fromkeys(waits)
-        self._stopwatch = _stopwatch(service)
-        service.records.pending_produces[self] = None
-        for wait in waits:
-            if wait.partition.wait_committed(wait.end_offset, partial(self._settled, wait)):
-                self._settled(wait, None)
-
-    def _settled(self, wait: Wait, error: MansioError | None) -> None:
-        """How a wait ended is kept: when the last one ends, others may have other records at its offsets by then."""
-        if self.pieces is not None:
-            return  # timed out before
-        if error is not None:
-            self._failures.append((wait, error))
-        del self._waits[wait]
-        if not self._waits:
-            self._finish()
-
-    def _finish(self) -> None:
-        self._service.records.pending_produces.pop(self, None)
-        if self._stopwatch is not None:
-            self._stopwatch.stop()
-        if self._failures:
-            self._answer = self._answer_with_failures()
-        self.pieces = (self._answer,)
-        self._connection.answered(self)
-
-    def _answer_with_failures(self) -> bytes:
-        for (_, _, topic_position, position), error in self._failures:
-            answers = self._results[topic_position][2]
-            self._service.statistics.refused(API_KEY, error.kafka_code)
-            answers[position] = _refused(answers[position].index, error)
-        return wire.encode_response(self._version, self._correlation_id, self._results, self._throttle_ms)
-
-    def time_out(self) -> None:
-        """The client's timeout is over: say so for the partitions that are still waiting."""
-        self._failures += [
-            (wait, wait.partition.failure or RequestTimedOut(REQUEST_TIMED_OUT)) for wait in self._waits
-        ]
-        self._finish()
-
-
-class PendingBatch:
-    """The same for a request of one batch, the usual one: nothing to count, and its parts are enough for a refusal."""
-
-    __slots__ = (
-        "_answer",
-        "_connection",
-        "_correlation_id",
-        "_index",
-        "_pattern",
-        "_pending",
-        "_statistics",
-        "_stopwatch",
-        "deadline",
-        "pieces",
-    )
-
-    def __init__(
-        self,
-        service: BrokerServices,
-        connection: Connection,
-        pattern: ProduceTemplate,
-        correlation_id: int,
-        index: int,
-        answer: bytes,
-    ) -> None:
-        self._connection = connection
-        self._pattern = pattern
-        self._correlation_id = correlation_id
-        self._index = index
-        self._answer = answer
-        self._statistics = service.statistics
-        self._stopwatch = (
-            None if service.records.counters.appended_batches & SAMPLE_MASK else _stopwatch(service)
-        )
-        self._pending = service.records.pending_produces
-        self._pending[self] = None
-        self.deadline = service.records.deadline(pattern.timeout_ms)
-        self.pieces: Sequence[ResponsePart] | None = None
-
-    def settled(self, error: MansioError | None) -> None:
-        """The batch is durable, or never will be."""
-        if self.pieces is not None:
-            return  # timed out before
-        del self._pending[self]
-        if self._stopwatch is not None:
-            self._stopwatch.stop()
-        if error is None:
-            self.pieces = (self._answer,)
-        else:
-            self._statistics.refused(API_KEY, error.kafka_code)
-            self.pieces = (_rejection_by_pattern(self._pattern, self._correlation_id, self._index, error),)
-        self._connection.answered(self)
-
-    def time_out(self) -> None:
-        """The client's timeout is over."""
-        self.settled(RequestTimedOut(REQUEST_TIMED_OUT))
-
-
-def time_out(service: BrokerServices, now: float) -> None:
-    """Answer every produce request whose deadline is over. `now` is monotonic seconds."""
-    for pending in [p for p in service.records.pending_produces if p.deadline <= now]:
-        pending.time_out()

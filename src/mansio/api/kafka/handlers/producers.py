@@ -59,7 +59,7 @@ async def describe_producers(
 
 def _producers(service: BrokerServices, topic: str, index: int, room: int) -> dict[str, Any]:
     try:
-        hook = service.partition(topic, index).find_hook(ProducerHook)
+        hook = service.partitions.find(topic, None, index).find_hook(ProducerHook)
         known = list(hook.table.items()) if hook is not None else []
         if len(known) > room:
             raise InvalidRequest("too many producers for one answer: ask for fewer partitions at a time")

@@ -1,15 +1,19 @@
 """ListOffsets (2), DeleteRecords (21), InitProducerId (22) and OffsetForLeaderEpoch (23).
 
-Version notes: ListOffsets 2 isolation level, 4 leader epochs, 7 the offset of the highest timestamp (KIP-734), 8 the
-earliest local offset (KIP-405: here all is local), 9 the last tiered one (there is none: -1). A partition that is named
-more than once gets INVALID_REQUEST each time, as in Kafka; a look-up by time may open a large batch, so others have
-their turn in between.
-DeleteRecords (KIP-107) answers when the new start of the log is durable on every in-sync replica (Kafka's brokers do
-not wait for disks): deleted records do not come back. Internal topics get INVALID_TOPIC_EXCEPTION, compacted ones that
-do not delete POLICY_VIOLATION.
-InitProducerId 3 carries the producer's last id and epoch (KIP-360); an idempotent producer always gets a new id.
-OffsetForLeaderEpoch answers where an epoch ended (KIP-101, KIP-279), so that a client can tell whether its position
-was truncated.
+Behavior
+* ListOffsets: a partition named more than once gets INVALID_REQUEST each time, as in Kafka. A search by timestamp may
+  decompress a large batch, so the event loop is yielded every `SLICE_S`.
+* DeleteRecords (KIP-107) responds when the new log start is flushed on every in-sync replica (Kafka's brokers do not
+  wait for disks), so that deleted records do not return. Internal topics get INVALID_TOPIC_EXCEPTION, compacted ones
+  without deletion POLICY_VIOLATION.
+* InitProducerId: an idempotent producer always gets a new id.
+* OffsetForLeaderEpoch returns the end offset of an epoch (KIP-101, KIP-279), so that a client can detect that its
+  position was truncated.
+
+Version notes
+* ListOffsets 2: isolation level. 4: leader epochs. 7: offset of the highest timestamp (KIP-734). 8: earliest local
+  offset (KIP-405; all data is local). 9: last tiered offset (none: -1).
+* InitProducerId 3: the producer's last id and epoch (KIP-360).
 """
 
 from __future__ import annotations
@@ -28,11 +32,11 @@ if TYPE_CHECKING:
 NO_LOW_WATERMARK = -1
 
 SLICE_S = 0.01
-"""So long offsets are looked up before others have their turn."""
+"""Time after which a request yields the event loop."""
 
 
 async def list_offsets(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Offsets by time, and the ends of the log."""
+    """Offsets by timestamp, and the start and end of the log."""
     named = Counter(
         (topic.name, wanted.partition_index) for topic in request.topics for wanted in topic.partitions
     )
@@ -53,29 +57,34 @@ async def list_offsets(service: BrokerServices, request: Struct, context: Reques
 
 
 async def _yield_to_loop(service: BrokerServices) -> None:
-    turn: Promise[None] = service.scheduler.promise()
-    service.scheduler.call_soon(_over, turn)
-    await turn
+    promise: Promise[None] = service.scheduler.promise()
+    service.scheduler.call_soon(_resume, promise)
+    await promise
 
 
-def _over(turn: Promise[None]) -> None:
-    if not turn.done():
-        turn.set_result(None)
+def _resume(promise: Promise[None]) -> None:
+    if not promise.done():
+        promise.set_result(None)
 
 
 def _list_offset(service: BrokerServices, topic: str, wanted: Struct, isolation_level: int) -> dict[str, Any]:
     try:
-        partition = service.records.readable(topic, None, wanted.partition_index)
-        partition.check_leader_epoch(wanted.current_leader_epoch)
-        offset, timestamp, epoch = service.records.look_up(partition, wanted.timestamp, isolation_level)
+        found = service.records.list_offset(
+            topic,
+            None,
+            wanted.partition_index,
+            wanted.timestamp,
+            isolation_level=isolation_level,
+            leader_epoch=wanted.current_leader_epoch,
+        )
     except MansioError as error:
         return _no_offset(wanted.partition_index, error.kafka_code)
     return {
         "partition_index": wanted.partition_index,
         "error_code": 0,
-        "timestamp": timestamp,
-        "offset": offset,
-        "leader_epoch": epoch,
+        "timestamp": found.timestamp_ms,
+        "offset": found.offset,
+        "leader_epoch": found.leader_epoch,
     }
 
 
@@ -90,8 +99,8 @@ def _no_offset(index: int, code: int) -> dict[str, Any]:
 
 
 async def delete_records(service: BrokerServices, request: Struct, context: RequestContext) -> dict[str, Any]:
-    """Delete the records below an offset, in many partitions at once."""
-    begun: list[tuple[str, list[tuple[int, Promise[int] | MansioError]]]] = []
+    """Delete the records below an offset in several partitions."""
+    pending: list[tuple[str, list[tuple[int, Promise[int] | MansioError]]]] = []
     waits: list[Promise[int]] = []
     for topic in request.topics:
         entries: list[tuple[int, Promise[int] | MansioError]] = []
@@ -103,13 +112,13 @@ async def delete_records(service: BrokerServices, request: Struct, context: Requ
             else:
                 entries.append((wanted.partition_index, promise))
                 waits.append(promise)
-        begun.append((topic.name, entries))
+        pending.append((topic.name, entries))
     timeout_ms = min(max(0, request.timeout_ms), service.settings.produce_wait_ms_max)
     timer = service.scheduler.call_later(timeout_ms, _time_out, waits)
     try:
         topics = [
-            {"name": name, "partitions": [await _deleted(index, begun) for index, begun in entries]}
-            for name, entries in begun
+            {"name": name, "partitions": [await _deleted(index, one) for index, one in entries]}
+            for name, entries in pending
         ]
     finally:
         timer.cancel()
@@ -120,17 +129,15 @@ def _time_out(waits: list[Promise[int]]) -> None:
     for wait in waits:
         if not wait.done():
             wait.set_exception(
-                RequestTimedOut(
-                    "the records are deleted, but that did not become durable on all replicas in time"
-                )
+                RequestTimedOut("the records are deleted, but not all replicas flushed the deletion in time")
             )
 
 
-async def _deleted(index: int, begun: Promise[int] | MansioError) -> dict[str, Any]:
+async def _deleted(index: int, pending: Promise[int] | MansioError) -> dict[str, Any]:
     try:
-        if isinstance(begun, MansioError):
-            raise begun
-        low_watermark = await begun
+        if isinstance(pending, MansioError):
+            raise pending
+        low_watermark = await pending
     except MansioError as error:
         return {
             "partition_index": index,
@@ -143,12 +150,12 @@ async def _deleted(index: int, begun: Promise[int] | MansioError) -> dict[str, A
 async def init_producer_id(
     service: BrokerServices, request: Struct, context: RequestContext
 ) -> dict[str, Any]:
-    """A producer id for an idempotent producer."""
+    """Assign a producer id to an idempotent producer."""
     if request.transactional_id is not None:
         if not request.transactional_id:
             raise InvalidRequest("the transactional id is empty")
         raise TransactionsNotOffered
-    producer_id = await service.records.new_producer_id()
+    producer_id = await service.producer_ids.new_producer_id()
     return {"error_code": 0, "producer_id": producer_id, "producer_epoch": 0}
 
 
@@ -157,7 +164,7 @@ async def offset_for_leader_epoch(
     request: Struct,
     context: RequestContext,
 ) -> dict[str, Any]:
-    """Where an epoch ended in each partition."""
+    """The end offset of an epoch in each partition."""
     topics = [
         {
             "topic": topic.topic,
@@ -170,9 +177,13 @@ async def offset_for_leader_epoch(
 
 def _epoch_end(service: BrokerServices, topic: str, wanted: Struct) -> dict[str, Any]:
     try:
-        partition = service.records.readable(topic, None, wanted.partition)
-        partition.check_leader_epoch(wanted.current_leader_epoch)
-        epoch, end_offset = partition.log.end_offset_for_epoch(wanted.leader_epoch)
+        end = service.records.epoch_end(
+            topic,
+            None,
+            wanted.partition,
+            wanted.leader_epoch,
+            current_leader_epoch=wanted.current_leader_epoch,
+        )
     except MansioError as error:
         return {
             "error_code": error.kafka_code,
@@ -180,4 +191,9 @@ def _epoch_end(service: BrokerServices, topic: str, wanted: Struct) -> dict[str,
             "leader_epoch": -1,
             "end_offset": -1,
         }
-    return {"error_code": 0, "partition": wanted.partition, "leader_epoch": epoch, "end_offset": end_offset}
+    return {
+        "error_code": 0,
+        "partition": wanted.partition,
+        "leader_epoch": end.leader_epoch,
+        "end_offset": end.end_offset,
+    }

@@ -73,9 +73,9 @@ async def _election(
         partition = _find(service, topic, index)
         if election_type not in (PREFERRED, UNCLEAN):
             raise InvalidRequest(f"there is no election of type {election_type}")
-        controller = service.controller
-        if controller is None:
+        if service.cluster is None:
             return _single_node_election(partition, election_type)
+        controller = service.cluster.controller
         if (needless := _unneeded_election(service, partition, election_type)) is not None:
             return needless
         if service.clock.monotonic() >= deadline:

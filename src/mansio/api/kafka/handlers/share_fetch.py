@@ -354,8 +354,10 @@ class _Fetching:
                 service.statistics.refused(int(ApiKey.SHARE_FETCH), answer.error_code)
         quotas, throttle_ms = service.quotas.active, 0
         if quotas is not None:
-            throttle_ms = quotas.fetched(self._connection, self._header.client_id, sent_bytes)
-        service.records.counters.fetched(sent_bytes)
+            throttle_ms = quotas.record_fetch(self._header.client_id, sent_bytes)
+            if throttle_ms:
+                self._connection.pause_reading_ms(throttle_ms)
+        service.fetch.counters.fetched(sent_bytes)
         return wire.encode_response(
             self._header.api_version,
             self._header.correlation_id,

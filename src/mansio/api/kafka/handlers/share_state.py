@@ -78,8 +78,8 @@ async def _answer(
 ) -> bytes:
     sender, state_requests = decode_request(context.api_key, request)
     refusal = _refusal(service, sender)
-    if refusal is not None or service.share_state is None:
-        answers = [refusal or StateResult(CLUSTER_AUTHORIZATION_FAILED)] * len(state_requests)
+    if refusal is not None:
+        answers = [refusal] * len(state_requests)
     else:
         answers = await _each(service, service.share_state.client, state_requests, one)
     for answer in answers:
@@ -90,12 +90,11 @@ async def _answer(
 
 def _refusal(service: BrokerServices, sender: RequestSender | None) -> StateResult | None:
     """What is told to whoever is no broker of the cluster, in its session of now."""
-    known_epoch_of = service.broker_epoch_of
-    if known_epoch_of is None or sender is None:
+    if service.cluster is None or sender is None:
         return StateResult(
             CLUSTER_AUTHORIZATION_FAILED, "only brokers of the same cluster ask for the state of share groups"
         )
-    known_epoch = known_epoch_of(sender.node_id)
+    known_epoch = service.cluster.broker_epoch_of(sender.node_id)
     if not known_epoch or sender.broker_epoch < known_epoch:
         return StateResult(
             StaleBrokerEpoch.kafka_code,

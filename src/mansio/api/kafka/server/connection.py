@@ -1,15 +1,16 @@
-"""One client connection: frames in, responses out, in the order the requests came.
+"""Client connection: requests in, responses out, in request order.
 
-Kafka answers a connection's requests one at a time. So does this, with one exception that changes nothing a client
-can see: produce requests that follow each other are all begun at once, and only their answers wait (for fdatasync).
-Any other request that cannot be answered on the spot holds back the frames behind it; they are copied out of the
-receive buffer and wait in the backlog.
+Kafka processes the requests of one connection one at a time. So does this class, with one exception that no client can
+observe: consecutive produce requests all start at once, and only their responses wait (for the flush). Any other
+request that cannot be answered immediately holds back the frames behind it; they are copied out of the receive buffer
+into the backlog.
 
-Owns the reader of frames, the backlog, the queue of answers and the way out. Bounded: how many requests are being
-worked on, what waits in the backlog and to be sent, and what the backlog and a large frame take of the memory that all
-connections share; past a bound, reading pauses.
+Owns the frame reader, the backlog, the response queue and the socket writer. The number of requests in progress, the
+backlog, unsent responses and the share of the request memory pool are bounded; reading pauses at a bound.
 
-Always true: answers leave in request order; a frame's memory is never touched after its turn ended.
+Invariants:
+* Responses are sent in request order.
+* A frame's memory is not used after the loop iteration in which it was received.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from mansio.api.kafka.server.pending_response import PendingResponse
 from mansio.api.kafka.server.socket_writer import SocketWriter
@@ -26,8 +27,11 @@ from mansio.logs import fields
 from mansio.wire.framing import IDLE_BUFFER_BYTES_MAX, FrameReader
 
 if TYPE_CHECKING:
-    from mansio.api.kafka.server.listener import Server
+    from collections.abc import Sequence
+
+    from mansio.api.kafka.server.limits import ServerCounters, ServerLimits
     from mansio.api.kafka.server.pending_response import QueuedResponse
+    from mansio.api.kafka.server.request_memory_pool import RequestMemoryPool
     from mansio.api.kafka.server.socket_writer import ResponsePart
     from mansio.wire.apis.produce import ProduceTemplate
 
@@ -36,25 +40,56 @@ logger = logging.getLogger(__name__)
 PRODUCE_KEY = b"\x00\x00"  # the first two bytes of a produce request
 
 MUTE_MS_MAX = 30_000
-"""So long a connection is left unread at the most because its client is over a quota."""
+"""Upper bound on how long a connection is not read because its client exceeds a quota."""
 
-UNSENT_PIECES_MAX = 1024
-"""So many sends wait for the peer at the most: many tiny answers take more memory than their bytes."""
+UNSENT_PARTS_MAX = 1024
+"""Bound on unsent parts of responses: many small ones use more memory than their bytes."""
 
 CONGESTED_BYTES_MAX = 64 * 1024
-"""What one connection may hold of unsent answers when all together hold too much."""
+"""Bound on the unsent bytes of one connection while those of all connections exceed their limit."""
 
 ANSWERS_PER_SEND = 64
-"""So many answers are sent together at the most, so that one read of many requests cannot pile up answers."""
+"""Bound on the responses per send, so that one read with many requests cannot accumulate responses."""
 
 
 def is_loopback(host: str) -> bool:
-    """The peer is on this machine."""
+    """The peer is on this host."""
     return host.startswith("127.") or host in ("", "::1")
 
 
+class ConnectionOwner(Protocol):
+    """What a connection needs of the server that accepted it."""
+
+    limits: ServerLimits
+    counters: ServerCounters
+    memory: RequestMemoryPool[Connection]
+    loop: asyncio.AbstractEventLoop
+    scratch: memoryview
+    receive_scratch: memoryview
+    now: float
+
+    @property
+    def has_unsent_pressure(self) -> bool: ...
+
+    def begin(self, connection: Connection, frame: memoryview) -> Sequence[ResponsePart] | None: ...
+
+    def connected(self, connection: Connection) -> None: ...
+
+    def disconnected(self, connection: Connection) -> None: ...
+
+    def refuse(self, connection: Connection, reason: str, detail: str) -> None: ...
+
+    def flush_soon(self, connection: Connection) -> None: ...
+
+    def on_partial_frame(self, connection: Connection, frame_bytes: int, buffered: int) -> None: ...
+
+    def is_reading_paused(self, connection: Connection) -> bool: ...
+
+    def set_unsent_bytes(self, connection: Connection, held_bytes: int) -> None: ...
+
+
 class Connection(asyncio.BufferedProtocol):
-    """See the module."""
+    """One accepted connection, as asyncio's protocol of its transport."""
 
     __slots__ = (
         "_backlog",
@@ -77,12 +112,12 @@ class Connection(asyncio.BufferedProtocol):
         "closed",
         "get_buffer",
         "last_active",
-        "pattern",
-        "pattern_misses",
         "received_bytes",
+        "template",
+        "template_misses",
     )
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: ConnectionOwner) -> None:
         self._server = server
         self._frames = FrameReader(server.limits.socket_request_max_bytes, server.receive_scratch)
         self.get_buffer = self._frames.get_buffer  # type: ignore[assignment,method-assign]  # the transport's own call, no detour
@@ -104,11 +139,11 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = False
         self.last_active = 0.0
         self.received_bytes = 0
-        self.pattern: ProduceTemplate | None = None
-        """What the produce requests of this connection have in common, once there was one."""
-        self.pattern_misses = 0
+        self.template: ProduceTemplate | None = None
+        """Common parts of this connection's produce requests, derived from an earlier one."""
+        self.template_misses = 0
 
-    # The transport's side
+    # Transport callbacks
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)  # uvloop's are not subclasses
@@ -132,7 +167,7 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         if self._socket_writer is not None:
             self._socket_writer.close()
-        self._socket_writer = None  # they refer to each other: memory must not wait for the collector
+        self._socket_writer = None  # a reference cycle would keep the memory until garbage collection
         if self._muted is not None:
             self._muted.cancel()
             self._muted = None
@@ -171,12 +206,12 @@ class Connection(asyncio.BufferedProtocol):
             self.pause_reading()
 
     def _account(self) -> None:
-        """Tell the server what this connection holds of requests that have not begun."""
-        if self.closed:  # what it held is given back, or soon will be; taken again it would be lost
+        """Report to the server the memory of requests that have not started."""
+        if self.closed:  # its memory is released, or soon will be; acquired again it would leak
             return
         frames = self._frames
         if frames.capacity > IDLE_BUFFER_BYTES_MAX and not frames.buffered:
-            frames.release_memory()  # not only with the next read, which may never come
+            frames.release_memory()  # now, because there may be no further read
         self._server.on_partial_frame(self, frames.frame_bytes, frames.buffered)
 
     def eof_received(self) -> bool:
@@ -185,32 +220,32 @@ class Connection(asyncio.BufferedProtocol):
     # Requests
 
     def _keep(self, frame: memoryview) -> None:
-        """A copy of the frame waits until the request before it has been answered."""
+        """Copy the frame to the backlog until the request before it has been answered."""
         self._backlog.append(bytes(frame))
         self.backlog_bytes += len(frame)
         if not self._may_read():
             self.pause_reading()
 
     def _begin(self, frame: memoryview) -> None:
-        pieces = self._server.begin(self, frame)
-        if pieces is None:
+        parts = self._server.begin(self, frame)
+        if parts is None:
             return
         if self._pending_responses:
-            self._pending_responses.append(PendingResponse(self, pieces))
+            self._pending_responses.append(PendingResponse(self, parts))
             return
-        self._out.extend(pieces)
+        self._out.extend(parts)
         if len(self._out) >= ANSWERS_PER_SEND:
             self.flush()
 
     def defer(self) -> PendingResponse:
-        """The request at hand is answered later, and those behind it wait until then."""
+        """The current request is answered later, and those behind it wait until then."""
         pending_response = PendingResponse(self)
         self._pending_responses.append(pending_response)
         self._blocked_by = pending_response
         return pending_response
 
     def queue(self, response: QueuedResponse) -> None:
-        """The request at hand is answered later; those behind it go on meanwhile."""
+        """The current request is answered later; those behind it continue meanwhile."""
         self._pending_responses.append(response)
 
     def answered(self, pending_response: QueuedResponse) -> None:
@@ -219,8 +254,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         slots = self._pending_responses
         out = self._out
-        while slots and (pieces := slots[0].pieces) is not None:
-            out.extend(pieces)
+        while slots and (parts := slots[0].response) is not None:
+            out.extend(parts)
             slots.popleft()
         if out and not self._flush_due:
             self._flush_due = True
@@ -264,21 +299,24 @@ class Connection(asyncio.BufferedProtocol):
             and len(slots) < self._server.limits.requests_max
         )
 
-    # Answers
+    # Responses
 
     def flush(self) -> None:
-        """Send what is ready."""
+        """Send the responses that are complete."""
         self._flush_due = False
         out = self._out
         socket_writer = self._socket_writer
         if not out or self.closed or socket_writer is None:
             return
         self._out = []
-        if len(out) > 1 and all(type(piece) is bytes for piece in out):
+        if len(out) > 1 and all(type(part) is bytes for part in out):
             out = [b"".join(out)]  # type: ignore[arg-type]  # all are bytes
         try:
             socket_writer.send(out)
-        except (OSError, StorageError) as error:  # of the disk: a small slice is read while it is sent
+        except (
+            OSError,
+            StorageError,
+        ) as error:  # of the disk: a small range of a file is read when it is sent
             self._send_failed(error)
             return
         if socket_writer.waiting_bytes:
@@ -287,7 +325,7 @@ class Connection(asyncio.BufferedProtocol):
                 self.pause_reading()
 
     def _on_drained(self) -> None:
-        """Everything has left."""
+        """Everything has been sent."""
         self._server.set_unsent_bytes(self, 0)
         self.resume_reading()
 
@@ -296,21 +334,21 @@ class Connection(asyncio.BufferedProtocol):
         self._server.counters.closed("send_failed")
         self.abort()
 
-    # Reading on and off
+    # Flow control
 
     @property
     def unread(self) -> bool:
-        """Nothing is read from the peer now, so its end would not be noticed."""
+        """Nothing is read from the peer now, so a disconnect would not be detected."""
         return self._paused and not self.closed
 
     @property
     def descriptor(self) -> int:
-        """Of the socket's duplicate; -1 when there is none."""
+        """File descriptor of the duplicated socket; -1 if there is none."""
         return -1 if self._socket_writer is None else self._socket_writer.descriptor
 
     @property
     def busy(self) -> bool:
-        """A request is being worked on, or an answer has not left yet."""
+        """A request is in progress, or a response has not been sent yet."""
         return bool(
             self._pending_responses
             or self._backlog
@@ -331,7 +369,7 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def writing(self) -> bool:
-        """Produce requests wait for our disk, and nothing else does."""
+        """Only produce requests are in progress, waiting for the broker's disk."""
         return bool(self._pending_responses) and self._blocked_by is None
 
     @property
@@ -350,7 +388,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read on, unless a bound still says no."""
+        """Resume reading, unless a bound is still exceeded."""
         if self._paused and self._transport is not None and not self.closed and self._may_read():
             self._paused = False
             self.last_active = self._server.now
@@ -372,7 +410,7 @@ class Connection(asyncio.BufferedProtocol):
         self.pause_reading()
 
     def end_pause(self) -> None:
-        """What `pause_reading_ms` began is over."""
+        """End the pause of `pause_reading_ms`."""
         if self._muted is not None:
             self._muted.cancel()
             self._muted = None
@@ -382,8 +420,8 @@ class Connection(asyncio.BufferedProtocol):
         socket_writer = self._socket_writer
         return socket_writer is None or (
             socket_writer.waiting_bytes <= self._server.limits.unsent_bytes_max
-            and socket_writer.waiting_pieces <= UNSENT_PIECES_MAX
-            and not (socket_writer.held_bytes > CONGESTED_BYTES_MAX and self._server.crowded)
+            and socket_writer.waiting_parts <= UNSENT_PARTS_MAX
+            and not (socket_writer.held_bytes > CONGESTED_BYTES_MAX and self._server.has_unsent_pressure)
         )
 
     def _may_read(self) -> bool:
@@ -397,11 +435,11 @@ class Connection(asyncio.BufferedProtocol):
         )
 
     def shrink_receive_buffer(self) -> None:
-        """Nothing came for a while: keep no more than what was received of a frame."""
+        """Shrink the receive buffer of an idle connection to the part of a frame that was received."""
         self._frames.release_memory()
 
     def refuse(self, error: MansioError) -> None:
-        """The peer does not speak the protocol, or breaks a limit: one line, and the connection ends."""
+        """Close the connection of a peer that violates the protocol or a limit, with one log line."""
         kind = "not the Kafka protocol" if type(error) is WireError else type(error).__name__
         logger.warning(
             "connection_closed", extra=fields(peer=self.client_host, reason=kind, detail=str(error))
@@ -410,13 +448,13 @@ class Connection(asyncio.BufferedProtocol):
         self.abort()
 
     def abort(self) -> None:
-        """End the connection now; nothing more is sent."""
+        """Close the connection now; nothing more is sent."""
         if self._transport is not None and not self.closed:
             self.closed = True
             self._transport.abort()
 
     def close(self) -> None:
-        """End the connection; what the socket took still arrives."""
+        """Close the connection; what the socket has accepted is still delivered."""
         if self._transport is not None and not self.closed:
             self.flush()
             self._transport.close()

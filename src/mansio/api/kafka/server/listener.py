@@ -1,14 +1,14 @@
-"""The Kafka port: accepts connections, hands requests to their handlers, and keeps everybody within bounds.
+"""Kafka listener: accepts connections, routes requests to handlers and enforces limits.
 
-Some requests are hot and have handlers that see the raw frame (`handlers.produce`, `fetch`, `share_fetch`).
-Every other one is decoded by `wire.codec.messages` and runs as a coroutine; its module is imported on first use.
+Produce, Fetch, ShareFetch and ShareAcknowledge have handlers that receive the raw frame. Every other request is decoded
+by `wire.codec.messages` and runs as a coroutine (`RequestRouter`). Owns the listening sockets, the connections and the
+memory that they share.
 
-Owns the listening sockets, the set of connections and the memory they share.
-
-Always true: what a peer sends can end its own connection, never anybody else's; a request is answered or its
-connection closed; requests that arrive or wait their turn hold at most `queued_max_request_bytes` of memory, one
-frame, and
-`SMALL_FRAME_BYTES` a connection; answers that peers do not take as much again and one answer a connection.
+Invariants:
+* What a peer sends can close its own connection, never another one.
+* A request is answered, or its connection is closed.
+* Requests that are being received or wait hold at most `queued_max_request_bytes`, one frame, and `SMALL_FRAME_BYTES`
+  per connection; unsent responses hold at most as much again, and one response per connection.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import select
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from mansio.api.kafka.handlers import fetch, produce, share_acknowledge, share_fetch
 from mansio.api.kafka.server.connection import Connection
+from mansio.api.kafka.server.limits import ServerCounters
 from mansio.api.kafka.server.request_context import RequestContext
 from mansio.api.kafka.server.request_memory_pool import SMALL_FRAME_BYTES, RequestMemoryPool
 from mansio.api.kafka.server.request_router import RequestRouter
 from mansio.api.kafka.server.socket_writer import SCRATCH_BYTES
+from mansio.broker.services.produce import TIMEOUT_CHECK_INTERVAL_MS
 from mansio.errors import FrameStalled, UnsupportedVersion
 from mansio.logs import fields
 from mansio.wire.api_versions import OFFERED, ApiKey
@@ -35,6 +37,7 @@ from mansio.wire.headers import read_request_header
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from mansio.api.kafka.server.limits import ServerLimits
     from mansio.api.kafka.server.socket_writer import ResponsePart
     from mansio.broker.services.broker_services import BrokerServices
     from mansio.ports import Clock, Timer
@@ -45,61 +48,21 @@ logger = logging.getLogger(__name__)
 PRODUCE = int(ApiKey.PRODUCE)
 
 BUFFER_IDLE_S = 2.0
-"""A connection that sent nothing for so long gives back what its receive buffer has grown."""
+"""The receive buffer of a connection is shrunk after this time without received bytes."""
 
-SWEEP_INTERVAL_MS = 1000
+SWEEP_INTERVAL_MS = TIMEOUT_CHECK_INTERVAL_MS
 
 STALL_INTERVAL_MS = 100
-"""So often the server looks who keeps others from memory, while somebody waits for it."""
+"""Interval of the check for stalled connections, while connections wait for memory."""
 
 ACCEPT_BACKLOG = 1024
-"""Connections that the kernel has and we have not looked at yet; further ones wait for theirs to be answered."""
+"""Accept queue of the kernel; connections beyond it wait for their SYN to be answered."""
 
 DRAIN_POLL_S = 0.005
 
 
-class ServerLimits(NamedTuple):
-    """The bounds of the Kafka port. Bytes and milliseconds."""
-
-    socket_request_max_bytes: int
-    requests_max: int
-    backlog_bytes_max: int
-    unsent_bytes_max: int
-    queued_max_request_bytes: int
-    max_connections: int
-    max_connections_per_ip: int
-    """0: no bound but `max_connections`."""
-    idle_ms_max: int
-
-
-REJECTION_REASONS = ("max_connections", "max_connections_per_ip", "descriptors", "stopping")
-"""Why a connection was not taken: a setting's name, no file descriptor left, or the broker stops."""
-
-
-class ServerCounters:
-    """What `/metrics` tells about the Kafka port; bumped per request or per connection, never per record."""
-
-    __slots__ = ("closed_by_reason", "connections_accepted", "errors", "refused_by_reason", "requests")
-
-    def __init__(self) -> None:
-        self.connections_accepted = 0
-        self.refused_by_reason = dict.fromkeys(REJECTION_REASONS, 0)
-        self.closed_by_reason: dict[str, int] = {"idle": 0, "send_failed": 0}
-        """What this broker ended: idle, sending failed, or the name of the error that the peer made."""
-        self.requests: dict[int, int] = dict.fromkeys(map(int, OFFERED), 0)
-        self.errors = 0
-
-    @property
-    def connections_rejected(self) -> int:
-        return sum(self.refused_by_reason.values())
-
-    def closed(self, reason: str) -> None:
-        """A connection is ended by this broker; `reason` is a word of the program, never of a peer."""
-        self.closed_by_reason[reason] = self.closed_by_reason.get(reason, 0) + 1
-
-
-class Server:
-    """See the module. One per broker."""
+class KafkaServer:
+    """One per broker."""
 
     def __init__(
         self, service: BrokerServices, limits: ServerLimits, loop: asyncio.AbstractEventLoop
@@ -111,31 +74,32 @@ class Server:
         self.scratch = memoryview(bytearray(SCRATCH_BYTES))
         self.receive_scratch = new_scratch()
         self.now = self.clock.monotonic()
-        """Monotonic seconds, as of the last sweep: good enough to tell who is idle."""
+        """Monotonic seconds as of the last sweep; precise enough for idle timeouts."""
         self.counters = ServerCounters()
         self.listener = ("", 0)
         self._listening: asyncio.Server | None = None
         self._router = RequestRouter(service)
-        self._connections: dict[Connection, None] = {}  # in the order they came; a set's differs by process
+        self._connections: dict[
+            Connection, None
+        ] = {}  # in order of arrival; the order of a set differs by process
         self._hosts: dict[str, int] = {}  # client address -> open connections
         self._unsent: dict[Connection, int] = {}
         self.unsent_bytes = 0
-        """Answers that wait in memory because their peers do not take them."""
+        """Responses in memory that peers have not accepted yet."""
         self._flush_due: list[Connection] = []
-        self.memory = RequestMemoryPool(limits.queued_max_request_bytes)
+        self.memory = RequestMemoryPool[Connection](limits.queued_max_request_bytes)
         self._sweep: Timer | None = None
         self._stall_watch: Timer | None = None
         self._stall_time_s = 0.0
-        service.records.now = self.now
-        service.records.timeout_check_interval_s = SWEEP_INTERVAL_MS / 1000
+        service.produce.expire(self.now)
         self._draining = False
 
-    # Life
+    # Start and stop
 
     async def start(
         self, host: str, port: int, *, advertised: tuple[str, int] | None = None
     ) -> tuple[str, int]:
-        """Listen. Port 0 takes a free one. Returns the (host, port) that is bound."""
+        """Listen; port 0 selects a free port. Returns the bound (host, port). Raises `OSError`."""
         self._listening = await self.loop.create_server(
             lambda: Connection(self), host, port, backlog=ACCEPT_BACKLOG
         )
@@ -145,7 +109,8 @@ class Server:
         return host, bound[1]
 
     async def stop(self, drain_ms: int) -> None:
-        """Accept no more, let requests that are being worked on be answered, then close every connection."""
+        """Accept no connections, let requests in progress be answered for at most `drain_ms`, then close all
+        connections."""
         self._draining = True
         for timer in (self._sweep, self._stall_watch):
             if timer is not None:
@@ -155,7 +120,7 @@ class Server:
         for connection in tuple(self._connections):
             connection.end_pause()
             connection.pause_reading()
-        fetch.answer_parked(self.service)
+        self.service.fetch.stop()
         share_fetch.answer_parked(self.service)
         deadline = self.clock.monotonic() + drain_ms / 1000
         await _until(
@@ -178,7 +143,7 @@ class Server:
         host = connection.client_host
         from_host = self._hosts.get(host, 0)
         if self._draining:
-            self.refuse(connection, "stopping", "the broker stops")
+            self.refuse(connection, "stopping", "the broker is stopping")
         elif len(self._connections) >= limits.max_connections:
             self.refuse(connection, "max_connections", f"{len(self._connections)} are open")
         elif from_host >= limits.max_connections_per_ip > 0:
@@ -189,8 +154,8 @@ class Server:
             self.counters.connections_accepted += 1
 
     def refuse(self, connection: Connection, reason: str, detail: str) -> None:
-        """Do not take a new connection; `reason` is one of `REJECTION_REASONS`."""
-        self.counters.refused_by_reason[reason] += 1
+        """Reject a new connection; `reason` is one of `REJECTION_REASONS`."""
+        self.counters.rejected_by_reason[reason] += 1
         peer = connection.client_host
         logger.warning("connection_rejected", extra=fields(peer=peer, reason=reason, detail=detail))
         connection.abort()
@@ -209,7 +174,7 @@ class Server:
         self.service.shares.connection_lost(connection)
 
     def _sweep_idle(self) -> None:
-        now = self.now = self.service.records.now = self.clock.monotonic()
+        now = self.now = self.clock.monotonic()
         oldest = now - self.limits.idle_ms_max / 1000
         for connection in self._connections:
             if connection.last_active < now - BUFFER_IDLE_S:
@@ -219,18 +184,20 @@ class Server:
             logger.info("idle_connection_closed", extra=fields(peer=connection.client_host))
             self.counters.closed("idle")
             connection.close()
-        produce.time_out(self.service, now)
+        self.service.produce.expire(now)
         self._sweep = self.loop.call_later(SWEEP_INTERVAL_MS / 1000, self._sweep_idle)
 
     def _close_stalled(self) -> None:
-        """As long as somebody waits for memory, and once more."""
+        """Close stalled connections. Repeats while connections wait for memory."""
         self._stall_watch = None
         self._stall_time_s += (
             STALL_INTERVAL_MS / 1000
-        )  # not by the clock: when we were held up, no peer was slow
+        )  # not the clock: while the broker itself was blocked, no peer was slow
         for connection in self.memory.stalled(self._stall_time_s):
-            connection.refuse(FrameStalled("a large frame comes too slowly while others wait for memory"))
-        if self.memory.crowded:
+            connection.refuse(
+                FrameStalled("a large frame arrives too slowly while other connections wait for memory")
+            )
+        if self.memory.has_waiters:
             self._watch_for_stalled()
 
     def _watch_for_stalled(self) -> None:
@@ -260,21 +227,21 @@ class Server:
         wanted = connection.backlog_bytes + min(frame_bytes, 2 * buffered)
         memory = self.memory
         if wanted > SMALL_FRAME_BYTES:
-            served = memory.give_back(connection, wanted) or memory.take(connection, wanted)
-            if memory.waits(connection):
+            served = memory.shrink(connection, wanted) or memory.acquire(connection, wanted)
+            if memory.is_waiting(connection):
                 connection.pause_reading()
                 self._watch_for_stalled()
             for other in served:
                 other.resume_reading()
-        elif memory.holds(connection):
+        elif memory.is_holder(connection):
             self._release(connection)
 
     def is_reading_paused(self, connection: Connection) -> bool:
-        """The broker stops, or there is no room for the connection's frame yet."""
-        return self._draining or self.memory.waits(connection)
+        """The broker is stopping, or the connection waits for memory."""
+        return self._draining or self.memory.is_waiting(connection)
 
     def set_unsent_bytes(self, connection: Connection, held_bytes: int) -> None:
-        """So many bytes of answers wait in memory because the peer of `connection` does not take them."""
+        """Set the bytes of responses in memory that the peer of `connection` has not accepted."""
         self.unsent_bytes += held_bytes - self._unsent.pop(connection, 0)
         if held_bytes and not connection.closed:
             self._unsent[connection] = held_bytes
@@ -282,8 +249,8 @@ class Server:
             self.unsent_bytes -= held_bytes
 
     @property
-    def crowded(self) -> bool:
-        """Answers that peers do not take fill the memory there is for them."""
+    def has_unsent_pressure(self) -> bool:
+        """Unsent responses exceed their memory limit."""
         return self.unsent_bytes > self.limits.queued_max_request_bytes
 
     def _release(self, connection: Connection) -> None:
@@ -293,15 +260,15 @@ class Server:
     # Requests
 
     def begin(self, connection: Connection, frame: memoryview) -> Sequence[ResponsePart] | None:
-        """Begin a request. The answer, if it is there at once; None if it comes later."""
-        pattern = connection.pattern
+        """Start a request; returns the response, or None if it comes later."""
+        template = connection.template
         if (
-            pattern is not None
-            and self.service.quotas.active is None  # the short way has no room for a pause
-            and (found := match_template(pattern, frame)) is not None
+            template is not None
+            and self.service.quotas.active is None  # the prepared response has no throttle time
+            and (found := match_template(template, frame)) is not None
         ):
             self.counters.requests[PRODUCE] += 1
-            return produce.produce_by_pattern(self.service, connection, pattern, frame, *found)
+            return produce.produce_by_template(self.service, connection, template, frame, *found)
         return self._dispatch(connection, read_request_header(frame), frame)
 
     def _dispatch(
@@ -349,10 +316,10 @@ class Server:
         self.counters.errors += 1
         raise UnsupportedVersion(f"API {header.api_key} version {header.api_version} is not offered")
 
-    # Flushing once per turn of the loop
+    # Flush once per loop iteration
 
     def flush_soon(self, connection: Connection) -> None:
-        """Several answers of one turn leave in one send."""
+        """Flush at the end of this loop iteration, so that its responses are sent together."""
         if not self._flush_due:
             self.loop.call_soon(self._flush_all)
         self._flush_due.append(connection)
@@ -364,6 +331,6 @@ class Server:
 
 
 async def _until(condition: Callable[[], bool], clock: Clock, deadline: float) -> None:
-    """Look now and then whether `condition` holds; give up at `deadline` (monotonic seconds)."""
+    """Poll until `condition` is true or `deadline` (monotonic seconds) has passed."""
     while not condition() and clock.monotonic() < deadline:  # noqa: ASYNC110 - only while the broker stops
         await asyncio.sleep(DRAIN_POLL_S)

@@ -1,7 +1,7 @@
-"""The place of one answer in the queue of its connection, held by whoever works on the request.
+"""Pending response: the entry of one request in the response queue of its connection.
 
-Always true: a place is filled once, or its connection ends; then it knows the connection no more, so that an answer
-that comes late, or never, keeps no memory of it.
+Invariant: it is completed once, or its connection ends; afterwards it no longer refers to the connection, so that a
+late or missing response keeps no memory of it.
 """
 
 from __future__ import annotations
@@ -11,55 +11,66 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mansio.api.kafka.server.connection import Connection
     from mansio.api.kafka.server.socket_writer import ResponsePart
     from mansio.errors import MansioError
 
 
 class QueuedResponse(Protocol):
-    """An answer's place in the queue of its connection: `pieces` is None until the answer is there."""
+    """An entry of the response queue; `response` is None until the response is known."""
 
-    pieces: Sequence[ResponsePart] | None
+    response: Sequence[ResponsePart] | None
+
+
+class ResponseQueue(Protocol):
+    """What a pending response needs of its connection."""
+
+    closed: bool
+
+    def answered(self, response: QueuedResponse) -> None: ...
+
+    def abort(self) -> None: ...
+
+    def refuse(self, error: MansioError) -> None: ...
 
 
 class PendingResponse:
-    """See the module. Of one connection, on its loop."""
+    """Entry of a request that is answered later. Belongs to one connection, on its event loop."""
 
-    __slots__ = ("_connection", "on_lost", "pieces")
+    __slots__ = ("_connection", "on_lost", "response")
 
-    def __init__(self, connection: Connection, pieces: Sequence[ResponsePart] | None = None) -> None:
-        self._connection: Connection | None = connection
-        self.pieces = pieces
+    def __init__(self, connection: ResponseQueue, response: Sequence[ResponsePart] | None = None) -> None:
+        self._connection: ResponseQueue | None = connection
+        self.response = response
         self.on_lost: Callable[[], None] | None = None
-        """Called when the connection ends before the answer."""
+        """Called when the connection ends before the response."""
 
-    def answer(self, pieces: Sequence[ResponsePart]) -> None:
-        """Fill the place; an empty sequence means that this request gets no answer. Only the first call counts."""
+    def answer(self, parts: Sequence[ResponsePart]) -> None:
+        """Complete the response; an empty sequence means that none is sent. Only the first call has an effect."""
         connection = self._connection
         if connection is None:
             return
-        self._connection = self.on_lost = None  # whoever works on it refers to this place in turn
-        self.pieces = pieces
+        self._connection = self.on_lost = None  # the request's work refers to this object in turn
+        self.response = parts
         connection.answered(self)
 
     def lost(self) -> None:
-        """The connection ended before the answer."""
+        """The connection ended before the response."""
         on_lost = self.on_lost
         self._connection = self.on_lost = None
         if on_lost is not None:
             on_lost()
 
     def abandon(self) -> None:
-        """There will be no answer; unless there was one, the connection ends, so that the client knows."""
+        """There will be no response: unless one was given, close the connection to inform the client."""
         if self._connection is not None:
             self._connection.abort()
 
     def refuse(self, error: MansioError) -> None:
-        """It was no request: see `Connection.refuse`."""
+        """The bytes were not a valid request; see `Connection.refuse`."""
         if self._connection is not None:
             self._connection.refuse(error)
 
     @property
     def abandoned(self) -> bool:
-        """The connection is gone; nobody wants the answer."""
+        """The connection is closed, so the response is not needed."""
         return self._connection is None or self._connection.closed

@@ -1,4 +1,4 @@
-"""Who is asking, and how: what a handler may know of a request besides its body."""
+"""Request context: header fields and connection data that a handler may use in addition to the request's body."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class RequestContext(NamedTuple):
-    """One request's surroundings. `listener` is the (host, port) this broker tells clients to connect to."""
+    """Of one request. `listener` is the (host, port) that this broker advertises to clients."""
 
     api_key: int
     api_version: int

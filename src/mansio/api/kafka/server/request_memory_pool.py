@@ -1,217 +1,229 @@
-"""The memory that requests may take while they arrive, all connections together.
+"""Request memory pool: memory of requests while they are received, shared by all connections (Kafka `MemoryPool`).
 
-What a connection holds is the frame it is receiving, and whole frames that wait behind a request being worked on.
-Up to `SMALL_FRAME_BYTES` that is free. Beyond, it takes from the shared budget what its buffer will hold, as the bytes
-come: what a peer announces and does not send costs nothing. When the budget is used up a connection waits (it is not
-read), until others have ended their frames.
+A connection holds the frame that it is receiving, and whole frames that wait behind a request in progress. Up to
+`SMALL_FRAME_BYTES` are free of charge. Beyond, it acquires what its buffer will hold from the pool, as the bytes
+arrive: what a peer announces and does not send costs nothing. When the pool is exhausted a connection waits (it is not
+read) until others have completed their frames.
 
-Who has begun goes first, the oldest before the others, and who is new is let in only while half of the budget is free:
-else a crowd takes all of it in beginnings, and each of them waits for the others to end.
+Connections that have started a frame are served first, oldest first, and new ones are admitted only while half of the
+pool is free: otherwise many partial frames could use up the pool, each waiting for the others to complete.
 
-Always true: what is held is at most the budget plus one frame. That one frame is how it cannot come to a standstill:
-when all that hold a part of a frame wait for each other, the first in line gets its room. A holder that sends hardly
-anything while others wait is `stalled`, and the server closes it; unless it waits for our own disk. The more wait, the
-sooner; and when one after the other is let on alone and then says nothing, the oldest go together with it, twice as
-many each time, but never more than half of those that have begun and wait: who came last may well be innocent. So a
-crowd that stops in the middle of its frames is gone after a few times `STALL_S`.
-
-Whom we hold up ourselves (muted for a quota, or behind a request that waits) is no laggard, and is spared: the one that
-has held longest, and those after it while all of them together hold at most half of the budget; and each for at most
-`BLOCKED_BY_BROKER_S` in which none of its frames begins. Past that it is judged like any other. So they neither
-add up to the whole budget nor keep anybody out for ever.
+Invariants:
+* At most the pool's size plus one frame is held. The one frame prevents a deadlock: when all holders of a partial frame
+  wait for each other, the first in the queue is served.
+* A holder that sends hardly anything while others wait is `stalled`, and the server closes it, unless it waits for the
+  broker's disk. The more connections wait, the sooner. When one connection after the other is served alone and then
+  stalls, the oldest waiting holders are closed with it, twice as many each time, but never more than half of them: the
+  newest may be well-behaved. So clients that stall in the middle of large frames are gone after a few times `STALL_S`.
+* Connections that the broker itself blocks (throttled by a quota, or behind a request in progress) are exempt: the one
+  that has held longest, and those after it while all of them hold at most half of the pool; each for at most
+  `BLOCKED_BY_BROKER_S` without a new frame. So they can neither fill the pool nor block others forever.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from mansio.api.kafka.server.connection import Connection
+from typing import Generic, Protocol, TypeVar
 
 SMALL_FRAME_BYTES = 64 * 1024
 
 STALL_S = 2.0
 PROGRESS_BYTES_MIN = 64 * 1024
-"""Who keeps others from memory must send so much in that time, or its connection ends. If n hold and m wait, both are
-multiplied by n / (n + m), down to `STALL_S_MIN`."""
+"""While others wait, a holder must send so much in `STALL_S`, or its connection is closed. With n holders and m
+waiting, both values are multiplied by n / (n + m), down to `STALL_S_MIN`."""
 STALL_S_MIN = 0.5
-"""A lost packet, or a far peer that has just been told to go on, may take this long."""
+"""A lost packet, or a distant peer that is read again, may take this long."""
 
 BLOCKED_BY_BROKER_S = 30.0
-"""Who is held up by ourselves is spared so long; not less than the longest pause for a quota."""
+"""How long a connection blocked by the broker is exempt; not less than the longest throttle time."""
 
 
-class RequestMemoryPool:
-    """See the module. Sizes in bytes."""
+class MemoryHolder(Protocol):
+    """What the pool observes of a connection."""
+
+    received_bytes: int
+
+    @property
+    def writing(self) -> bool: ...
+
+    @property
+    def is_blocked_by_broker(self) -> bool: ...
+
+
+C = TypeVar("C", bound=MemoryHolder)
+
+
+class RequestMemoryPool(Generic[C]):
+    """One per server. Sizes in bytes."""
 
     __slots__ = (
-        "_budget",
-        "_condemned",
-        "_favoured",
+        "_checked_at",
+        "_deadlock_winner",
+        "_exempt_s",
+        "_extra_closes",
         "_held",
-        "_in_vain",
-        "_looked",
-        "_seen",
-        "_spared_s",
+        "_progress",
+        "_reported_stalled",
+        "_size",
         "_total",
         "_waiting",
     )
 
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget = budget_bytes
-        self._held: dict[Connection, int] = {}
-        self._waiting: dict[Connection, int] = {}
+    def __init__(self, size_bytes: int) -> None:
+        self._size = size_bytes
+        self._held: dict[C, int] = {}
+        self._waiting: dict[C, int] = {}
         self._total = 0
-        self._favoured: Connection | None = None
-        self._condemned: set[Connection] = set()  # stalled, and not released yet
-        self._in_vain = 0  # so many go together with the next one that is let on and stalls
-        self._seen: dict[Connection, tuple[int, float]] = {}  # holder -> (received bytes, since when)
-        self._spared_s: dict[Connection, float] = {}  # since a frame of it began
-        self._looked: float | None = None  # when, if somebody waited then
+        self._deadlock_winner: C | None = None
+        self._reported_stalled: set[C] = set()  # reported as stalled, and not released yet
+        self._extra_closes = 0  # so many more are closed with the next one that is served and stalls
+        self._progress: dict[C, tuple[int, float]] = {}  # holder -> (received bytes, since when)
+        self._exempt_s: dict[C, float] = {}  # exempt time since its last frame began
+        self._checked_at: float | None = None  # time of the last check while connections waited
 
     @property
     def held_bytes(self) -> int:
-        """What large frames hold now."""
+        """Bytes held by large frames."""
         return self._total
 
-    def holds(self, connection: Connection) -> bool:
-        """It has a part of the budget, or waits for one."""
+    def is_holder(self, connection: C) -> bool:
+        """The connection holds memory of the pool, or waits for it."""
         return connection in self._held or connection in self._waiting
 
     @property
-    def crowded(self) -> bool:
-        """Somebody waits for room."""
+    def has_waiters(self) -> bool:
+        """Connections wait for memory."""
         return bool(self._waiting)
 
-    def waits(self, connection: Connection) -> bool:
-        """There was no room for it yet; do not read from it."""
+    def is_waiting(self, connection: C) -> bool:
+        """The connection waits for memory and must not be read."""
         return connection in self._waiting
 
-    def take(self, connection: Connection, wanted: int) -> list[Connection]:
-        """The connection's buffer is about to hold `wanted`. If there is no room it `waits` in line from now on.
+    def acquire(self, connection: C, wanted: int) -> list[C]:
+        """Acquire memory: the connection's buffer is about to hold `wanted`. If none is free it waits (`is_waiting`).
 
-        Returns those that got room by it (it may be the last that keeps the first in line waiting): read from them.
+        Returns the connections that received memory through this call (it may have been the last that blocked the first
+        in the queue); read from them again.
         """
         if wanted <= self._held.get(connection, 0):
-            return [] if self._waiting.pop(connection, None) is None else self._serve_the_line()
+            return [] if self._waiting.pop(connection, None) is None else self._serve_queue()
         if not self._waiting and self._grant(connection, wanted):
             return []
         self._waiting[connection] = wanted
-        return [served for served in self._serve_the_line() if served is not connection]
+        return [served for served in self._serve_queue() if served is not connection]
 
-    def give_back(self, connection: Connection, kept: int) -> list[Connection]:
-        """The connection holds no more than `kept` now. Those that got room by it: read from them again."""
+    def shrink(self, connection: C, kept: int) -> list[C]:
+        """The connection holds no more than `kept` now. Returns the connections to read again: those served by it."""
         held = self._held.get(connection, 0)
         if kept >= held:
             return []
-        self._in_vain = 0
-        self._spared_s.pop(connection, None)
+        self._extra_closes = 0
+        self._exempt_s.pop(connection, None)
         self._held[connection] = kept
         self._total -= held - kept
-        return self._serve_the_line()
+        return self._serve_queue()
 
-    def release(self, connection: Connection) -> list[Connection]:
-        """The connection holds no large frame any more. Those that got room by it: read from them again."""
+    def release(self, connection: C) -> list[C]:
+        """The connection holds no large frame any more. Returns the connections to read again: those served by it."""
         self._waiting.pop(connection, None)
-        self._seen.pop(connection, None)
-        self._spared_s.pop(connection, None)
-        if connection is self._favoured:
-            self._favoured = None
-        if connection in self._condemned:
-            self._condemned.remove(connection)
+        self._progress.pop(connection, None)
+        self._exempt_s.pop(connection, None)
+        if connection is self._deadlock_winner:
+            self._deadlock_winner = None
+        if connection in self._reported_stalled:
+            self._reported_stalled.remove(connection)
         elif connection in self._held:
-            self._in_vain = 0
+            self._extra_closes = 0
         self._total -= self._held.pop(connection, 0)
-        return self._serve_the_line()
+        return self._serve_queue()
 
-    def stalled(self, now: float) -> list[Connection]:
-        """Who holds a part, keeps others waiting, and sends too slowly. Look several times in `STALL_S_MIN` while it is
-        `crowded`, and once after that (`now`: seconds that never go back)."""
-        seen = self._seen
+    def stalled(self, now: float) -> list[C]:
+        """Holders that send too slowly while others wait. To be called several times per `STALL_S_MIN` while
+        `has_waiters`, and once after that. `now` is monotonic seconds."""
+        progress = self._progress
         if not self._waiting:
-            seen.clear()
-            self._spared_s.clear()
-            self._looked = None
-            self._in_vain = 0
+            progress.clear()
+            self._exempt_s.clear()
+            self._checked_at = None
+            self._extra_closes = 0
             return []
-        spared = self._spare(now)
+        exempt = self._exempt(now)
         free = [
             holder
             for holder in self._held
-            if holder not in self._waiting and holder not in spared and not holder.writing
+            if holder not in self._waiting and holder not in exempt and not holder.writing
         ]
-        self._seen = {holder: seen.get(holder, (holder.received_bytes, now)) for holder in free}
-        patience_s = max(STALL_S * len(free) / (len(free) + len(self._waiting)), STALL_S_MIN)
-        progress_bytes = PROGRESS_BYTES_MIN * patience_s / STALL_S
+        self._progress = {holder: progress.get(holder, (holder.received_bytes, now)) for holder in free}
+        limit_s = max(STALL_S * len(free) / (len(free) + len(self._waiting)), STALL_S_MIN)
+        progress_bytes = PROGRESS_BYTES_MIN * limit_s / STALL_S
         found = []
-        for holder, (received, since) in self._seen.items():
+        for holder, (received, since) in self._progress.items():
             if holder.received_bytes - received >= progress_bytes:
-                self._seen[holder] = (holder.received_bytes, now)
-            elif now - since >= patience_s:
+                self._progress[holder] = (holder.received_bytes, now)
+            elif now - since >= limit_s:
                 found.append(holder)
-        if found and len(found) == len(free):  # nobody who was let on has gone on
+        if found and len(found) == len(free):  # none of the connections that were served has continued
             next_ones = [holder for holder in self._held if holder in self._waiting and not holder.writing]
-            found += next_ones[: min(self._in_vain, len(next_ones) // 2)]
-            self._in_vain = 2 * self._in_vain or 1
-        self._condemned.update(found)
+            found += next_ones[: min(self._extra_closes, len(next_ones) // 2)]
+            self._extra_closes = 2 * self._extra_closes or 1
+        self._reported_stalled.update(found)
         return found
 
-    def _spare(self, now: float) -> set[Connection]:
-        """Who is not judged now because we hold it up ourselves; see the module."""
-        passed_s = 0.0 if self._looked is None else now - self._looked
-        self._looked = now
-        spared: set[Connection] = set()
-        room = self._budget // 2
+    def _exempt(self, now: float) -> set[C]:
+        """Holders that are exempt now because the broker blocks them."""
+        passed_s = 0.0 if self._checked_at is None else now - self._checked_at
+        self._checked_at = now
+        exempt: set[C] = set()
+        remaining = self._size // 2
         for holder, held in self._held.items():
             if holder in self._waiting or holder.writing or not holder.is_blocked_by_broker:
                 continue
-            spared_s = self._spared_s.get(holder)
-            spared_s = 0.0 if spared_s is None else spared_s + passed_s
-            if spared_s > BLOCKED_BY_BROKER_S or (spared and held > room):
+            exempt_s = self._exempt_s.get(holder)
+            exempt_s = 0.0 if exempt_s is None else exempt_s + passed_s
+            if exempt_s > BLOCKED_BY_BROKER_S or (exempt and held > remaining):
                 continue
-            self._spared_s[holder] = spared_s
-            room -= held
-            spared.add(holder)
-        return spared
+            self._exempt_s[holder] = exempt_s
+            remaining -= held
+            exempt.add(holder)
+        return exempt
 
-    def _grant(self, connection: Connection, wanted: int) -> bool:
+    def _grant(self, connection: C, wanted: int) -> bool:
         held = self._held.get(connection, 0)
         if wanted > held:
-            if self._total - held + wanted > self._budget:
+            if self._total - held + wanted > self._size:
                 return False
-            if connection not in self._held and self._total > self._budget // 2:
+            if connection not in self._held and self._total > self._size // 2:
                 return False
             self._held[connection] = wanted
             self._total += wanted - held
         return True
 
-    def _serve_the_line(self) -> list[Connection]:
+    def _serve_queue(self) -> list[C]:
         served = []
-        for connection in self._line():
+        for connection in self._queue():
             if not self._grant(connection, self._waiting[connection]):
                 break
             del self._waiting[connection]
             served.append(connection)
-        if not served and (first := self._help_the_first()) is not None:
+        if not served and (first := self._serve_first()) is not None:
             served.append(first)
         return served
 
-    def _line(self) -> list[Connection]:
-        """Who waits, in the order they are served."""
+    def _queue(self) -> list[C]:
+        """Waiting connections in the order in which they are served."""
         waiting = self._waiting
         if not waiting:
             return []
         begun = [holder for holder in self._held if holder in waiting]
         return begun + [connection for connection in waiting if connection not in self._held]
 
-    def _help_the_first(self) -> Connection | None:
-        """If everybody who holds a part waits, nobody will ever release: give the first in line its room, and again
-        whenever it asks until its frame is whole; two of them could exceed the bound."""
+    def _serve_first(self) -> C | None:
+        """If all holders wait, none will ever release: serve the first in the queue, and again whenever it requests
+        memory until its frame is complete; serving two could exceed the bound."""
         if not self._waiting or any(holder not in self._waiting for holder in self._held):
             return None
-        if self._favoured not in self._waiting:
-            self._favoured = self._line()[0]
-        first = self._favoured
+        if self._deadlock_winner not in self._waiting:
+            self._deadlock_winner = self._queue()[0]
+        first = self._deadlock_winner
         wanted = self._waiting.pop(first)
         self._total += wanted - self._held.get(first, 0)
         self._held[first] = wanted

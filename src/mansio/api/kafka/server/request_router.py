@@ -1,10 +1,10 @@
-"""From a decoded request to its handler and back to bytes: the slow road, for everything but produce and fetch.
+"""Request router: decoded requests to handlers and their results to bytes, for all APIs without a raw-frame handler.
 
 Handlers are named in the versions table as "module.function" under `mansio.api.kafka.handlers`; the module is imported
 the first time a request needs it. A handler takes `(service, request, context)` and returns the response's fields;
-that of an API marked `raw` gets the request's bytes.
+a handler of an API marked `raw` receives the request's bytes.
 
-Always true: `run` fills its slot, or closes the connection when there is no truthful answer.
+Invariant: `run` completes its pending response, or closes the connection when no correct response exists.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ UNSUPPORTED_VERSION = 35
 
 
 class RequestRouter:
-    """Runs handlers; remembers which it has already found."""
+    """Runs handlers and caches them by API key."""
 
     __slots__ = ("_handlers", "_service")
 
@@ -46,14 +46,14 @@ class RequestRouter:
     async def run(
         self, request: Struct | bytes, context: RequestContext, pending_response: PendingResponse
     ) -> None:
-        """Handle one request and fill its slot. A handler may return the encoded frame itself (`bytes`)."""
+        """Handle one request and complete its response. A handler may return the encoded frame itself (`bytes`)."""
         try:
             handler = self._handlers.get(context.api_key) or self._find(context.api_key)
             try:
                 fields = await handler(self._service, request, context)
             except MansioError as error:
                 if isinstance(error, WireError) and OFFERED[ApiKey(context.api_key)].raw:
-                    pending_response.refuse(error)  # its bytes are no request, which is found only now
+                    pending_response.refuse(error)  # invalid bytes, which only the handler can detect
                     return
                 fields = _error_fields(error, context)
             if not isinstance(fields, bytes):
@@ -76,7 +76,7 @@ class RequestRouter:
         return handler
 
     def unsupported_api_versions(self, header: RequestHeader, pending_response: PendingResponse) -> None:
-        """KIP-511: whatever version was asked for, answer in version 0 with the list and the error."""
+        """Respond in version 0 with the list of versions and UNSUPPORTED_VERSION (KIP-511)."""
         api_keys = [
             {"api_key": key, "min_version": lowest, "max_version": highest}
             for key, lowest, highest in advertised_versions()
@@ -88,7 +88,7 @@ class RequestRouter:
 
 
 def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any]:
-    """The whole request failed: the fields of an answer that says so."""
+    """The fields of a response that rejects the whole request."""
     logger.warning(
         "request_rejected",
         extra=fields_of_event(
@@ -100,7 +100,7 @@ def _error_fields(error: MansioError, context: RequestContext) -> dict[str, Any]
         ),
     )
     names = messages.shape_of(context.api_key, messages.RESPONSE).defaults
-    if "error_code" not in names:  # such an API answers per item; its handler should have
+    if "error_code" not in names:  # such an API has an error per item, which its handler has to return
         raise error
     return {
         "error_code": error.kafka_code,

@@ -1,14 +1,16 @@
-"""The way out of one connection: response bytes and file slices, in order, without copying what is large.
+"""Socket writer of one connection: sends response bytes and file ranges in order, without copying large ones.
 
-Everything leaves through a duplicate of the socket's descriptor, written directly: a response of small pieces is one
-`send`; a large file slice goes from the page cache to the socket, by `sendfile` to other machines and through one
-scratch buffer to this one, together with what is before and behind it (docs/adr/0004-how-fetched-bytes-leave.md); and
-what the peer does not take yet waits here until the socket is writable. Writing past the transport keeps one queue
-where two would have to be kept in order.
+Everything is written directly to a duplicate of the socket's descriptor: a response of small parts is one `send`; a
+large file range goes from the page cache to the socket, by `sendfile` to other hosts and through one scratch buffer to
+this host, together with the parts before and behind it (docs/adr/0004-how-fetched-bytes-leave.md). What the peer does
+not accept waits here until the socket is writable. Writing past the transport keeps one queue where two would have to
+be kept in order.
 
-Always true: bytes leave in the order of `send`; `waiting_bytes` is what the peer has not taken yet, `held_bytes` what
-of it is in memory; a slice that waits holds no memory, only its place in the file; a disk that fails while a slice is
-read ends the connection.
+Invariants:
+* Bytes leave in the order of `send`.
+* `waiting_bytes` is what the peer has not accepted yet, `held_bytes` the part of it that is in memory. A waiting file
+  range holds no memory, only its position in the file.
+* A disk that fails while a range is read ends the connection.
 """
 
 from __future__ import annotations
@@ -27,30 +29,30 @@ if TYPE_CHECKING:
     ResponsePart = bytes | LogSlice
 
 SLICE_BYTES_MIN = 64 * 1024
-"""Below this a read and one `send` together with the header are cheaper than calls of their own."""
+"""Below this, a read and one `send` together with the header are cheaper than separate calls."""
 
 SCRATCH_BYTES = 512 * 1024
-"""So much of a slice is read at a time; what the peer does not take of it is read again later."""
+"""How much of a file range is read at a time; what the peer does not accept is read again later."""
 
 JOIN_BYTES_MAX = 256 * 1024
-"""Small pieces are joined into one `send` up to this size."""
+"""Small parts are joined into one `send` up to this size."""
 
 EAGER_BYTES_MAX = 1024 * 1024
-"""Small slices are read before they can be sent until so much waits in memory; those behind them stay in the file."""
+"""Small ranges are read early until so many bytes wait in memory; those behind them stay in the file."""
 
 PUMP_BYTES_MAX = 4 * 1024 * 1024
-"""After so many bytes at one go the other connections get their turn."""
+"""After so many bytes the event loop is yielded to other connections."""
 
 BUFFERS_MAX = 64
-"""So many pieces leave with one call."""
+"""Maximum number of parts per call."""
 
 _MORE = getattr(socket, "MSG_MORE", 0)
 
 
 class SocketWriter:
-    """See the module. `on_writable` is called when everything waiting has left; `on_lost` when the peer is gone.
+    """`on_writable` is called when everything that waited has been sent, `on_lost` when the connection is lost.
 
-    `scratch` is the buffer for slices, shared by all connections of a loop; None for `sendfile`.
+    `scratch` is the buffer for file ranges, shared by all connections of a loop; None selects `sendfile`.
     """
 
     __slots__ = (
@@ -88,20 +90,20 @@ class SocketWriter:
 
     @property
     def descriptor(self) -> int:
-        """Where everything leaves; -1 once closed."""
+        """File descriptor for writing; -1 once closed."""
         return -1 if self._socket is None else self._socket.fileno()
 
     @property
-    def waiting_pieces(self) -> int:
-        """How many pieces wait; each costs something, however small it is."""
+    def waiting_parts(self) -> int:
+        """Number of waiting parts; each has a cost, however small it is."""
         return len(self._queue)
 
-    def send(self, pieces: Sequence[ResponsePart]) -> None:
-        """Send `pieces` in order, now as far as the peer takes them, the rest when it does."""
+    def send(self, parts: Sequence[ResponsePart]) -> None:
+        """Send `parts` in order, now as far as the peer accepts them, the remainder when it does."""
         if self._socket is None:
             return
-        if self._queue or len(pieces) != 1 or type(data := pieces[0]) is not bytes:
-            self._enqueue(pieces)
+        if self._queue or len(parts) != 1 or type(data := parts[0]) is not bytes:
+            self._enqueue(parts)
             if not self._writing:
                 self._pump()
             return
@@ -119,7 +121,7 @@ class SocketWriter:
             self._wait_until_writable()
 
     def close(self) -> None:
-        """Forget what waits and let go of the descriptor."""
+        """Discard what waits and close the descriptor."""
         if self._socket is None:
             return
         if self._writing:
@@ -130,22 +132,22 @@ class SocketWriter:
         self._socket.close()
         self._socket = None
 
-    def _enqueue(self, pieces: Sequence[ResponsePart]) -> None:
-        """Join neighbours that are small; keep large slices as they are."""
+    def _enqueue(self, parts: Sequence[ResponsePart]) -> None:
+        """Join adjacent small parts; keep large file ranges as they are."""
         small: list[bytes] = []
         small_bytes = 0
-        for piece in pieces:
-            if type(piece) is bytes:
-                data = piece
+        for part in parts:
+            if type(part) is bytes:
+                data = part
             elif (
-                piece.length < SLICE_BYTES_MIN and self.held_bytes + small_bytes < EAGER_BYTES_MAX  # type: ignore[union-attr]  # not bytes
-            ) or piece.file.fileno() < 0:  # type: ignore[union-attr]  # not bytes
-                data = piece.read()  # type: ignore[union-attr]  # not bytes, as above
+                part.length < SLICE_BYTES_MIN and self.held_bytes + small_bytes < EAGER_BYTES_MAX  # type: ignore[union-attr]  # not bytes
+            ) or part.file.fileno() < 0:  # type: ignore[union-attr]  # not bytes
+                data = part.read()  # type: ignore[union-attr]  # not bytes, as above
             else:
                 self._flush_small(small, small_bytes)
                 small, small_bytes = [], 0
-                self._queue.append(piece)  # type: ignore[arg-type]  # not bytes, as above
-                self.waiting_bytes += piece.length  # type: ignore[union-attr]  # not bytes, as above
+                self._queue.append(part)  # type: ignore[arg-type]  # not bytes, as above
+                self.waiting_bytes += part.length  # type: ignore[union-attr]  # not bytes, as above
                 continue
             small.append(data)
             small_bytes += len(data)
@@ -190,50 +192,50 @@ class SocketWriter:
             self._on_writable()
 
     def _send_together(self, scratch: memoryview) -> bool:
-        """Send what waits with one call, as much of it as the scratch buffer holds; False when the peer took less.
+        """Send what waits with one call, up to the size of the scratch buffer; returns False if the peer accepted less.
 
-        All of an answer at once: its reader is not woken for the most of it, only to find the last bytes missing.
+        A whole response at once: its reader is not woken for most of it while the last bytes are missing.
         """
         assert self._socket is not None
         queue = self._queue
         buffers: list[memoryview] = []
         total = filled = 0
         done = self._slice_sent
-        for piece in queue:
+        for part in queue:
             if len(buffers) == BUFFERS_MAX:
                 break
-            if isinstance(piece, memoryview):
-                buffers.append(piece)
-                total += len(piece)
+            if isinstance(part, memoryview):
+                buffers.append(part)
+                total += len(part)
                 continue
-            part = scratch[filled : filled + piece.length - done]
-            if not part:
+            buffer = scratch[filled : filled + part.length - done]
+            if not buffer:
                 break
-            count = os.preadv(piece.file.fileno(), [part], piece.position + done)
+            count = os.preadv(part.file.fileno(), [buffer], part.position + done)
             if not count:
-                raise _ended_early(piece)
-            buffers.append(part[:count])
+                raise _ended_early(part)
+            buffers.append(buffer[:count])
             filled += count
             total += count
-            if done + count < piece.length:
+            if done + count < part.length:
                 break
             done = 0
         sent = self._socket.sendmsg(buffers, (), 0 if total == self.waiting_bytes else _MORE)
         self._sent(sent)
         return sent == total
 
-    def _send_file(self, piece: LogSlice) -> None:
+    def _send_file(self, part: LogSlice) -> None:
         assert self._socket is not None
         done = self._slice_sent
         sent = os.sendfile(
-            self._socket.fileno(), piece.file.fileno(), piece.position + done, piece.length - done
+            self._socket.fileno(), part.file.fileno(), part.position + done, part.length - done
         )
         if not sent:
-            raise _ended_early(piece)
+            raise _ended_early(part)
         self._sent(sent)
 
     def _sent(self, count: int) -> None:
-        """The peer took so many bytes of what waits."""
+        """The peer accepted `count` bytes."""
         queue = self._queue
         self.waiting_bytes -= count
         while count:
@@ -260,5 +262,5 @@ class SocketWriter:
             self._writing = True
 
 
-def _ended_early(piece: LogSlice) -> OSError:
-    return OSError(f"{piece.file.path} ends before byte {piece.position + piece.length}")
+def _ended_early(part: LogSlice) -> OSError:
+    return OSError(f"{part.file.path} ends before byte {part.position + part.length}")

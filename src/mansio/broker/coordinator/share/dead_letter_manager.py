@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from mansio.broker.coordinator.share.dead_letter_writer import DeadLetterSource
     from mansio.broker.partition.partition_set import PartitionSet
-    from mansio.broker.services.records import RecordService
+    from mansio.broker.services.producer_ids import ProducerIdAllocator
     from mansio.broker.services.topics import TopicService
     from mansio.config.settings import Settings
     from mansio.host.host_ports import HostPorts
@@ -245,7 +245,7 @@ def dead_letters(
     *,
     topics: TopicService,
     partitions: PartitionSet,
-    records: RecordService,
+    producer_ids: ProducerIdAllocator,
     overrides: Callable[[str], Mapping[str, str]],
     peers: Peers | None = None,
 ) -> DeadLetterManager:
@@ -264,7 +264,7 @@ def dead_letters(
         targets=targets,
         topics=topics,
         partitions=partitions,
-        new_producer_id=records.new_producer_id,
+        new_producer_id=producer_ids.new_producer_id,
         clock=host_ports.clock,
         scheduler=host_ports.scheduler,
     )

@@ -1,0 +1,46 @@
+"""Limits and counters of the Kafka listener."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from mansio.wire.api_versions import OFFERED
+
+REJECTION_REASONS: Final = ("max_connections", "max_connections_per_ip", "descriptors", "stopping")
+"""Why a connection was rejected: the name of a setting, no file descriptor left, or the broker stops."""
+
+
+class ServerLimits(NamedTuple):
+    """Bounds of the Kafka listener, in bytes and milliseconds."""
+
+    socket_request_max_bytes: int
+    requests_max: int
+    backlog_bytes_max: int
+    unsent_bytes_max: int
+    queued_max_request_bytes: int
+    max_connections: int
+    max_connections_per_ip: int
+    """0: no bound except `max_connections`."""
+    idle_ms_max: int
+
+
+class ServerCounters:
+    """Counters for `/metrics`; incremented per request or per connection, never per record."""
+
+    __slots__ = ("closed_by_reason", "connections_accepted", "errors", "rejected_by_reason", "requests")
+
+    def __init__(self) -> None:
+        self.connections_accepted = 0
+        self.rejected_by_reason = dict.fromkeys(REJECTION_REASONS, 0)
+        self.closed_by_reason: dict[str, int] = {"idle": 0, "send_failed": 0}
+        """Connections closed by this broker: idle, send failed, or the name of the error."""
+        self.requests: dict[int, int] = dict.fromkeys(map(int, OFFERED), 0)
+        self.errors = 0
+
+    @property
+    def connections_rejected(self) -> int:
+        return sum(self.rejected_by_reason.values())
+
+    def closed(self, reason: str) -> None:
+        """A connection was closed by this broker; `reason` never comes from a peer."""
+        self.closed_by_reason[reason] = self.closed_by_reason.get(reason, 0) + 1
