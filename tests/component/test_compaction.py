@@ -102,7 +102,7 @@ class World:
 
     @property
     def partition(self) -> Any:
-        return self.broker.broker.service.partition(self.topic, 0)
+        return self.broker.broker.service.partitions.find(self.topic, None, 0)
 
     def expected(self) -> list[Seen]:
         return sorted(self.latest.values())
@@ -374,7 +374,7 @@ def test_the_offsets_of_groups_are_compacted_and_read_the_same_after_it(tmp_path
                 consumer.commit(offsets=[where], asynchronous=False)
         finally:
             consumer.close()
-        offsets = broker.broker.service.partition(OFFSETS_TOPIC, 0)
+        offsets = broker.broker.service.partitions.find(OFFSETS_TOPIC, None, 0)
         before = offsets.log.size_bytes
         on_loop(broker, offsets.roll)
         wait_until(lambda: offsets.log.compaction.state.cleaned_end_offset == offsets.log.end_offset)

@@ -64,7 +64,7 @@ def test_a_partition_whose_directory_is_gone_is_reported_and_the_others_are_serv
         assert list(failures) == [f"{TOPIC}-1"]
         assert "missing" in failures[f"{TOPIC}-1"]
         with pytest.raises(mansio.errors.StorageError):
-            service.partition(TOPIC, 1)
+            service.partitions.find(TOPIC, None, 1)
     assert len(directories(tmp_path)) == 1, "no empty log took its place"
 
 

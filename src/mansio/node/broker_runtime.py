@@ -36,8 +36,8 @@ from mansio.broker.partition.partition_set import PartitionSet
 from mansio.broker.partition.retention_holds import HoldDiskLimit
 from mansio.broker.services.broker_services import BrokerServices
 from mansio.broker.services.fetch import FetchService
-from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.groups import GroupService
+from mansio.broker.services.produce import ProduceService
 from mansio.broker.services.producer_ids import ProducerIdAllocator
 from mansio.broker.services.quotas import QuotaService
 from mansio.broker.services.records import RecordService

@@ -126,7 +126,7 @@ def test_where_the_metadata_may_be_others_directories_are_set_aside_and_stay_so(
     assert room.names("topics") == room.names("removed") == []
     aside = room.path / "set-aside" / directory.name
     assert (aside / "0" / "00.log").read_bytes() == b"records"
-    assert "set aside" in caplog.text
+    assert "unknown_directory_quarantined" in caplog.text
     now.state.revision += 1000
     room.start(now)
     assert (aside / "0" / "00.log").exists(), "a later start knows no better"
@@ -165,4 +165,4 @@ def test_a_full_disk_keeps_nobody_from_starting(room: Room, caplog: pytest.LogCa
 
     room.start(Metadata(revision=150), disk=Full())
     assert room.names("topics") == ["t9"]
-    assert "not looked for" in caplog.text
+    assert "orphaned_directory_scan_skipped" in caplog.text

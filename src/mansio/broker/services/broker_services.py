@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from mansio.broker.partition.partition_set import PartitionSet
     from mansio.broker.services.cluster import ClusterServices
     from mansio.broker.services.fetch import FetchService
-    from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.groups import GroupService
+    from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.producer_ids import ProducerIdAllocator
     from mansio.broker.services.quotas import QuotaService
     from mansio.broker.services.records import RecordService

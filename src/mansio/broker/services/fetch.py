@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mansio.broker.services.produce import ProduceService
     from mansio.broker.services.quotas import QuotaService
     from mansio.ports import Scheduler, Timer
-    from mansio.storage.flush.group_commit import GroupCommit
+    from mansio.storage.group_commit import GroupCommit
     from mansio.storage.log_slice import LogSlice
 
     TopicData = tuple[str | None, bytes | None, list["PartitionData"]]

@@ -196,7 +196,7 @@ class PendingAppend:
     """One batch that is appended with acks=all and not committed yet.
 
     `context` and `response` belong to the caller, which needs no object of its own per batch: `on_done(pending, error)`
-    may set `response`.
+    may call `respond`.
     """
 
     __slots__ = ("_on_done", "_pending", "_stopwatch", "context", "deadline", "response")
@@ -223,6 +223,9 @@ class PendingAppend:
         if self._stopwatch is not None:
             self._stopwatch.stop()
         self._on_done(self, error)
+
+    def respond(self, response: Any) -> None:
+        self.response = response
 
     def time_out(self) -> None:
         self.complete(RequestTimedOut(TIMED_OUT))
@@ -280,6 +283,9 @@ class PendingProduce:
         for wait in self._waits:
             self._fail(wait, wait.partition.failure or RequestTimedOut(TIMED_OUT))
         self._finish()
+
+    def respond(self, response: Any) -> None:
+        self.response = response
 
     def cancel(self) -> None:
         """Stop waiting; the batches stay appended."""

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import mansio
+from mansio import version
 from mansio.errors import ConfigError
 from mansio.logs import fields
 from mansio.metadata.etcd import versions
@@ -54,7 +54,7 @@ def _path(setting: str) -> str:
         if found is None:
             raise ConfigError(f"etcd_binary: {setting} is not a program")
         return os.path.abspath(found)
-    unpacked = Path(mansio.__file__).resolve().parents[2] / ".tools" / "bin" / "etcd"
+    unpacked = Path(version.__file__).resolve().parents[2] / ".tools" / "bin" / "etcd"
     for candidate in ("etcd", str(unpacked)):
         found = shutil.which(candidate)
         if found is not None:

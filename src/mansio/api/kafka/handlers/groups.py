@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from mansio.api.kafka.handlers.group_responses import error_code
 from mansio.broker.services.groups import LeavingMember
 from mansio.errors import (
-    CoordinatorNotAvailable,
     GroupIdNotFound,
     InvalidRequest,
     MansioError,

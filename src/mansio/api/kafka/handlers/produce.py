@@ -155,7 +155,7 @@ def _respond(
     throttle_ms: int,
     pending: PendingProduce,
 ) -> None:
-    pending.response = (_encode(service, version, correlation_id, throttle_ms, pending.results),)
+    pending.respond((_encode(service, version, correlation_id, throttle_ms, pending.results),))
     connection.answered(pending)
 
 
@@ -164,7 +164,7 @@ def _respond_by_template(pending: PendingAppend, error: MansioError | None) -> N
     if error is not None:
         service.statistics.refused(API_KEY, error.kafka_code)
         response = _template_error(template, correlation_id, index, error)
-    pending.response = (response,)
+    pending.respond((response,))
     connection.answered(pending)
 
 
